@@ -13,11 +13,13 @@ from fedexp.engine.hardware import cores, has_bf16
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
-    """Return, for each algorithm and precision the bare loop, the floor and the engines; references before who needs
-    them."""
+    """Return, for each algorithm and precision the bare loop, the floor and the engines; references
+    before who needs them."""
     there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
     found = []
-    for algorithm, precision in product([a for a in options.algorithms if a in there], options.precisions):
+    for algorithm, precision in product(
+        [a for a in options.algorithms if a in there], options.precisions
+    ):
         by_hand = algorithm if algorithm in ("fedavg", "fedntd") else "fedavg"
         name = f"{by_hand} {precision}"
         bare = f"bare loop, {name}, {options.threads} threads"
@@ -33,15 +35,28 @@ def contestants(options: argparse.Namespace, workload: Path, data: list[str]) ->
                 )
             )
     unique = list(dict.fromkeys(found))
-    wanted = [c for c in unique if any(part in c.name for part in options.only)] if options.only else unique
+    wanted = (
+        [c for c in unique if any(part in c.name for part in options.only)]
+        if options.only
+        else unique
+    )
     references = {c.reference for c in wanted}
     return [c for c in unique if c in wanted or c.name in references]
 
 
 def by_hand_of(
-    name: str, options: argparse.Namespace, workload: Path, algorithm: str, precision: str, workers: int
+    name: str,
+    options: argparse.Namespace,
+    workload: Path,
+    algorithm: str,
+    precision: str,
+    workers: int,
 ) -> Contestant:
-    flags = [f"--algorithm={algorithm}", f"--precision={precision}", f"--rounds={options.rounds + 1}"]
+    flags = [
+        f"--algorithm={algorithm}",
+        f"--precision={precision}",
+        f"--rounds={options.rounds + 1}",
+    ]
     flags += [f"--workers={workers}", f"--threads={1 if workers else options.threads}"]
     flags += ["--local-evaluation"] if options.local_evaluation else []
     return Contestant(name, (sys.executable, "-m", "benchmarks.bare", str(workload), "OUT", *flags))
@@ -50,7 +65,13 @@ def by_hand_of(
 def engine_command(
     options: argparse.Namespace, engine: str, algorithm: str, precision: str, data: list[str]
 ) -> tuple[str, ...]:
-    settings = [*OVERRIDES, *data, f"algorithm={algorithm}", f"rounds={options.rounds + 1}", "hardware=cpu"]
+    settings = [
+        *OVERRIDES,
+        *data,
+        f"algorithm={algorithm}",
+        f"rounds={options.rounds + 1}",
+        "hardware=cpu",
+    ]
     settings += [f"hardware.engine={engine}", f"hardware.precision={precision}"]
     settings += ["forgetting_metric=in_out_local"] if options.local_evaluation else []
     if engine == "workers":
@@ -69,21 +90,40 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--engines", type=words, default=["sequential", "workers", "vectorised"])
     parser.add_argument("--algorithms", type=words, default=["fedavg", "fedntd", "scaffold"])
-    parser.add_argument("--precisions", type=words, help="default: fp32, and bf16 where the CPU has bf16 instructions")
+    parser.add_argument(
+        "--precisions",
+        type=words,
+        help="default: fp32, and bf16 where the CPU has bf16 instructions",
+    )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=2, help="counted rounds of a repetition; one more warms up")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="counted rounds of a repetition; one more warms up"
+    )
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of a client in a round")
-    parser.add_argument("--workers", type=int, default=cores(), help="processes of floor and workers engine")
-    parser.add_argument("--threads", type=int, default=cores(), help="threads of the one-process contestants")
-    parser.add_argument("--local-evaluation", action="store_true", help="test every local model class by class")
-    parser.add_argument("--only", type=str, action="append", default=[], help="contestants whose name contains this")
-    parser.add_argument("--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round")
+    parser.add_argument(
+        "--workers", type=int, default=cores(), help="processes of floor and workers engine"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=cores(), help="threads of the one-process contestants"
+    )
+    parser.add_argument(
+        "--local-evaluation", action="store_true", help="test every local model class by class"
+    )
+    parser.add_argument(
+        "--only", type=str, action="append", default=[], help="contestants whose name contains this"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round"
+    )
     parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
     options = parser.parse_args(arguments)
     if options.precisions is None:
         options.precisions = ["fp32", "bf16"] if has_bf16() else ["fp32"]
         if not has_bf16():
-            print("bf16 is left out: this CPU has no bf16 instructions (avx512_bf16, amx_bf16) and would emulate it,")
+            print(
+                "bf16 is left out: this CPU has no bf16 instructions (avx512_bf16, amx_bf16) and"
+                " would emulate it,"
+            )
             print("tens of times slower; --precisions=fp32,bf16 measures it all the same")
     if options.quick:
         options.algorithms, options.epochs, options.repeats, options.rounds = ["fedavg"], 1, 1, 1
@@ -92,8 +132,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def heading(options: argparse.Namespace, data: list[str], what: str) -> str:
     return (
-        f"{measure.machine()}. W1, {data_sentence(data)}, {what}; E={options.epochs}; {options.repeats} repetitions in "
-        f"turn, each of {options.rounds} rounds after one to warm up. Median (smallest to largest)."
+        f"{measure.machine()}. W1, {data_sentence(data)}, {what}; E={options.epochs};"
+        f" {options.repeats} repetitions in turn, each of {options.rounds} rounds after one to warm"
+        " up. Median (smallest to largest)."
     )
 
 
@@ -104,9 +145,15 @@ def main() -> int:
         work = Path(scratch)
         prepare_workload(options.rounds + 1, data).save(work / "w1")
         chosen = contestants(options, work / "w1", data)
-        reps, left_out = measure.measure(chosen, options.repeats, work, {"OMP_NUM_THREADS": str(options.threads)})
+        reps, left_out = measure.measure(
+            chosen, options.repeats, work, {"OMP_NUM_THREADS": str(options.threads)}
+        )
     result = measure.table(chosen, reps)
-    what = "with class accuracy of every local model" if options.local_evaluation else "global evaluation only"
+    what = (
+        "with class accuracy of every local model"
+        if options.local_evaluation
+        else "global evaluation only"
+    )
     text = [
         heading(options, data, what),
         result,

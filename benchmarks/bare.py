@@ -1,11 +1,12 @@
-"""What a careful person writes by hand: W1 in plain PyTorch. The yardstick, not a contestant; none of
-fedexp's code trains here.
+"""What a careful person writes by hand: W1 in plain PyTorch. The yardstick, not a contestant; none
+of fedexp's code trains here.
 
-`python -m benchmarks.bare` trains one client after the other in one process: the bare loop that the sequential engine
-is held against. With `--workers 2` it is the floor: processes of one thread each, longest client first, results
-through a queue. In both: channels-last, fused SGD, freed memory kept, batched augmentation, autocast for bf16; the
-frozen global model as FedNTD's teacher (beta = tau = 1), called on every batch.
-Reads the workload that `benchmarks.w1` saved; writes rounds.csv with the columns of fedexp's.
+`python -m benchmarks.bare` trains one client after the other in one process: the bare loop that the
+sequential engine is held against. With `--workers 2` it is the floor: processes of one thread each,
+longest client first, results through a queue. In both: channels-last, fused SGD, freed memory kept,
+batched augmentation, autocast for bf16; the frozen global model as FedNTD's teacher (beta = tau =
+1), called on every batch. Reads the workload that `benchmarks.w1` saved; writes rounds.csv with the
+columns of fedexp's.
 """
 
 import argparse
@@ -22,14 +23,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure import write_rounds
-from benchmarks.w1 import BATCH, CROP_PADDING, CUTOUT, LR, LR_DECAY, MOMENTUM, WEIGHT_DECAY, Workload
+from benchmarks.w1 import (
+    BATCH,
+    CROP_PADDING,
+    CUTOUT,
+    LR,
+    LR_DECAY,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    Workload,
+)
 
 Weights = dict[str, Tensor]
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory: by default glibc gives large blocks back and faults them in again on every step, up to 1.6
-    times slower."""
+    """Keep freed memory: by default glibc gives large blocks back and faults them in again on every
+    step, up to 1.6 times slower."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -37,7 +47,8 @@ def keep_freed_memory() -> None:
 
 
 class Net(nn.Module):
-    """The CNN of 2,156,490 parameters; ReLU after the pooling is the same function and a quarter of the work."""
+    """The CNN of 2,156,490 parameters; ReLU after the pooling is the same function and a quarter of
+    the work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,30 +68,41 @@ def make_net(weights: Weights, device: torch.device) -> Net:
 
 
 class Batches:
-    """The local batches of one client: reshuffled every epoch, the last partial one kept, augmented."""
+    """The local batches of one client: reshuffled every epoch, the last partial one kept,
+    augmented."""
 
-    def __init__(self, x: Tensor, y: Tensor, mean: np.ndarray, std: np.ndarray, epochs: int, seed: int):
-        """Keep x: uint8 [N, 32, 32, 3] and y: int64 [N] of the whole training set, on the device of the training."""
+    def __init__(
+        self, x: Tensor, y: Tensor, mean: np.ndarray, std: np.ndarray, epochs: int, seed: int
+    ):
+        """Keep x: uint8 [N, 32, 32, 3] and y: int64 [N] of the whole training set, on the device of
+        the training."""
         self.x, self.y, self.epochs = x, y, epochs
         self.generator = torch.Generator(x.device).manual_seed(seed)
-        self.mean, self.std = (torch.tensor(v, device=x.device).view(1, 3, 1, 1) for v in (mean, std))
+        self.mean, self.std = (
+            torch.tensor(v, device=x.device).view(1, 3, 1, 1) for v in (mean, std)
+        )
 
     def of(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for _ in range(self.epochs):
             order = index[torch.randperm(len(index), generator=self.generator, device=index.device)]
             for batch in order.split(BATCH):
-                yield augment(self.x[batch], self.draw(len(batch)), self.mean, self.std), self.y[batch]
+                yield (
+                    augment(self.x[batch], self.draw(len(batch)), self.mean, self.std),
+                    self.y[batch],
+                )
 
     def draw(self, n: int) -> Tensor:
         """Draw int64 [5, n]: crop offsets dy and dx, flip, centre cy and cx of the cutout."""
         high = (2 * CROP_PADDING + 1, 2 * CROP_PADDING + 1, 2, 32, 32)
         device = self.x.device
-        return torch.stack([torch.randint(0, h, (n,), generator=self.generator, device=device) for h in high])
+        return torch.stack(
+            [torch.randint(0, h, (n,), generator=self.generator, device=device) for h in high]
+        )
 
 
 def augment(x: Tensor, draws: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Augment uint8 [B, 32, 32, 3] -> float32 [B, 3, 32, 32], channels-last: crop, flip, normalise, cutout per
-    example."""
+    """Augment uint8 [B, 32, 32, 3] -> float32 [B, 3, 32, 32], channels-last: crop, flip, normalise,
+    cutout per example."""
     dy, dx, flip, cy, cx = draws[:, :, None]
     pixels, p = torch.arange(32, device=x.device), CROP_PADDING
     rows = (dy + pixels)[:, :, None]
@@ -93,7 +115,8 @@ def augment(x: Tensor, draws: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
-    """Return FedNTD's KL(teacher || student) over the classes that are not the label, mean over the batch."""
+    """Return FedNTD's KL(teacher || student) over the classes that are not the label, mean over the
+    batch."""
     keep = torch.arange(student.shape[1], device=y.device) != y[:, None]
     low = torch.finfo(student.dtype).min
     log_q, log_p = (F.log_softmax(torch.where(keep, z, low), -1) for z in (student, teacher))
@@ -101,10 +124,16 @@ def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor) -> Tensor
 
 
 def descend(
-    net: nn.Module, teacher: nn.Module | None, batches: Iterator[tuple[Tensor, Tensor]], lr: float, bf16: bool
+    net: nn.Module,
+    teacher: nn.Module | None,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    lr: float,
+    bf16: bool,
 ) -> None:
     """Run SGD over the batches, in place; with a teacher FedNTD, else FedAvg."""
-    sgd = torch.optim.SGD(net.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
+    sgd = torch.optim.SGD(
+        net.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
+    )
     for x, y in batches:
         sgd.zero_grad()
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
@@ -120,25 +149,43 @@ def descend(
 
 
 class Trainer:
-    """One process's share: trains one client at a time and, where asked, tests the local model class by class."""
+    """One process's share: trains one client at a time and, where asked, tests the local model
+    class by class."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device):
         keep_freed_memory()
         torch.set_num_threads(options.threads)
         self.options, self.device, self.bf16 = options, device, options.precision == "bf16"
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.precision != "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            options.precision != "fp32"
+        )
         self.data = data = Workload.load(options.workload)
         arrays = (data.x_train, data.y_train, data.y_test)
         self.x, self.y, self.y_test = (torch.from_numpy(array).to(device) for array in arrays)
         self._x_test: Tensor | None = None
 
-    def train(self, weights: Weights, index: Tensor, number: int, position: int) -> tuple[Weights, Tensor | None]:
-        """Return (local weights, right answers int64 [10] or None) of the client at `position` in round `number`."""
+    def train(
+        self, weights: Weights, index: Tensor, number: int, position: int
+    ) -> tuple[Weights, Tensor | None]:
+        """Return (local weights, right answers int64 [10] or None) of the client at `position` in
+        round `number`."""
         net = make_net(weights, self.device)
-        teacher = make_net(weights, self.device).requires_grad_(False) if self.options.algorithm == "fedntd" else None
+        teacher = (
+            make_net(weights, self.device).requires_grad_(False)
+            if self.options.algorithm == "fedntd"
+            else None
+        )
         data = self.data
-        batches = Batches(self.x, self.y, data.mean, data.std, int(data.epochs), seed=1000 * number + position)
-        descend(net, teacher, batches.of(index.to(self.device)), LR * LR_DECAY ** (number - 1), self.bf16)
+        batches = Batches(
+            self.x, self.y, data.mean, data.std, int(data.epochs), seed=1000 * number + position
+        )
+        descend(
+            net,
+            teacher,
+            batches.of(index.to(self.device)),
+            LR * LR_DECAY ** (number - 1),
+            self.bf16,
+        )
         local = {k: v.detach() for k, v in net.state_dict().items()}
         return local, self.evaluate(local) if self.options.local_evaluation else None
 
@@ -146,10 +193,15 @@ class Trainer:
     def evaluate(self, weights: Weights) -> Tensor:
         """Return the right answers on the test set by class, int64 [10]."""
         if self._x_test is None:  # normalised once and kept
-            mean, std = (torch.tensor(v, device=self.device) for v in (self.data.mean, self.data.std))
+            mean, std = (
+                torch.tensor(v, device=self.device) for v in (self.data.mean, self.data.std)
+            )
             x = torch.from_numpy(self.data.x_test).to(self.device)
             self._x_test = ((x.float() / 255 - mean) / std).permute(0, 3, 1, 2)
-        net, correct = make_net(weights, self.device), torch.zeros(10, dtype=torch.int64, device=self.device)
+        net, correct = (
+            make_net(weights, self.device),
+            torch.zeros(10, dtype=torch.int64, device=self.device),
+        )
         for x, y in zip(self._x_test.split(250), self.y_test.split(250), strict=True):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 right = net(x).argmax(1) == y
@@ -171,7 +223,10 @@ class Pool:
         context = mp.get_context("spawn")
         self.jobs, self.results = context.Queue(), context.Queue()
         arguments = (options, self.jobs, self.results)
-        self.processes = [context.Process(target=serve, args=arguments, daemon=True) for _ in range(options.workers)]
+        self.processes = [
+            context.Process(target=serve, args=arguments, daemon=True)
+            for _ in range(options.workers)
+        ]
         for process in self.processes:
             process.start()
 
@@ -189,7 +244,8 @@ class Pool:
 
 
 def run(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Train all rounds; return the rows of rounds.csv. The clock stops for an evaluation that was not asked for."""
+    """Train all rounds; return the rows of rounds.csv. The clock stops for an evaluation that was
+    not asked for."""
     device = torch.device(options.device)
     torch.manual_seed(0)
     weights = {k: v.detach().to(device) for k, v in Net().state_dict().items()}
@@ -201,12 +257,20 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
         if pool is not None:
             trained = pool.train(weights, cohort, number)
         else:
-            trained = [trainer.train(weights, index, number, i)[0] for i, index in enumerate(cohort)]
+            trained = [
+                trainer.train(weights, index, number, i)[0] for i, index in enumerate(cohort)
+            ]
         wait_for(device)
         train_seconds = time.perf_counter() - start
         shares = trainer.data.sizes[number - 1] / trainer.data.sizes[number - 1].sum()
-        weights = {k: sum(local[k] * share for local, share in zip(trained, shares, strict=True)) for k in weights}
-        row = {"round": number, "train_samples_per_second": trainer.data.examples(number) / train_seconds}
+        weights = {
+            k: sum(local[k] * share for local, share in zip(trained, shares, strict=True))
+            for k in weights
+        }
+        row = {
+            "round": number,
+            "train_samples_per_second": trainer.data.examples(number) / train_seconds,
+        }
         row |= {"train_seconds": train_seconds, "seconds": time.perf_counter() - start}
         if options.global_evaluation or number == options.rounds:
             row["test_accuracy"] = int(trainer.evaluate(weights).sum()) / len(trainer.y_test)
@@ -228,13 +292,21 @@ def main() -> None:
     parser.add_argument("workload", type=Path, help="folder written by benchmarks.w1")
     parser.add_argument("out", type=Path, help="folder for rounds.csv")
     parser.add_argument("--rounds", type=int, default=3, help="the first is a warm-up")
-    parser.add_argument("--workers", type=int, default=0, help="0: one process trains one client after the other")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="0: one process trains one client after the other"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
     parser.add_argument("--algorithm", choices=("fedavg", "fedntd"), default="fedavg")
-    parser.add_argument("--local-evaluation", action="store_true", help="test every local model, inside the training")
-    parser.add_argument("--global-evaluation", action="store_true", help="test the global model in every round")
+    parser.add_argument(
+        "--local-evaluation",
+        action="store_true",
+        help="test every local model, inside the training",
+    )
+    parser.add_argument(
+        "--global-evaluation", action="store_true", help="test the global model in every round"
+    )
     options = parser.parse_args()
     write_rounds(options.out, run(options))
 

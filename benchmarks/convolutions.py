@@ -1,9 +1,12 @@
-"""How convolutions of clients with weights of their own are best computed on a GPU: milliseconds of a forward and a
-backward pass of the two convolutions of W1's model, for some numbers of clients, recorded as a CUDA graph.
+"""How convolutions of clients with weights of their own are best computed on a GPU: milliseconds of
+a forward and a backward pass of the two convolutions of W1's model, for some numbers of clients,
+recorded as a CUDA graph.
 
 - grouped: one convolution with a group for each client, as torch.func.vmap has it
-- streams: one convolution for each client, side by side, and what fedexp has for images (hardware.convolution=streams)
-- kernels: Triton kernels with the client as a dimension of their grid (hardware.convolution=kernels)
+- streams: one convolution for each client, side by side, and what fedexp has for images
+  (hardware.convolution=streams)
+- kernels: Triton kernels with the client as a dimension of their grid
+  (hardware.convolution=kernels)
 - patches: the patches written out, and one batched matrix product for all clients
 """
 
@@ -41,11 +44,17 @@ WAYS: dict[str, Convolution] = {
 }
 
 
-def step(way: Convolution, clients: int, layer: tuple[int, int, int], dtype: torch.dtype) -> Callable[[], object]:
+def step(
+    way: Convolution, clients: int, layer: tuple[int, int, int], dtype: torch.dtype
+) -> Callable[[], object]:
     """Do a forward and a backward pass; images themselves need no gradient."""
     inputs, outputs, side = layer
-    x = torch.randn(clients, BATCH, side, side, inputs, device="cuda", dtype=dtype).permute(0, 1, 4, 2, 3)
-    weight = torch.randn(clients, outputs, KERNEL, KERNEL, inputs, device="cuda", dtype=dtype).permute(0, 1, 4, 2, 3)
+    x = torch.randn(clients, BATCH, side, side, inputs, device="cuda", dtype=dtype).permute(
+        0, 1, 4, 2, 3
+    )
+    weight = torch.randn(
+        clients, outputs, KERNEL, KERNEL, inputs, device="cuda", dtype=dtype
+    ).permute(0, 1, 4, 2, 3)
     arguments = (1,) if inputs == 3 else (0, 1)
     return lambda: vmap(grad(lambda x, weight: way(x, weight).sum(), argnums=arguments))(x, weight)
 
@@ -73,11 +82,16 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
 def table(repeats: int) -> str:
     rows = []
     for precision in PRECISIONS:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            precision != "fp32"
+        )
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         for name, layer in LAYERS.items():
             for way, function in WAYS.items():
-                times = [milliseconds(step(function, clients, layer, dtype), repeats) for clients in CLIENTS]
+                times = [
+                    milliseconds(step(function, clients, layer, dtype), repeats)
+                    for clients in CLIENTS
+                ]
                 rows.append((precision, name, way, *(f"{time:.3f}" for time in times)))
                 print(*rows[-1], flush=True)
     return measure.markdown(("", "layer", "way", *(f"{n} clients, ms" for n in CLIENTS)), rows)
@@ -88,11 +102,14 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("benchmarks.convolutions: torch finds no CUDA device on this machine", file=sys.stderr)
+        print(
+            "benchmarks.convolutions: torch finds no CUDA device on this machine", file=sys.stderr
+        )
         return 2
     torch.backends.cudnn.deterministic = True  # as in fedexp
     head = (
-        f"{measure.machine()}. Batches of {BATCH}, kernels of {KERNEL} x {KERNEL}, deterministic; n={options.repeats}."
+        f"{measure.machine()}. Batches of {BATCH}, kernels of {KERNEL} x {KERNEL}, deterministic;"
+        f" n={options.repeats}."
     )
     measure.write_section("Convolutions on a GPU", f"{head}\n\n{table(options.repeats)}")
     return 0

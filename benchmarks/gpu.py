@@ -1,5 +1,6 @@
-"""The figures of a GPU on W1: a step of ten clients, FedNTD for 200 rounds against the bare loop, algorithms against
-FedAvg, ResNets on the vectorised engine against the sequential one; medians with smallest and largest."""
+"""The figures of a GPU on W1: a step of ten clients, FedNTD for 200 rounds against the bare loop,
+algorithms against FedAvg, ResNets on the vectorised engine against the sequential one; medians with
+smallest and largest."""
 
 import argparse
 import csv
@@ -13,8 +14,24 @@ from pathlib import Path
 import torch
 
 from benchmarks import measure
-from benchmarks.measure import Contestant, Rep, fedexp, markdown, ratios, read_rounds, run_once, spread
-from benchmarks.w1 import OVERRIDES, ROOT, data_overrides, data_sentence, make_simulation, prepare_workload
+from benchmarks.measure import (
+    Contestant,
+    Rep,
+    fedexp,
+    markdown,
+    ratios,
+    read_rounds,
+    run_once,
+    spread,
+)
+from benchmarks.w1 import (
+    OVERRIDES,
+    ROOT,
+    data_overrides,
+    data_sentence,
+    make_simulation,
+    prepare_workload,
+)
 from fedexp.training.exchange import assemble, broadcast, sample, train
 
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
@@ -26,8 +43,12 @@ RESNETS = ("resnet10", "resnet18", "resnet50")
 GOALS = {
     "step": "goal: 1.5 ms in tf32, 1 ms in bf16",
     "rounds": "goal: 15 s, the first round under 3 s",
-    "algorithms": "goals: fedprox and scaffold at most 1.2, fedntd and moon at most 1.5 times fedavg",
-    "together": "goal: the 56 CIFAR-10 runs of FedNTD's Table 1 in 15 minutes, 16 s a run of 200 rounds",
+    "algorithms": (
+        "goals: fedprox and scaffold at most 1.2, fedntd and moon at most 1.5 times fedavg"
+    ),
+    "together": (
+        "goal: the 56 CIFAR-10 runs of FedNTD's Table 1 in 15 minutes, 16 s a run of 200 rounds"
+    ),
     "resnets": "goal: resnet18 at least 3 times the sequential engine",
 }
 
@@ -43,13 +64,24 @@ class Gpu:
     def fedexp(self, engine: str, precision: str, rounds: int, *overrides: str) -> list[Rep]:
         """Run fedexp a few times, each from its start; an empty list where it fails."""
         hardware = (f"hardware.device={self.options.device}", f"hardware.engine={engine}")
-        settings = (*OVERRIDES, *self.data, *hardware, f"hardware.precision={precision}", f"rounds={rounds}")
+        settings = (
+            *OVERRIDES,
+            *self.data,
+            *hardware,
+            f"hardware.precision={precision}",
+            f"rounds={rounds}",
+        )
         name = f"fedexp {engine} {precision} {' '.join(overrides)}"
         return self._run(name, fedexp(*settings, *overrides), self.options.repeats)
 
     def bare(self, precision: str) -> list[Rep]:
-        """Return the sequential eager loop, testing the global model in every round like fedexp; once."""
-        flags = ("--algorithm=fedntd", f"--precision={precision}", f"--device={self.options.device}")
+        """Return the sequential eager loop, testing the global model in every round like fedexp;
+        once."""
+        flags = (
+            "--algorithm=fedntd",
+            f"--precision={precision}",
+            f"--device={self.options.device}",
+        )
         command = (sys.executable, "-m", "benchmarks.bare", str(self.work / "w1"), "OUT", *flags)
         more = (f"--rounds={self.options.bare_rounds}", "--global-evaluation")
         return self._run(f"bare loop {precision}", (*command, *more), 1)
@@ -58,28 +90,51 @@ class Gpu:
         reps = []
         for number in range(repeats):
             try:
-                reps.append(run_once(Contestant(name, command), self.work / "out", timeout=7200, environment={}))
+                reps.append(
+                    run_once(
+                        Contestant(name, command), self.work / "out", timeout=7200, environment={}
+                    )
+                )
             except (measure.Refused, RuntimeError) as error:
                 self.left_out.append(f"{name}: not measured: {error}")
                 print(self.left_out[-1], flush=True)
                 return []
             rep = reps[-1]
-            print(f"{number + 1} {name}: {rep.rate:,.0f} examples/s, {rep.seconds:.3f} s a round", flush=True)
+            print(
+                f"{number + 1} {name}: {rep.rate:,.0f} examples/s, {rep.seconds:.3f} s a round",
+                flush=True,
+            )
         return reps
 
     def step(self) -> str:
         """Time rounds of ten clients of ten batches each, with nothing but local steps in them."""
         rows = []
         o = self.options
-        for precision, algorithm, way in product(o.precisions, ("fedavg", "fedntd"), o.convolutions):
+        for precision, algorithm, way in product(
+            o.precisions, ("fedavg", "fedntd"), o.convolutions
+        ):
             times = self._steps(precision, algorithm, way)
-            rows.append((f"{algorithm} {precision}, convolutions by {way}", str(len(times)), spread(times, ".3f")))
+            rows.append(
+                (
+                    f"{algorithm} {precision}, convolutions by {way}",
+                    str(len(times)),
+                    spread(times, ".3f"),
+                )
+            )
             print(*rows[-1], flush=True)
-        return f"{GOALS['step']}\n\n" + markdown(("a step of ten clients, batches of 50", "n (rounds)", "ms"), rows)
+        return f"{GOALS['step']}\n\n" + markdown(
+            ("a step of ten clients, batches of 50", "n (rounds)", "ms"), rows
+        )
 
     def _steps(self, precision: str, algorithm: str, way: str) -> list[float]:
         """Return the milliseconds of a step in each of some rounds, after three that record it."""
-        size = ("num_clients=100", "participation=0.1", "partition=iid", "local.epochs=1", "local.batch_size=50")
+        size = (
+            "num_clients=100",
+            "participation=0.1",
+            "partition=iid",
+            "local.epochs=1",
+            "local.batch_size=50",
+        )
         hardware = [f"hardware.device={self.options.device}", "hardware.engine=vectorised"]
         hardware += [f"hardware.convolution={way}", f"hardware.precision={precision}"]
         choices = (*size, *hardware, f"algorithm={algorithm}")
@@ -93,7 +148,9 @@ class Gpu:
             start = time.perf_counter()
             train(simulation, sent, cohort, evaluate_local=False)
             self._wait()
-            times.append(1000 * (time.perf_counter() - start) / max(each.steps for each in cohort.schedules))
+            times.append(
+                1000 * (time.perf_counter() - start) / max(each.steps for each in cohort.schedules)
+            )
         simulation.engine.close()
         return times[3:]
 
@@ -102,13 +159,15 @@ class Gpu:
             torch.cuda.synchronize()
 
     def headline(self) -> str:
-        """Run FedNTD for all rounds, the first too but not the start; compare its speed over the rounds of the bare
-        loop."""
+        """Run FedNTD for all rounds, the first too but not the start; compare its speed over the
+        rounds of the bare loop."""
         o, rows = self.options, []
         for precision in o.precisions:
             bare = self.bare(precision)
             for engine, way in product(o.engines, o.convolutions):
-                reps = self.fedexp(engine, precision, o.rounds, "algorithm=fedntd", f"hardware.convolution={way}")
+                reps = self.fedexp(
+                    engine, precision, o.rounds, "algorithm=fedntd", f"hardware.convolution={way}"
+                )
                 if not reps:
                     continue
                 multiple = ""
@@ -119,7 +178,11 @@ class Gpu:
                     multiple = f"{bare[0].seconds / same.seconds:.1f}"
                 cells = (
                     *(spread([rep.total for rep in reps], ".1f"), first_round(self.work / "out")),
-                    *(spread([rep.rate for rep in reps]), f"{bare[0].rate:,.0f}" if bare else "", multiple),
+                    *(
+                        spread([rep.rate for rep in reps]),
+                        f"{bare[0].rate:,.0f}" if bare else "",
+                        multiple,
+                    ),
                 )
                 name = f"{engine} {precision}, convolutions by {way}"
                 rows.append((name, str(len(reps)), *cells, f"{reps[-1].accuracy:.3f}"))
@@ -128,44 +191,81 @@ class Gpu:
         return f"{GOALS['rounds']}\n\n" + markdown((*head, *more), rows)
 
     def algorithms(self) -> str:
-        """Return the seconds of a round of each algorithm that there is, as a multiple of FedAvg's."""
+        """Return the seconds of a round of each algorithm that there is, as a multiple of
+        FedAvg's."""
         o, rows = self.options, []
         there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
         for precision in o.precisions[:1]:
             reference: list[Rep] = []
             for name in [a for a in ALGORITHMS if a in there]:
-                if not (reps := self.fedexp(o.engines[0], precision, o.bare_rounds, f"algorithm={name}")):
+                if not (
+                    reps := self.fedexp(o.engines[0], precision, o.bare_rounds, f"algorithm={name}")
+                ):
                     continue
                 reference = reps if name == "fedavg" else reference
-                cells = (spread([rep.seconds for rep in reps], ".3f"), spread([rep.rate for rep in reps]))
+                cells = (
+                    spread([rep.seconds for rep in reps], ".3f"),
+                    spread([rep.rate for rep in reps]),
+                )
                 multiple = ratios(reps, reference, "seconds") if reference else ""
                 rows.append((f"{name} {precision}", str(len(reps)), *cells, multiple))
         head = (f"{o.engines[0]} engine", "n", "s a round, all in", "examples/s", "x FedAvg")
         return f"{GOALS['algorithms']}\n\n" + markdown(head, rows)
 
     def together(self) -> str:
-        """Compare a sweep of eight seeds as one program with the same one job after another; from start to end."""
+        """Compare a sweep of eight seeds as one program with the same one job after another; from
+        start to end."""
         o, rows = self.options, []
         for jobs in (1, TOGETHER):
             times = [self._sweep(jobs, number) for number in range(o.repeats)]
             if None not in times:
-                rows.append((str(jobs), str(len(times)), spread([each for each in times if each is not None], ".1f")))
-        head = ("jobs together", "n", f"s for {TOGETHER} jobs of {o.bare_rounds} rounds, starts included")
+                rows.append(
+                    (
+                        str(jobs),
+                        str(len(times)),
+                        spread([each for each in times if each is not None], ".1f"),
+                    )
+                )
+        head = (
+            "jobs together",
+            "n",
+            f"s for {TOGETHER} jobs of {o.bare_rounds} rounds, starts included",
+        )
         return f"{GOALS['together']}\n\n" + markdown(head, rows)
 
     def _sweep(self, jobs: int, number: int) -> float | None:
         """Return the seconds of a sweep of FedNTD over seeds; None where it fails."""
         o, folder = self.options, self.work / f"sweep{jobs}-{number}"
-        hardware = (f"hardware.device={o.device}", "hardware.engine=vectorised", f"hardware.jobs_together={jobs}")
+        hardware = (
+            f"hardware.device={o.device}",
+            "hardware.engine=vectorised",
+            f"hardware.jobs_together={jobs}",
+        )
         settings = [each for each in OVERRIDES if not each.startswith("seed=")]
         seeds = f"seed={','.join(map(str, range(TOGETHER)))}"
-        more = ("algorithm=fedntd", f"hardware.precision={o.precisions[0]}", f"rounds={o.bare_rounds}", "figures=false")
-        command = (sys.executable, "-m", "fedexp", "--config-dir", str(measure.CONF), "--multirun", "tracker=none")
+        more = (
+            "algorithm=fedntd",
+            f"hardware.precision={o.precisions[0]}",
+            f"rounds={o.bare_rounds}",
+            "figures=false",
+        )
+        command = (
+            sys.executable,
+            "-m",
+            "fedexp",
+            "--config-dir",
+            str(measure.CONF),
+            "--multirun",
+            "tracker=none",
+        )
         start = time.perf_counter()
         done = subprocess.run(
             [*command, *settings, *self.data, *hardware, *more, seeds, f"hydra.sweep.dir={folder}"],
-            capture_output=True, text=True, timeout=7200, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=7200,
+            check=False,
+        )
         if done.returncode:
             self.left_out.append(f"{jobs} jobs together: not measured: {done.stderr[-300:]}")
             return None
@@ -177,12 +277,18 @@ class Gpu:
         rows = []
         for model in self.options.models:
             found = {
-                engine: self.fedexp(engine, "bf16", 3, f"model={model}") for engine in ("vectorised", "sequential")
+                engine: self.fedexp(engine, "bf16", 3, f"model={model}")
+                for engine in ("vectorised", "sequential")
             }
             for engine, reps in found.items():
                 if reps:
-                    cells = (spread([rep.seconds for rep in reps], ".2f"), spread([rep.rate for rep in reps]))
-                    multiple = ratios(reps, found["sequential"], "rate") if found["sequential"] else ""
+                    cells = (
+                        spread([rep.seconds for rep in reps], ".2f"),
+                        spread([rep.rate for rep in reps]),
+                    )
+                    multiple = (
+                        ratios(reps, found["sequential"], "rate") if found["sequential"] else ""
+                    )
                     rows.append((f"{model} {engine}", str(len(reps)), *cells, multiple))
         head = ("FedAvg, bf16", "n", "s a round, all in", "examples/s", "x sequential")
         return f"{GOALS['resnets']}\n\n" + markdown(head, rows)
@@ -191,7 +297,9 @@ class Gpu:
 def first_round(folder: Path) -> str:
     """Return the seconds of the first round of a run, with all that is made once."""
     with (folder / "rounds.csv").open(newline="") as file:
-        return next(f"{float(row['seconds']):.2f}" for row in csv.DictReader(file) if row["round"] == "1")
+        return next(
+            f"{float(row['seconds']):.2f}" for row in csv.DictReader(file) if row["round"] == "1"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -201,12 +309,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--bare-rounds", type=int, default=10, help="of the bare loop and of the algorithms' table")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each contestant but the bare loop")
-    parser.add_argument("--rounds-of-steps", type=int, default=10, help="counted rounds that time a step")
+    parser.add_argument(
+        "--bare-rounds", type=int, default=10, help="of the bare loop and of the algorithms' table"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="runs of each contestant but the bare loop"
+    )
+    parser.add_argument(
+        "--rounds-of-steps", type=int, default=10, help="counted rounds that time a step"
+    )
     parser.add_argument("--precisions", type=words, default=["tf32", "bf16"])
     parser.add_argument("--engines", type=words, default=["vectorised"])
-    parser.add_argument("--convolutions", type=words, default=["streams", "kernels"], help="hardware.convolution")
+    parser.add_argument(
+        "--convolutions", type=words, default=["streams", "kernels"], help="hardware.convolution"
+    )
     parser.add_argument("--models", type=words, default=list(RESNETS))
     parser.add_argument("overrides", nargs="*", help="of fedexp, for a smaller workload")
     options = parser.parse_args(arguments)
@@ -215,8 +331,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="fedexp-gpu-") as scratch:
         gpu = Gpu(options, Path(scratch))
-        text = [f"{measure.machine()}. W1, {data_sentence(gpu.data)}, {' '.join(options.overrides)}".strip(", ")]
-        text += [gpu.step(), gpu.headline(), gpu.algorithms(), gpu.together(), gpu.resnets(), *gpu.left_out]
+        text = [
+            f"{measure.machine()}. W1, {data_sentence(gpu.data)}, {' '.join(options.overrides)}".strip(
+                ", "
+            )
+        ]
+        text += [
+            gpu.step(),
+            gpu.headline(),
+            gpu.algorithms(),
+            gpu.together(),
+            gpu.resnets(),
+            *gpu.left_out,
+        ]
     print("\n\n".join(text))
     if options.device.startswith("cuda"):
         measure.write_section("GPU", "\n\n".join(text))

@@ -1,4 +1,5 @@
-"""How time and memory of a round grow: with the clients of a round, the clients in total, the size of the model."""
+"""How time and memory of a round grow: with the clients of a round, the clients in total, the size
+of the model."""
 
 import argparse
 import csv
@@ -14,24 +15,37 @@ LARGE = ("dataset=random_pixels", "partition=iid")
 
 
 def points(sampled: list[int], clients: list[int]) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
-    """Return table -> (row, overrides). A client has one batch of 50 in the first and third table, 5 or more examples
-    in the second, where the data are the 50,000 for all numbers of clients: what remains is the cost per client."""
+    """Return table -> (row, overrides). A client has one batch of 50 in the first and third table,
+    5 or more examples in the second, where the data are the 50,000 for all numbers of clients: what
+    remains is the cost per client."""
     models: dict[str, tuple[str, ...]]
-    models = {f"cnn, hidden {width}": ("model=cnn", f"model.hidden=[{width}]") for width in (128, 512, 2048)}
+    models = {
+        f"cnn, hidden {width}": ("model=cnn", f"model.hidden=[{width}]")
+        for width in (128, 512, 2048)
+    }
     models |= {name: (f"model={name}",) for name in ("t_cnn", "resnet10", "resnet18")}
     tenth = (*SMALL, "participation=0.1")
     return {
-        "clients of a round (of 100)": [(str(n), (*SMALL, f"participation={n / 100}")) for n in sampled],
+        "clients of a round (of 100)": [
+            (str(n), (*SMALL, f"participation={n / 100}")) for n in sampled
+        ],
         "clients in total (10 of them a round)": [
             (f"{n:,}", (*LARGE, f"num_clients={n}", f"participation={10 / n}")) for n in clients
         ],
-        "model (10 clients a round)": [(name, (*tenth, *overrides)) for name, overrides in models.items()],
+        "model (10 clients a round)": [
+            (name, (*tenth, *overrides)) for name, overrides in models.items()
+        ],
     }
 
 
-def measure_point(overrides: tuple[str, ...], hardware: list[str], rounds: int, work: Path) -> list[str]:
-    """Return cells: model in MB, examples a round, seconds of training and of the round, peak memory, time to start."""
-    command = fedexp("hardware=cpu", *hardware, *overrides, "local.epochs=1", f"rounds={rounds + 1}")
+def measure_point(
+    overrides: tuple[str, ...], hardware: list[str], rounds: int, work: Path
+) -> list[str]:
+    """Return cells: model in MB, examples a round, seconds of training and of the round, peak
+    memory, time to start."""
+    command = fedexp(
+        "hardware=cpu", *hardware, *overrides, "local.epochs=1", f"rounds={rounds + 1}"
+    )
     rep = measure.run_once(Contestant("point", command), work / "out", timeout=600, environment={})
     with (work / "out" / "rounds.csv").open(newline="") as file:
         last = list(csv.DictReader(file))[-1]
@@ -39,7 +53,11 @@ def measure_point(overrides: tuple[str, ...], hardware: list[str], rounds: int, 
         sampled = sum(row["round"] == last["round"] for row in csv.DictReader(file))
     examples = sum(rep.examples) / rounds
     return [
-        *(f"{int(last['bytes_down']) / sampled / 1e6:.1f}", f"{examples:,.0f}", f"{examples / rep.rate:.2f}"),
+        *(
+            f"{int(last['bytes_down']) / sampled / 1e6:.1f}",
+            f"{examples:,.0f}",
+            f"{examples / rep.rate:.2f}",
+        ),
         *(f"{rep.seconds:.2f}", f"{rep.pss:.2f} ({rep.rss:.2f})"),
     ]
 
@@ -53,17 +71,27 @@ def main() -> int:
     parser.add_argument("--clients", type=numbers, default=[100, 1000, 10_000])
     parser.add_argument("--rounds", type=int, default=2, help="counted rounds; one more warms up")
     parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
-    parser.add_argument("hardware", nargs="*", default=["hardware.engine=sequential"], help="overrides of the runs")
+    parser.add_argument(
+        "hardware", nargs="*", default=["hardware.engine=sequential"], help="overrides of the runs"
+    )
     options = parser.parse_args()
     head = ("", "model, MB", "examples a round", "s training", "s a round", "peak PSS (RSS), GiB")
-    settings = f"`{' '.join(options.hardware)}`, one epoch, mean of {options.rounds} rounds after one to warm up"
-    text = [f"{measure.machine()}. Random pixels of 32 x 32, {settings}. Peaks include loading and partitioning."]
+    settings = (
+        f"`{' '.join(options.hardware)}`, one epoch, mean of {options.rounds} rounds after one to"
+        " warm up"
+    )
+    text = [
+        f"{measure.machine()}. Random pixels of 32 x 32, {settings}. Peaks include loading and"
+        " partitioning."
+    ]
     with tempfile.TemporaryDirectory(prefix="fedexp-growth-") as scratch:
         for name, chosen in points(options.sampled, options.clients).items():
             rows = []
             for label, overrides in chosen:
                 try:
-                    cells = measure_point(overrides, options.hardware, options.rounds, Path(scratch))
+                    cells = measure_point(
+                        overrides, options.hardware, options.rounds, Path(scratch)
+                    )
                 except (measure.Refused, RuntimeError) as error:
                     print(f"{name}: {label}: left out: {error}")
                     continue

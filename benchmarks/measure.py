@@ -1,7 +1,7 @@
 """Runs contestants in processes of their own, in turn, and turns their rounds.csv into a table.
 
-Every contestant writes the same file: `round, train_samples_per_second, train_seconds, seconds, test_accuracy` (further
-columns are ignored). Round 1 is a warm-up and not counted.
+Every contestant writes the same file: `round, train_samples_per_second, train_seconds, seconds,
+test_accuracy` (further columns are ignored). Round 1 is a warm-up and not counted.
 """
 
 import csv
@@ -30,7 +30,8 @@ BAD_INPUT = 2  # fedexp's exit code for what it refuses
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program to measure: `command` writes rounds.csv into the folder whose name replaces OUT in it."""
+    """A program to measure: `command` writes rounds.csv into the folder whose name replaces OUT in
+    it."""
 
     name: str
     command: tuple[str, ...]
@@ -69,9 +70,14 @@ def read_rounds(folder: Path, pss: float = 0.0, rss: float = 0.0, last: int | No
         rows = list(csv.DictReader(file))
     counted = [row for row in rows if 1 < int(row["round"]) <= (last or len(rows))]
     train, seconds = (sum(float(row[k]) for row in counted) for k in ("train_seconds", "seconds"))
-    examples = [round(float(r["train_samples_per_second"]) * float(r["train_seconds"])) for r in counted]
+    examples = [
+        round(float(r["train_samples_per_second"]) * float(r["train_seconds"])) for r in counted
+    ]
     accuracy = float(rows[-1]["test_accuracy"] or "nan")
-    rates, everything = (sum(examples) / train, sum(examples) / seconds), sum(float(r["seconds"] or 0) for r in rows)
+    rates, everything = (
+        (sum(examples) / train, sum(examples) / seconds),
+        sum(float(r["seconds"] or 0) for r in rows),
+    )
     return Rep(*rates, seconds / len(counted), accuracy, pss, rss, tuple(examples), everything)
 
 
@@ -85,8 +91,8 @@ class Memory:
     samples: list[float] = field(default_factory=list)  # PSS in GiB at each of them
 
     def pids(self) -> list[int]:
-        """Return the processes by environment, not by parent: daemons such as Ray's do not stay below the process that
-        started them."""
+        """Return the processes by environment, not by parent: daemons such as Ray's do not stay
+        below the process that started them."""
         needle, found = f"{MARK}={self.mark}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -107,7 +113,9 @@ class Memory:
                 match = re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE)
                 totals[key] += int(match[1]) if match else 0
         self.samples.append(totals["Pss"] / 2**20)
-        self.pss, self.rss = (max(old, totals[k] / 2**20) for old, k in ((self.pss, "Pss"), (self.rss, "Rss")))
+        self.pss, self.rss = (
+            max(old, totals[k] / 2**20) for old, k in ((self.pss, "Pss"), (self.rss, "Rss"))
+        )
 
     def end_all(self) -> None:
         for pid in self.pids():
@@ -122,22 +130,35 @@ def run_once(
     environment: dict[str, str],
     samples: list[float] | None = None,
 ) -> Rep:
-    """Run one repetition. Raises Refused, or RuntimeError with the end of the output. samples: a list to which the PSS
-    in GiB is added twice a second."""
+    """Run one repetition. Raises Refused, or RuntimeError with the end of the output. samples: a
+    list to which the PSS in GiB is added twice a second."""
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    memory, log = Memory(uuid.uuid4().hex, samples=[] if samples is None else samples), out.parent / f"{out.name}.log"
+    memory, log = (
+        Memory(uuid.uuid4().hex, samples=[] if samples is None else samples),
+        out.parent / f"{out.name}.log",
+    )
     command = [part.replace("OUT", str(out)) for part in contestant.command]
-    # Waiting threads sleep, as in fedexp: spinning ones would take the cores from the other processes.
-    variables = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)} | environment | {MARK: memory.mark}
+    # Waiting threads sleep, as in fedexp: spinning ones would take the cores from the other
+    # processes.
+    variables = (
+        os.environ
+        | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+        | environment
+        | {MARK: memory.mark}
+    )
     with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdout=file, stderr=subprocess.STDOUT
+        )
         try:
             deadline = time.monotonic() + timeout
             while process.poll() is None:
                 memory.sample()
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"{contestant.name}: not done after {timeout:.0f} s; {tail(log)}")
+                    raise RuntimeError(
+                        f"{contestant.name}: not done after {timeout:.0f} s; {tail(log)}"
+                    )
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
         finally:
@@ -162,7 +183,8 @@ def measure(
     environment: dict[str, str] | None = None,
     timeout: float = 1800,
 ) -> tuple[dict[str, list[Rep]], list[str]]:
-    """Measure all contestants in turn, A B C A B C ...; return their repetitions and a line for each one left out.
+    """Measure all contestants in turn, A B C A B C ...; return their repetitions and a line for
+    each one left out.
 
     All must have trained the same numbers of examples, else RuntimeError.
     """
@@ -175,33 +197,52 @@ def measure(
                 rep = run_once(contestant, work / "out", timeout, environment or {})
             except (Refused, RuntimeError) as error:
                 refused = isinstance(error, Refused)
-                left_out[name] = f"{name}: {'skipped, fedexp refuses it' if refused else 'failed'}: {error}"
+                left_out[name] = (
+                    f"{name}: {'skipped, fedexp refuses it' if refused else 'failed'}: {error}"
+                )
                 print(left_out[name], flush=True)
                 continue
             reps.setdefault(name, []).append(rep)
-            print(f"{number + 1}/{repeats} {name}: {rep.rate:,.0f} examples/s, {rep.seconds:.2f} s a round", flush=True)
+            print(
+                f"{number + 1}/{repeats} {name}: {rep.rate:,.0f} examples/s, {rep.seconds:.2f} s a"
+                " round",
+                flush=True,
+            )
     complete = {name: own for name, own in reps.items() if name not in left_out}
     if len({rep.examples for own in complete.values() for rep in own}) > 1:
-        raise RuntimeError("the contestants trained different numbers of examples, so their speeds do not compare")
+        raise RuntimeError(
+            "the contestants trained different numbers of examples, so their speeds do not compare"
+        )
     return complete, list(left_out.values())
 
 
 def spread(values: Sequence[float], form: str = ",.0f") -> str:
     """Return the median and range."""
     middle = format(statistics.median(values), form)
-    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
+    return (
+        middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
+    )
 
 
 def ratios(reps: Sequence[Rep], reference: Sequence[Rep], quantity: str) -> str:
-    """Return the ratios pairwise within each repetition: what disturbs the machine for minutes disturbs both."""
-    return spread([getattr(a, quantity) / getattr(b, quantity) for a, b in zip(reps, reference, strict=True)], ".2f")
+    """Return the ratios pairwise within each repetition: what disturbs the machine for minutes
+    disturbs both."""
+    return spread(
+        [getattr(a, quantity) / getattr(b, quantity) for a, b in zip(reps, reference, strict=True)],
+        ".2f",
+    )
 
 
 def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]]) -> str:
     """Return a Markdown table: medians, ranges, and ratios to each contestant's reference."""
     head = (
         *("contestant", "n", "training examples/s", "s a round, all in", "reference"),
-        *("x reference (training)", "x reference (all in)", "peak PSS (RSS), GiB", "accuracy at the end"),
+        *(
+            "x reference (training)",
+            "x reference (all in)",
+            "peak PSS (RSS), GiB",
+            "accuracy at the end",
+        ),
     )
     rows = []
     for c in contestants:
@@ -210,10 +251,17 @@ def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]]) -> str:
         own, reference = reps[c.name], reps.get(c.reference)
         against = [ratios(own, reference, q) if reference else "" for q in ("rate", "all_in")]
         memory = f"{max(r.pss for r in own):.2f} ({max(r.rss for r in own):.2f})"
-        rows.append((
-            *(c.name, str(len(own)), spread([r.rate for r in own]), spread([r.seconds for r in own], ".2f")),
-            *(c.reference if reference else "", *against, memory, f"{own[-1].accuracy:.3f}"),
-        ))  # fmt: skip
+        rows.append(
+            (
+                *(
+                    c.name,
+                    str(len(own)),
+                    spread([r.rate for r in own]),
+                    spread([r.seconds for r in own], ".2f"),
+                ),
+                *(c.reference if reference else "", *against, memory, f"{own[-1].accuracy:.3f}"),
+            )
+        )
     return markdown(head, rows)
 
 
@@ -230,20 +278,39 @@ def machine() -> str:
 
     device = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
     return (
-        f"{cpu_name()}{device}; {cores()} cores; torch's instruction set {torch.backends.cpu.get_cpu_capability()}; "
-        f"torch {torch.__version__}, Python {platform.python_version()}; {date.today().isoformat()}"
+        f"{cpu_name()}{device}; {cores()} cores; torch's instruction set"
+        f" {torch.backends.cpu.get_cpu_capability()}; torch {torch.__version__}, Python"
+        f" {platform.python_version()}; {date.today().isoformat()}"
     )
 
 
 def write_section(name: str, text: str, path: Path = RESULTS) -> None:
     """Replace one command's section in RESULTS.md and keep those of the others."""
-    old = path.read_text() if path.exists() else "# Measured speeds\n\nWritten by the commands of README.md.\n"
+    old = (
+        path.read_text()
+        if path.exists()
+        else "# Measured speeds\n\nWritten by the commands of README.md.\n"
+    )
     sections = re.split(r"^(?=## )", old, flags=re.MULTILINE)
     kept = [s.strip() for s in sections if not s.startswith(f"## {name}\n")]
     path.write_text("\n\n".join([*kept, f"## {name}\n\n{text.strip()}"]) + "\n")
 
 
 def fedexp(*overrides: str, ranks: int = 0) -> tuple[str, ...]:
-    """Return the command line of a real run, without a tracker; with `ranks` started by torchrun."""
-    start = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}") if ranks else (sys.executable,)
-    return (*start, "-m", "fedexp", "--config-dir", str(CONF), "tracker=none", *overrides, "hydra.run.dir=OUT")
+    """Return the command line of a real run, without a tracker; with `ranks` started by
+    torchrun."""
+    start = (
+        (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}")
+        if ranks
+        else (sys.executable,)
+    )
+    return (
+        *start,
+        "-m",
+        "fedexp",
+        "--config-dir",
+        str(CONF),
+        "tracker=none",
+        *overrides,
+        "hydra.run.dir=OUT",
+    )

@@ -1,12 +1,16 @@
-"""Two ways of the same run against each other: processor seconds of a round, in turn (A B A B), and their ratio.
+"""Two ways of the same run against each other: processor seconds of a round, in turn (A B A B), and
+their ratio.
 
 - views: test_views=[plain] against [plain,augmented]
-- fedreg: FedReg with pseudo and perturbed data ascended one after the other, each from a first gradient of its own,
-  against both in one batch that shares it; and how far the models of the two are apart after the rounds
-- teacher: FedNTD on images that are not augmented, whose teacher is asked in every epoch, against in the first alone
+- fedreg: FedReg with pseudo and perturbed data ascended one after the other, each from a first
+  gradient of its own, against both in one batch that shares it; and how far the models of the two
+  are apart after the rounds
+- teacher: FedNTD on images that are not augmented, whose teacher is asked in every epoch, against
+  in the first alone
 
-Both are played in this process on one thread, and the time is that of the process, so other programs on the machine
-disturb little. Workload W1 (README.md) on CIFAR-10 below FEDEXP_DATA; --quick: digits, which shows that all works.
+Both are played in this process on one thread, and the time is that of the process, so other
+programs on the machine disturb little. Workload W1 (README.md) on CIFAR-10 below FEDEXP_DATA;
+--quick: digits, which shows that all works.
 """
 
 import argparse
@@ -35,14 +39,21 @@ from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation, State
 
 HERE = ("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "tracker=none")
-QUICK = ("dataset=digits", "local.epochs=1", "dataset.augmentation.crop_padding=1", "partition.min_size=1")
+QUICK = (
+    "dataset=digits",
+    "local.epochs=1",
+    "dataset.augmentation.crop_padding=1",
+    "partition.min_size=1",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneByOne(FedReg):
     """FedReg as it was: two ascents one after the other."""
 
-    def ascend(self, net: Network, model: Params, batch: Batch, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def ascend(
+        self, net: Network, model: Params, batch: Batch, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         def loss(x: torch.Tensor) -> torch.Tensor:
             return functional.cross_entropy(net(model, x, mask).logits, batch.y, reduction="sum")
 
@@ -57,9 +68,12 @@ class OneByOne(FedReg):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedAgain(FedNTD):
-    """FedNTD whose teacher is asked in every epoch: the engine knows a batch by its tensor, and this is another one."""
+    """FedNTD whose teacher is asked in every epoch: the engine knows a batch by its tensor, and
+    this is another one."""
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         return super().example_loss(net, params, batch._replace(x=batch.x.clone()), ctx)
 
 
@@ -97,8 +111,8 @@ PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Simulation]]] = {
 
 
 def compare(pair: dict[str, Simulation], rounds: int) -> tuple[dict[str, list[float]], float]:
-    """Play the rounds of both in turn, after one that warms up. Return (way -> seconds of each round, largest
-    difference of a weight of the two models over the largest weight)."""
+    """Play the rounds of both in turn, after one that warms up. Return (way -> seconds of each
+    round, largest difference of a weight of the two models over the largest weight)."""
     states = {name: each.initial_state() for name, each in pair.items()}
     seconds: dict[str, list[float]] = {name: [] for name in pair}
     for number in range(rounds + 1):
@@ -123,17 +137,22 @@ def report(name: str, seconds: dict[str, list[float]], apart: float) -> str:
     (one, first), (other, second) = seconds.items()
     ratios = [b / a for a, b in zip(first, second, strict=True)]
     return (
-        f"{name}: {one} {statistics.median(first):.3f} s a round, {other} {statistics.median(second):.3f} s; ratio "
-        f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} rounds in turn); "
-        f"largest difference of a weight {apart:.1e} of the largest weight"
+        f"{name}: {one} {statistics.median(first):.3f} s a round, {other}"
+        f" {statistics.median(second):.3f} s; ratio {statistics.median(ratios):.3f}"
+        f" ({min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} rounds in turn); largest"
+        f" difference of a weight {apart:.1e} of the largest weight"
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs", description=__doc__)
     parser.add_argument("pairs", nargs="*", choices=[[], *PAIRS], help="default: all")
-    parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each; one more warms up")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as local.epochs=1")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="counted rounds of each; one more warms up"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="such as local.epochs=1"
+    )
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
     data = [*(QUICK if options.quick else (*w1.OVERRIDES, *w1.data_overrides())), *options.set]

@@ -1,7 +1,8 @@
 """Cost at scale: 100,000 clients with 10 of them a round, and a run of 3,000 rounds.
 
-What is not training and not testing counts as a round's overhead: drawing the cohort and its batches, aggregation,
-metrics, files. Starting is all before the first round: imports, data, partition, model.
+What is not training and not testing counts as a round's overhead: drawing the cohort and its
+batches, aggregation, metrics, files. Starting is all before the first round: imports, data,
+partition, model.
 """
 
 import argparse
@@ -22,11 +23,23 @@ PARTITIONS = ("iid", "sharding")
 
 def many_clients(partition: str, clients: int, rounds: int, work: Path) -> dict[str, list[float]]:
     """Return the figures of LIMITS; of the overhead, those of every round but the first."""
-    size = (f"num_clients={clients}", f"participation={10 / clients}", f"rounds={rounds}", f"partition={partition}")
-    settings = ("dataset=small_random_pixels", "model.hidden=[64]", "local.epochs=1", "local.batch_size=10")
+    size = (
+        f"num_clients={clients}",
+        f"participation={10 / clients}",
+        f"rounds={rounds}",
+        f"partition={partition}",
+    )
+    settings = (
+        "dataset=small_random_pixels",
+        "model.hidden=[64]",
+        "local.epochs=1",
+        "local.batch_size=10",
+    )
     quiet = ("hardware=cpu", "hardware.engine=sequential", "figures=false")
     start = time.monotonic()
-    rep = measure.run_once(Contestant("clients", fedexp(*size, *settings, *quiet)), work / "out", 1800, {})
+    rep = measure.run_once(
+        Contestant("clients", fedexp(*size, *settings, *quiet)), work / "out", 1800, {}
+    )
     whole = time.monotonic() - start
     rounds_of = read(work / "out")
     overhead = [1000 * without_work(row) for row in rounds_of[1:]]
@@ -34,13 +47,21 @@ def many_clients(partition: str, clients: int, rounds: int, work: Path) -> dict[
 
 
 def many_rounds(rounds: int, work: Path) -> tuple[list[float], list[float], float]:
-    """Return the seconds of every round of a run on scikit-learn's digits, GiB of memory twice a second, and seconds in
-    all."""
-    settings = ("dataset=digits", "num_clients=20", "participation=0.25", "local.epochs=1", f"rounds={rounds}")
+    """Return the seconds of every round of a run on scikit-learn's digits, GiB of memory twice a
+    second, and seconds in all."""
+    settings = (
+        "dataset=digits",
+        "num_clients=20",
+        "participation=0.25",
+        "local.epochs=1",
+        f"rounds={rounds}",
+    )
     quiet = ("hardware=cpu", "hardware.engine=sequential", "figures=false")
     memory: list[float] = []
     start = time.monotonic()
-    measure.run_once(Contestant("rounds", fedexp(*settings, *quiet)), work / "out", 3600, {}, memory)
+    measure.run_once(
+        Contestant("rounds", fedexp(*settings, *quiet)), work / "out", 3600, {}, memory
+    )
     return [float(row["seconds"]) for row in read(work / "out")], memory, time.monotonic() - start
 
 
@@ -84,12 +105,16 @@ def main(arguments: list[str] | None = None) -> int:
         ["PSS, GiB", *parts(settled)],
     ]
     text = [
-        f"{measure.machine()}. {options.clients:,} clients, 10 a round, 6 random images of 16 x 16 pixels each, "
-        "`hardware.engine=sequential`; one run of each partition, median (smallest to largest) of its rounds but the "
-        "first.",
+        (
+            f"{measure.machine()}. {options.clients:,} clients, 10 a round, 6 random images of 16 x"
+            " 16 pixels each, `hardware.engine=sequential`; one run of each partition, median"
+            " (smallest to largest) of its rounds but the first."
+        ),
         measure.markdown(head, [*rows, goals]),
-        f"{options.rounds:,} rounds on scikit-learn's digits (20 clients, 5 a round), one run, {whole:.0f} s in all: "
-        "medians of the first, the second and the last third.",
+        (
+            f"{options.rounds:,} rounds on scikit-learn's digits (20 clients, 5 a round), one run,"
+            f" {whole:.0f} s in all: medians of the first, the second and the last third."
+        ),
         measure.markdown(("", "first", "second", "last"), long),
     ]
     print("\n\n".join(text))

@@ -1,8 +1,9 @@
 """Workload W1 as data: which images, and which of them each sampled client trains on in each round.
 
-CIFAR-10, 100 clients by LDA(0.1), 10 clients a round, 5 epochs of batches of 50, SGD 0.01 (momentum 0.9, weight decay
-1e-5), the CNN of 2,156,490 parameters, crop, flip and cutout. fedexp itself draws partition and cohorts, and every
-other contestant reads them from one file, so that all train the same clients in the same rounds.
+CIFAR-10, 100 clients by LDA(0.1), 10 clients a round, 5 epochs of batches of 50, SGD 0.01 (momentum
+0.9, weight decay 1e-5), the CNN of 2,156,490 parameters, crop, flip and cutout. fedexp itself draws
+partition and cohorts, and every other contestant reads them from one file, so that all train the
+same clients in the same rounds.
 """
 
 import os
@@ -24,14 +25,20 @@ LR, LR_DECAY, MOMENTUM, WEIGHT_DECAY = 0.01, 0.99, 0.9, 1e-5
 CROP_PADDING, CUTOUT = 4, 16
 OVERRIDES = (
     *("model=cnn", "partition=lda", "alpha=0.1", "seed=0", "augment=true", "weighting=examples"),
-    *(f"num_clients={CLIENTS}", "participation=0.1", f"local.epochs={EPOCHS}", f"local.batch_size={BATCH}"),
+    *(
+        f"num_clients={CLIENTS}",
+        "participation=0.1",
+        f"local.epochs={EPOCHS}",
+        f"local.batch_size={BATCH}",
+    ),
     *(f"local.lr={LR}", f"local.lr_decay={LR_DECAY}", f"local.momentum={MOMENTUM}"),
     f"local.weight_decay={WEIGHT_DECAY}",
 )
 
 
 class RandomPixels(TorchvisionDataset):
-    """Noise with the shapes and class sizes of CIFAR-10, and so with the client sizes of LDA on CIFAR-10."""
+    """Noise with the shapes and class sizes of CIFAR-10, and so with the client sizes of LDA on
+    CIFAR-10."""
 
     sizes: ClassVar = (50_000, 10_000)
     side: ClassVar = 32  # pixels
@@ -39,7 +46,9 @@ class RandomPixels(TorchvisionDataset):
     def read(self) -> Arrays:
         rng, arrays = np.random.default_rng(0), {}
         for split, size in zip(("train", "test"), self.sizes, strict=True):
-            arrays[f"x_{split}"] = rng.integers(0, 256, (size, self.side, self.side, 3), dtype=np.uint8)
+            arrays[f"x_{split}"] = rng.integers(
+                0, 256, (size, self.side, self.side, 3), dtype=np.uint8
+            )
             arrays[f"y_{split}"] = rng.permutation(np.arange(size, dtype=np.int64) % 10)
         return arrays | {"classes": np.array([str(c) for c in range(10)])}
 
@@ -58,8 +67,8 @@ class SmallRandomPixels(RandomPixels):
 
 
 def data_overrides() -> list[str]:
-    """Return CIFAR-10 below FEDEXP_DATA (default: data/) where it is there, else random pixels; nothing is
-    downloaded."""
+    """Return CIFAR-10 below FEDEXP_DATA (default: data/) where it is there, else random pixels;
+    nothing is downloaded."""
     folder = Path(os.environ.get("FEDEXP_DATA") or ROOT / "data").resolve()
     there = all((folder / "cifar10" / split).is_dir() for split in ("train", "test"))
     there = there or (folder / "cifar-10-batches-py").is_dir()
@@ -70,7 +79,10 @@ def data_sentence(overrides: list[str]) -> str:
     """Return a sentence about the pixels, for the results."""
     if "dataset=random_pixels" not in overrides:
         return "real CIFAR-10"
-    return "random pixels (CIFAR-10 is not below FEDEXP_DATA; the client sizes are the same, and so is the work)"
+    return (
+        "random pixels (CIFAR-10 is not below FEDEXP_DATA; the client sizes are the same, and so is"
+        " the work)"
+    )
 
 
 @dataclass(frozen=True)
@@ -104,9 +116,15 @@ class Workload:
 
     @classmethod
     def load(cls, folder: Path) -> "Workload":
-        # Copy on write: processes share the pages, and torch gets the writable arrays that it asks for.
+        # Copy on write: processes share the pages, and torch gets the writable arrays that it asks
+        # for.
         names = cls.__dataclass_fields__
-        return cls(**{name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names})
+        return cls(
+            **{
+                name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+                for name in names
+            }
+        )
 
 
 def make_simulation(overrides: list[str]) -> Simulation:
@@ -125,20 +143,24 @@ def make_simulation(overrides: list[str]) -> Simulation:
         base = [each for each in OVERRIDES if not (other and each.startswith("alpha="))]
         everything = [*base, *overrides, "tracker=none", "hydra.run.dir=unused", search]
         config = compose("config", everything, return_hydra_config=True)
-    HydraConfig.instance().set_config(config)  # in which fedexp looks up who names a class outside of it
+    # in which fedexp looks up who names a class outside of it
+    HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config.hydra
     return prepare(build(config)).simulation
 
 
 def prepare_workload(rounds: int, extra: list[str]) -> Workload:
-    """Return W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of `data_overrides`."""
+    """Return W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of
+    `data_overrides`."""
     from fedexp.training.exchange import sample
 
     simulation = make_simulation([*extra, "hardware=cpu"])
     data, held = simulation.bench.data, simulation.stages[0].federation.parts
     assert isinstance(data, ImageData)
-    parts = [[held[client] for client in sample(simulation, number)] for number in range(1, rounds + 1)]
+    parts = [
+        [held[client] for client in sample(simulation, number)] for number in range(1, rounds + 1)
+    ]
     epochs = np.array(simulation.bench.local.epochs)
     arrays = {k: getattr(data, k).numpy() for k in ("x_train", "y_train", "x_test", "y_test")}
     return Workload(

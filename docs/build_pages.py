@@ -1,7 +1,9 @@
-"""The pages of the site: the markdown files of the repository at their own paths, and one page per algorithm.
+"""The pages of the site: the markdown files of the repository at their own paths, and one page per
+algorithm.
 
-mkdocs runs this file (plugin gen-files), so links work in the repository and on the site alike. In a page, a line
-`::: name argument` is replaced by what a function of generated/ makes from yaml files, docstrings and tables.
+mkdocs runs this file (plugin gen-files), so links work in the repository and on the site alike. In
+a page, a line `::: name argument` is replaced by what a function of generated/ makes from yaml
+files, docstrings and tables.
 """
 
 import re
@@ -11,7 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # mkdocs runs this file from elsewhere
 from generated import DIRECTIVES, ROOT, algorithm_page, algorithms
 
-PAGES = ("*.md", "benchmarks/*.md", "docs/*.md", "docs/[!r]*/*.md")  # docs/reproduction has parts of REPRODUCTION.md
+# docs/reproduction has parts of REPRODUCTION.md
+PAGES = ("*.md", "benchmarks/*.md", "docs/*.md", "docs/[!r]*/*.md")
 ASSETS = (
     "LICENSE",
     "CITATION.cff",
@@ -37,7 +40,10 @@ def render(text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Return the markdown of every page by its path on the site."""
-    found = {p.relative_to(ROOT).as_posix(): render(p.read_text(encoding="utf-8")) for p in committed(*PAGES)}
+    found = {
+        p.relative_to(ROOT).as_posix(): render(p.read_text(encoding="utf-8"))
+        for p in committed(*PAGES)
+    }
     return found | {f"docs/algorithms/{name}.md": algorithm_page(name) for name in algorithms()}
 
 

@@ -1,4 +1,5 @@
-"""A real headless Chromium, spoken to through a pipe in its DevTools protocol, so that no package is needed for it."""
+"""A real headless Chromium, spoken to through a pipe in its DevTools protocol, so that no package
+is needed for it."""
 
 import base64
 import json
@@ -14,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-sync",
+    ),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -25,7 +33,8 @@ def find_chromium() -> str | None:
 
 
 class Page:
-    """One tab. `errors`: what its script threw or logged as an error; `requests`: every address that it asked for."""
+    """One tab. `errors`: what its script threw or logged as an error; `requests`: every address
+    that it asked for."""
 
     def __init__(self, read: int, write: int):
         self._read, self._write, self._buffer, self._last = read, write, b"", 0
@@ -33,7 +42,9 @@ class Page:
         self.requests: list[str] = []
         self._session: str | None = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
@@ -82,26 +93,50 @@ class Page:
 
     def run(self, expression: str) -> Any:
         """The value of an expression of JavaScript; a promise is awaited."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def settle(self) -> None:
         """Until what has come into sight is drawn: two frames later."""
-        self.run("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(r))))")
+        self.run(
+            "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() =>"
+            " setTimeout(r))))"
+        )
 
     def press(self, key: str) -> None:
-        codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, " ": 32}
+        codes = {
+            "Tab": 9,
+            "Enter": 13,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+            " ": 32,
+        }
         text = {"Enter": "\r", " ": " "}.get(key, "")
         for kind in ("keyDown", "keyUp"):
             typed = {"text": text} if text and kind == "keyDown" else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], **typed)
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=codes[key],
+                **typed,
+            )
         self.settle()
 
     def look(self, width: int, height: int, dark: bool = False) -> None:
         """The window's size and the system's colours."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
@@ -120,7 +155,9 @@ class Page:
                 mobile=False,
             )
             self.settle()
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        )
 
 
 @contextmanager
@@ -130,7 +167,9 @@ def chromium() -> Iterator[Page]:
     assert program, "no chromium here"
     to_browser, write = os.pipe()
     read, from_browser = os.pipe()
-    with tempfile.TemporaryDirectory(prefix="fedexp-chromium-", ignore_cleanup_errors=True) as profile:
+    with tempfile.TemporaryDirectory(
+        prefix="fedexp-chromium-", ignore_cleanup_errors=True
+    ) as profile:
         # The protocol is spoken on descriptors 3 and 4.
         command = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         process = subprocess.Popen(

@@ -1,4 +1,5 @@
-"""For all tests. Before torch is imported: test workers share the cores; each computes with one thread, unspinning."""
+"""For all tests. Before torch is imported: test workers share the cores; each computes with one
+thread, unspinning."""
 
 import functools
 import gc
@@ -29,23 +30,35 @@ from quick_hydra import compose_once, deepcopy_quickly, load_config_once
 gc.disable()  # until all modules are imported and all tests collected, of which nothing is garbage
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# What one test has timed (fedexp.engine.timed) the next one reads, but nothing of the user's own cache.
+# What one test has timed (fedexp.engine.timed) the next one reads, but nothing of the user's own
+# cache.
 CACHE = tempfile.TemporaryDirectory(prefix="fedexp-tests-")
 os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 # Handlers, propagation and level of each logger, before any test or fixture.
 LOGGING = {
-    name: ([*logging.getLogger(name).handlers], logging.getLogger(name).propagate, logging.getLogger(name).level)
+    name: (
+        [*logging.getLogger(name).handlers],
+        logging.getLogger(name).propagate,
+        logging.getLogger(name).level,
+    )
     for name in (None, "fedexp", "hydra")
 }
 REGISTERED: list[Any] = []
 register = launchers.register
-get_mode, load, create_choices = Hydra.get_mode, OmegaConf.load, defaults_list._create_interpolation_map
+get_mode, load, create_choices = (
+    Hydra.get_mode,
+    OmegaConf.load,
+    defaults_list._create_interpolation_map,
+)
 
 
 def get_mode_quickly(self: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
-    """Hydra composes everything a first time to look for `hydra.mode`, which few commands set; None: it is not set."""
-    plain = not any(argument.startswith(("--config", "-c", "hydra.mode", "+", "~")) for argument in sys.argv[1:])
+    """Hydra composes everything a first time to look for `hydra.mode`, which few commands set;
+    None: it is not set."""
+    plain = not any(
+        argument.startswith(("--config", "-c", "hydra.mode", "+", "~")) for argument in sys.argv[1:]
+    )
     return None if plain else get_mode(self, config_name, overrides)
 
 
@@ -55,9 +68,14 @@ def parsed(text: str) -> Any:
 
 
 def load_quickly(file_: str | Path | IO[Any]) -> Any:
-    """A command reads some 40 yaml files, nearly all of them the same in all tests; equal texts are parsed once."""
+    """A command reads some 40 yaml files, nearly all of them the same in all tests; equal texts are
+    parsed once."""
     try:
-        content = parsed(Path(file_).read_text(encoding="utf-8") if isinstance(file_, str | Path) else file_.read())
+        content = parsed(
+            Path(file_).read_text(encoding="utf-8")
+            if isinstance(file_, str | Path)
+            else file_.read()
+        )
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         if isinstance(file_, str | Path):
             return load(file_)  # whose message names the file
@@ -66,14 +84,15 @@ def load_quickly(file_: str | Path | IO[Any]) -> Any:
 
 
 def choices_where_needed(overrides: Any, elements: list[Any], self_added: bool) -> Any:
-    """Hydra makes a node of all choices for each file that it reads; it is read where a defaults list has `${...}`."""
+    """Hydra makes a node of all choices for each file that it reads; it is read where a defaults
+    list has `${...}`."""
     needed = any(not element.is_self() and element.is_interpolation() for element in elements)
     return create_choices(overrides, elements, self_added) if needed else None
 
 
 def register_once(conf: Path) -> None:
-    """A command gives Hydra's store of launchers those of conf/; a process of tests has many commands, and one store
-    except where a test takes its place."""
+    """A command gives Hydra's store of launchers those of conf/; a process of tests has many
+    commands, and one store except where a test takes its place."""
     store = ConfigStore.instance().repo
     if not any(known is store.get("hydra", {}).get("launcher") for known in REGISTERED):
         register(conf)
@@ -95,29 +114,35 @@ def quick_libraries() -> Iterator[None]:
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
         patch.setattr(
-            style, "OURS", dict(rc_params_from_file(style.OURS, use_default_template=False)) | {"savefig.dpi": 30}
+            style,
+            "OURS",
+            dict(rc_params_from_file(style.OURS, use_default_template=False)) | {"savefig.dpi": 30},
         )
         yield
 
 
 @pytest.fixture(autouse=True)
 def no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting for the disk takes most of the time of some tests, and only a machine that goes down would show it."""
+    """Waiting for the disk takes most of the time of some tests, and only a machine that goes down
+    would show it."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def logging_as_at_first() -> None:
     for name, (handlers, propagate, level) in LOGGING.items():
         logger = logging.getLogger(name)
-        pytests = [handler for handler in logger.handlers if type(handler).__module__.startswith("_pytest")]
+        pytests = [
+            handler for handler in logger.handlers if type(handler).__module__.startswith("_pytest")
+        ]
         logger.handlers[:] = pytests + handlers
         logger.propagate, logger.level = propagate, level
 
 
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
-    """The command line and Hydra set up logging; left so, a later test in the same process would find more on stderr,
-    or a stream that is closed. Before a test too: the fixtures of a module run commands as well."""
+    """The command line and Hydra set up logging; left so, a later test in the same process would
+    find more on stderr, or a stream that is closed. Before a test too: the fixtures of a module run
+    commands as well."""
     logging_as_at_first()
     yield
     logging_as_at_first()
@@ -125,7 +150,8 @@ def same_logging() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_processes() -> Iterator[None]:
-    """joblib keeps its processes for five minutes, with the environment and import path of the test that began them."""
+    """joblib keeps its processes for five minutes, with the environment and import path of the test
+    that began them."""
     from joblib.externals.loky import get_reusable_executor
 
     get_reusable_executor().shutdown(wait=True)

@@ -1,4 +1,5 @@
-"""PILoRA and LoRM: their losses by loops, their merging against least squares, and what is trained and tested."""
+"""PILoRA and LoRM: their losses by loops, their merging against least squares, and what is trained
+and tested."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,7 +48,10 @@ def context(simulation, state, position=0):
     cohort = assemble(simulation, state, state.round + 1)
     data = ScheduledData(simulation.bench, cohort.schedules[position])
     steps = torch.tensor(float(data.steps), dtype=torch.float64)
-    return Context(broadcast(simulation, state), {}, {}, {}, {}, 0.1, steps, simulation.bench.local), data
+    return (
+        Context(broadcast(simulation, state), {}, {}, {}, {}, 0.1, steps, simulation.bench.local),
+        data,
+    )
 
 
 # --- PILoRA
@@ -61,7 +65,8 @@ def test_a_prototype_answers_by_distance():
 
 
 def test_the_local_loss_by_loops():
-    """In task 2: cross-entropy over all distances, the own distance, |A| and the overlap with the A of task 1."""
+    """In task 2: cross-entropy over all distances, the own distance, |A| and the overlap with the A
+    of task 1."""
     simulation = stream(PILORA, model=Adapted())
     state = play(simulation, 3)
     ctx, data = context(simulation, state)
@@ -70,7 +75,9 @@ def test_the_local_loss_by_loops():
     expected = 0.0
     for f, y in zip(features, batch.y, strict=True):
         d = [float(((f - c) ** 2).sum() / 6) ** 0.5 for c in centers]
-        expected += (np.log(sum(np.exp(-each / 0.5) for each in d)) + d[y] / 0.5 + 0.5 * d[y]) / len(features)
+        expected += (
+            np.log(sum(np.exp(-each / 0.5) for each in d)) + d[y] / 0.5 + 0.5 * d[y]
+        ) / len(features)
     earlier = play(simulation, 2).server["local"]
     for layer in LAYERS:
         now, old = params[f"{layer}.down.weight"], earlier[f"{layer}.down.weight"]
@@ -81,9 +88,9 @@ def test_the_local_loss_by_loops():
 
 
 def test_prototypes_are_weighted_by_hand():
-    """Class 0 is held by the clients 0 and 1, with mean features 0 and 2, prototypes 1, 3 and 5 (client 2's was not
-    trained on the class, but counts): sums of distances 2, 4, 8, u = (1/2, 1/4, 1/8) -> (1, 1/3, 0), over 0.2:
-    softmax(5, 5/3, 0). Nobody holds class 1."""
+    """Class 0 is held by the clients 0 and 1, with mean features 0 and 2, prototypes 1, 3 and 5
+    (client 2's was not trained on the class, but counts): sums of distances 2, 4, 8, u = (1/2, 1/4,
+    1/8) -> (1, 1/3, 0), over 0.2: softmax(5, 5/3, 0). Nobody holds class 1."""
     own = torch.tensor([[[1.0], [1.0]], [[3.0], [2.0]], [[5.0], [3.0]]]).double()
     means = torch.tensor([[[0.0], [9.0]], [[2.0], [9.0]], [[7.0], [9.0]]]).double()
     counts = torch.tensor([[4.0, 0.0], [1.0, 0.0], [0.0, 0.0]]).double()
@@ -95,7 +102,8 @@ def test_prototypes_are_weighted_by_hand():
 
 
 def test_adapters_step_slower_and_prototypes_of_other_tasks_not_at_all():
-    """SGD without momentum: params - 0.1 * grad, for adapters 0.25 of it; task 2 has the classes 2 and 3."""
+    """SGD without momentum: params - 0.1 * grad, for adapters 0.25 of it; task 2 has the classes 2
+    and 3."""
     simulation = stream(PILORA, model=Adapted(), local=PLAIN)
     ctx, data = context(simulation, play(simulation, 3))
     batch, params, net = next(data.batches()), ctx.server["params"], simulation.bench.net
@@ -116,7 +124,10 @@ def test_adapters_of_all_tasks_are_tested():
     assert_close(first["params"], first["local"])
     for layer in LAYERS:
         for end in (".down.weight", ".up.weight"):
-            assert_close(second["params"][layer + end], first["local"][layer + end] + second["local"][layer + end])
+            assert_close(
+                second["params"][layer + end],
+                first["local"][layer + end] + second["local"][layer + end],
+            )
         assert second["earlier"][layer].shape == first["local"][f"{layer}.down.weight"].shape
     assert_close(second["params"][CENTERS][:2], first["params"][CENTERS][:2], 0.0)
     assert not torch.equal(second["params"][CENTERS][2:], first["params"][CENTERS][2:])
@@ -137,11 +148,14 @@ def test_adapters_of_a_task_begin_anew():
 
 
 def drawn(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape))
+    )
 
 
 def test_merged_matrices_answer_as_the_clients_do():
-    """Against least squares on the stacked inputs of three clients: W minimises sum_k ||W X_k - W_k X_k||^2."""
+    """Against least squares on the stacked inputs of three clients: W minimises sum_k ||W X_k - W_k
+    X_k||^2."""
     x, parts = drawn(3, 20, 5), drawn(3, 4, 5)
     grams = x.transpose(1, 2) @ x
     answers = torch.cat([x[k] @ parts[k].T for k in range(3)])
@@ -151,7 +165,9 @@ def test_merged_matrices_answer_as_the_clients_do():
     answers = torch.cat([x[k] @ (ups[k] @ down).T for k in range(3)])
     expected = torch.linalg.lstsq(x.flatten(0, 1) @ down.T, answers).solution.T
     assert_close(merged_up(ups, down, grams), expected, atol=1e-10)
-    assert damped(torch.tensor([[[2.0, 4.0], [4.0, 6.0]]]), 0.25).tolist() == [[[2.0, 1.0], [1.0, 6.0]]]
+    assert damped(torch.tensor([[[2.0, 4.0], [4.0, 6.0]]]), 0.25).tolist() == [
+        [[2.0, 1.0], [1.0, 6.0]]
+    ]
 
 
 def test_equal_clients_are_merged_to_what_they_are():
@@ -162,7 +178,12 @@ def test_equal_clients_are_merged_to_what_they_are():
 def messages_of(simulation, state):
     cohort = assemble(simulation, state, state.round + 1)
     sent = broadcast(simulation, state)
-    return simulation.engine.train(simulation.algorithm, simulation.bench, sent, cohort, 0.1, False).messages, cohort
+    return (
+        simulation.engine.train(
+            simulation.algorithm, simulation.bench, sent, cohort, 0.1, False
+        ).messages,
+        cohort,
+    )
 
 
 def remember(module, seen, name):
@@ -170,7 +191,8 @@ def remember(module, seen, name):
 
 
 def test_gram_matrices_by_hooks():
-    """Of the inputs of each layer under the trained model, of every example of a client once; ragged last batches."""
+    """Of the inputs of each layer under the trained model, of every example of a client once;
+    ragged last batches."""
     simulation = stream(LoRM(off_diagonal=1.0), model=Adapted(), augment=False)
     state = play(simulation, 1)
     messages, cohort = messages_of(simulation, state)
@@ -197,11 +219,13 @@ def test_a_client_without_a_batch_sends_gram_matrices_of_zeros():
 
 
 def test_a_round_trains_b_and_the_next_one_a():
-    """From the first round of each task on; the others' values stay to the bit, weight decay and momentum or not."""
+    """From the first round of each task on; the others' values stay to the bit, weight decay and
+    momentum or not."""
     simulation = stream(LoRM(off_diagonal=0.5), model=Adapted())
     state = simulation.initial_state()
     for trains_b in (True, False, True, False):
-        result, begins = play_round(simulation, state), state.round == 2  # with adapters that the server has not yet
+        # with adapters that the server has not yet
+        result, begins = play_round(simulation, state), state.round == 2
         before, after = state.server["local"], result.server["local"]
         for layer in LAYERS:
             up, down = f"{layer}.up.weight", f"{layer}.down.weight"
@@ -211,10 +235,19 @@ def test_a_round_trains_b_and_the_next_one_a():
 
 
 def test_local_models_are_compared_with_the_model_that_was_sent():
-    """Not with the tested one, in which the merged change takes the place of the adapters and whose B is 0."""
-    analysis = SeveralAnalyses(members=[kind(rounds=None, every=1) for kind in (WeightDivergence, GradientDiversity)],
-                               rounds=None, every=1)  # fmt: skip
-    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(), analysis=analysis, local=replace(LOCAL, lr_decay=1.0))
+    """Not with the tested one, in which the merged change takes the place of the adapters and whose
+    B is 0."""
+    analysis = SeveralAnalyses(
+        members=[kind(rounds=None, every=1) for kind in (WeightDivergence, GradientDiversity)],
+        rounds=None,
+        every=1,
+    )
+    simulation = stream(
+        LoRM(off_diagonal=0.5),
+        model=Adapted(),
+        analysis=analysis,
+        local=replace(LOCAL, lr_decay=1.0),
+    )
     state = play(simulation, 3)
     messages, cohort = messages_of(simulation, state)
     found = play_round(simulation, state).analyses
@@ -226,19 +259,32 @@ def test_local_models_are_compared_with_the_model_that_was_sent():
     assert [row["l1"] for row in rows] == pytest.approx(l1.tolist(), rel=1e-12)
     assert all(np.isnan(row["distribution_distance"]) for row in rows)  # it was not tested
     parts = simulation.stage_of(4).federation.parts
-    gradients = local_gradients(simulation.bench, {"params": sent, "buffers": {}}, [parts[c] for c in cohort.clients])
+    gradients = local_gradients(
+        simulation.bench, {"params": sent, "buffers": {}}, [parts[c] for c in cohort.clients]
+    )
     (row,) = (row for row in found["gradient_diversity.csv"] if row["layer"] == "total")
-    assert row["gradient_diversity"] == pytest.approx(gradient_diversity(gradients)["total"].item(), rel=1e-12)
+    assert row["gradient_diversity"] == pytest.approx(
+        gradient_diversity(gradients)["total"].item(), rel=1e-12
+    )
 
 
 def test_the_server_of_the_second_task_by_hand():
-    """B, then the change of both tasks, from the clients' messages; the head's rows of task 1 stay."""
-    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(), participation=1.0, local=replace(LOCAL, lr_decay=1.0))
+    """B, then the change of both tasks, from the clients' messages; the head's rows of task 1
+    stay."""
+    simulation = stream(
+        LoRM(off_diagonal=0.5),
+        model=Adapted(),
+        participation=1.0,
+        local=replace(LOCAL, lr_decay=1.0),
+    )
     state = play(simulation, 3)
     before = play(simulation, 2).server
     messages, _ = messages_of(simulation, state)  # of round 4, which trains A
     server = play_round(simulation, state).server
-    half = {k: 0.5 * (g + torch.diag_embed(g.diagonal(dim1=1, dim2=2))) for k, g in messages["grams"].items()}
+    half = {
+        k: 0.5 * (g + torch.diag_embed(g.diagonal(dim1=1, dim2=2)))
+        for k, g in messages["grams"].items()
+    }
     for layer in LAYERS:
         up, down = f"{layer}.up.weight", f"{layer}.down.weight"
         g = half[layer]
@@ -250,7 +296,10 @@ def test_the_server_of_the_second_task_by_hand():
         change = (old @ g1 + state.server["local"][up] @ a @ g2) @ torch.linalg.pinv(g1 + g2)
         assert_close(server["params"][f"{layer}.change"], change, atol=1e-8)
         assert not server["params"][up].any()
-    weight = sum(part @ gram for part, gram in zip(messages["params"]["classifier.weight"], half["head"], strict=True))
+    weight = sum(
+        part @ gram
+        for part, gram in zip(messages["params"]["classifier.weight"], half["head"], strict=True)
+    )
     weight = weight @ torch.linalg.pinv(half["head"].sum(0))
     assert_close(server["local"]["classifier.weight"][2:], weight[2:], atol=1e-9)
     for name in ("classifier.weight", "classifier.bias"):
@@ -286,7 +335,9 @@ def test_a_change_is_merged_into_its_layer():
 
 @pytest.mark.parametrize("row", ADAPTED, ids=lambda row: row.name)
 def test_a_model_without_adapters_is_refused(row):
-    with pytest.raises(ConfigError, match=rf"model\.lora\.rank: {row.cls.__name__} needs low-rank adapters"):
+    with pytest.raises(
+        ConfigError, match=rf"model\.lora\.rank: {row.cls.__name__} needs low-rank adapters"
+    ):
         stream(row.make(), model=Adapted(lora=LoRA()))
     with pytest.raises(ConfigError, match=r"model\.lora\.freeze_a=true: .* trains A"):
         stream(row.make(), model=Adapted(lora=LoRA(rank=2, freeze_a=True)))
@@ -322,9 +373,17 @@ def test_a_vision_transformer_learns_its_tasks(row):
     pytest.importorskip("timm")
     lora = LoRA(rank=2, targets=("blocks.0.attn.qkv",))
     model = Timm(name="test_vit", weights=None, image_size=32, lora=lora)
-    simulation = stream(row.make(), model=model, sizes=(4, 5), scenario=replace(TWO_TASKS, rounds_per_task=1))
-    before = {k: v.clone() for k, v in simulation.bench.net.module.named_parameters() if "base" in k}
+    simulation = stream(
+        row.make(), model=model, sizes=(4, 5), scenario=replace(TWO_TASKS, rounds_per_task=1)
+    )
+    before = {
+        k: v.clone() for k, v in simulation.bench.net.module.named_parameters() if "base" in k
+    }
     state = play(simulation, 2)
     assert tree.is_finite(state.server["params"])
-    assert all(torch.equal(v, before[k]) for k, v in simulation.bench.net.module.named_parameters() if k in before)
+    assert all(
+        torch.equal(v, before[k])
+        for k, v in simulation.bench.net.module.named_parameters()
+        if k in before
+    )
     assert state.server["local"]["backbone.blocks.0.attn.qkv.up.weight"].abs().max() > 0

@@ -1,4 +1,5 @@
-"""AF-FCL: the flow against Jacobians, the loss against the released formulas written a second time."""
+"""AF-FCL: the flow against Jacobians, the loss against the released formulas written a second
+time."""
 
 import copy
 import math
@@ -20,20 +21,38 @@ from test_continual import stream
 from test_skew_methods import Table, logits
 from toy_federation import LOCAL, composed, make_simulation, play
 
-AF = AFFCL(replay=0.3, kd_last=0.6, kd_feature=0.7, kd_output=0.8, flow_last=0.4, theta=0.25, credibility="latent",
-           hidden=3, bank=8)  # fmt: skip
-LABELS, MASK = torch.tensor([2, 1, 2, 1, 0, 2]), torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.float64)
+AF = AFFCL(
+    replay=0.3,
+    kd_last=0.6,
+    kd_feature=0.7,
+    kd_output=0.8,
+    flow_last=0.4,
+    theta=0.25,
+    credibility="latent",
+    hidden=3,
+    bank=8,
+)
+LABELS, MASK = (
+    torch.tensor([2, 1, 2, 1, 0, 2]),
+    torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.float64),
+)
 
 
 def assert_close(actual, expected):
-    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        actual, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10
+    )
 
 
 def flow(width, seed=0):
-    """With weights that are not close to the identity, and not so large that it could hardly be inverted."""
+    """With weights that are not close to the identity, and not so large that it could hardly be
+    inverted."""
     torch.manual_seed(seed)
     made = Flow(width, 4, 3).double()
-    params = {name: 0.3 * torch.randn(value.shape, dtype=torch.float64) for name, value in made.named_parameters()}
+    params = {
+        name: 0.3 * torch.randn(value.shape, dtype=torch.float64)
+        for name, value in made.named_parameters()
+    }
     return Density(made, params)
 
 
@@ -53,7 +72,9 @@ def test_the_density_is_that_of_the_change_of_variables(width):
         normal = torch.distributions.Normal(0.0, 1.0).log_prob(noise[i]).sum()
         assert_close(found[i], normal + torch.linalg.slogdet(jacobian).logabsdet)
     assert_close(density.features(noise, given), h)
-    assert (density.log_density(h, one_hot(0, 0))[1] - noise).abs().amax(1).min() > 1e-6, "the class matters"
+    assert (density.log_density(h, one_hot(0, 0))[1] - noise).abs().amax(1).min() > 1e-6, (
+        "the class matters"
+    )
 
 
 def released_weight(sample, label, noise, labels, typical):
@@ -62,16 +83,25 @@ def released_weight(sample, label, noise, labels, typical):
     if not len(own):
         return typical
     mean, variance = own.mean(0), own.var(0, correction=0).clamp(min=1e-6)
-    return (torch.exp(-((sample - mean) ** 2) / variance / 2) / torch.sqrt(2 * math.pi * variance)).mean()
+    return (
+        torch.exp(-((sample - mean) ** 2) / variance / 2) / torch.sqrt(2 * math.pi * variance)
+    ).mean()
 
 
 def test_credibility_is_that_of_the_released_code():
-    noise, drawn, typical = logits(6, 5), logits(4, 5, seed=1), torch.tensor(0.37, dtype=torch.float64)
-    wanted = torch.tensor([2, 3, 0, 1])  # class 3 is not in the batch; class 0 has one example, and no variance
+    noise, drawn, typical = (
+        logits(6, 5),
+        logits(4, 5, seed=1),
+        torch.tensor(0.37, dtype=torch.float64),
+    )
+    # class 3 is not in the batch; class 0 has one example, and no variance
+    wanted = torch.tensor([2, 3, 0, 1])
     drawn[2] = noise[4] + 1e-4
     present = one_hot(*LABELS.tolist()) * MASK[:, None]
     found = credibility(drawn, wanted, noise, present, typical)
-    expected = [released_weight(drawn[j], wanted[j], noise[:5], LABELS[:5], typical) for j in range(4)]
+    expected = [
+        released_weight(drawn[j], wanted[j], noise[:5], LABELS[:5], typical) for j in range(4)
+    ]
     assert_close(found, torch.stack(expected))
     assert found[1] == typical
 
@@ -84,7 +114,12 @@ def fitted(**changes):
     for seed in (0, 1):
         own = {"flow." + k: v for k, v in flow(4, seed).params.items()}
         models.append(
-            own | {"z": logits(6, 4, seed=seed), WEIGHT: logits(4, 4, seed=seed + 2), BIAS: logits(4, seed=seed)}
+            own
+            | {
+                "z": logits(6, 4, seed=seed),
+                WEIGHT: logits(4, 4, seed=seed + 2),
+                BIAS: logits(4, seed=seed),
+            }
         )
     return algorithm, *models
 
@@ -102,7 +137,8 @@ def context(algorithm, received, old=None):
 @pytest.mark.parametrize("space", ["latent", "released"])
 @pytest.mark.parametrize("later", [False, True])
 def test_the_loss_is_that_of_the_released_code(space, later):
-    """Step 1 of batches of four: places 4 to 7 of the bank. The last row of the batch is padding."""
+    """Step 1 of batches of four: places 4 to 7 of the bank. The last row of the batch is
+    padding."""
     algorithm, params, old = fitted(credibility=space)
     ctx = context(algorithm, params, old if later else None)
     found = algorithm.objective(Table(), params, Batch(torch.arange(6), LABELS, MASK, 1), ctx)
@@ -112,13 +148,18 @@ def test_the_loss_is_that_of_the_released_code(space, later):
     typical = (density / 4).exp().mean()
 
     def soft(student, teacher):
-        p, q = (each.softmax(1).sqrt() / each.softmax(1).sqrt().sum(1, keepdim=True) for each in (teacher, student))
+        p, q = (
+            each.softmax(1).sqrt() / each.softmax(1).sqrt().sum(1, keepdim=True)
+            for each in (teacher, student)
+        )
         return -(p * q.log()).sum(1).mean()
 
     drawn, wanted = (ctx.plan[f"new_{name}"][4:8] for name in ("noise", "labels"))
     h = now.features(drawn, one_hot(*wanted.tolist()))
     compared = drawn if space == "latent" else h
-    weights = [released_weight(s, c, noise, y, typical) for s, c in zip(compared, wanted, strict=True)]
+    weights = [
+        released_weight(s, c, noise, y, typical) for s, c in zip(compared, wanted, strict=True)
+    ]
     answers = h @ params[WEIGHT].T + params[BIAS]
     replayed = (torch.stack(weights) * F.cross_entropy(answers, wanted, reduction="none")).mean()
     replayed = replayed * (0.75 * typical + 0.25)
@@ -127,7 +168,11 @@ def test_the_loss_is_that_of_the_released_code(space, later):
         expected = expected + 0.6 * (0.7 * (z - before).square().mean() + 0.8 * soft(z, before))
         replayed = replayed + 0.6 * 0.8 * soft(answers, h @ old[WEIGHT].T + old[BIAS])
         given = one_hot(*ctx.plan["old_labels"][4:8].tolist())
-        fit = fit + 0.4 * now.log_density(last.features(ctx.plan["old_noise"][4:8], given), given)[0].mean()
+        fit = (
+            fit
+            + 0.4
+            * now.log_density(last.features(ctx.plan["old_noise"][4:8], given), given)[0].mean()
+        )
     assert_close(found, expected + 0.3 * replayed - fit / 4)
 
 
@@ -147,7 +192,9 @@ def test_each_line_trains_its_part():
     moved = {k for k in params if not torch.equal(whole[k], unreplayed[k])}
     assert moved == {WEIGHT, BIAS}
     assert all(
-        k.startswith("flow.") or k in {"z", WEIGHT, BIAS} for k in params if not torch.equal(whole[k], unrelated[k])
+        k.startswith("flow.") or k in {"z", WEIGHT, BIAS}
+        for k in params
+        if not torch.equal(whole[k], unrelated[k])
     )
     assert not torch.equal(whole["z"], unrelated["z"])
     names = [k for k in params if k.startswith("flow.")]
@@ -166,7 +213,9 @@ def test_features_are_drawn_of_the_classes_that_have_been_met():
     state = play(simulation, 3)
     kept = [k for k in state.server["old"] if k.startswith("flow.")]
     assert kept
-    assert max((state.server["old"][k] - state.server["params"][k]).abs().max() for k in kept) > 1e-6
+    assert (
+        max((state.server["old"][k] - state.server["params"][k]).abs().max() for k in kept) > 1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,9 +242,9 @@ def test_bad_values(given, message):
     ],
 )
 def test_features_are_drawn_of_the_classes_that_clients_have_met(changed, met):
-    """Ten classes in tasks of 3, 3 and 4. Where clients meet the tasks in orders of their own, some client has met each
-    class at the first stage: serverPreciseFCL.py unites `classes_so_far` of all users, and before the next task keeps
-    that as `available_labels_past`."""
+    """Ten classes in tasks of 3, 3 and 4. Where clients meet the tasks in orders of their own, some
+    client has met each class at the first stage: serverPreciseFCL.py unites `classes_so_far` of all
+    users, and before the next task keeps that as `available_labels_past`."""
     given = ("scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=6", "rounds=1")
     _, parts = divide(build(composed(*given, *changed)))
     algorithm = replace(AF, bank=1000)

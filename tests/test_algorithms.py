@@ -80,20 +80,23 @@ from toy_federation import (
 class Row:
     """An algorithm with parameters at which it differs from FedAvg.
 
-    Each parameter, changed alone, must change the result: a number to its half (0 to 0.5), a switch to its opposite, a
-    text to the value in `other`. Except those without meaning in this row (`silent`, which must then change
-    nothing at all) and those that cannot be changed alone (`refused`).
+    Each parameter, changed alone, must change the result: a number to its half (0 to 0.5), a switch
+    to its opposite, a text to the value in `other`. Except those without meaning in this row
+    (`silent`, which must then change nothing at all) and those that cannot be changed alone
+    (`refused`).
     """
 
     cls: type[FedAvg]
     live: dict[str, Any] = field(default_factory=dict)
-    zero: dict[str, Any] | None = None  # changes of `live` that make it FedAvg; None: there are none
+    # changes of `live` that make it FedAvg; None: there are none
+    zero: dict[str, Any] | None = None
     other: dict[str, Any] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     public: float = 0.0  # fraction of the training data that the server holds
     model: Any = None  # another than the toy's
-    personal: bool = False  # its global model is FedAvg's, and the clients' own models are what is looked at
+    # its global model is FedAvg's, and the clients' own models are what is looked at
+    personal: bool = False
     stops_gradient: bool = False  # parts of the objective are constants to the gradient
 
     def make(self, **changes: Any) -> FedAvg:
@@ -111,12 +114,15 @@ class Row:
 
     def simulation(self, algorithm: FedAvg | None = None, **settings: Any) -> Simulation:
         """With this row's algorithm, or another on the same data."""
-        return make_simulation(algorithm or self.make(), **{"public": self.public, "model": self.model} | settings)
+        return make_simulation(
+            algorithm or self.make(), **{"public": self.public, "model": self.model} | settings
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EveryHook(FedAvg):
-    """No method, but one that uses every hook and keeps state on both sides, so that the engines have to carry it."""
+    """No method, but one that uses every hook and keeps state on both sides, so that the engines
+    have to carry it."""
 
     pull: float
 
@@ -134,24 +140,35 @@ class EveryHook(FedAvg):
         return {"x": x, "teacher": net(ctx.server["params"], x).features}
 
     def penalty(self, net, params, ctx):
-        return self.pull * ((net(params, ctx.setup["x"]).features - ctx.setup["teacher"]) ** 2).mean()
+        return (
+            self.pull * ((net(params, ctx.setup["x"]).features - ctx.setup["teacher"]) ** 2).mean()
+        )
 
     def transform_grads(self, grads, params, batch, ctx):
         strength = self.pull * (1 + ctx.plan["role"]) / (1 + ctx.client["rounds"] + batch.step)
-        return {k: grads[k] + strength * (params[k] - ctx.client["last"][k]) / ctx.steps for k in grads}
+        return {
+            k: grads[k] + strength * (params[k] - ctx.client["last"][k]) / ctx.steps for k in grads
+        }
 
     def finish(self, net, params, data, ctx):
         seen = torch.zeros_like(ctx.steps)
         for batch in data.batches():
             seen = seen + (len(batch.y) if batch.mask is None else batch.mask.sum())
-        return {"params": params, "seen": seen}, {"rounds": ctx.client["rounds"] + 1, "last": params}
+        return {"params": params, "seen": seen}, {
+            "rounds": ctx.client["rounds"] + 1,
+            "last": params,
+        }
 
     def aggregate(self, server, messages, round):
         server = super().aggregate(server, messages, round)
-        return server | {"mean_first": (messages["seen"] * round.weights).sum() / round.weights.sum()}
+        return server | {
+            "mean_first": (messages["seen"] * round.weights).sum() / round.weights.sum()
+        }
 
     def refine(self, net, server, messages, round):
-        return server | {"params": tree.map(lambda leaf: leaf * (1 - 0.01 * self.pull), server["params"])}
+        return server | {
+            "params": tree.map(lambda leaf: leaf * (1 - 0.01 * self.pull), server["params"])
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +182,21 @@ class SignDescent(FedAvg):
             return self.objective(net, p, batch, ctx)
 
         grads, value = torch.func.grad_and_value(loss)(params)
-        return {k: params[k] - self.scale * ctx.lr * torch.tanh(50 * grads[k]) for k in params}, memory, value
+        return (
+            {k: params[k] - self.scale * ctx.lr * torch.tanh(50 * grads[k]) for k in params},
+            memory,
+            value,
+        )
 
 
-NTD = {"beta": 1.0, "tau": 1.0, "lambda_": 1.0, "distance": "kl", "tau_squared": True, "mse_reduction": "sum"}
+NTD = {
+    "beta": 1.0,
+    "tau": 1.0,
+    "lambda_": 1.0,
+    "distance": "kl",
+    "tau_squared": True,
+    "mse_reduction": "sum",
+}
 
 
 def ntd_row(silent: tuple[str, ...] = (), refused: tuple[str, ...] = (), **changes: Any) -> Row:
@@ -179,7 +207,14 @@ def ntd_row(silent: tuple[str, ...] = (), refused: tuple[str, ...] = (), **chang
     return Row(FedNTD, live=live, zero={"beta": 0.0}, other=other, silent=silent, refused=refused)
 
 
-KA = {"beta": 0.5, "dominance": 0.4, "max_anchors": 2, "anchors": "both", "selection": "hard", "reduction": "sum"}
+KA = {
+    "beta": 0.5,
+    "dominance": 0.4,
+    "max_anchors": 2,
+    "anchors": "both",
+    "selection": "hard",
+    "reduction": "sum",
+}
 KA_OTHER = {"max_anchors": 1, "anchors": "missing", "selection": "proficient", "reduction": "mean"}
 FLASHBACK = {"gamma": 0.5, "epochs_on_server": 2, "on_clients": True, "on_server": True}
 DF = {"lr": 0.05, "batch_size": 3, "clip": 0.05, "epochs_on_server": 2}
@@ -199,48 +234,122 @@ SHIPPED = [
     Row(FedNova, live=dict(variant="plain"), other=dict(variant="ccvr")),
     Row(FedNova, live=dict(variant="ccvr"), other=dict(variant="ccvr_frozen")),
     Row(FedNova, live=dict(variant="ccvr_frozen"), other=dict(variant="plain")),
-    Row(Scaffold, live=dict(divisor="effective", variates="uniform"), other=dict(divisor="steps", variates="examples")),
-    Row(Scaffold, live=dict(divisor="steps", variates="examples"), other=dict(divisor="effective", variates="uniform")),
-    Row(Moon, live=dict(mu=1.0, tau=0.5, projection=0), zero=dict(mu=0.0), other=dict(projection=3)),
+    Row(
+        Scaffold,
+        live=dict(divisor="effective", variates="uniform"),
+        other=dict(divisor="steps", variates="examples"),
+    ),
+    Row(
+        Scaffold,
+        live=dict(divisor="steps", variates="examples"),
+        other=dict(divisor="effective", variates="uniform"),
+    ),
+    Row(
+        Moon, live=dict(mu=1.0, tau=0.5, projection=0), zero=dict(mu=0.0), other=dict(projection=3)
+    ),
     Row(Moon, live=dict(mu=1.0, tau=0.5, projection=4), other=dict(projection=3)),
-    Row(FedCurv, live=dict(lambda_=5.0, samples=4, estimator="batch"), zero=dict(lambda_=0.0),
-        other=dict(samples=0, estimator="sample")),
-    Row(FedCurv, live=dict(lambda_=5.0, samples=500, estimator="sample"), zero=dict(lambda_=0.0),
-        other=dict(samples=3, estimator="batch")),
+    Row(
+        FedCurv,
+        live=dict(lambda_=5.0, samples=4, estimator="batch"),
+        zero=dict(lambda_=0.0),
+        other=dict(samples=0, estimator="sample"),
+    ),
+    Row(
+        FedCurv,
+        live=dict(lambda_=5.0, samples=500, estimator="sample"),
+        zero=dict(lambda_=0.0),
+        other=dict(samples=3, estimator="batch"),
+    ),
     Row(FedDyn, live=dict(alpha=0.5, clip=1.0, per_client_alpha=False)),
     Row(FedDyn, live=dict(alpha=0.5, clip=0.0, per_client_alpha=True)),
     Row(FedKD, live=dict(beta=1.0, tau=2.0), zero=dict(beta=0.0)),
     Row(FedReg, live=dict(gamma=0.5, eta_s=0.1, eta_ratio=0.5, ascent=2), other=dict(ascent=1)),
     Row(FedKA, live=KA, zero=dict(beta=0.0), other=KA_OTHER),
-    Row(FedKA, live=KA | dict(selection="random"), zero=dict(beta=0.0), other=KA_OTHER | dict(selection="hard")),
-    Row(FedKA, live=KA | dict(anchors="missing"), zero=dict(beta=0.0), other=KA_OTHER | dict(anchors="both"),
-        silent=("selection",)),
-    Row(Flashback, live=FLASHBACK, zero=dict(on_clients=False, on_server=False), other=dict(epochs_on_server=1),
-        public=0.15),
-    Row(Flashback, live=FLASHBACK | dict(on_server=False), zero=dict(on_clients=False), other=dict(epochs_on_server=1),
-        silent=("epochs_on_server",), public=0.15),
-    Row(FedDF, live=DF | dict(epochs_on_server=2), other=DF_OTHER, public=0.15,
-        silent=("steps", "patience", "interval", "validation")),
-    Row(FedDF, live=DF | dict(epochs_on_server=0, lr=0.02, steps=24, patience=12, interval=1),
-        other=DF_OTHER | dict(epochs_on_server=1), public=0.15),
-    Row(FedALA, live=dict(eta=1.0, part=0.8, threshold=0.001, max_passes=14), other=dict(threshold=10.0, max_passes=3)),
-    Row(FedAlign, live=dict(mu=0.5, width=0.4, clip=0.8), other=dict(width=1.0), stops_gradient=True),
+    Row(
+        FedKA,
+        live=KA | dict(selection="random"),
+        zero=dict(beta=0.0),
+        other=KA_OTHER | dict(selection="hard"),
+    ),
+    Row(
+        FedKA,
+        live=KA | dict(anchors="missing"),
+        zero=dict(beta=0.0),
+        other=KA_OTHER | dict(anchors="both"),
+        silent=("selection",),
+    ),
+    Row(
+        Flashback,
+        live=FLASHBACK,
+        zero=dict(on_clients=False, on_server=False),
+        other=dict(epochs_on_server=1),
+        public=0.15,
+    ),
+    Row(
+        Flashback,
+        live=FLASHBACK | dict(on_server=False),
+        zero=dict(on_clients=False),
+        other=dict(epochs_on_server=1),
+        silent=("epochs_on_server",),
+        public=0.15,
+    ),
+    Row(
+        FedDF,
+        live=DF | dict(epochs_on_server=2),
+        other=DF_OTHER,
+        public=0.15,
+        silent=("steps", "patience", "interval", "validation"),
+    ),
+    Row(
+        FedDF,
+        live=DF | dict(epochs_on_server=0, lr=0.02, steps=24, patience=12, interval=1),
+        other=DF_OTHER | dict(epochs_on_server=1),
+        public=0.15,
+    ),
+    Row(
+        FedALA,
+        live=dict(eta=1.0, part=0.8, threshold=0.001, max_passes=14),
+        other=dict(threshold=10.0, max_passes=3),
+    ),
+    Row(
+        FedAlign, live=dict(mu=0.5, width=0.4, clip=0.8), other=dict(width=1.0), stops_gradient=True
+    ),
     Row(FedRoD, live=dict(gamma=1.0), zero=dict(gamma=0.0), stops_gradient=True),
-    Row(FedFOMO, live=dict(models=1, validation=0.4, epsilon=1.0, epsilon_decay=0.1, distance="l1"),
-        other=dict(models=2, epsilon=0.0, epsilon_decay=0.9, distance="l2"), silent=("distance",)),  # one helps at most
-    Row(FedFOMO, live=dict(models=3, validation=0.4, epsilon=1.0, epsilon_decay=0.1, distance="l1"),
+    Row(
+        FedFOMO,
+        live=dict(models=1, validation=0.4, epsilon=1.0, epsilon_decay=0.1, distance="l1"),
+        # one helps at most
+        other=dict(models=2, epsilon=0.0, epsilon_decay=0.9, distance="l2"),
+        silent=("distance",),
+    ),
+    Row(
+        FedFOMO,
+        live=dict(models=3, validation=0.4, epsilon=1.0, epsilon_decay=0.1, distance="l1"),
         other=dict(models=1, epsilon=0.0, epsilon_decay=0.9, distance="l2"),
-        silent=("epsilon", "epsilon_decay")),  # all are sent
+        silent=("epsilon", "epsilon_decay"),
+    ),  # all are sent
     Row(FedPAC, live=dict(lambda_=1.0, head_lr=0.2, head_epochs=1), other=dict(head_epochs=2)),
     Row(FedLMD, live=dict(beta=1.0, tau=2.0, teacher=True), zero=dict(beta=0.0)),
     Row(FedLMD, live=dict(beta=1.0, tau=2.0, teacher=False), zero=dict(beta=0.0)),
-    Row(FedDecorr, live=dict(beta=0.5, variant="released"), zero=dict(beta=0.0), other=dict(variant="paper")),
-    Row(FedDecorr, live=dict(beta=0.5, variant="paper"), zero=dict(beta=0.0), other=dict(variant="released")),
+    Row(
+        FedDecorr,
+        live=dict(beta=0.5, variant="released"),
+        zero=dict(beta=0.0),
+        other=dict(variant="paper"),
+    ),
+    Row(
+        FedDecorr,
+        live=dict(beta=0.5, variant="paper"),
+        zero=dict(beta=0.0),
+        other=dict(variant="released"),
+    ),
     Row(FedLC, live=dict(tau=1.0), zero=dict(tau=0.0)),
     Row(FedRS, live=dict(alpha=0.4), zero=dict(alpha=1.0)),
     Row(FedSAM, live=dict(rho=0.3), zero=dict(rho=0.0)),
     Row(FedExPStep, live=dict(eps=1e-4)),
-    Row(FedGKD, live=dict(gamma=1.0, tau=2.0, models=2), zero=dict(gamma=0.0), other=dict(models=1)),
+    Row(
+        FedGKD, live=dict(gamma=1.0, tau=2.0, models=2), zero=dict(gamma=0.0), other=dict(models=1)
+    ),
     Row(FedSSD, live=dict(m_max=1.0, threshold=0.02), zero=dict(m_max=0.0), public=0.2),
     Row(FedSpeed, live=dict(rho=0.3, lambda_=0.5, alpha=0.8, clip=1.0), other=dict(clip=0.0)),
     Row(FedSMOO, live=dict(rho=0.3, lambda_=0.5, clip=1.0), other=dict(clip=0.0)),
@@ -248,8 +357,12 @@ SHIPPED = [
     Row(FedBN, model=Normed()),
     Row(Ditto, live=dict(lambda_=0.5), personal=True),
     Row(FedProto, live=dict(lambda_=1.0)),
-]  # fmt: skip
-ROWS = [*SHIPPED, Row(EveryHook, live=dict(pull=0.5), zero=dict(pull=0.0)), Row(SignDescent, live=dict(scale=0.5))]
+]
+ROWS = [
+    *SHIPPED,
+    Row(EveryHook, live=dict(pull=0.5), zero=dict(pull=0.0)),
+    Row(SignDescent, live=dict(scale=0.5)),
+]
 FIRST = {row.cls: row for row in reversed(ROWS)}
 BY_NAME = {row.name: row for row in ROWS}
 
@@ -257,7 +370,11 @@ BY_NAME = {row.name: row for row in ROWS}
 def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
     """Parametrises over rows; of the rows of one algorithm the first is for `make test`."""
     marks = {True: (), False: pytest.mark.slow}
-    params = [pytest.param(row, id=row.name, marks=marks[row is FIRST[row.cls]]) for row in ROWS if chosen(row)]
+    params = [
+        pytest.param(row, id=row.name, marks=marks[row is FIRST[row.cls]])
+        for row in ROWS
+        if chosen(row)
+    ]
     return pytest.mark.parametrize("row", params)
 
 
@@ -279,21 +396,27 @@ def assert_equal(actual, expected, atol=0.0):
 
 
 def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
-    """All parameters after each round, as one vector; a round is played when it is asked for. personal: those of the
-    clients' own models."""
+    """All parameters after each round, as one vector; a round is played when it is asked for.
+    personal: those of the clients' own models."""
     state, info = simulation.initial_state(), simulation.stages[0].federation
     for _ in range(rounds):
         advance(state, play_round(simulation, state))
         models = [state.server["params"]]
         if personal:
-            own = [simulation.algorithm.personal_model(state.server, c, state.clients.get(c), info) for c in range(5)]
+            own = [
+                simulation.algorithm.personal_model(state.server, c, state.clients.get(c), info)
+                for c in range(5)
+            ]
             models = [model or state.server["params"] for model in own]
         yield torch.cat([flat(model) for model in models])
 
 
 def differ(some, others, by) -> bool:
-    """Whether two trajectories differ after any round, by more than `by`; ends with the first one that does."""
-    return any(a.shape != b.shape or (a - b).abs().max() > by for a, b in zip(some, others, strict=False))
+    """Whether two trajectories differ after any round, by more than `by`; ends with the first one
+    that does."""
+    return any(
+        a.shape != b.shape or (a - b).abs().max() > by for a, b in zip(some, others, strict=False)
+    )
 
 
 def clone(value):
@@ -311,8 +434,11 @@ def test_every_option_has_a_row():
 
 
 def assert_engines_agree(simulation, state, engines):
-    """Messages, states, losses, local accuracies: ragged clients with momentum, weight decay and augmentation."""
-    reference, *others = [train(ENGINES[name], simulation, state, evaluate_local=True) for name in engines]
+    """Messages, states, losses, local accuracies: ragged clients with momentum, weight decay and
+    augmentation."""
+    reference, *others = [
+        train(ENGINES[name], simulation, state, evaluate_local=True) for name in engines
+    ]
     for other in others:
         for name in ("messages", "states", "losses"):
             assert_equal(getattr(other, name), getattr(reference, name), atol=1e-12)
@@ -321,7 +447,8 @@ def assert_engines_agree(simulation, state, engines):
 
 @rows()
 def test_the_vectorised_engine_is_the_sequential_one(row):
-    """In round 2, where teachers and what is kept differ from the start, and one client of four is new."""
+    """In round 2, where teachers and what is kept differ from the start, and one client of four is
+    new."""
     simulation = row.simulation()
     assert_engines_agree(simulation, play(simulation, 1), PAIR)
 
@@ -335,17 +462,24 @@ def test_engines_agree(row):
         advance(state, play_round(simulation, state))
 
 
-@one_of_each_kind("row", {name: row for name, row in BY_NAME.items() if row.zero is not None}, *KEPT, *LOSSES)
+@one_of_each_kind(
+    "row", {name: row for name, row in BY_NAME.items() if row.zero is not None}, *KEPT, *LOSSES
+)
 def test_zero_limit_is_fedavg(row):
     expected = play(row.simulation(FedAvg())).server["params"]
     assert_equal(play(row.simulation(row.make(**row.zero))).server["params"], expected, atol=1e-12)
 
 
 @one_of_each_kind(
-    "row", {name: row for name, row in BY_NAME.items() if row.cls is not FedAvg}, *KEPT, *LOSSES, "transform_grads"
+    "row",
+    {name: row for name, row in BY_NAME.items() if row.cls is not FedAvg},
+    *KEPT,
+    *LOSSES,
+    "transform_grads",
 )
 def test_alive(row):
-    """Differs from FedAvg within three rounds, and every parameter matters where it has a meaning."""
+    """Differs from FedAvg within three rounds, and every parameter matters where it has a
+    meaning."""
 
     def rounds_of(algorithm: FedAvg | None = None) -> Iterator[torch.Tensor]:
         return trajectory(row.simulation(algorithm, sizes=LARGER), personal=row.personal)
@@ -364,30 +498,47 @@ def test_alive(row):
             assert differ(other, result, by=1e-7), f"{name} does not matter"
 
 
-@pytest.mark.parametrize("cls", dict.fromkeys(row.cls for row in SHIPPED), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "cls", dict.fromkeys(row.cls for row in SHIPPED), ids=lambda cls: cls.__name__
+)
 def test_every_parameter_is_alive_in_some_row(cls):
     names = {f.name for f in fields(cls)} - {f.name for f in fields(FedAvg)}
-    alive = {name for row in SHIPPED if row.cls is cls for name in row.live.keys() - {*row.silent, *row.refused}}
+    alive = {
+        name
+        for row in SHIPPED
+        if row.cls is cls
+        for name in row.live.keys() - {*row.silent, *row.refused}
+    }
     assert alive == names
 
 
 @rows(lambda row: not row.stops_gradient)
 def test_objective_has_the_gradient_of_finite_differences(row):
-    """Along random directions, in round 3, away from the start, where distillation and penalties are not flat."""
+    """Along random directions, in round 3, away from the start, where distillation and penalties
+    are not flat."""
     simulation = row.simulation(sizes=LARGER)
     state, algorithm, net = play(simulation, 2), simulation.algorithm, simulation.bench.net
     cohort, number = assemble(simulation, state, 3), -1
     generator = torch.Generator().manual_seed(3)
 
     def noise(scale):
-        return tree.map(lambda leaf: scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype), start)
+        return tree.map(
+            lambda leaf: scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype),
+            start,
+        )
 
     data = ScheduledData(simulation.bench, cohort.schedules[number])
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[number].items()}
     sent, steps = broadcast(simulation, state), torch.tensor(float(data.steps), dtype=torch.float64)
-    ctx = Context(sent, cohort.personals[number], cohort.states[number], plan, {}, 0.1, steps, LOCAL)
+    ctx = Context(
+        sent, cohort.personals[number], cohort.states[number], plan, {}, 0.1, steps, LOCAL
+    )
     ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
-    start = {k: v for k, v in algorithm.initial_params(net, data, ctx).items() if k not in sent["buffers"]}
+    start = {
+        k: v
+        for k, v in algorithm.initial_params(net, data, ctx).items()
+        if k not in sent["buffers"]
+    }
     params = tree.map(torch.add, start, noise(0.05))
     batch = next(data.batches())
 
@@ -395,9 +546,13 @@ def test_objective_has_the_gradient_of_finite_differences(row):
         grads = torch.func.grad(function)(params)
         for _ in range(3):
             direction, h = noise(1.0), 1e-6
-            ahead, behind = (tree.map(lambda p, d, s=s: p + s * d, params, direction) for s in (h, -h))
+            ahead, behind = (
+                tree.map(lambda p, d, s=s: p + s * d, params, direction) for s in (h, -h)
+            )
             slope = sum((grads[k] * direction[k]).sum() for k in grads)
-            torch.testing.assert_close((function(ahead) - function(behind)) / (2 * h), slope, rtol=1e-6, atol=1e-8)
+            torch.testing.assert_close(
+                (function(ahead) - function(behind)) / (2 * h), slope, rtol=1e-6, atol=1e-8
+            )
         return flat(grads)
 
     check(lambda p: algorithm.objective(net, p, batch, ctx))
@@ -408,7 +563,8 @@ def test_objective_has_the_gradient_of_finite_differences(row):
 @every_engine(first="sequential")
 @one_of_each_kind("row", BY_NAME)
 def test_hooks_are_pure(row, engine):
-    """Nothing that a round is given changes: server, client states, schedules, plans, data, frozen network."""
+    """Nothing that a round is given changes: server, client states, schedules, plans, data, frozen
+    network."""
     simulation = row.simulation()
     state = play(simulation, 1)
     cohort, data = assemble(simulation, state, 2), simulation.bench.data
@@ -439,11 +595,19 @@ def test_hooks_are_pure(row, engine):
 @every_engine(first="vectorised")
 @one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN, *LOSSES, "transform_grads")
 def test_cohort_order_does_not_matter(row, engine):
-    """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by position."""
+    """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by
+    position."""
     simulation = row.simulation()
     state = play(simulation, 1)
     cohort, order = assemble(simulation, state, 2), [2, 0, 3, 1]
-    parts = (cohort.clients, cohort.roles, cohort.schedules, cohort.states, cohort.plans, cohort.personals)
+    parts = (
+        cohort.clients,
+        cohort.roles,
+        cohort.schedules,
+        cohort.states,
+        cohort.plans,
+        cohort.personals,
+    )
     permuted = Cohort(2, *([part[i] for i in order] for part in parts))
     straight, turned = (train(engine, simulation, state, c) for c in (cohort, permuted))
     assert_equal(turned.messages, tree.map(lambda leaf: leaf[order], straight.messages), atol=1e-13)
@@ -472,7 +636,11 @@ def record(simulation, directory, resume):
     """Plays or goes on to the last round with files; the final state."""
     directory.mkdir(exist_ok=True)
     saved = checkpoint.load(directory, fits_run(directory, simulation)).state if resume else None
-    state = State.from_tree(saved, torch.device("cpu"), directory) if resume else simulation.initial_state()
+    state = (
+        State.from_tree(saved, torch.device("cpu"), directory)
+        if resume
+        else simulation.initial_state()
+    )
     recorder = Recorder(directory, simulation, [], saved["lengths"] if resume else None)
     try:
         return run_rounds(simulation, state, recorder)
@@ -485,7 +653,9 @@ def tables(directory):
     result = {}
     for name in (files.ROUNDS, files.CLASSES, files.CLIENTS):
         header, *rows = [line.split(",") for line in (directory / name).read_text().splitlines()]
-        keep = [i for i, column in enumerate(header) if not column.endswith(("seconds", "per_second"))]
+        keep = [
+            i for i, column in enumerate(header) if not column.endswith(("seconds", "per_second"))
+        ]
         result[name] = [[row[i] for i in keep] for row in (header, *rows)]
     return result
 
@@ -505,12 +675,18 @@ def test_resume_equals_no_resume(row, error, interval, tmp_path):
     stopping = Stopping(simulation.engine, LOCAL.lr_at(3), error)
     with pytest.raises(error):
         record(replace(simulation, engine=stopping), tmp_path / "parts", resume=False)
-    assert storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == {1: 3, 2: 2}[interval]
+    assert (
+        storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == {1: 3, 2: 2}[interval]
+    )
     resumed = record(row.simulation(rounds=5, participation=0.4), tmp_path / "parts", resume=True)
     assert_equal(resumed.server, whole.server)
     assert resumed.clients.keys() == whole.clients.keys()
     assert_equal(dict(resumed.clients), dict(whole.clients))
-    assert (resumed.accuracy, resumed.examples, resumed.status) == (whole.accuracy, whole.examples, "completed")
+    assert (resumed.accuracy, resumed.examples, resumed.status) == (
+        whole.accuracy,
+        whole.examples,
+        "completed",
+    )
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
 
 
@@ -546,7 +722,9 @@ def objective(algorithm, teacher, student, y, mask=None):
         return Output(x, params["logits"])
 
     ctx = Context({"params": {"logits": teacher}}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
-    return algorithm.objective(net, {"logits": student}, Batch(torch.zeros(len(y)), y, mask, 0), ctx)
+    return algorithm.objective(
+        net, {"logits": student}, Batch(torch.zeros(len(y)), y, mask, 0), ctx
+    )
 
 
 def ntd(**changes):
@@ -555,7 +733,9 @@ def ntd(**changes):
 
 def without_label(z, y):
     """The C-1 logits of the other classes, row by row."""
-    return torch.stack([torch.cat([row[:c], row[c + 1 :]]) for row, c in zip(z, y.tolist(), strict=True)])
+    return torch.stack(
+        [torch.cat([row[:c], row[c + 1 :]]) for row, c in zip(z, y.tolist(), strict=True)]
+    )
 
 
 def kl(teacher, student, tau):
@@ -573,13 +753,16 @@ def test_fedntd_is_the_kl_of_gathered_logits(tau, tau_squared, lambda_):
     teacher, student, scale = logits(seed=1), logits(seed=2), tau**2 if tau_squared else 1.0
     not_true = kl(without_label(teacher, Y), without_label(student, Y), tau)
     whole = kl(teacher, student, tau)
-    expected = F.cross_entropy(student, Y) + 0.7 * scale * ((1 - lambda_) * whole + lambda_ * not_true)
+    expected = F.cross_entropy(student, Y) + 0.7 * scale * (
+        (1 - lambda_) * whole + lambda_ * not_true
+    )
     algorithm = ntd(beta=0.7, tau=tau, tau_squared=tau_squared, lambda_=lambda_)
     assert_equal(objective(algorithm, teacher, student, Y), expected, atol=1e-13)
 
 
 def test_fedntd_leaves_the_true_class_alone():
-    """The gradient on the label's logit is exactly 0, and the teacher's logit of the label is not read."""
+    """The gradient on the label's logit is exactly 0, and the teacher's logit of the label is not
+    read."""
     teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
     not_true = torch.arange(6) != Y[:, None]
     for algorithm in (ntd(tau=2.0), ntd(distance="mse")):
@@ -596,25 +779,40 @@ def test_fedntd_leaves_the_true_class_alone():
 
 
 def test_fedntd_of_two_classes_is_cross_entropy():
-    teacher, student, y = logits(classes=2, seed=1), logits(classes=2, seed=2).requires_grad_(), Y % 2
-    loss, cross_entropy = (objective(algorithm, teacher, student, y) for algorithm in (ntd(tau=3.0), FedAvg()))
+    teacher, student, y = (
+        logits(classes=2, seed=1),
+        logits(classes=2, seed=2).requires_grad_(),
+        Y % 2,
+    )
+    loss, cross_entropy = (
+        objective(algorithm, teacher, student, y) for algorithm in (ntd(tau=3.0), FedAvg())
+    )
     assert_equal(loss, cross_entropy)
     expected = torch.autograd.grad(cross_entropy, student)
     assert_equal(torch.autograd.grad(loss, student), expected)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("mask", [None, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)])
+@pytest.mark.parametrize(
+    "mask", [None, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)]
+)
 def test_fedntd_mse_by_a_loop(reduction, mask):
     teacher, student, rows = logits(seed=1), logits(seed=2), 5 if mask is None else 3
-    total = sum((float(teacher[i, c]) - float(student[i, c])) ** 2 for i in range(rows) for c in range(6) if c != Y[i])
+    total = sum(
+        (float(teacher[i, c]) - float(student[i, c])) ** 2
+        for i in range(rows)
+        for c in range(6)
+        if c != Y[i]
+    )
     total /= rows * 5 if reduction == "mean" else 1
     expected = F.cross_entropy(student[:rows], Y[:rows]) + 0.2 * total
     algorithm = ntd(beta=0.2, distance="mse", mse_reduction=reduction)
     assert_equal(objective(algorithm, teacher, student, Y, mask), expected, atol=1e-13)
 
 
-@pytest.mark.parametrize("row", [r for r in SHIPPED if r.cls in (FedAvg, FedNTD, FedKD)], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [r for r in SHIPPED if r.cls in (FedAvg, FedNTD, FedKD)], ids=lambda row: row.name
+)
 def test_padding_does_not_count(row):
     """A padded batch has the loss and gradient of the same batch without its padding."""
     teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
@@ -622,25 +820,34 @@ def test_padding_does_not_count(row):
     padded = objective(row.make(), teacher, student, Y, mask)
     short = objective(row.make(), teacher[:3], student[:3], Y[:3])
     assert_equal(padded, short, atol=1e-13)
-    assert_equal(torch.autograd.grad(padded, student), torch.autograd.grad(short, student), atol=1e-13)
+    assert_equal(
+        torch.autograd.grad(padded, student), torch.autograd.grad(short, student), atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("row", [row for row in SHIPPED if row.cls is FedNTD], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in SHIPPED if row.cls is FedNTD], ids=lambda row: row.name
+)
 def test_fedntd_with_extreme_logits_is_finite(row, dtype):
-    teacher, student = logits(scale=1e4, seed=1, dtype=dtype), logits(scale=1e4, seed=2, dtype=dtype).requires_grad_()
+    teacher, student = (
+        logits(scale=1e4, seed=1, dtype=dtype),
+        logits(scale=1e4, seed=2, dtype=dtype).requires_grad_(),
+    )
     loss = objective(row.make(), teacher, student, Y)
     assert loss.isfinite()
     assert torch.autograd.grad(loss, student)[0].isfinite().all()
 
 
 def test_masked_mean_of_nothing_is_zero():
-    """A client of the vectorised engine that has run out of steps sees batches without any example."""
+    """A client of the vectorised engine that has run out of steps sees batches without any
+    example."""
     assert masked_mean(torch.tensor([3.0, 4.0]), torch.zeros(2)) == 0
 
 
 def test_fedprox_pulls_by_mu_times_the_distance():
-    """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0)), with the gradient of the penalty written out."""
+    """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0)), with the gradient of the penalty
+    written out."""
     local, mu = replace(LOCAL, epochs=3, momentum=0.0, weight_decay=0.0), 0.7
     simulation = make_simulation(FedProx(mu=mu), local=local, sizes=(10,), participation=1.0)
     state, bench = simulation.initial_state(), simulation.bench

@@ -1,4 +1,5 @@
-"""`fedexp analyse`: each measure against numbers worked by hand or dense algebra in float64, and on one run."""
+"""`fedexp analyse`: each measure against numbers worked by hand or dense algebra in float64, and on
+one run."""
 
 import shutil
 from dataclasses import replace
@@ -33,12 +34,15 @@ HAND = {"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 1.0
 
 
 def test_filter_normalisation_by_hand():
-    """Rows of d as long as those of w: (1, 0) becomes 5 long, (0, 0) stays, the vector is 0; (6, 8) halves to 5."""
+    """Rows of d as long as those of w: (1, 0) becomes 5 long, (0, 0) stays, the vector is 0; (6, 8)
+    halves to 5."""
     d = {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "b": torch.tensor([7.0, 7.0])}
     found = vectors.filter_normalised(d, HAND)
     assert found["w"].tolist() == [[5.0, 0.0], [0.0, 0.0]]
     assert found["b"].tolist() == [0.0, 0.0]
-    again = vectors.filter_normalised({"w": torch.tensor([[6.0, 8.0], [0.0, -1.0]]), "b": d["b"]}, HAND)
+    again = vectors.filter_normalised(
+        {"w": torch.tensor([[6.0, 8.0], [0.0, -1.0]]), "b": d["b"]}, HAND
+    )
     assert again["w"].tolist() == [[3.0, 4.0], [0.0, -2.0]]
 
 
@@ -51,16 +55,22 @@ def test_filters_of_convolutions_are_their_outputs():
 
 
 def test_the_plane_through_three_models_by_hand():
-    """w_0 = (1, 0, 0), w_1 = (5, 3, 0), w_2 = (1, 5, 12): u = (4, 3, 0) / 5; (w_2 - w_0) u = 3, and what is left is
-    (0, 5, 12) - 3 u = (-2.4, 3.2, 12), of length sqrt(5.76 + 10.24 + 144) = sqrt(160)."""
-    points = [{"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0])}, {"a": torch.tensor([5.0, 3.0]),
-              "b": torch.tensor([0.0])}, {"a": torch.tensor([1.0, 5.0]), "b": torch.tensor([12.0])}]  # fmt: skip
+    """w_0 = (1, 0, 0), w_1 = (5, 3, 0), w_2 = (1, 5, 12): u = (4, 3, 0) / 5; (w_2 - w_0) u = 3, and
+    what is left is (0, 5, 12) - 3 u = (-2.4, 3.2, 12), of length sqrt(5.76 + 10.24 + 144) =
+    sqrt(160)."""
+    points = [
+        {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0])},
+        {"a": torch.tensor([5.0, 3.0]), "b": torch.tensor([0.0])},
+        {"a": torch.tensor([1.0, 5.0]), "b": torch.tensor([12.0])},
+    ]
     u, v, positions = vectors.plane_through(points)
     torch.testing.assert_close(vectors.flatten(u), torch.tensor([0.8, 0.6, 0.0]))
     torch.testing.assert_close(vectors.flatten(v), torch.tensor([-2.4, 3.2, 12.0]) / 160**0.5)
     np.testing.assert_allclose(positions, [[0, 0], [5, 0], [3, 160**0.5]], rtol=1e-12)
     for point, (x, y) in zip(points, positions.tolist(), strict=True):
-        torch.testing.assert_close(vectors.flatten(vectors.moved(points[0], [(x, u), (y, v)])), vectors.flatten(point))
+        torch.testing.assert_close(
+            vectors.flatten(vectors.moved(points[0], [(x, u), (y, v)])), vectors.flatten(point)
+        )
     with pytest.raises(ValueError, match="on a line"):
         vectors.plane_through([points[0], points[1], vectors.moved(points[0], [(2.0, u)])])
     with pytest.raises(ValueError, match="equal"):
@@ -99,7 +109,9 @@ def test_eigenvalues_are_those_of_the_dense_hessian(toy):
     dense = dense_hessian(toy)
     params = toy.use(toy.first)
     vector = torch.linspace(-1, 1, len(dense), dtype=torch.float64)
-    torch.testing.assert_close(loss_hessian(toy, params)(vector), dense @ vector, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        loss_hessian(toy, params)(vector), dense @ vector, rtol=1e-9, atol=1e-12
+    )
     found = spectrum_of(toy, 4, tolerance=1e-10)
     wanted, directions = np.linalg.eigh(dense.numpy())
     np.testing.assert_allclose(found.values, wanted[::-1][:4], rtol=1e-8)
@@ -113,14 +125,17 @@ def test_eigenvalues_of_a_known_matrix_and_too_many_of_them():
     diagonal = torch.tensor([-90.0, *range(1, 31)], dtype=torch.float64)
     found = largest(lambda v: diagonal * v, diagonal, 2, tolerance=1e-8)
     np.testing.assert_allclose(found.values, [30, 29], rtol=1e-7)
-    with pytest.raises(ConfigError, match="--eigenvalues 31: must be at least 1 and less than the 31 parameters"):
+    with pytest.raises(
+        ConfigError, match="--eigenvalues 31: must be at least 1 and less than the 31 parameters"
+    ):
         largest(lambda v: diagonal * v, diagonal, 31)
     with pytest.raises(ConfigError, match="not finite"):
         largest(lambda v: v * torch.nan, diagonal, 2)
 
 
 def test_a_surface_is_what_each_of_its_models_gives(toy):
-    """Its middle is the model itself; at the corner of a random plane it is the model moved along both directions."""
+    """Its middle is the model itself; at the corner of a random plane it is the model moved along
+    both directions."""
     plane = loss_plane.random_plane(toy, points=3, span=0.5, seed=3)
     surface = loss_plane.surface_of(toy, plane)
     params = toy.use(toy.first)
@@ -135,19 +150,30 @@ def test_a_surface_is_what_each_of_its_models_gives(toy):
 
 def test_the_plane_of_models_holds_them(toy):
     """The loss at the position of each is its own."""
-    models = [Named(str(i), replace(toy.first, params={k: v + i * torch.sin(v * 9 * i) for k, v in
-              toy.first.params.items()})) for i in range(3)]  # fmt: skip
+    models = [
+        Named(
+            str(i),
+            replace(
+                toy.first,
+                params={k: v + i * torch.sin(v * 9 * i) for k, v in toy.first.params.items()},
+            ),
+        )
+        for i in range(3)
+    ]
     plane = loss_plane.model_plane(toy, models, points=4)
     for model, (x, y) in zip(models, plane.positions.tolist(), strict=True):
         at = toy.bench.evaluate(vectors.moved(plane.origin, [(x, plane.u), (y, plane.v)]))
-        assert float(at.loss) == pytest.approx(float(toy.bench.evaluate(model.kept.params).loss), rel=1e-9)
+        assert float(at.loss) == pytest.approx(
+            float(toy.bench.evaluate(model.kept.params).loss), rel=1e-9
+        )
     low, high = plane.positions.min(0), plane.positions.max(0)
     assert plane.x[0] < low[0] < high[0] < plane.x[-1]
     assert plane.y[0] < low[1] < high[1] < plane.y[-1]
 
 
 def test_noise_is_added_to_all_parameters(toy):
-    """w + s e: without noise the model's own loss, exactly; else that of the sum. A draw keeps e at all strengths."""
+    """w + s e: without noise the model's own loss, exactly; else that of the sum. A draw keeps e at
+    all strengths."""
     params = toy.use(toy.first)
     own = toy.bench.evaluate(params)
     found = noise_curve(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
@@ -158,16 +184,22 @@ def test_noise_is_added_to_all_parameters(toy):
         e = vectors.gaussian(params, 3, number)
         for i, strength in ((1, 0.1), (2, 0.3)):
             at = {name: value + strength * e[name] for name, value in params.items()}
-            assert found.loss[number, i] == pytest.approx(float(toy.bench.evaluate(at).loss), rel=1e-12)
+            assert found.loss[number, i] == pytest.approx(
+                float(toy.bench.evaluate(at).loss), rel=1e-12
+            )
     assert len(np.unique(found.loss)) == 5
-    np.testing.assert_array_equal(noise_curve(toy, [0.3], 2, "absolute", seed=3).loss, found.loss[:, 2:])
+    np.testing.assert_array_equal(
+        noise_curve(toy, [0.3], 2, "absolute", seed=3).loss, found.loss[:, 2:]
+    )
     assert not np.isin(noise_curve(toy, [0.3], 2, "absolute", seed=4).loss, found.loss).any()
 
 
 def test_the_scale_of_noise_by_hand(toy):
-    """Absolute: standard normal numbers. Relative: times sqrt((9 + 16 + 0 + 4) / 4) and sqrt((1 + 1) / 2)."""
+    """Absolute: standard normal numbers. Relative: times sqrt((9 + 16 + 0 + 4) / 4) and sqrt((1 +
+    1) / 2)."""
     e = vectors.gaussian({"w": torch.zeros(200, 100), "b": torch.zeros(3)}, seed=1, number=0)["w"]
-    assert (e.mean().item(), e.std().item()) == pytest.approx((0, 1), abs=0.02)  # 3 of 1 / sqrt(20,000)
+    # 3 of 1 / sqrt(20,000)
+    assert (e.mean().item(), e.std().item()) == pytest.approx((0, 1), abs=0.02)
     d = {"w": torch.tensor([[1.0, -2.0], [0.0, 4.0]]), "b": torch.tensor([3.0, 5.0])}
     found = vectors.relative_to(HAND, d)
     torch.testing.assert_close(found["w"], d["w"] * 7.25**0.5)
@@ -184,22 +216,27 @@ def test_the_scale_of_noise_by_hand(toy):
 
 
 def test_angles_and_densities_by_hand():
-    """A single angle 0 with h = 0.1: the density there is 1 / (0.1 sqrt(2 pi)) = 3.98942, and at 0.1 that times
-    exp(-1/2). Around the circle: an angle just below pi counts just above -pi."""
+    """A single angle 0 with h = 0.1: the density there is 1 / (0.1 sqrt(2 pi)) = 3.98942, and at
+    0.1 that times exp(-1/2). Around the circle: an angle just below pi counts just above -pi."""
     found = features.angles(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [0.0, 0.0]]))
     np.testing.assert_allclose(found, [0, np.pi / 2, np.pi, np.nan])
     at = features.circle_density(np.array([0.0, np.nan]), np.array([0.0, 0.1]), bandwidth=0.1)
     np.testing.assert_allclose(at, [3.9894228, 3.9894228 * np.exp(-0.5)], rtol=1e-7)
-    wrapped = features.circle_density(np.array([np.pi - 0.05]), np.array([-np.pi + 0.05]), bandwidth=0.1)
+    wrapped = features.circle_density(
+        np.array([np.pi - 0.05]), np.array([-np.pi + 0.05]), bandwidth=0.1
+    )
     np.testing.assert_allclose(wrapped, 3.9894228 * np.exp(-0.5), rtol=1e-7)
     grid = np.linspace(-np.pi, np.pi, 2001)
-    spread = features.circle_density(np.random.default_rng(0).uniform(-3, 3, 40), grid, bandwidth=2.0)
+    spread = features.circle_density(
+        np.random.default_rng(0).uniform(-3, 3, 40), grid, bandwidth=2.0
+    )
     assert np.trapezoid(spread, grid) == pytest.approx(1, abs=1e-9)
     assert np.isnan(features.circle_density(np.empty(0), grid)).all()
 
 
 def test_the_density_in_the_plane_by_hand():
-    """Two points; at the first one (1 + exp(-|d|^2 / 2 h^2)) / (2 * 2 pi h^2) with |d| = 1, h = 0.5: exp(-2)."""
+    """Two points; at the first one (1 + exp(-|d|^2 / 2 h^2)) / (2 * 2 pi h^2) with |d| = 1, h =
+    0.5: exp(-2)."""
     points = np.array([[0.0, 0.0], [1.0, 0.0]])
     found = features.plane_density(points, np.array([0.0, 5.0]), np.array([0.0]), bandwidth=0.5)
     assert found.shape == (1, 2)
@@ -225,26 +262,43 @@ def test_features_on_the_circle_have_length_1():
     assert found.shape == (20, 2)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-12)
     turned = {k: -v if k.startswith("unit.") else v for k, v in subject.first.params.items()}
-    np.testing.assert_allclose(subject.features(replace(subject.first, params=turned)), -found)  # there is no ReLU
+    # there is no ReLU
+    np.testing.assert_allclose(subject.features(replace(subject.first, params=turned)), -found)
     with pytest.raises(ConfigError, match=r"model\.unit_features=1: must be at least 2, or null"):
         replace(model, unit_features=1)
 
 
 def test_other_features_than_two_are_said(toy):
-    with pytest.raises(ConfigError, match=r"features of 8 dimensions, .* needs 2: train with model=cnn_circle"):
+    with pytest.raises(
+        ConfigError, match=r"features of 8 dimensions, .* needs 2: train with model=cnn_circle"
+    ):
         features.on_circle(toy, [Named("global", toy.first)])
 
 
 # --- the command
 
-SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu",
-         "hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "tracker=none", "rounds=2",
-         "keep_local_models=[2]", "checkpoint_interval=1", "local.batch_size=60"]  # fmt: skip
+SMALL = [
+    "num_clients=8",
+    "participation=0.5",
+    "local.epochs=1",
+    "min_size=2",
+    "figures=false",
+    "hardware=cpu",
+    "hardware.engine=sequential",
+    "hardware.threads=1",
+    "hardware.precision=fp64",
+    "tracker=none",
+    "rounds=2",
+    "keep_local_models=[2]",
+    "checkpoint_interval=1",
+    "local.batch_size=60",
+]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Two rounds of a tiny network with features on the circle; the local models of the second are kept."""
+    """Two rounds of a tiny network with features on the circle; the local models of the second are
+    kept."""
     model = ["model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]"]
     return fedexp.run([*SMALL, *model], directory=tmp_path_factory.mktemp("runs") / "run")
 
@@ -260,7 +314,8 @@ def tables(run, capsys, *arguments):
 
 @pytest.fixture(scope="module")
 def others(run, tmp_path_factory):
-    """A copy of the run whose clients have each other's models; and a run of another model on another partition."""
+    """A copy of the run whose clients have each other's models; and a run of another model on
+    another partition."""
     folder = tmp_path_factory.mktemp("others")
     copy = Path(shutil.copytree(run.directory, folder / "copy"))
     clients = run.kept_clients(2)
@@ -268,18 +323,25 @@ def others(run, tmp_path_factory):
         model = kept_models.load(run.directory, 2, other)
         kept_models.save_local(copy, 2, client, {"params": model.params, "buffers": model.buffers})
     changes = ["algorithm=fedntd", "model=cnn", "seeds.partition=5"]
-    wide = fedexp.run([*SMALL, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide")
+    wide = fedexp.run(
+        [*SMALL, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide"
+    )
     return copy, wide.directory
 
 
 def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
-    """With the embedding that returns the first two features, the places of each model are its own features."""
+    """With the embedding that returns the first two features, the places of each model are its own
+    features."""
     monkeypatch.setattr(joint, "embedded", lambda found, *_: [each[:, :2] for each in found])
-    (found,), (_, picture), _ = tables(run, capsys, "tsne", "--examples", "12", "--with", str(others[0]))
+    (found,), (_, picture), _ = tables(
+        run, capsys, "tsne", "--examples", "12", "--with", str(others[0])
+    )
     assert picture.name == "tsne_round2_with_copy.png"
     clients = run.kept_clients(2)
     models = ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"]
-    assert list(found["model"].unique()) == [f"{name}: {model}" for name in ("run", "copy") for model in models]
+    assert list(found["model"].unique()) == [
+        f"{name}: {model}" for name in ("run", "copy") for model in models
+    ]
     places = {name: group[["x", "y"]].to_numpy() for name, group in found.groupby("model")}
     subject = subject_of(RunDirectory(run.directory), 2, examples=Examples(most=12))
     for i, client in enumerate(clients):
@@ -287,9 +349,18 @@ def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
         np.testing.assert_allclose(places[f"run: client {client}"], mine, rtol=1e-9)
         np.testing.assert_allclose(places[f"copy: client {clients[i - 1]}"], mine, rtol=1e-9)
     settings = settings_of(run.directory, others[0])
-    figure = draw_one({"name": "x", "kind": "joint_tsne", "clients": 1, "examples": 12}, settings, "FedNTD Fig. 21")
+    figure = draw_one(
+        {"name": "x", "kind": "joint_tsne", "clients": 1, "examples": 12},
+        settings,
+        "FedNTD Fig. 21",
+    )
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
-    assert list(lines) == ["A: 1 local model", "B: 1 local model", "A: 2 global models", "B: 2 global models"]
+    assert list(lines) == [
+        "A: 1 local model",
+        "B: 1 local model",
+        "A: 2 global models",
+        "B: 2 global models",
+    ]
     np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
     np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
     assert figure.axes[1].get_title() == "s=2, by run"
@@ -304,7 +375,10 @@ def test_runs_that_cannot_be_in_one_plane(run, others, capsys):
     for arguments, words in (
         (["--with", str(run.directory)], "each run must be named once"),
         (["--with", str(run.directory.parent)], "no run is there"),
-        (["--with", wide, "--examples", "12"], "fedavg and fedntd: their features have 2 and 16 dimensions"),
+        (
+            ["--with", wide, "--examples", "12"],
+            "fedavg and fedntd: their features have 2 and 16 dimensions",
+        ),
         (["--with", copy, "--with", wide, "--data", "3"], "has other examples than"),
     ):
         assert main.main(["analyse", str(run.directory), "tsne", *arguments]) == 2
@@ -313,7 +387,9 @@ def test_runs_that_cannot_be_in_one_plane(run, others, capsys):
 
 def settings_of(*directories):
     """One setting whose methods are called A, B, ... with a run each."""
-    methods = (Method(name, (RunDirectory(path),)) for name, path in zip("AB", directories, strict=False))
+    methods = (
+        Method(name, (RunDirectory(path),)) for name, path in zip("AB", directories, strict=False)
+    )
     return [Setting("s=2", tuple(methods), "")]
 
 
@@ -330,29 +406,45 @@ def test_noise_for_the_report_of_a_sweep(run, others):
     local = draw_one(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].lines
     for line, client in zip(local, clients[:2], strict=True):
         params = subject.use(kept_models.load(run.directory, 2, client))
-        assert line.get_ydata()[0] == pytest.approx(float(subject.bench.evaluate(params).loss), rel=1e-12)
+        assert line.get_ydata()[0] == pytest.approx(
+            float(subject.bench.evaluate(params).loss), rel=1e-12
+        )
 
 
 def test_pictures_for_the_report_of_a_sweep_write_nothing(run):
-    """Of the first client whose model is kept, on the plane of two eigenvectors; and of all models of the round."""
+    """Of the first client whose model is kept, on the plane of two eigenvectors; and of all models
+    of the round."""
     before = sorted(run.directory.rglob("*"))
     small = {"examples": 20, "device": "cpu"}
     plane = {"directions": "eigenvectors", "points": 3, "client": "first"}
-    for kind, options in (("loss_plane", plane), ("hypersphere", {"clients": 2}), ("tsne", {"perplexity": 5.0})):
+    for kind, options in (
+        ("loss_plane", plane),
+        ("hypersphere", {"clients": 2}),
+        ("tsne", {"perplexity": 5.0}),
+    ):
         assert picture_of(RunDirectory(run.directory), kind, small | options)().axes
     assert sorted(run.directory.rglob("*")) == before
 
 
 def test_each_kind_writes_a_table_and_a_picture(run, capsys):
-    (plane,), paths, _ = tables(run, capsys, "loss_plane", "--points", "3", "--format", "svg", "--device", "cpu")
-    assert [path.name for path in paths] == [f"loss_plane_round2_random.{form}" for form in ("csv", "npz", "svg")]
+    (plane,), paths, _ = tables(
+        run, capsys, "loss_plane", "--points", "3", "--format", "svg", "--device", "cpu"
+    )
+    assert [path.name for path in paths] == [
+        f"loss_plane_round2_random.{form}" for form in ("csv", "npz", "svg")
+    ]
     middle = plane.query("x == 0 and y == 0").iloc[0]
     assert middle["loss"] == pytest.approx(run.rounds["test_loss"].iloc[-1], rel=1e-9)
     assert middle["accuracy"] == pytest.approx(run.summary["accuracy"], abs=1e-12)
     (noise,), paths, printed = tables(run, capsys, "noise", "--strengths", "0,0.1", "--draws", "3")
-    assert [path.name for path in paths] == ["noise_round2_absolute.csv", "noise_round2_absolute.png"]
+    assert [path.name for path in paths] == [
+        "noise_round2_absolute.csv",
+        "noise_round2_absolute.png",
+    ]
     assert noise["draw"].tolist() == [0, 0, 1, 1, 2, 2]
-    whole = tables(run, capsys, "noise", "--strengths", "0", "--draws", "1", "--examples", "9999")[0][0]
+    whole = tables(run, capsys, "noise", "--strengths", "0", "--draws", "1", "--examples", "9999")[
+        0
+    ][0]
     assert whole["loss"].tolist() == [run.rounds["test_loss"].iloc[-1]]
     assert whole["accuracy"].tolist() == [run.summary["accuracy"]]
     assert f"noise 0.1: loss {noise.query('strength == 0.1')['loss'].mean():.4f}" in printed
@@ -362,7 +454,9 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     assert len(models) == 9
     with np.load(paths[1]) as arrays:
         assert str(arrays["models"][0]) == "global, round 2"
-    (spectrum,), _, printed = tables(run, capsys, "hessian", "--eigenvalues", "2", "--examples", "30")
+    (spectrum,), _, printed = tables(
+        run, capsys, "hessian", "--eigenvalues", "2", "--examples", "30"
+    )
     assert list(spectrum) == ["number", "eigenvalue", "residual"]
     assert f"{spectrum['eigenvalue'][0]:.5g}" in printed
     clients = run.kept_clients(2)
@@ -376,7 +470,11 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
         ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"], 16
     )
     first = neurons.query("model == 'global, round 1'")["class"].to_numpy()
-    same = [(group["class"].to_numpy() == first).mean() for name, group in neurons.groupby("model") if "client" in name]
+    same = [
+        (group["class"].to_numpy() == first).mean()
+        for name, group in neurons.groupby("model")
+        if "client" in name
+    ]
     assert f"{np.mean(same):.4f} of the neurons keep their class" in printed
     (embedding,), _, _ = tables(run, capsys, "tsne", "--examples", "12", "--perplexity", "5")
     assert list(embedding) == ["round", "model", "example", "class", "x", "y"]
@@ -390,17 +488,35 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     [
         (["hessian", "--round", "9"], "the model after round 9 is not kept; kept: 1, 2"),
         (["hessian", "--client", "99"], "no model of client 99 is kept of round 2"),
-        (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client from 0 to 7"),
+        (
+            ["hessian", "--data", "8"],
+            "--data 8: must be test, train or the number of a client from 0 to 7",
+        ),
         (["hessian", "--eigenvalues", "0"], "--eigenvalues 0: must be at least 1"),
         (["loss_plane", "--points", "1"], "--points=1: must be at least 2"),
         (["loss_plane", "--directions", "randon"], "(nearest: 'random')"),
         (["loss_plane", "--models", "global,1,2"], "given with --directions models"),
-        (["loss_plane", "--directions", "models", "--models", "global,1"], "three different ones of global, before"),
-        (["loss_plane", "--directions", "models", "--models", "global,before,x"], "x must be global, before"),
-        (["loss_plane", "--directions", "models", "--round", "1"], "needs two local models of round 1, and 0 are kept"),
-        (["noise", "--strengths", "0,-1"], "--strengths=[0.0, -1.0]: must be numbers of at least 0"),
+        (
+            ["loss_plane", "--directions", "models", "--models", "global,1"],
+            "three different ones of global, before",
+        ),
+        (
+            ["loss_plane", "--directions", "models", "--models", "global,before,x"],
+            "x must be global, before",
+        ),
+        (
+            ["loss_plane", "--directions", "models", "--round", "1"],
+            "needs two local models of round 1, and 0 are kept",
+        ),
+        (
+            ["noise", "--strengths", "0,-1"],
+            "--strengths=[0.0, -1.0]: must be numbers of at least 0",
+        ),
         (["noise", "--scale", "relativ"], "(nearest: 'relative')"),
-        (["neurons", "--round", "1"], "no local models of a round are kept with the global one before"),
+        (
+            ["neurons", "--round", "1"],
+            "no local models of a round are kept with the global one before",
+        ),
         (["tsne", "--perplexity", "5000"], "less than the"),
         (["tsne", "--examples", "0"], "--examples=0: must be at least 1"),
         (["hypersphere", "--format", "gif"], "figures.format=gif"),

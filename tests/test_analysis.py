@@ -44,17 +44,31 @@ from fedexp.trackers.replay import records
 from fedexp.training.analysing import local_gradients
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
-from toy_federation import ENGINES, LOCAL, Normed, SoftmaxRegression, broadcast, composed, make_simulation
+from toy_federation import (
+    ENGINES,
+    LOCAL,
+    Normed,
+    SoftmaxRegression,
+    broadcast,
+    composed,
+    make_simulation,
+)
 
 IN_ALL = {"rounds": None, "every": 1}
 # Two layers, three clients: conv.weight [3, 2], conv.bias [3, 1] and head [3, 1].
-REFERENCE = {"conv.weight": torch.tensor([1.0, 2.0]), "conv.bias": torch.tensor([0.0]), "head": torch.tensor([5.0])}
+REFERENCE = {
+    "conv.weight": torch.tensor([1.0, 2.0]),
+    "conv.bias": torch.tensor([0.0]),
+    "head": torch.tensor([5.0]),
+}
 MODELS = {
     "conv.weight": torch.tensor([[4.0, 2.0], [1.0, 2.0], [1.0, -1.0]]),
     "conv.bias": torch.tensor([[4.0], [0.0], [0.0]]),
     "head": torch.tensor([[5.0], [5.0], [9.0]]),
 }
-REFERENCE, MODELS = (tree.map(lambda leaf: leaf.to(torch.float64), each) for each in (REFERENCE, MODELS))
+REFERENCE, MODELS = (
+    tree.map(lambda leaf: leaf.to(torch.float64), each) for each in (REFERENCE, MODELS)
+)
 
 
 def plain(values):
@@ -62,7 +76,8 @@ def plain(values):
 
 
 def test_divergence_from_the_global_model_by_hand():
-    """Differences: client 0 (3, 0), 4 and 0; client 1 none; client 2 (0, -3), 0 and 4. In total L2 sqrt(9 + 16) = 5."""
+    """Differences: client 0 (3, 0), 4 and 0; client 1 none; client 2 (0, -3), 0 and 4. In total L2
+    sqrt(9 + 16) = 5."""
     assert plain(divergence.from_global(MODELS, REFERENCE)) == {
         "conv": [7, 0, 3],
         "head": [0, 0, 4],
@@ -73,11 +88,14 @@ def test_divergence_from_the_global_model_by_hand():
 
 
 def test_divergence_from_the_others_by_hand():
-    """Client 1 is the global model, so it is 7 from both others; 0 and 2 differ by (3, 3), 4 and 4, together 14."""
+    """Client 1 is the global model, so it is 7 from both others; 0 and 2 differ by (3, 3), 4 and 4,
+    together 14."""
     assert plain(divergence.from_others(MODELS))["total"] == [(7 + 14) / 2, 7, (14 + 7) / 2]
     # L2: client 1 is 5 from both; 0 and 2: sqrt(9 + 9 + 16 + 16) = sqrt(50).
     expected = [(5 + math.sqrt(50)) / 2, 5, (5 + math.sqrt(50)) / 2]
-    assert plain(divergence.from_others(MODELS, "l2"))["total"] == pytest.approx(expected, rel=1e-15)
+    assert plain(divergence.from_others(MODELS, "l2"))["total"] == pytest.approx(
+        expected, rel=1e-15
+    )
     assert math.isnan(divergence.from_others(tree.map(lambda leaf: leaf[:1], MODELS))["total"][0])
 
 
@@ -86,12 +104,15 @@ def test_divergence_works_inside_vmap():
     twice = tree.map(lambda leaf: torch.stack([leaf, leaf.flip(0)]), MODELS)
     together_ = vmap(lambda local: divergence.from_others(local, "l2"))(twice)
     for row, local in enumerate((MODELS, tree.map(lambda leaf: leaf.flip(0), MODELS))):
-        torch.testing.assert_close(together_["total"][row], divergence.from_others(local, "l2")["total"])
+        torch.testing.assert_close(
+            together_["total"][row], divergence.from_others(local, "l2")["total"]
+        )
 
 
 def test_distribution_distance_by_hand():
-    """Accuracies 0.6, 0.2 and none for the absent class are shares 3/4 and 1/4; the clients hold (1, 0) and (1/2, 1/2),
-    the third one half of what the test set lacks. Without any right answer the shares are 0."""
+    """Accuracies 0.6, 0.2 and none for the absent class are shares 3/4 and 1/4; the clients hold
+    (1, 0) and (1/2, 1/2), the third one half of what the test set lacks. Without any right answer
+    the shares are 0."""
     counts = np.array([[4, 0, 0], [3, 3, 0], [5, 0, 5]])
     found = divergence.distribution_distance(np.array([0.6, 0.2, np.nan]), counts)
     np.testing.assert_allclose(found, [0.5, 0.5, 0.25 + 0.25 + 0.5], rtol=1e-15)
@@ -99,8 +120,12 @@ def test_distribution_distance_by_hand():
 
 
 def test_gradient_diversity_by_hand():
-    """Orthogonal gradients (3, 0) and (0, 4): mean square 25/2, mean (1.5, 2) of square 25/4, so 2; equal ones: 1."""
-    gradients = {"a.weight": torch.tensor([[3.0, 0.0], [0.0, 4.0]]), "b": torch.tensor([[2.0], [2.0]])}
+    """Orthogonal gradients (3, 0) and (0, 4): mean square 25/2, mean (1.5, 2) of square 25/4, so 2;
+    equal ones: 1."""
+    gradients = {
+        "a.weight": torch.tensor([[3.0, 0.0], [0.0, 4.0]]),
+        "b": torch.tensor([[2.0], [2.0]]),
+    }
     found = plain(gradient_diversity(gradients))
     assert found == {"a": 2.0, "b": 1.0, "total": (25 / 2 + 4) / (25 / 4 + 4)}
     # Weights 3 and 1: mean square 3/4 * 9 + 1/4 * 16, mean (9/4, 1).
@@ -110,22 +135,26 @@ def test_gradient_diversity_by_hand():
 
 
 def test_gradient_diversity_has_the_value_of_proposition_1():
-    """FedNTD's Proposition 1: class gradients that are orthonormal, clients with gradients p + beta p~.
+    """FedNTD's Proposition 1: class gradients that are orthonormal, clients with gradients p + beta
+    p~.
 
-    With sum_k p^k_c = K/C, Lambda = 1 + C^2/(1+beta)^2 (1 - beta/(C-1))^2 mean_k Var_c[p^k], worked out here: both p
-    and p~ sum to 1, the mean gradient is (1+beta)/C in each class, and p^k + beta p~^k deviates from it by
-    (1 - beta/(C-1)) (p^k_c - 1/C)."""
+    With sum_k p^k_c = K/C, Lambda = 1 + C^2/(1+beta)^2 (1 - beta/(C-1))^2 mean_k Var_c[p^k], worked
+    out here: both p and p~ sum to 1, the mean gradient is (1+beta)/C in each class, and p^k + beta
+    p~^k deviates from it by (1 - beta/(C-1)) (p^k_c - 1/C)."""
     p = np.array([[0.7, 0.2, 0.1], [0.1, 0.7, 0.2], [0.2, 0.1, 0.7]])
     classes = p.shape[1]
     for beta in (0.0, 0.3, 1.0):
         gradients = torch.from_numpy(p + beta * (1 - p) / (classes - 1))
         scale = classes / (1 + beta) * (1 - beta / (classes - 1))
         expected = 1 + scale**2 * p.var(1).mean()
-        assert float(gradient_diversity({"g": gradients})["total"]) == pytest.approx(expected, rel=1e-12)
+        assert float(gradient_diversity({"g": gradients})["total"]) == pytest.approx(
+            expected, rel=1e-12
+        )
 
 
 def test_gradients_of_clients_are_those_of_their_whole_data():
-    """Of softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i)) x_i^T."""
+    """Of softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i))
+    x_i^T."""
     simulation = make_simulation(model=SoftmaxRegression())
     bench, info = simulation.bench, simulation.stages[0].federation
     found = local_gradients(bench, simulation.initial_state().server, info.parts)
@@ -143,7 +172,8 @@ BOTH = SeveralAnalyses(members=[WeightDivergence(**IN_ALL), GradientDiversity(**
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_round_of_every_engine_is_measured_alike(engine):
-    """The rows against the models themselves; every engine has the numbers of the sequential one."""
+    """The rows against the models themselves; every engine has the numbers of the sequential
+    one."""
     simulation = make_simulation(FedProx(mu=0.1), analysis=BOTH)
     state = simulation.initial_state()
     expected = play_round(simulation, state).analyses
@@ -159,7 +189,9 @@ def test_a_round_of_every_engine_is_measured_alike(engine):
             numbers = [[v for v in each.values() if isinstance(v, float)] for each in (row, other)]
             np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-9, atol=1e-12)
     clients = sample(simulation, 1)
-    assert [row["client"] for row in found["weight_divergence.csv"] if row["layer"] == "total"] == clients
+    assert [
+        row["client"] for row in found["weight_divergence.csv"] if row["layer"] == "total"
+    ] == clients
 
 
 def test_what_trackers_are_told():
@@ -174,31 +206,56 @@ def test_what_trackers_are_told():
         }
         for layer, l1 in (("total", 2.0), ("conv", 100.0), ("total", 4.0))
     ]
-    expected = {"weight_divergence_l1": 3.0, "weight_divergence_others_l1": 1.0, "distribution_distance": 0.5}
+    expected = {
+        "weight_divergence_l1": 3.0,
+        "weight_divergence_others_l1": 1.0,
+        "distribution_distance": 0.5,
+    }
     assert round_means("weight_divergence.csv", rows) == expected
 
 
 def test_rounds_that_are_measured():
     analysis = WeightDivergence(rounds=None, every=4)
     assert [n for n in range(1, 11) if analysis.is_due(n, 10)] == [4, 8, 10]
-    assert [n for n in range(1, 11) if WeightDivergence(rounds=[1, 9], every=4).is_due(n, 10)] == [1, 9]
+    assert [n for n in range(1, 11) if WeightDivergence(rounds=[1, 9], every=4).is_due(n, 10)] == [
+        1,
+        9,
+    ]
     assert NoAnalysis().parts == ()
 
 
 def test_a_list_is_short_for_several():
-    built = build(composed(*together(["analysis=[weight_divergence,gradient_diversity]", "analysis.rounds=[1,5]"])))
+    built = build(
+        composed(
+            *together(["analysis=[weight_divergence,gradient_diversity]", "analysis.rounds=[1,5]"])
+        )
+    )
     assert [type(part) for part in built.analysis.parts] == [WeightDivergence, GradientDiversity]
     assert [part.rounds for part in built.analysis.parts] == [[1, 5], [1, 5]]
-    own = together(["analysis=[weight_divergence,gradient_diversity]", "analysis.gradient_diversity.rounds=[2]"])
+    own = together(
+        [
+            "analysis=[weight_divergence,gradient_diversity]",
+            "analysis.gradient_diversity.rounds=[2]",
+        ]
+    )
     assert [part.rounds for part in build(composed(*own)).analysis.parts] == [None, [2]]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["analysis=weight_divergence", "analysis.rounds=[0]"], "analysis.rounds=[0]: must be a list of rounds from 1"),
-        (["analysis=weight_divergence", "analysis.every=0"], "analysis.every=0: must be at least 1"),
-        (["analysis=[weight_divergance]"], "analysis.members=weight_divergance: no such analysis (nearest:"),
+        (
+            ["analysis=weight_divergence", "analysis.rounds=[0]"],
+            "analysis.rounds=[0]: must be a list of rounds from 1",
+        ),
+        (
+            ["analysis=weight_divergence", "analysis.every=0"],
+            "analysis.every=0: must be at least 1",
+        ),
+        (
+            ["analysis=[weight_divergance]"],
+            "analysis.members=weight_divergance: no such analysis (nearest:",
+        ),
         (["analysis=[weight_divergence,weight_divergence]"], "must be different analyses"),
     ],
 )
@@ -209,16 +266,25 @@ def test_bad_values(overrides, message):
 
 
 def test_rounds_after_the_last_one_are_refused():
-    with pytest.raises(ConfigError, match=r"analysis.rounds: round 4 is after the last one \(rounds=3\)"):
+    with pytest.raises(
+        ConfigError, match=r"analysis.rounds: round 4 is after the last one \(rounds=3\)"
+    ):
         make_simulation(analysis=WeightDivergence(rounds=[1, 4], every=1))
 
 
 def test_heads_of_tasks_have_no_gradient_of_one_classifier():
     tasks = ClassIncremental(
-        rounds_per_task=1, num_tasks=2, shuffle_classes=False, classes=None, split=None, evaluate_on="test"
+        rounds_per_task=1,
+        num_tasks=2,
+        shuffle_classes=False,
+        classes=None,
+        split=None,
+        evaluate_on="test",
     )
     with pytest.raises(ConfigError, match="analysis=gradient_diversity: not with FedMultiHead"):
-        make_simulation(FedMultiHead(), scenario=tasks, sizes=(2, 3), analysis=GradientDiversity(**IN_ALL))
+        make_simulation(
+            FedMultiHead(), scenario=tasks, sizes=(2, 3), analysis=GradientDiversity(**IN_ALL)
+        )
 
 
 # --- local epochs
@@ -232,8 +298,8 @@ def probed(simulation, engine="sequential"):
 
 
 def test_local_models_are_tested_after_each_epoch():
-    """Epoch 0 is the model that was sent; after epoch 1 of 2 it is what a run of one epoch trains; at the end it
-    is the local model. Batch norm: each has its own running statistics."""
+    """Epoch 0 is the model that was sent; after epoch 1 of 2 it is what a run of one epoch trains;
+    at the end it is the local model. Batch norm: each has its own running statistics."""
     settings = {"model": Normed(), "forgetting_metric": RoundDrop(local=True), "augment": False}
     result = probed(make_simulation(analysis=EPOCHS, **settings))
     short = probed(make_simulation(local=replace(LOCAL, epochs=1), analysis=EPOCHS, **settings))
@@ -253,12 +319,16 @@ def test_local_models_are_tested_after_each_epoch():
 
 
 def test_accuracies_of_an_epoch_by_hand():
-    """Two clients, two classes: accuracies 0.9 and 0.3 with labels 3:1 are 0.75 in-local and 0.45 out-local. The second
-    client was not tested."""
+    """Two clients, two classes: accuracies 0.9 and 0.3 with labels 3:1 are 0.75 in-local and 0.45
+    out-local. The second client was not tested."""
     accuracy = np.array([[[0.5, 0.5], [0.9, 0.3]], [[np.nan] * 2] * 2])
     half = np.full((2, 2), 0.5)
-    epochs = Epochs(numbers=[(0, 1), ()], accuracy=accuracy, test_accuracy=half, train_accuracy=half)
-    found = SimpleNamespace(round=7, clients=[4, 9], counts=np.array([[3, 1], [1, 1]]), epochs=epochs)
+    epochs = Epochs(
+        numbers=[(0, 1), ()], accuracy=accuracy, test_accuracy=half, train_accuracy=half
+    )
+    found = SimpleNamespace(
+        round=7, clients=[4, 9], counts=np.array([[3, 1], [1, 1]]), epochs=epochs
+    )
     before, after = EPOCHS.rows(found)
     assert (before["round"], before["client"], before["epoch"], after["epoch"]) == (7, 4, 0, 1)
     assert (before["in_local_accuracy"], before["out_local_accuracy"]) == (0.5, 0.5)
@@ -267,12 +337,16 @@ def test_accuracies_of_an_epoch_by_hand():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), FedSAM(rho=0.1)], ids=["fused", "own local step"])
+@pytest.mark.parametrize(
+    "algorithm", [FedProx(mu=0.1), FedSAM(rho=0.1)], ids=["fused", "own local step"]
+)
 def test_tests_of_every_engine_are_alike_and_change_no_training(algorithm, engine):
     simulation = make_simulation(algorithm, analysis=replace(EPOCHS, clients=3))
     expected, found = probed(simulation), probed(simulation, engine)
     assert found.analyses == expected.analyses
-    assert {row["client"] for row in found.analyses["local_epochs.csv"]} == set(found.cohort.clients[:3])
+    assert {row["client"] for row in found.analyses["local_epochs.csv"]} == set(
+        found.cohort.clients[:3]
+    )
     without = probed(make_simulation(algorithm), engine)
     assert found.losses == without.losses
     for one, other in zip(tree.leaves(found.server), tree.leaves(without.server), strict=True):
@@ -286,10 +360,23 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
     state, bench = simulation.initial_state(), simulation.bench
     messages = (
         ENGINES["sequential"]
-        .train(*(simulation.algorithm, bench, broadcast(simulation, state), result.cohort, simulation.lr_at(1), False))
+        .train(
+            *(
+                simulation.algorithm,
+                bench,
+                broadcast(simulation, state),
+                result.cohort,
+                simulation.lr_at(1),
+                False,
+            )
+        )
         .messages
     )
-    last = {row["client"]: row["train_accuracy"] for row in result.analyses["local_epochs.csv"] if row["epoch"] == 2}
+    last = {
+        row["client"]: row["train_accuracy"]
+        for row in result.analyses["local_epochs.csv"]
+        if row["epoch"] == 2
+    }
     for i, client in enumerate(result.cohort.clients):
         numbers = torch.from_numpy(simulation.stages[0].federation.parts[client])
         x, y = bench.load_train(numbers, None)
@@ -299,8 +386,20 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
 
 # --- in a run
 
-SMALL = ["local.epochs=2", "num_clients=4", "participation=0.5", "alpha=1", "tracker=none", "figures=false"]
-SMALL += ["hardware.engine=sequential", "hardware.threads=1", "model.channels=[4]", "model.hidden=[8]"]
+SMALL = [
+    "local.epochs=2",
+    "num_clients=4",
+    "participation=0.5",
+    "alpha=1",
+    "tracker=none",
+    "figures=false",
+]
+SMALL += [
+    "hardware.engine=sequential",
+    "hardware.threads=1",
+    "model.channels=[4]",
+    "model.hidden=[8]",
+]
 SMALL += ["local.batch_size=60"]  # six steps a client and pass
 ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs]"
 
@@ -323,10 +422,14 @@ def test_a_resumed_run_has_the_same_tables_and_the_training_is_that_without(tmp_
         assert sorted(set(runs["whole"].analysis(name)["round"])) == [2, 3]
         assert not (tmp_path / "without" / name).exists()
     assert not runs["whole"].problems
-    rounds = [run.rounds.drop(columns=[c for c in run.rounds if "second" in c]) for run in runs.values()]
+    rounds = [
+        run.rounds.drop(columns=[c for c in run.rounds if "second" in c]) for run in runs.values()
+    ]
     assert all(rounds[0].equals(other) for other in rounds[1:])
     for name in ("class_accuracy.csv", "clients.csv"):
-        assert (tmp_path / "without" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "without" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes()
     told = [record.analysed for record in records(runs["whole"])]
     assert [bool(values) for values in told] == [False, False, True, True]
     assert told[3]["gradient_diversity"] >= 1
@@ -346,31 +449,48 @@ def draw_of(tmp_path, name):
 
 
 def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):
-    """Two clients: 0.2 and 0.6 before training, 0.8 and 1 after; with 40 measured rounds eight of them are drawn."""
+    """Two clients: 0.2 and 0.6 before training, 0.8 and 1 after; with 40 measured rounds eight of
+    them are drawn."""
     rows = [
-        (r, c, e, 0.5, a, a, "") for r in range(40) for c, e, a in ((3, 0, 0.2), (5, 0, 0.6), (3, 1, 0.8), (5, 1, 1))
+        (r, c, e, 0.5, a, a, "")
+        for r in range(40)
+        for c, e, a in ((3, 0, 0.2), (5, 0, 0.6), (3, 1, 0.8), (5, 1, 1))
     ]
     columns = "round,client,epoch,test_accuracy,in_local_accuracy,out_local_accuracy,train_accuracy"
-    (tmp_path / "local_epochs.csv").write_text("\n".join([columns, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    (tmp_path / "local_epochs.csv").write_text(
+        "\n".join([columns, *(",".join(map(str, row)) for row in rows)]) + "\n"
+    )
     inside, outside, own = draw_of(tmp_path, "local_epochs.csv")
     assert len(inside.containers) == len(outside.containers) == 8
     line, _, (bars,) = inside.containers[0].lines
     np.testing.assert_allclose(line.get_xydata(), [[0, 0.4], [1, 0.9]])
-    np.testing.assert_allclose([segment[:, 1] for segment in bars.get_segments()], [[0.2, 0.6], [0.8, 1.0]])
+    np.testing.assert_allclose(
+        [segment[:, 1] for segment in bars.get_segments()], [[0.2, 0.6], [0.8, 1.0]]
+    )
     assert not own.containers  # the training accuracy is undefined
 
 
 def test_pictures_of_layers(tmp_path):
-    """Squared distances 9 and 16 of 25 in layers a and b; a model of 60 layers has no room for their names."""
+    """Squared distances 9 and 16 of 25 in layers a and b; a model of 60 layers has no room for
+    their names."""
     rows = ["round,client,layer,l1,l2,others_l1,others_l2,distribution_distance"]
-    rows += [f"4,7,{layer},{l1},{l2},1,1," for layer, l1, l2 in (("a", 3, 3), ("b", 5, 4), ("total", 8, 5))]
+    rows += [
+        f"4,7,{layer},{l1},{l2},1,1,"
+        for layer, l1, l2 in (("a", 3, 3), ("b", 5, 4), ("total", 8, 5))
+    ]
     (tmp_path / "weight_divergence.csv").write_text("\n".join(rows) + "\n")
     above, below = draw_of(tmp_path, "weight_divergence.csv")[:2]
     assert above.containers[0].lines[0].get_xydata().tolist() == [[4, 8]]
     np.testing.assert_allclose(below.collections[0].get_array().ravel(), [9 / 25, 16 / 25])
     assert [text.get_text() for text in below.get_yticklabels()] == ["a", "b"]
-    rows = ["round,layer,clients,gradient_diversity,weighted_gradient_diversity,mean_squared_norm,squared_norm_of_mean"]
-    rows += [f"{r},{layer},2,{1 + r},inf,1,1" for r in (1, 2) for layer in (*map("layer{}".format, range(60)), "total")]
+    rows = [
+        "round,layer,clients,gradient_diversity,weighted_gradient_diversity,mean_squared_norm,squared_norm_of_mean"
+    ]
+    rows += [
+        f"{r},{layer},2,{1 + r},inf,1,1"
+        for r in (1, 2)
+        for layer in (*map("layer{}".format, range(60)), "total")
+    ]
     (tmp_path / "gradient_diversity.csv").write_text("\n".join(rows) + "\n")
     above, below = draw_of(tmp_path, "gradient_diversity.csv")[:2]
     assert above.lines[0].get_ydata().tolist() == [2, 3]
@@ -381,8 +501,8 @@ def test_pictures_of_layers(tmp_path):
 
 
 def made_history():
-    """One round of two clients with 3:1 and 1:1 examples of two classes; the global model goes from (0.5, 0.5) to
-    (0.6, 0.2)."""
+    """One round of two clients with 3:1 and 1:1 examples of two classes; the global model goes from
+    (0.5, 0.5) to (0.6, 0.2)."""
     history = History(np.array([[3, 1], [2, 2]]))
     history.add(0, np.array([0.5, 0.5]))
     history.add(1, np.array([0.6, 0.2]))
@@ -391,8 +511,8 @@ def made_history():
 
 
 def test_accuracies_before_and_after_by_hand():
-    """The joint distribution is (5/8, 3/8): after the round 0.6 * 5/8 + 0.2 * 3/8 = 0.45 in and 0.35 out. In-local of
-    the clients 0.75 and 0.6, out-local 0.25 and 0.6."""
+    """The joint distribution is (5/8, 3/8): after the round 0.6 * 5/8 + 0.2 * 3/8 = 0.45 in and
+    0.35 out. In-local of the clients 0.75 and 0.6, out-local 0.25 and 0.6."""
     found = before_and_after(made_history())
     expected = {"in before": 0.5, "out before": 0.5, "in after": 0.45, "out after": 0.35}
     expected |= {"in local": 0.675, "out local": 0.425, "in spread": 0.075, "out spread": 0.175}
@@ -402,13 +522,25 @@ def test_accuracies_before_and_after_by_hand():
 
 
 def test_pictures_of_a_setting():
-    """Two methods of one run each; the second has measured nothing, and has a curve of the global model alone."""
-    columns = ("round", "client", "epoch", "test_accuracy", "in_local_accuracy", "out_local_accuracy", "train_accuracy")
+    """Two methods of one run each; the second has measured nothing, and has a curve of the global
+    model alone."""
+    columns = (
+        "round",
+        "client",
+        "epoch",
+        "test_accuracy",
+        "in_local_accuracy",
+        "out_local_accuracy",
+        "train_accuracy",
+    )
     epochs = pd.DataFrame(
-        [(r, 0, e, 0.5, 0.1 * r + 0.1 * e, 0.3, 0.4) for r in (1, 2) for e in (0, 5)], columns=columns
+        [(r, 0, e, 0.5, 0.1 * r + 0.1 * e, 0.3, 0.4) for r in (1, 2) for e in (0, 5)],
+        columns=columns,
     )
     columns = ("round", "client", "layer", "l1", "distribution_distance")
-    distances = pd.DataFrame([(r, k, "total", r + k, 0.5 * k) for r in (1, 2) for k in (0, 1)], columns=columns)
+    distances = pd.DataFrame(
+        [(r, k, "total", r + k, 0.5 * k) for r in (1, 2) for k in (0, 1)], columns=columns
+    )
     measured = SimpleNamespace(
         analyses={"local_epochs.csv": epochs, "weight_divergence.csv": distances},
         history=made_history(),
@@ -424,12 +556,18 @@ def test_pictures_of_a_setting():
     drawn = {name: draw(setting) for name, draw in draw_measured.pictures(setting)}
     assert list(drawn) == ["local_epochs", "local_training", "weight_divergence", "in_out_local"]
     inside = drawn["local_epochs"].axes[0].containers[0].lines[0]
-    np.testing.assert_allclose(inside.get_xydata(), [[0, 0.2], [5, 0.7]])  # of round 2, the last one
+    # of round 2, the last one
+    np.testing.assert_allclose(inside.get_xydata(), [[0, 0.2], [5, 0.7]])
     own = drawn["local_training"].axes[1].lines
     np.testing.assert_allclose(own[0].get_xydata(), [[1, 0.6], [2, 0.7]])  # after training
     assert [len(axes.lines) for axes in drawn["local_training"].axes] == [1, 1, 2]
     cloud, weights, misfit = drawn["weight_divergence"].axes
-    assert sorted(cloud.collections[0].get_offsets().tolist()) == [[0, 1], [0, 2], [0.5, 2], [0.5, 3]]
+    assert sorted(cloud.collections[0].get_offsets().tolist()) == [
+        [0, 1],
+        [0, 2],
+        [0.5, 2],
+        [0.5, 3],
+    ]
     assert weights.lines[0].get_xydata().tolist() == [[1, 1.5], [2, 2.5]]
     assert misfit.lines[0].get_ydata().tolist() == [0.25, 0.25]
     with styled():
@@ -438,7 +576,8 @@ def test_pictures_of_a_setting():
 
 
 def test_the_picture_of_a_class_that_is_reduced():
-    """A client that takes part in rounds 1 and 3 of 3: degrees (0.5 - 0.25) / 0.5 and, clipped, a gain."""
+    """A client that takes part in rounds 1 and 3 of 3: degrees (0.5 - 0.25) / 0.5 and, clipped, a
+    gain."""
     history = History(np.array([[[4]], [[1]]]), starts=(1, 3))
     for number, accuracy in enumerate((0.5, 0.1, 0.0, 0.2)):
         history.add(number, np.array([accuracy]))

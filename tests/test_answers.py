@@ -20,7 +20,16 @@ from fedexp.engine.network import FunctionalNetwork
 from fedexp.models import Output
 from test_algorithms import SHIPPED
 from test_continual import EVERY
-from toy_federation import ENGINES, LOCAL, PAIR, NormedModule, assemble, assert_close, make_simulation, play
+from toy_federation import (
+    ENGINES,
+    LOCAL,
+    PAIR,
+    NormedModule,
+    assemble,
+    assert_close,
+    make_simulation,
+    play,
+)
 
 NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 MOON = Moon(mu=1.0, tau=0.5, projection=0)
@@ -42,11 +51,14 @@ def asked(monkeypatch) -> list[int]:
 
 
 def examples_asked(simulation, asked: list[int]) -> tuple[int, int]:
-    """The number of examples on which references are asked in the training of a round, and those of one epoch."""
+    """The number of examples on which references are asked in the training of a round, and those of
+    one epoch."""
     state = play(simulation, 1)
     cohort = assemble(simulation, state, 2)
     asked.clear()
-    simulation.engine.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False)
+    simulation.engine.train(
+        simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False
+    )
     return sum(asked), sum(schedule.examples for schedule in cohort.schedules) // THREE.epochs
 
 
@@ -72,11 +84,16 @@ def test_the_models_are_those_without_it(algorithm, optimizer, monkeypatch):
 
 
 def test_random_numbers_for_dropout_do_not_change_what_a_reference_says(asked, monkeypatch):
-    """A text has its key in another column in every epoch; a model in eval mode does not read it."""
+    """A text has its key in another column in every epoch; a model in eval mode does not read
+    it."""
     simulation = make_simulation(NTD, THREE)
     changes = []
     monkeypatch.setattr(sequential, "Answers", lambda *given: changes.append(given))
-    data = type("Scheduled", (), {"draws": torch.zeros(2, 4, 1), "index": torch.zeros(2, 4), "lengths": [4, 4]})()
+    data = type(
+        "Scheduled",
+        (),
+        {"draws": torch.zeros(2, 4, 1), "index": torch.zeros(2, 4), "lengths": [4, 4]},
+    )()
     for draws in (DropoutKeys(), simulation.bench.augmentation):
         sequential.answers_on(replace(simulation.bench, augmentation=draws), data)
     assert len(changes) == 1
@@ -88,7 +105,9 @@ def test_none_are_kept_where_a_layer_looks_across_the_batch():
     module.norm = nn.BatchNorm2d(3, track_running_stats=False)
     data = type("Scheduled", (), {"draws": None, "index": torch.zeros(2, 4), "lengths": [4, 4]})()
     assert sequential.answers_on(bench, data) is not None
-    assert sequential.answers_on(replace(bench, net=FunctionalNetwork(module, "fp64")), data) is None
+    assert (
+        sequential.answers_on(replace(bench, net=FunctionalNetwork(module, "fp64")), data) is None
+    )
 
 
 @dataclass
@@ -103,12 +122,15 @@ class Doubled:
         return Output(x, x * params["w"], self.maps)
 
 
-INDEX = torch.tensor([[7, 3], [5, 5], [3, 7], [5, 5]])  # two epochs; the second row is one example and padding
+# two epochs; the second row is one example and padding
+INDEX = torch.tensor([[7, 3], [5, 5], [3, 7], [5, 5]])
 EXAMPLES = 6  # without the padding
 W = {"w": torch.tensor(2.0)}
 
 
-def passes(kept: Answers, reference: Doubled, params: Params = W, steps: tuple[int, ...] = (0, 1, 2, 3)):
+def passes(
+    kept: Answers, reference: Doubled, params: Params = W, steps: tuple[int, ...] = (0, 1, 2, 3)
+):
     """The logits of two epochs, of inputs that are the examples' numbers."""
     logits = []
     for step in steps:
@@ -137,9 +159,14 @@ def test_a_reference_that_changes_is_asked_again():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_reference_that_an_optimizer_trains_is_asked_again(optimizer):
-    """A second model beside the client's; torch's fused kernels do not tell that they have changed a tensor."""
+    """A second model beside the client's; torch's fused kernels do not tell that they have changed
+    a tensor."""
     local = replace(LOCAL, optimizer=optimizer)
-    reference, kept, params = Doubled(), Answers(INDEX, EXAMPLES), {"w": torch.tensor(2.0, dtype=torch.float64)}
+    reference, kept, params = (
+        Doubled(),
+        Answers(INDEX, EXAMPLES),
+        {"w": torch.tensor(2.0, dtype=torch.float64)},
+    )
     passes(kept, reference, params)
     memory = optimizers.memory_of(params, local)
     optimizers.step_in_place(params, {"w": torch.ones_like(params["w"])}, memory, 0.1, local, 0)
@@ -149,16 +176,26 @@ def test_a_reference_that_an_optimizer_trains_is_asked_again(optimizer):
 
 
 def test_a_reference_whose_tensors_are_replaced_is_asked_again():
-    """In one dict, whose former tensors must not give their place in memory to new ones: what is new is not known."""
+    """In one dict, whose former tensors must not give their place in memory to new ones: what is
+    new is not known."""
     for _ in range(50):
-        reference, kept, params = Doubled(), Answers(INDEX, EXAMPLES), {"w": torch.full((), 1.0, dtype=torch.float64)}
+        reference, kept, params = (
+            Doubled(),
+            Answers(INDEX, EXAMPLES),
+            {"w": torch.full((), 1.0, dtype=torch.float64)},
+        )
         for value in (1.0, 2.0, 3.0, 4.0):
             params["w"] = params["w"] * 0 + value
             assert passes(kept, reference, params, (0, 1))[1].item() == 5 * value
 
 
 def test_the_same_tensors_under_other_names_are_another_reference():
-    reference, kept, w, v = Doubled(), Answers(INDEX, EXAMPLES), torch.tensor(2.0), torch.tensor(3.0)
+    reference, kept, w, v = (
+        Doubled(),
+        Answers(INDEX, EXAMPLES),
+        torch.tensor(2.0),
+        torch.tensor(3.0),
+    )
     assert passes(kept, reference, {"w": w, "v": v})[1].item() == 10.0
     assert passes(kept, reference, {"v": w, "w": v})[1].item() == 15.0
 
@@ -186,7 +223,10 @@ def test_nothing_is_kept_where_no_example_comes_again():
 
 def test_too_much_room_is_never_asked_for():
     """Of a client with a million examples and features of a million numbers."""
-    kept, x = Answers(torch.arange(2_000_000).remainder(1_000_000)[:, None], 2_000_000), torch.ones(1, 1)
+    kept, x = (
+        Answers(torch.arange(2_000_000).remainder(1_000_000)[:, None], 2_000_000),
+        torch.ones(1, 1),
+    )
     kept.show(x, 0)
     output = kept.of(W, x, lambda: Output(torch.zeros(()).expand(1, 1_000_000), x))
     assert output.features.shape == (1, 1_000_000)
@@ -222,7 +262,9 @@ def test_other_inputs_and_parameters_in_training_are_not_looked_up():
     for calls in (3, 4):
         assert kept.of(moving, x, lambda: reference(moving, x)).logits.requires_grad
         assert reference.calls == calls
-    torch.func.grad(lambda w: kept.of(W, x, lambda: reference({"w": w}, x)).logits.sum())(torch.tensor(1.0))
+    torch.func.grad(lambda w: kept.of(W, x, lambda: reference({"w": w}, x)).logits.sum())(
+        torch.tensor(1.0)
+    )
     assert reference.calls == 5
 
 
@@ -232,7 +274,8 @@ def test_memory_has_a_limit(monkeypatch):
     for params in models:
         passes(kept, reference, params)
     assert reference.calls == 2 * MODELS + 4
-    monkeypatch.setattr(answers, "BYTES", 3 * 8 * 2 - 1)  # three examples, a feature and a logit of eight bytes each
+    # three examples, a feature and a logit of eight bytes each
+    monkeypatch.setattr(answers, "BYTES", 3 * 8 * 2 - 1)
     reference = Doubled()
     passes(Answers(INDEX, EXAMPLES), reference)
     assert reference.calls == 4

@@ -1,4 +1,5 @@
-"""Unpacking: what data sets have arrives whole; what would leave the folder, is a link or a bomb does not."""
+"""Unpacking: what data sets have arrives whole; what would leave the folder, is a link or a bomb
+does not."""
 
 import gzip
 import hashlib
@@ -53,7 +54,9 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 
 def below(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
 
 
 @pytest.fixture
@@ -76,7 +79,15 @@ def test_a_single_file_arrives(folder, tmp_path):
     assert below(folder) == {"labels-idx1-ubyte": b"abc" * 1000}
 
 
-OUTSIDE = ["../keep.txt", "a/../../keep.txt", "/fedexp-never", "..", "..\\keep.txt", "C:\\never", "//host/never"]
+OUTSIDE = [
+    "../keep.txt",
+    "a/../../keep.txt",
+    "/fedexp-never",
+    "..",
+    "..\\keep.txt",
+    "C:\\never",
+    "//host/never",
+]
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
@@ -124,7 +135,10 @@ def test_a_bomb_is_stopped_long_before_its_end(name, folder, tmp_path):
         (write_zip if name == "x.zip" else write_tar)(made, {"zeros": zeros})  # type: ignore[operator]
     with pytest.raises(ArchiveError, match="unpacks to far more than a data set has"):
         unpack(made, folder)
-    assert sum(path.stat().st_size for path in folder.rglob("*")) <= archive.RATIO * made.stat().st_size
+    assert (
+        sum(path.stat().st_size for path in folder.rglob("*"))
+        <= archive.RATIO * made.stat().st_size
+    )
 
 
 def test_too_many_members_are_refused(folder, tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""Augmentation and normalisation against torchvision's transforms on fixed offsets, and against slow loops."""
+"""Augmentation and normalisation against torchvision's transforms on fixed offsets, and against
+slow loops."""
 
 import itertools
 from typing import Any
@@ -10,26 +11,54 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tv
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.augment import ANGLE, CX, CY, DRAWS, DX, DY, FLIP, Augmentation, Normalise, load_batch
+from fedexp.data.augment import (
+    ANGLE,
+    CX,
+    CY,
+    DRAWS,
+    DX,
+    DY,
+    FLIP,
+    Augmentation,
+    Normalise,
+    load_batch,
+)
 
 NORMALISE = Normalise(mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
-OFF: dict[str, Any] = {"crop_padding": 0, "padding_mode": "zero", "flip": False, "cutout": 0, "rotation": 0.0}
+OFF: dict[str, Any] = {
+    "crop_padding": 0,
+    "padding_mode": "zero",
+    "flip": False,
+    "cutout": 0,
+    "rotation": 0.0,
+}
 CIFAR: dict[str, Any] = {**OFF, "crop_padding": 4, "flip": True, "cutout": 16}
 
 
 def make_images(n: int, side: int = 32, channels: int = 3) -> torch.Tensor:
     return torch.randint(
-        1, 256, (n, side, side, channels), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+        1,
+        256,
+        (n, side, side, channels),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(1),
     )
 
 
-def slow(image: torch.Tensor, draw: torch.Tensor, aug: Augmentation, normalise: Normalise) -> torch.Tensor:
-    """One example through torchvision's functional transforms in the published order, float32 [C, H, W]."""
+def slow(
+    image: torch.Tensor, draw: torch.Tensor, aug: Augmentation, normalise: Normalise
+) -> torch.Tensor:
+    """One example through torchvision's functional transforms in the published order, float32 [C,
+    H, W]."""
     height, width, _ = image.shape
     dy, dx, flip, cy, cx, angle = draw.tolist()
     x = image.permute(2, 0, 1)
     if aug.crop_padding:
-        x = tv.pad(x, [aug.crop_padding] * 4, padding_mode="constant" if aug.padding_mode == "zero" else "reflect")
+        x = tv.pad(
+            x,
+            [aug.crop_padding] * 4,
+            padding_mode="constant" if aug.padding_mode == "zero" else "reflect",
+        )
         x = tv.crop(x, dy, dx, height, width)
     if flip:
         x = tv.hflip(x)
@@ -39,12 +68,17 @@ def slow(image: torch.Tensor, draw: torch.Tensor, aug: Augmentation, normalise: 
     if aug.cutout:
         half = aug.cutout // 2
         for row, col in itertools.product(range(height), range(width)):
-            if cy - half <= row < cy - half + aug.cutout and cx - half <= col < cx - half + aug.cutout:
+            if (
+                cy - half <= row < cy - half + aug.cutout
+                and cx - half <= col < cx - half + aug.cutout
+            ):
                 x[:, row, col] = 0
     return x
 
 
-def fast(images: torch.Tensor, draws: torch.Tensor, aug: Augmentation, **kwargs: Any) -> torch.Tensor:
+def fast(
+    images: torch.Tensor, draws: torch.Tensor, aug: Augmentation, **kwargs: Any
+) -> torch.Tensor:
     return load_batch(images, torch.arange(len(images)), draws, aug, NORMALISE, **kwargs)
 
 
@@ -68,7 +102,8 @@ def test_every_cutout_position_is_the_clipped_square():
     out = fast(images, draws, aug)
     expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-    assert (out[0, :, :3, :3] == 0).all()  # centre (0, 0), side 6: rows and columns -3..2, of which 0..2 are seen
+    # centre (0, 0), side 6: rows and columns -3..2, of which 0..2 are seen
+    assert (out[0, :, :3, :3] == 0).all()
     assert (out[0] == 0).sum() == 3 * 9
 
 
@@ -81,7 +116,8 @@ def test_fedntd_hole_covers_eight_rows_above_and_seven_below():
 
 
 def test_padded_pixels_are_black_before_normalisation():
-    draws = torch.zeros(1, DRAWS, dtype=torch.int64)  # offset 0, 0: the image is moved 4 pixels down and right
+    # offset 0, 0: the image is moved 4 pixels down and right
+    draws = torch.zeros(1, DRAWS, dtype=torch.int64)
     out = fast(make_images(1), draws, Augmentation(**{**OFF, "crop_padding": 4}))[0]
     black = -torch.tensor(NORMALISE.mean) / torch.tensor(NORMALISE.std)
     torch.testing.assert_close(out[:, 0, 0], black)
@@ -98,7 +134,8 @@ def test_rotation_is_torchvisions(degrees, side):
     draws[:, ANGLE] = round(degrees * 1000)
     expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
     different = (fast(images, draws, aug) - expected).abs().amax(1) > 1e-4
-    assert different.float().mean() < 0.003  # two float32 formulas may round a source position on an edge differently
+    # two float32 formulas may round a source position on an edge differently
+    assert different.float().mean() < 0.003
 
 
 def test_all_parts_together_in_the_published_order():
@@ -110,7 +147,9 @@ def test_all_parts_together_in_the_published_order():
     assert different.float().mean() < 0.003
 
 
-@pytest.mark.parametrize("options", [CIFAR, {**CIFAR, "padding_mode": "reflect", "rotation": 10.0}, OFF])
+@pytest.mark.parametrize(
+    "options", [CIFAR, {**CIFAR, "padding_mode": "reflect", "rotation": 10.0}, OFF]
+)
 def test_vmap_equals_a_loop_and_a_leading_dimension(options):
     aug, images = Augmentation(**options), make_images(30)
     rng = np.random.default_rng(0)
@@ -137,11 +176,16 @@ def test_inputs_stay_unchanged():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_without_draws_it_is_to_tensor_and_normalize(channels):
-    normalise = Normalise(mean=NORMALISE.mean[:channels], std=NORMALISE.std[:channels], max_value=16)
+    normalise = Normalise(
+        mean=NORMALISE.mean[:channels], std=NORMALISE.std[:channels], max_value=16
+    )
     images = make_images(6, side=8, channels=channels) % 17
     idx = torch.tensor([4, 0, 4])
     expected = tv.normalize(images[idx].permute(0, 3, 1, 2) / 16, normalise.mean, normalise.std)
-    for draws, aug in [(None, None), (torch.zeros(3, DRAWS, dtype=torch.int64), Augmentation(**OFF))]:
+    for draws, aug in [
+        (None, None),
+        (torch.zeros(3, DRAWS, dtype=torch.int64), Augmentation(**OFF)),
+    ]:
         torch.testing.assert_close(load_batch(images, idx, draws, aug, normalise), expected)
 
 
@@ -150,7 +194,8 @@ def test_types_and_memory():
     draws = torch.from_numpy(aug.draw(np.random.default_rng(0), 5, 32, 32))
     exact = fast(images, draws, aug, dtype=torch.float64)
     assert exact.dtype == torch.float64
-    for dtype, tolerance in [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)]:  # bfloat16: half a unit in 8 bits
+    # bfloat16: half a unit in 8 bits
+    for dtype, tolerance in [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)]:
         out = fast(images, draws, aug, dtype=dtype)
         assert out.dtype == dtype
         assert out.is_contiguous(memory_format=torch.channels_last)
@@ -194,7 +239,13 @@ def test_parts_that_are_off_draw_zeros():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("crop_padding", -1), ("padding_mode", "reflct"), ("cutout", -2), ("rotation", 181.0), ("rotation", -1.0)],
+    [
+        ("crop_padding", -1),
+        ("padding_mode", "reflct"),
+        ("cutout", -2),
+        ("rotation", 181.0),
+        ("rotation", -1.0),
+    ],
 )
 def test_bad_options_are_named(option, value):
     with pytest.raises(ConfigError, match=rf"dataset\.augmentation\.{option}={value}: must be"):

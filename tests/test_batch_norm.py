@@ -1,4 +1,5 @@
-"""Batch norm on padded batches and on the vectorised engine, against batches without padding, one client at a time."""
+"""Batch norm on padded batches and on the vectorised engine, against batches without padding, one
+client at a time."""
 
 from dataclasses import replace
 
@@ -32,7 +33,8 @@ from test_continual import stream
 from test_vectorised import Closures, Traces, recording, traces
 from toy_federation import HARDWARE, LOCAL, Noise, Normed, advance, assemble, make_simulation, play
 
-THREES = replace(LOCAL, batch_size=3)  # clients of 1, 3, 7, 8, 6: one without a step, partial batches of two
+# clients of 1, 3, 7, 8, 6: one without a step, partial batches of two
+THREES = replace(LOCAL, batch_size=3)
 RESNETS = {
     "batch statistics": CifarResNet(widths=(4, 8)),
     "running statistics": Normed(),
@@ -42,7 +44,9 @@ SLOW = pytest.mark.slow
 
 
 def normal(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape))
+    )
 
 
 def assert_equal(actual, expected, atol=0.0):
@@ -60,8 +64,9 @@ def assert_same_training(actual, expected, atol=1e-12):
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4), (5, 3, 2, 4)], ids=str)
 def test_padding_is_in_no_statistic(shape, affine):
-    """The rows that count are as torch has them without the others: values, gradients, running statistics. The values
-    of the others are the formula's, and so are all gradients where they count in the loss."""
+    """The rows that count are as torch has them without the others: values, gradients, running
+    statistics. The values of the others are the formula's, and so are all gradients where they
+    count in the loss."""
     x, mask = normal(*shape), torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     rows = mask > 0
     weight, bias = (normal(3, 1)[:, 0] + 2, normal(1, 3)[0]) if affine else (None, None)
@@ -85,20 +90,28 @@ def test_padding_is_in_no_statistic(shape, affine):
     copies = [leaf.detach().clone().requires_grad_() for leaf in inputs]
     assert_equal(values, by_hand(*copies), atol=1e-13)
     some = normal(*shape, 1)[..., 0]
-    grads = [torch.autograd.grad((some * out**2).sum(), of) for out, of in
-             ((values, inputs), (by_hand(*copies), copies))]  # fmt: skip
+    grads = [
+        torch.autograd.grad((some * out**2).sum(), of)
+        for out, of in ((values, inputs), (by_hand(*copies), copies))
+    ]
     assert_equal(grads[0], grads[1], atol=1e-12)
 
 
 def test_clients_as_one_and_alone():
-    """Stacked along the first dimension, with masks, weights and running statistics of their own."""
-    x, masks = normal(4, 6, 3, 5, 5), (torch.arange(6) < torch.tensor([[6], [2], [3], [5]])).double()
+    """Stacked along the first dimension, with masks, weights and running statistics of their
+    own."""
+    x, masks = (
+        normal(4, 6, 3, 5, 5),
+        (torch.arange(6) < torch.tensor([[6], [2], [3], [5]])).double(),
+    )
     weight, mean, var = normal(4, 3), normal(4, 3), normal(3, 4).T.contiguous() ** 2
 
     def step(x, mask, weight, mean, var):
         def loss(x, weight):
             running = mean.clone(), var.clone()
-            return (batch_norm(mask, x, *running, weight, None, True) ** 3 * mask[:, None, None, None]).sum(), running
+            return (
+                batch_norm(mask, x, *running, weight, None, True) ** 3 * mask[:, None, None, None]
+            ).sum(), running
 
         return grad(loss, argnums=(0, 1), has_aux=True)(x, weight)
 
@@ -108,7 +121,8 @@ def test_clients_as_one_and_alone():
 
 
 def test_a_batch_without_examples_is_finite():
-    """Clients that are done wait beside the others; what they compute is thrown away, but must not be NaN."""
+    """Clients that are done wait beside the others; what they compute is thrown away, but must not
+    be NaN."""
     x, mask = normal(2, 3, 4, 4).requires_grad_(), torch.zeros(2, dtype=torch.float64)
     values = batch_norm(mask, x, None, None, None, None, True)
     (gradient,) = torch.autograd.grad(values.sum(), x)
@@ -117,7 +131,8 @@ def test_a_batch_without_examples_is_finite():
 
 
 def test_sums_of_bf16_are_taken_in_fp32():
-    """1,000 values about 100, which bf16 holds to half a unit: the mean is right to a thousandth all the same."""
+    """1,000 values about 100, which bf16 holds to half a unit: the mean is right to a thousandth
+    all the same."""
     x = (100 + normal(10, 1, 100).float()).to(torch.bfloat16)
     mean, var = torch.zeros(1), torch.ones(1)
     values = batch_norm(torch.ones(10), x, mean, var, torch.ones(1), torch.zeros(1), True, 1.0)
@@ -127,7 +142,11 @@ def test_sums_of_bf16_are_taken_in_fp32():
 
 
 def test_the_context_reaches_layers_and_only_in_training():
-    layer, x, mask = nn.BatchNorm2d(3).double(), normal(4, 3, 2, 2), torch.tensor([1.0, 1.0, 0.0, 1.0]).double()
+    layer, x, mask = (
+        nn.BatchNorm2d(3).double(),
+        normal(4, 3, 2, 2),
+        torch.tensor([1.0, 1.0, 0.0, 1.0]).double(),
+    )
     layer(x)  # so that running statistics differ from those of the batch
     layer.eval()
     plain = layer(x)
@@ -146,7 +165,9 @@ def test_rows_that_are_not_the_batch_s_are_an_error():
 
 
 def test_which_models_normalise_by_the_test_batch():
-    found = {name: uses_batch_statistics(model.build((1, 6, 6), 4)) for name, model in RESNETS.items()}
+    found = {
+        name: uses_batch_statistics(model.build((1, 6, 6), 4)) for name, model in RESNETS.items()
+    }
     assert found == {"batch statistics": True, "running statistics": False, "bottlenecks": False}
 
 
@@ -166,8 +187,8 @@ def test_where_the_cut_of_the_test_set_decides_it_is_the_same_on_every_device():
 
 
 def test_a_client_s_network_is_the_live_one():
-    """Train mode for what is differentiated, eval mode with the received statistics for the rest; one after the other,
-    inside and outside of `gradient`."""
+    """Train mode for what is differentiated, eval mode with the received statistics for the rest;
+    one after the other, inside and outside of `gradient`."""
     frozen = FunctionalNetwork(Normed().build((1, 6, 6), 4).double(), "fp64")
     params = {k: v.detach().clone() for k, v in frozen.module.named_parameters()}
     live = LiveNetwork(frozen)
@@ -199,36 +220,48 @@ def test_a_client_s_network_is_the_live_one():
         pytest.param(model, engine, id=f"{name}-{engine.chunk}-{engine.convolution}", marks=marks)
         for name, model in RESNETS.items()
         for engine in (Vectorised(), Vectorised(2), Vectorised(3, "streams"))
-        for marks in [() if isinstance(model, Normed) or (engine.chunk, name) == (2, "batch statistics") else SLOW]
+        for marks in [
+            ()
+            if isinstance(model, Normed) or (engine.chunk, name) == (2, "batch statistics")
+            else SLOW
+        ]
     ],
 )
 def test_the_vectorised_engine_is_the_sequential_one(engine, model):
-    """Ragged clients, momentum, weight decay, augmentation, a teacher in eval mode, local models on the test set."""
+    """Ragged clients, momentum, weight decay, augmentation, a teacher in eval mode, local models on
+    the test set."""
     simulation = make_simulation(FedNTD(**NTD), THREES, model=model, participation=1.0)
     state = simulation.initial_state()
     for _ in range(2):
         expected, trained = (
-            train_with(each, simulation, state, evaluate_local=True) for each in (Sequential(), engine)
+            train_with(each, simulation, state, evaluate_local=True)
+            for each in (Sequential(), engine)
         )
         assert_same_training(trained, expected)
-        assert all(not torch.equal(v[1], v[3]) for k, v in trained.buffers.items() if "running" in k)
+        assert all(
+            not torch.equal(v[1], v[3]) for k, v in trained.buffers.items() if "running" in k
+        )
         advance(state, play_round(simulation, state))
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=row.cls.__name__, marks=() if row.cls in (FedFOMO, EveryHook) else SLOW)
+        pytest.param(
+            row, id=row.cls.__name__, marks=() if row.cls in (FedFOMO, EveryHook) else SLOW
+        )
         for row in FIRST.values()
         if row.cls is not FedAlign
     ],
 )
 def test_every_algorithm(row):
-    """In the second round, when clients have states, with the personal running statistics of some."""
+    """In the second round, when clients have states, with the personal running statistics of
+    some."""
     simulation = row.simulation(model=Normed(), local=THREES)
     state = play(simulation, 1)
     expected, trained = (
-        train_with(engine, simulation, state, evaluate_local=True) for engine in (Sequential(), Vectorised())
+        train_with(engine, simulation, state, evaluate_local=True)
+        for engine in (Sequential(), Vectorised())
     )
     assert_same_training(trained, expected)
 
@@ -255,8 +288,12 @@ def test_fedalign_on_a_bottleneck_network():
     (row,) = (row for row in SHIPPED if row.cls is FedAlign)
     simulation = row.simulation(model=BottleneckResNet(widths=(4, 8), blocks=1), local=THREES)
     state = play(simulation, 1)
-    assert_same_training(*(train_with(each, simulation, state, evaluate_local=True)
-                           for each in (Vectorised(), Sequential())))  # fmt: skip
+    assert_same_training(
+        *(
+            train_with(each, simulation, state, evaluate_local=True)
+            for each in (Vectorised(), Sequential())
+        )
+    )
 
 
 def larger(monkeypatch, times):
@@ -265,7 +302,9 @@ def larger(monkeypatch, times):
 
     def repeated(self):
         arrays = read(self)
-        return arrays | {name: arrays[name].repeat(times, 1).repeat(times, 2) for name in ("x_train", "x_test")}
+        return arrays | {
+            name: arrays[name].repeat(times, 1).repeat(times, 2) for name in ("x_train", "x_test")
+        }
 
     monkeypatch.setattr(Noise, "read", repeated)
 
@@ -275,7 +314,9 @@ def assert_same_step(model, sizes):
     local = replace(THREES, epochs=1, lr=0.01)
     simulation = make_simulation(local=local, model=model, sizes=sizes, participation=1.0)
     state = simulation.initial_state()
-    trained, expected = (train_with(each, simulation, state) for each in (Vectorised(), Sequential()))
+    trained, expected = (
+        train_with(each, simulation, state) for each in (Vectorised(), Sequential())
+    )
     for name in ("messages", "losses", "buffers"):
         assert_equal(getattr(trained, name), getattr(expected, name), atol=1e-8)
 
@@ -283,15 +324,16 @@ def assert_same_step(model, sizes):
 @SLOW
 @pytest.mark.parametrize("depth", [18, 50])
 def test_torchvision_s_networks(depth, monkeypatch):
-    """On 42 x 42 pixels the last stage has four. With one, a batch of two examples has two values of a channel, whose
-    variance can be so small that rounding errors grow without bound."""
+    """On 42 x 42 pixels the last stage has four. With one, a batch of two examples has two values
+    of a channel, whose variance can be so small that rounding errors grow without bound."""
     larger(monkeypatch, 7)
     assert_same_step(TorchvisionResNet(depth=depth, weights=None), (3, 5, 6))
 
 
 @SLOW
 @pytest.mark.parametrize(
-    "model", [CifarResNet(widths=(64, 128, 256, 512)), BottleneckResNet(widths=(16, 32, 64), blocks=6)]
+    "model",
+    [CifarResNet(widths=(64, 128, 256, 512)), BottleneckResNet(widths=(16, 32, 64), blocks=6)],
 )
 def test_resnet10_and_56_as_published(model, monkeypatch):
     """On 12 x 12 pixels: four stages need nine."""
@@ -301,12 +343,15 @@ def test_resnet10_and_56_as_published(model, monkeypatch):
 
 @pytest.mark.parametrize("capture", [Closures, pytest.param(Traces, marks=[SLOW, traces])])
 def test_recorded_steps_keep_running_statistics(capture):
-    """Copied in and out of the memory that a recording works on, also of clients that are done early."""
+    """Copied in and out of the memory that a recording works on, also of clients that are done
+    early."""
     simulation = make_simulation(FedNTD(**NTD), THREES, model=Normed(), participation=1.0)
     state, engine = simulation.initial_state(), recording(capture())
     for _ in range(3):
         expected = train_with(Vectorised(cuda_graphs=False), simulation, state, evaluate_local=True)
-        assert_same_training(train_with(engine, simulation, state, evaluate_local=True), expected, atol=1e-13)
+        assert_same_training(
+            train_with(engine, simulation, state, evaluate_local=True), expected, atol=1e-13
+        )
         advance(state, play_round(simulation, state))
     assert not engine._graphs.failed
 
@@ -314,26 +359,33 @@ def test_recorded_steps_keep_running_statistics(capture):
 def test_the_run_takes_the_engine():
     """Over rounds of a run, server and clients; as the sequential engine has them."""
     servers = [
-        play(make_simulation(FedAvg(), THREES, model=Normed(), participation=1.0, engine=engine)).server
+        play(
+            make_simulation(FedAvg(), THREES, model=Normed(), participation=1.0, engine=engine)
+        ).server
         for engine in ("sequential", "vectorised")
     ]
     assert_equal(servers[1], servers[0], atol=1e-12)
 
 
 def test_a_client_s_first_previous_model_is_the_initial_one_with_its_statistics():
-    """MOON: a client that comes late compares first with the initial model as it was built, whose running means are 0
-    and whose variances are 1, not with the initial weights and the global model's statistics of that round."""
+    """MOON: a client that comes late compares first with the initial model as it was built, whose
+    running means are 0 and whose variances are 1, not with the initial weights and the global
+    model's statistics of that round."""
     moon, servers = Moon(mu=1.0, tau=0.5, projection=0), []
     for engine in ("sequential", "vectorised"):
         simulation = make_simulation(moon, THREES, model=Normed(), participation=0.6, engine=engine)
         state = play(simulation, 1)
         cohort = assemble(simulation, state, 2)
         late = next(
-            each for client, each in zip(cohort.clients, cohort.states, strict=True) if client not in state.clients
+            each
+            for client, each in zip(cohort.clients, cohort.states, strict=True)
+            if client not in state.clients
         )
         assert_equal(late["previous"], simulation.initial | simulation.initial_buffers)
         assert_equal(late["previous"]["norm.running_mean"], torch.zeros(3, dtype=torch.float64))
-        assert not torch.equal(state.server["buffers"]["norm.running_mean"], late["previous"]["norm.running_mean"])
+        assert not torch.equal(
+            state.server["buffers"]["norm.running_mean"], late["previous"]["norm.running_mean"]
+        )
         servers.append(play(simulation, 5).server)
     assert_equal(servers[1], servers[0], atol=1e-12)
 

@@ -27,25 +27,33 @@ def test_the_tables_of_the_page_are_those_of_the_report():
 
 
 def test_every_method_is_better_than_chance():
-    """Guesses among ten classes are right on 0.1 of at least 360 test images, with a standard deviation of
-    sqrt(0.1 * 0.9 / 360) = 0.0158: 14.8 % is three of them above it."""
+    """Guesses among ten classes are right on 0.1 of at least 360 test images, with a standard
+    deviation of sqrt(0.1 * 0.9 / 360) = 0.0158: 14.8 % is three of them above it."""
     page = (ROOT / "docs" / "guide" / "benchmark.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in table(page, "results").splitlines()[2:]]
     cells = [(row[0], cell) for row in rows for cell in row[1:] if cell != "-"]
     assert len(cells) > 100
-    assert [(method, cell) for method, cell in cells if "diverged" in cell or float(cell.split()[0]) < 14.8] == []
+    assert [
+        (method, cell)
+        for method, cell in cells
+        if "diverged" in cell or float(cell.split()[0]) < 14.8
+    ] == []
 
 
 def test_both_sweeps_have_the_same_methods_and_settings():
     small, full = (load_sweep(name, [CONF]) for name in (NAME, "forgetting_benchmark"))
-    cells = [[block.fields(each) for block in sweep.blocks for each in block.combinations()] for sweep in (small, full)]
+    cells = [
+        [block.fields(each) for block in sweep.blocks for each in block.combinations()]
+        for sweep in (small, full)
+    ]
     assert sorted(cells[0], key=str) == sorted(cells[1], key=str)
     assert len({cell["method"] for cell in cells[0]}) >= 20
     assert len({cell["setting"] for cell in cells[0]}) == 3
 
 
 def test_a_key_of_a_scenario_waits_for_the_settings_that_know_it():
-    """Hydra composes once with what has one value; without the two experiments there is no scenario.replay."""
+    """Hydra composes once with what has one value; without the two experiments there is no
+    scenario.replay."""
     settings = {"benchmark/digits_class_incremental": {}, "benchmark/digits_domain_incremental": {}}
     both = Block({"experiment": settings, "scenario.replay": {"50": {}}}, ("algorithm=fedavg",), ())
     known = ["experiment=" + ",".join(settings), "algorithm=fedavg"]
@@ -61,16 +69,21 @@ def test_the_page_says_how_many_methods_and_runs_there_are():
     assert f"runs {len({cell['method'] for cell in cells})}\nmethods" in page
     assert f"the {3 * len(cells)} runs of three seeds" in page
     assert f"{2 * len(cells)} short runs" in page
-    assert sweep.title.startswith(f"Forgetting benchmark: {len({cell['method'] for cell in cells})} methods")
+    assert sweep.title.startswith(
+        f"Forgetting benchmark: {len({cell['method'] for cell in cells})} methods"
+    )
 
 
 @pytest.mark.slow
 def test_no_method_stands_for_another():
-    """Of the committed runs of a setting and seed, no two methods have the same losses in all rounds."""
+    """Of the committed runs of a setting and seed, no two methods have the same losses in all
+    rounds."""
     with with_kept(ROOT / "multirun" / NAME) as source:
         runs = runs_of(load_sweep(NAME, [CONF]), load_runs(source))
         curves = {
-            (key, seed): tuple(run.values("train_loss")) for key, seeds in runs.items() for seed, run in seeds.items()
+            (key, seed): tuple(run.values("train_loss"))
+            for key, seeds in runs.items()
+            for seed, run in seeds.items()
         }
     assert len(curves) > 100
     for setting in {key[1] for key, _ in curves}:

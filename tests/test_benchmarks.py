@@ -1,4 +1,5 @@
-"""The yardstick of the benchmarks trains what fedexp trains, and reports are built right from given measurements."""
+"""The yardstick of the benchmarks trains what fedexp trains, and reports are built right from given
+measurements."""
 
 import math
 import subprocess
@@ -36,10 +37,18 @@ MODEL = CNN(channels=(32, 64), kernel=5, padding=2, hidden=(512,))
 
 
 def pixels(n: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8))
+    return torch.from_numpy(
+        np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
+    )
 
 
-FEW = ("num_clients=100", "participation=0.02", "local.epochs=1", "augment=false", "partition.min_size=1")
+FEW = (
+    "num_clients=100",
+    "participation=0.02",
+    "local.epochs=1",
+    "augment=false",
+    "partition.min_size=1",
+)
 
 
 @pytest.mark.slow
@@ -60,14 +69,21 @@ def test_the_workload_is_what_fedexp_trains(tmp_path):
     command = measure.fedexp(
         *w1.OVERRIDES, *chosen, "rounds=2", "hardware=cpu", "model.channels=[2,2]", "figures=false"
     )
-    subprocess.run([part.replace("OUT", str(tmp_path / "run")) for part in command], cwd=w1.ROOT, check=True)
+    subprocess.run(
+        [part.replace("OUT", str(tmp_path / "run")) for part in command], cwd=w1.ROOT, check=True
+    )
     clients = pd.read_csv(tmp_path / "run" / "clients.csv")
     assert w1.prepare_workload(2, chosen).sizes.ravel().tolist() == clients.examples.tolist()
 
 
 def test_bare_augmentation_is_that_of_fedexp():
-    augmentation = Augmentation(crop_padding=4, padding_mode="zero", flip=True, cutout=16, rotation=0.0)
-    images, draws = pixels(20), torch.from_numpy(augmentation.draw(np.random.default_rng(1), 20, 32, 32))
+    augmentation = Augmentation(
+        crop_padding=4, padding_mode="zero", flip=True, cutout=16, rotation=0.0
+    )
+    images, draws = (
+        pixels(20),
+        torch.from_numpy(augmentation.draw(np.random.default_rng(1), 20, 32, 32)),
+    )
     expected = load_batch(images, torch.arange(20), draws, augmentation, Normalise(MEAN, STD))
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, STD))
     actual = bare.augment(images, draws[:, :5].T, mean, std)
@@ -75,7 +91,9 @@ def test_bare_augmentation_is_that_of_fedexp():
 
 
 def test_bare_draws_cover_their_ranges():
-    batches = bare.Batches(pixels(1), torch.zeros(1), np.array(MEAN), np.array(STD), epochs=1, seed=0)
+    batches = bare.Batches(
+        pixels(1), torch.zeros(1), np.array(MEAN), np.array(STD), epochs=1, seed=0
+    )
     draws = batches.draw(5000)
     assert draws.amin(1).tolist() == [0, 0, 0, 0, 0]
     assert draws.amax(1).tolist() == [8, 8, 1, 31, 31]
@@ -83,19 +101,29 @@ def test_bare_draws_cover_their_ranges():
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), NTD], ids=["fedavg", "fedntd"])
 def test_bare_training_is_that_of_fedexp(algorithm):
-    """One client in float64, 2 epochs of 3 batches: the weights agree, from the same initial model and batches."""
+    """One client in float64, 2 epochs of 3 batches: the weights agree, from the same initial model
+    and batches."""
     torch.manual_seed(0)
-    settings = dict(epochs=2, batch_size=4, optimizer="sgd", lr=0.05, lr_decay=1.0, momentum=w1.MOMENTUM)
+    settings = dict(
+        epochs=2, batch_size=4, optimizer="sgd", lr=0.05, lr_decay=1.0, momentum=w1.MOMENTUM
+    )
     settings |= dict(weight_decay=w1.WEIGHT_DECAY)
     local, module = LocalTraining(**settings), MODEL.build((3, 32, 32), 10).double()
     module = module.to(memory_format=torch.channels_last)  # as in fedexp.training.prepare
     labels = torch.arange(10)
-    data = ImageData("noise", pixels(10), labels, pixels(10), labels, tuple("abcdefghij"), MEAN, STD)
+    data = ImageData(
+        "noise", pixels(10), labels, pixels(10), labels, tuple("abcdefghij"), MEAN, STD
+    )
     workbench = ClientRuntime(FunctionalNetwork(module, "fp64"), data, None, local, torch.float64)
     schedule = make_schedule(np.arange(10), local, None, (32, 32), seed=0, round=1, client=0)
-    server = {"params": {k: v.detach().clone() for k, v in module.named_parameters()}, "buffers": {}}
+    server = {
+        "params": {k: v.detach().clone() for k, v in module.named_parameters()},
+        "buffers": {},
+    }
     cohort = Cohort(1, [0], [FedAvg()], [schedule], [{}], [{}], [{}])
-    trained = Sequential().train(algorithm, workbench, server, cohort, local.lr, evaluate_local=False)
+    trained = Sequential().train(
+        algorithm, workbench, server, cohort, local.lr, evaluate_local=False
+    )
 
     nets = [bare.Net().double().to(memory_format=torch.channels_last) for _ in range(2)]
     for net in nets:  # the parameters stand in the same order
@@ -103,8 +131,12 @@ def test_bare_training_is_that_of_fedexp(algorithm):
     rows = [row[:length] for row, length in zip(schedule.index, schedule.lengths, strict=True)]
     batches = [(*workbench.load_train(row, None),) for row in rows]
     assert [len(y) for _, y in batches] == [4, 4, 2, 4, 4, 2]
-    bare.descend(nets[0], nets[1] if algorithm is NTD else None, iter(batches), local.lr, bf16=False)
-    for actual, expected in zip(nets[0].parameters(), trained.messages["params"].values(), strict=True):
+    bare.descend(
+        nets[0], nets[1] if algorithm is NTD else None, iter(batches), local.lr, bf16=False
+    )
+    for actual, expected in zip(
+        nets[0].parameters(), trained.messages["params"].values(), strict=True
+    ):
         torch.testing.assert_close(actual.detach(), expected[0], rtol=0, atol=1e-12)
 
 
@@ -112,7 +144,9 @@ def test_not_true_distillation_by_hand():
     """Label 0: classes 1 and 2 are left, teacher (1/2, 1/2), student (3/4, 1/4)."""
     student, teacher = torch.tensor([[9.0, math.log(3.0), 0.0]]), torch.zeros(1, 3)
     expected = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
-    assert bare.not_true_distillation(student, teacher, torch.tensor([0])).item() == pytest.approx(expected, abs=1e-6)
+    assert bare.not_true_distillation(student, teacher, torch.tensor([0])).item() == pytest.approx(
+        expected, abs=1e-6
+    )
     ours = NTD.distillation(teacher, student, torch.tensor([[False, True, True]]))
     assert ours.item() == pytest.approx(expected, abs=1e-6)
 
@@ -122,8 +156,10 @@ def workload(sizes: list[list[int]]) -> w1.Workload:
     labels = np.zeros(0, np.int64)
     return w1.Workload(
         *(empty, labels, empty, labels, np.array(MEAN), np.array(STD)),
-        indices=np.arange(total), sizes=np.array(sizes), epochs=np.array(5),
-    )  # fmt: skip
+        indices=np.arange(total),
+        sizes=np.array(sizes),
+        epochs=np.array(5),
+    )
 
 
 def test_workload_survives_its_files(tmp_path: Path):
@@ -134,8 +170,10 @@ def test_workload_survives_its_files(tmp_path: Path):
 
 
 def write(folder: Path, seconds: list[float], examples: float = 100.0) -> None:
-    rows = [{"round": n, "train_samples_per_second": examples / s, "train_seconds": s, "seconds": 2 * s}
-            for n, s in enumerate(seconds, start=1)]  # fmt: skip
+    rows = [
+        {"round": n, "train_samples_per_second": examples / s, "train_seconds": s, "seconds": 2 * s}
+        for n, s in enumerate(seconds, start=1)
+    ]
     rows[-1]["test_accuracy"] = 0.25
     measure.write_rounds(folder, rows)
 
@@ -171,15 +209,30 @@ def test_contestants_run_in_turn_and_failures_do_not_stop_the_others(tmp_path: P
     write(tmp_path / "given", [9.0, 1.0])
     command = (sys.executable, "-c", good, str(tmp_path / "given"), "OUT")
     wrong = (sys.executable, "-c", "raise SystemExit('no such thing')")
-    refused = (sys.executable, "-c", "print('hardware.engine=x: must be one of'); raise SystemExit(2)", "fedexp")
-    contestants = [Contestant("a", command), Contestant("b", wrong), Contestant("c", command), Contestant("d", refused)]
+    refused = (
+        sys.executable,
+        "-c",
+        "print('hardware.engine=x: must be one of'); raise SystemExit(2)",
+        "fedexp",
+    )
+    contestants = [
+        Contestant("a", command),
+        Contestant("b", wrong),
+        Contestant("c", command),
+        Contestant("d", refused),
+    ]
     order: list[str] = []
     once = measure.run_once
-    monkeypatch.setattr(measure, "run_once", lambda c, *rest: order.append(c.name) or once(c, *rest))
+    monkeypatch.setattr(
+        measure, "run_once", lambda c, *rest: order.append(c.name) or once(c, *rest)
+    )
     reps, left_out = measure.measure(contestants, 2, tmp_path / "work")
     assert order == ["a", "b", "c", "d", "a", "c"]
     assert {name: len(own) for name, own in reps.items()} == {"a": 2, "c": 2}
-    assert [line.split(":")[:2] for line in left_out] == [["b", " failed"], ["d", " skipped, fedexp refuses it"]]
+    assert [line.split(":")[:2] for line in left_out] == [
+        ["b", " failed"],
+        ["d", " skipped, fedexp refuses it"],
+    ]
     assert "no such thing" in left_out[0]
 
 
@@ -187,7 +240,9 @@ def test_different_work_is_not_compared(tmp_path: Path):
     copy = "import sys, shutil; shutil.copytree(sys.argv[1], sys.argv[2])"
     for name, examples in (("a", 100.0), ("b", 110.0)):
         write(tmp_path / name, [9.0, 1.0], examples)
-    contestants = [Contestant(n, (sys.executable, "-c", copy, str(tmp_path / n), "OUT")) for n in ("a", "b")]
+    contestants = [
+        Contestant(n, (sys.executable, "-c", copy, str(tmp_path / n), "OUT")) for n in ("a", "b")
+    ]
     with pytest.raises(RuntimeError, match="different numbers of examples"):
         measure.measure(contestants, 1, tmp_path / "work")
 
@@ -201,11 +256,20 @@ def test_every_section_is_replaced_alone(tmp_path: Path):
 
 def test_references_come_along_with_what_is_asked_for():
     options = Namespace(
-        algorithms=["fedavg", "fedntd", "missing"], precisions=["fp32"], engines=["sequential", "workers"], threads=1,
-        workers=2, rounds=1, local_evaluation=False, only=["workers, fedntd"],
-    )  # fmt: skip
+        algorithms=["fedavg", "fedntd", "missing"],
+        precisions=["fp32"],
+        engines=["sequential", "workers"],
+        threads=1,
+        workers=2,
+        rounds=1,
+        local_evaluation=False,
+        only=["workers, fedntd"],
+    )
     chosen = bench.contestants(options, Path("w1"), [])
-    assert [c.name for c in chosen] == ["floor, fedntd fp32, 2 processes", "fedexp workers, fedntd fp32"]
+    assert [c.name for c in chosen] == [
+        "floor, fedntd fp32, 2 processes",
+        "fedexp workers, fedntd fp32",
+    ]
     assert "hardware.workers=2" in chosen[1].command
 
 
@@ -217,9 +281,16 @@ def test_gpu_benchmark_needs_a_gpu(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_gpu_benchmark_prints_every_figure(monkeypatch, capsys):
-    """On a CPU, with two rounds of a tenth of the images: the shape of what it prints, and no figure."""
+    """On a CPU, with two rounds of a tenth of the images: the shape of what it prints, and no
+    figure."""
     monkeypatch.setattr(gpu, "TOGETHER", 2)
-    arguments = ["--device=cpu", "--rounds=2", "--bare-rounds=2", "--repeats=1", "--rounds-of-steps=2"]
+    arguments = [
+        "--device=cpu",
+        "--rounds=2",
+        "--bare-rounds=2",
+        "--repeats=1",
+        "--rounds-of-steps=2",
+    ]
     small = ["dataset=few_random_pixels", "num_clients=20", "local.epochs=1"]
     small += ["model.channels=[4,4]", "model.hidden=[8]"]
     arguments += ["--precisions=fp32", "--convolutions=streams", "--models=resnet10"]
@@ -238,17 +309,23 @@ def test_gpu_benchmark_prints_every_figure(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_scale_benchmark(capsys):
-    assert scale.main(["--clients=200", "--partitions=iid", "--client-rounds=3", "--rounds=4", "--no-results"]) == 0
+    assert (
+        scale.main(
+            ["--clients=200", "--partitions=iid", "--client-rounds=3", "--rounds=4", "--no-results"]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "| iid | 2 |" in text
     assert "| ms a round |" in text
 
 
 def test_what_of_a_round_is_overhead():
-    """1.5 s, of which 1 s training and 0.2 s testing; medians of 1, 2, 3 and 4, 5, 6 and 9, 8, 7."""
-    assert scale.without_work({"seconds": "1.5", "train_seconds": "1", "evaluation_seconds": "0.2"}) == pytest.approx(
-        0.3
-    )
+    """1.5 s, of which 1 s training and 0.2 s testing; medians of 1, 2, 3 and 4, 5, 6 and 9, 8,
+    7."""
+    assert scale.without_work(
+        {"seconds": "1.5", "train_seconds": "1", "evaluation_seconds": "0.2"}
+    ) == pytest.approx(0.3)
     assert scale.parts([1, 2, 3, 4, 5, 6, 9, 8, 7]) == ["2", "5", "8"]
 
 
@@ -257,7 +334,8 @@ def test_ways_of_convolving_agree():
     x = torch.randn(3, 2, 4, 6, 7, dtype=torch.float64, generator=draw)
     weight = torch.randn(3, 5, 4, 5, 5, dtype=torch.float64, generator=draw)
     expected = torch.stack([F.conv2d(*one, padding=2) for one in zip(x, weight, strict=True)])
-    ways = {name: way for name, way in convolutions.WAYS.items() if name != "kernels"}  # which need a GPU
+    # which need a GPU
+    ways = {name: way for name, way in convolutions.WAYS.items() if name != "kernels"}
     assert len(ways) == 3
     for way in ways.values():
         torch.testing.assert_close(torch.func.vmap(way)(x, weight), expected, rtol=0, atol=1e-12)
@@ -273,7 +351,8 @@ def test_bare_model_is_the_cnn_of_w1():
 
 @pytest.mark.parametrize("name", pairs.PAIRS)
 def test_pairs_train_the_same_model(name, capsys):
-    """A view more changes no number, and FedReg's ascents in one batch no more than rounding does (fp32)."""
+    """A view more changes no number, and FedReg's ascents in one batch no more than rounding does
+    (fp32)."""
     small = ["--set=participation=0.03", "--set=model.channels=[4,8]", "--set=model.hidden=[16]"]
     assert pairs.main([name, "--quick", "--rounds=1", *small]) == 0
     found = capsys.readouterr().out

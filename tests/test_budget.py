@@ -24,9 +24,19 @@ from fedexp.training.rounds import run_rounds
 from toy_federation import make_simulation
 
 CONF = Path(__file__).parents[1] / "conf"
-SMALL = ["local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false",
-         "hardware.engine=sequential", "hardware.threads=1",
-         "participation=0.5", "model.channels=[4]", "model.hidden=[8]", "local.batch_size=120"]  # fmt: skip
+SMALL = [
+    "local.epochs=1",
+    "num_clients=4",
+    "alpha=10",
+    "tracker=none",
+    "figures=false",
+    "hardware.engine=sequential",
+    "hardware.threads=1",
+    "participation=0.5",
+    "model.channels=[4]",
+    "model.hidden=[8]",
+    "local.batch_size=120",
+]
 
 
 @pytest.fixture
@@ -44,10 +54,22 @@ def fedexp(*arguments: str) -> int:
     ("arguments", "message"),
     [
         (["budget=5"], "budget=5: goes with --multirun"),
-        (["--multirun", "budget=0", "sweep=cfed_table1"], "budget=0: must be a number of minutes above 0"),
-        (["--multirun", "budget=soon", "sweep=cfed_table1"], "budget=soon: must be a number of minutes above 0"),
-        (["--multirun", "budget=inf", "sweep=cfed_table1"], "budget=inf: must be a number of minutes above 0"),
-        (["--multirun", "budget=5", "seed=0,1"], "budget=5: needs sweep=<name> or hydra.sweep.dir=<directory>"),
+        (
+            ["--multirun", "budget=0", "sweep=cfed_table1"],
+            "budget=0: must be a number of minutes above 0",
+        ),
+        (
+            ["--multirun", "budget=soon", "sweep=cfed_table1"],
+            "budget=soon: must be a number of minutes above 0",
+        ),
+        (
+            ["--multirun", "budget=inf", "sweep=cfed_table1"],
+            "budget=inf: must be a number of minutes above 0",
+        ),
+        (
+            ["--multirun", "budget=5", "seed=0,1"],
+            "budget=5: needs sweep=<name> or hydra.sweep.dir=<directory>",
+        ),
         (["--multirun", "budget=5", "sweep=cfed_table1,nothing"], "sweep=nothing: no such sweep"),
         (
             ["--multirun", "sweep=cfed_table1,cfed_table2", "hydra.sweep.dir=x"],
@@ -64,33 +86,54 @@ def test_bad_budgets(arguments, message, capsys, here):
 def test_several_sweeps_have_a_directory_each():
     asked = sort_out(["--multirun", "sweep=cfed_table1,cfed_table2", "budget=1.5"])
     assert asked.budget == 1.5
-    folders = {text for overrides in asked.launches for text in overrides if text.startswith("hydra.sweep.dir=")}
-    assert folders == {"hydra.sweep.dir=multirun/cfed_table1", "hydra.sweep.dir=multirun/cfed_table2"}
+    folders = {
+        text
+        for overrides in asked.launches
+        for text in overrides
+        if text.startswith("hydra.sweep.dir=")
+    }
+    assert folders == {
+        "hydra.sweep.dir=multirun/cfed_table1",
+        "hydra.sweep.dir=multirun/cfed_table2",
+    }
     assert asked.name_of(Path("/x/multirun/cfed_table2")) == "cfed_table2"
 
 
 @pytest.mark.slow
 def test_what_is_worth_most_comes_first(here):
-    """Sweep a: fedavg and fedntd, seeds 0 and 1; sweep b: fedntd, seed 0 and 1. A round of fedavg is the dearer one.
-    First the first seeds: fedntd's, which two tables share, then fedavg's; then the second seeds likewise."""
-    lists = [["algorithm=fedavg,fedntd", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"],
-             ["algorithm=fedntd", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/b"]]  # fmt: skip
+    """Sweep a: fedavg and fedntd, seeds 0 and 1; sweep b: fedntd, seed 0 and 1. A round of fedavg
+    is the dearer one. First the first seeds: fedntd's, which two tables share, then fedavg's; then
+    the second seeds likewise."""
+    lists = [
+        ["algorithm=fedavg,fedntd", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"],
+        ["algorithm=fedntd", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/b"],
+    ]
     jobs = plan(lists, CONF, [])
     slots = sorted(budget.slots_of(jobs, []), key=lambda slot: slot.worth)
-    named = [(s.job.directory.parent.name, *s.job.directory.name.split("_")[2:4], len(s.twins)) for s in slots]
-    assert named == [("a", "fedntd", "seed0", 1), ("a", "fedavg", "seed0", 0),
-                     ("a", "fedntd", "seed1", 1), ("a", "fedavg", "seed1", 0)]  # fmt: skip
+    named = [
+        (s.job.directory.parent.name, *s.job.directory.name.split("_")[2:4], len(s.twins))
+        for s in slots
+    ]
+    assert named == [
+        ("a", "fedntd", "seed0", 1),
+        ("a", "fedavg", "seed0", 0),
+        ("a", "fedntd", "seed1", 1),
+        ("a", "fedavg", "seed1", 0),
+    ]
     # Without what is shared, the cheap one goes before the dear one: 2 s and 1 s a round.
     cost = {"fedavg": 2.0, "fedntd": 1.0}
-    measured = [Measured(job.config, cost[name], 1, 0, 0.0, 0.0, None)
-                for job, name in zip(jobs[::2][:2], ("fedavg", "fedntd"), strict=True)]  # fmt: skip
+    measured = [
+        Measured(job.config, cost[name], 1, 0, 0.0, 0.0, None)
+        for job, name in zip(jobs[::2][:2], ("fedavg", "fedntd"), strict=True)
+    ]
     slots = sorted(budget.slots_of(jobs[:4], measured), key=lambda slot: slot.worth)
     assert [slot.job.directory.name.split("_")[2] for slot in slots] == ["fedntd", "fedavg"] * 2
     assert [slot.round_seconds for slot in slots] == [1.0, 2.0] * 2
 
 
 def test_a_job_whose_length_is_unknown_comes_after_the_known_ones_of_its_kind():
-    """But before second seeds, and before what a table has; what two tables share goes before both."""
+    """But before second seeds, and before what a table has; what two tables share goes before
+    both."""
     plain = budget.Slot(None, (), None, None, 60.0, repetition=0, kept=False)
     expected = [
         replace(plain, twins=(None, None), seconds=None),
@@ -132,8 +175,8 @@ def test_the_deadline_is_a_moment(monkeypatch):
 
 
 def test_a_round_has_to_be_saved_by_the_deadline(monkeypatch, tmp_path):
-    """What is asked for before a round is the longest of the last three rounds, at first the 12.5 seconds that are
-    known of the first one, and the 1,000 seconds that the last checkpoint took."""
+    """What is asked for before a round is the longest of the last three rounds, at first the 12.5
+    seconds that are known of the first one, and the 1,000 seconds that the last checkpoint took."""
     asked = []
 
     class Watched(Deadline):
@@ -152,17 +195,20 @@ def test_a_round_has_to_be_saved_by_the_deadline(monkeypatch, tmp_path):
 
 
 def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, monkeypatch):
-    """Rounds are made to look as if they took most of the time: the job stops after round 2 of 4, the other does not
-    begin; then both are made whole."""
+    """Rounds are made to look as if they took most of the time: the job stops after round 2 of 4,
+    the other does not begin; then both are made whole."""
     checked = []
 
     def check(self: Deadline, seconds: float) -> None:
         checked.append(seconds)
-        if len(checked) == 5:  # at the start, before the first round, rounds 1 and 2; then before round 3
+        # at the start, before the first round, rounds 1 and 2; then before round 3
+        if len(checked) == 5:
             raise BudgetSpent
 
     monkeypatch.setattr(Deadline, "check", check)
-    monkeypatch.setattr(Deadline, "check_start", lambda self: check(self, 0) if len(checked) < 5 else refuse())
+    monkeypatch.setattr(
+        Deadline, "check_start", lambda self: check(self, 0) if len(checked) < 5 else refuse()
+    )
 
     def refuse() -> None:
         raise BudgetSpent
@@ -177,7 +223,8 @@ def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, mo
     assert not (job / "error.txt").exists()
     assert not (job / "summary.json").exists()
     assert pd.read_csv(job / "rounds.csv")["round"].tolist() == [0, 1, 2]
-    assert all(seconds > 0 for seconds in checked[3:])  # what the rounds and the checkpoints have taken
+    # what the rounds and the checkpoints have taken
+    assert all(seconds > 0 for seconds in checked[3:])
     monkeypatch.undo()
     monkeypatch.chdir(here)
     monkeypatch.setattr("sys.argv", ["fedexp"])
@@ -191,7 +238,8 @@ def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, mo
 
 @pytest.mark.slow
 def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
-    """The same job in two directories: one is run, the other names it; and so the preview says before."""
+    """The same job in two directories: one is run, the other names it; and so the preview says
+    before."""
     lists = [["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"]
     queue = budget.make_queue(lists, [], 60, time.time())
     assert [len(slot.twins) for slot in queue.slots] == [1]
@@ -210,11 +258,15 @@ def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
 
 @pytest.mark.slow
 def test_several_sweeps_in_one_command(here, capsys):
-    """Sweep x has fedavg, y fedavg and fedprox: two runs for three jobs, each in the directory of its sweep."""
+    """Sweep x has fedavg, y fedavg and fedprox: two runs for three jobs, each in the directory of
+    its sweep."""
     (here / "own" / "sweep").mkdir(parents=True)
     for name, algorithms in (("x", ["fedavg"]), ("y", ["fedavg", "fedprox"])):
         axis = ", ".join(f"{each}: {{}}" for each in algorithms)
-        text = f'# {name}\npaper: none\ntable: "0"\nblocks: [{{algorithm: {{{axis}}}, measures: []}}]\n'
+        text = (
+            f'# {name}\npaper: none\ntable: "0"\nblocks: [{{algorithm: {{{axis}}}, measures:'
+            " []}]\n"
+        )
         (here / "own" / "sweep" / f"{name}.yaml").write_text(text)
     assert fedexp("--config-dir", "own", "sweep=x,y", "rounds=1", "seed=0", "budget=60") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "3 of 3 done"
@@ -233,7 +285,9 @@ def test_a_spent_budget_begins_nothing(here, capsys):
 
 
 @pytest.mark.slow  # starts processes
-@pytest.mark.parametrize(("launcher", "plugin"), [("joblib", "joblib"), ("submitit_local", "submitit")])
+@pytest.mark.parametrize(
+    ("launcher", "plugin"), [("joblib", "joblib"), ("submitit_local", "submitit")]
+)
 def test_the_deadline_travels_with_launchers(launcher, plugin, here, capfd):
     pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
     command = ["seed=0,1", "rounds=2", "hydra.sweep.dir=multirun/a", f"hydra/launcher={launcher}"]
@@ -246,39 +300,53 @@ def test_the_deadline_travels_with_launchers(launcher, plugin, here, capfd):
 
 
 def test_preview_says_how_far_the_budget_goes(here, capsys):
-    queue = budget.make_queue([["rounds=10", "seed=0,1,2", *SMALL, "hydra.sweep.dir=multirun/a"]], [], 1, time.time())
+    queue = budget.make_queue(
+        [["rounds=10", "seed=0,1,2", *SMALL, "hydra.sweep.dir=multirun/a"]], [], 1, time.time()
+    )
     # 30 s a job: the minute is enough for two; of a third, no round would be over.
     slots = tuple(replace(slot, seconds=30.0, round_seconds=3.0) for slot in queue.slots)
     budget.show_queue(replace(queue, slots=slots))
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "budget 0:01:00, one job at a time in this order: 2 of 3 that are left would be complete, 0 begun"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "budget 0:01:00, one job at a time in this order: 2 of 3 that are left would be"
+        " complete, 0 begun"
     )
 
 
 def test_what_is_kept_comes_last_and_says_how_long_a_round_takes(here, capsys):
-    """Seed 0 was run and only its file is left: seed 1 comes first, with an estimate from that file."""
+    """Seed 0 was run and only its file is left: seed 1 comes first, with an estimate from that
+    file."""
     assert fedexp("seed=0", "rounds=2", "hydra.sweep.dir=multirun/a") == 0
     assert main.main(["report", "multirun/a", "--keep", "--no-figures"]) == 0
     (made,) = (here / "multirun" / "a").glob("digits_*")
     (kept,) = kept_below([here / "multirun"])
     shutil.rmtree(made)
     capsys.readouterr()
-    queue = budget.make_queue([["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [], 60, time.time())
+    queue = budget.make_queue(
+        [["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [], 60, time.time()
+    )
     assert [(slot.job.config["seed"], slot.kept) for slot in queue.slots] == [(1, False), (0, True)]
     seconds = [float(cell) for cell in kept["tables"]["rounds.csv"]["seconds"].split(",") if cell]
-    assert queue.slots[0].seconds == pytest.approx(sum(seconds))  # of two rounds: their median twice
+    # of two rounds: their median twice
+    assert queue.slots[0].seconds == pytest.approx(sum(seconds))
     budget.show_queue(queue)
     first, second, *_, counts, _ = capsys.readouterr().out.splitlines()
-    assert re.search(rf"_seed1_\S+ +new .* disk \?, .*on {re.escape(kept['summary']['hardware']['name'])}\)$", first)
+    assert re.search(
+        rf"_seed1_\S+ +new .* disk \?, .*on {re.escape(kept['summary']['hardware']['name'])}\)$",
+        first,
+    )
     assert re.search(r"_seed0_\S+ +kept ", second)
     assert counts == "2 jobs: 0 done, 1 kept, 1 new"
 
 
 def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here):
-    """Plain views alone are not enough for a job with both; another rate is another run, other hardware is not."""
+    """Plain views alone are not enough for a job with both; another rate is another run, other
+    hardware is not."""
 
     def jobs(*overrides: str) -> list[Planned]:
-        return plan([[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], CONF, [])
+        return plan(
+            [[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], CONF, []
+        )
 
     def is_kept(job: list[Planned], *kept: list[Planned]) -> bool:
         return bool(kept_jobs(job, [{"config": each[0].resolved} for each in kept]))
@@ -303,7 +371,8 @@ def test_a_kept_file_that_cannot_be_read_is_passed_over(here):
 
 
 def test_the_sweeper_of_hydra_is_as_before_after_a_budget():
-    """A sweep without a budget in the same process (a notebook, these tests) must find Hydra's own method."""
+    """A sweep without a budget in the same process (a notebook, these tests) must find Hydra's own
+    method."""
     from hydra.core.plugins import Plugins
 
     Plugins.instance()
@@ -316,9 +385,16 @@ def test_the_sweeper_of_hydra_is_as_before_after_a_budget():
 
 
 @pytest.mark.parametrize("rounds", ["null", "[1]", "abc", "-5", "0"])
-def test_a_number_of_rounds_that_is_none_is_refused_before_anything_is_estimated(rounds, here, capsys):
+def test_a_number_of_rounds_that_is_none_is_refused_before_anything_is_estimated(
+    rounds, here, capsys
+):
     for asked in ("preview=true", "budget=1"):
-        assert main.main(["--multirun", *SMALL, f"rounds={rounds}", "hydra.sweep.dir=multirun/a", asked]) == 2
+        assert (
+            main.main(
+                ["--multirun", *SMALL, f"rounds={rounds}", "hydra.sweep.dir=multirun/a", asked]
+            )
+            == 2
+        )
         assert "rounds" in capsys.readouterr().err
         assert not (here / "multirun").exists()
 
@@ -331,9 +407,15 @@ def test_own_options_in_a_folder_with_commas_and_brackets(here):
     assert job.config["algorithm"]["_target_"].endswith("FedAvg")
 
 
-def test_what_launches_a_job_is_not_among_the_options_of_the_run_that_stands_for_it(here, monkeypatch):
-    (job,) = plan([["rounds=1", *SMALL, "hydra/launcher=joblib", "hydra.sweep.dir=multirun/a"]], CONF, [])
-    (twin,) = plan([["rounds=1", *SMALL, "hydra/launcher=joblib", "hydra.sweep.dir=multirun/b"]], CONF, [])
+def test_what_launches_a_job_is_not_among_the_options_of_the_run_that_stands_for_it(
+    here, monkeypatch
+):
+    (job,) = plan(
+        [["rounds=1", *SMALL, "hydra/launcher=joblib", "hydra.sweep.dir=multirun/a"]], CONF, []
+    )
+    (twin,) = plan(
+        [["rounds=1", *SMALL, "hydra/launcher=joblib", "hydra.sweep.dir=multirun/b"]], CONF, []
+    )
     monkeypatch.setattr(budget, "status", lambda job: "new")
     budget.note_shared([budget.Slot(job, (twin,), job.directory, None, None, 0, False)])
     written = yaml.safe_load((twin.directory / ".hydra" / "overrides.yaml").read_text())

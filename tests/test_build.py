@@ -1,6 +1,8 @@
-"""Every option composes and builds; what is wrong with a configuration is said once, completely and in its own words.
+"""Every option composes and builds; what is wrong with a configuration is said once, completely and
+in its own words.
 
-`python tests/test_build.py --write` renews golden/options.txt, the list of everything that a user can set.
+`python tests/test_build.py --write` renews golden/options.txt, the list of everything that a user
+can set.
 """
 
 import re
@@ -59,7 +61,9 @@ def test_every_option_composes_and_builds(chosen):
 @pytest.mark.parametrize(
     "option",
     [
-        pytest.param(option, marks=pytest.mark.slow if option in ("resnet50", "timm", "torchvision") else ())
+        pytest.param(
+            option, marks=pytest.mark.slow if option in ("resnet50", "timm", "torchvision") else ()
+        )
         for option in list_options("model", [CONF])
     ],
 )
@@ -70,7 +74,9 @@ def test_every_model_runs_on_colour_images_or_texts(option):
     if model.reads == "images":
         output = (network := model.build((3, 32, 32), 7))(torch.zeros(2, 3, 32, 32))
     else:
-        output = (network := model.build(TextShape(32, 50, None), 7))(torch.zeros(2, 32, dtype=torch.int64))
+        output = (network := model.build(TextShape(32, 50, None), 7))(
+            torch.zeros(2, 32, dtype=torch.int64)
+        )
     assert output.logits.shape == (2, 7)
     norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     assert model.mixes_examples == bool(norms)
@@ -85,10 +91,12 @@ FINGERPRINTS = dict(line.split() for line in EXPERIMENTS.read_text(encoding="utf
 FEW = ("cfed/image_class", "fedka/tiny_imagenet", "fedntd/mnist_s2", "flashback/femnist_3432")
 
 
-@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in FINGERPRINTS])
+@pytest.mark.parametrize(
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in FINGERPRINTS]
+)
 def test_settings_of_papers_decide_the_same_runs_as_ever(name):
-    """An experiment builds on a protocol; whatever is moved between the two, what is resolved stays the same. Without
-    the numbers of corrections (test_revisions.py)."""
+    """An experiment builds on a protocol; whatever is moved between the two, what is resolved stays
+    the same. Without the numbers of corrections (test_revisions.py)."""
     values = OmegaConf.to_container(composed(f"experiment={name}"), resolve=True)
     assert fingerprint(values | {"revisions": {}}, {}) == FINGERPRINTS[name]
 
@@ -103,7 +111,9 @@ def test_every_key_of_a_composed_configuration_is_in_the_surface():
 
     def keys(node: dict[str, Any], prefix: str = "") -> set[str]:
         found = {prefix + name for name in node}
-        return found.union(*(keys(v, f"{prefix}{k}.") for k, v in node.items() if isinstance(v, dict)))
+        return found.union(
+            *(keys(v, f"{prefix}{k}.") for k, v in node.items() if isinstance(v, dict))
+        )
 
     for chosen in TOGETHER:
         assert keys(OmegaConf.to_container(together(chosen))) <= known, chosen
@@ -119,7 +129,14 @@ def test_seed_sets_all_purposes_and_each_can_be_set():
 
 def test_values_of_the_command_line_arrive():
     built = build(
-        composed("alpha=0.3", "algorithm=fedntd", "algorithm.tau=3", "targets=[0.5,1]", "local.lr=0.2", "dataset=mnist")
+        composed(
+            "alpha=0.3",
+            "algorithm=fedntd",
+            "algorithm.tau=3",
+            "targets=[0.5,1]",
+            "local.lr=0.2",
+            "dataset=mnist",
+        )
     )
     assert built.partition.alpha == 0.3
     assert built.algorithm.tau == 3.0
@@ -129,10 +146,19 @@ def test_values_of_the_command_line_arrive():
 
 
 def test_dataset_brings_its_protocol():
-    """`_self_` stands first in the defaults, so that an option's values win over those of config.yaml."""
+    """`_self_` stands first in the defaults, so that an option's values win over those of
+    config.yaml."""
     digits, cifar = build(composed()), build(composed("dataset=cifar10"))
-    assert (digits.settings.num_clients, digits.settings.rounds, digits.local.batch_size) == (20, 30, 20)
-    assert (cifar.settings.num_clients, cifar.settings.rounds, cifar.local.batch_size) == (100, 200, 50)
+    assert (digits.settings.num_clients, digits.settings.rounds, digits.local.batch_size) == (
+        20,
+        30,
+        20,
+    )
+    assert (cifar.settings.num_clients, cifar.settings.rounds, cifar.local.batch_size) == (
+        100,
+        200,
+        50,
+    )
 
 
 # --- messages
@@ -157,48 +183,96 @@ def test_dataset_brings_its_protocol():
         (["augment=maybe"], "augment=maybe: must be true or false"),
         (["targets=[50]"], "targets=50.0: must be a list of numbers greater than 0 and at most 1"),
         (["targets=0.5"], "targets=0.5: must be a list of values that are each a number"),
-        (["hardware.threads=0"], "hardware.threads=0: must be at least 1 and at most 1024, or null"),
+        (
+            ["hardware.threads=0"],
+            "hardware.threads=0: must be at least 1 and at most 1024, or null",
+        ),
         (["hardware.threads=many"], "hardware.threads=many: must be an integer, or null"),
-        (["hardware.precision=fp61"], "hardware.precision=fp61: must be one of auto, fp32, tf32, bf16, fp64"),
-        (["weighting=example"], "weighting=example: must be one of examples, uniform (nearest: 'examples')"),
+        (
+            ["hardware.precision=fp61"],
+            "hardware.precision=fp61: must be one of auto, fp32, tf32, bf16, fp64",
+        ),
+        (
+            ["weighting=example"],
+            "weighting=example: must be one of examples, uniform (nearest: 'examples')",
+        ),
         (["alpha=0"], "alpha=0"),
-        (["algorithm=fedntd", "algorithm.beta=-1"], "algorithm.beta=-1.0: must be finite and at least 0"),
-        (["algorithm=fedntd", "algorithm.tau=0"], "algorithm.tau=0.0: must be finite and greater than 0"),
+        (
+            ["algorithm=fedntd", "algorithm.beta=-1"],
+            "algorithm.beta=-1.0: must be finite and at least 0",
+        ),
+        (
+            ["algorithm=fedntd", "algorithm.tau=0"],
+            "algorithm.tau=0.0: must be finite and greater than 0",
+        ),
         (
             ["algorithm=fedntd", "algorithm.distance=kI"],
             "algorithm.distance=kI: must be one of kl, mse (nearest: 'kl')",
         ),
         (["+algorithm.muu=1"], "algorithm.muu: no such key; known: paradigm"),
-        (["algorithm=fedprox", "+algorithm.muu=1"], "algorithm.muu: no such key (nearest: 'mu'); known: paradigm, mu"),
+        (
+            ["algorithm=fedprox", "+algorithm.muu=1"],
+            "algorithm.muu: no such key (nearest: 'mu'); known: paradigm, mu",
+        ),
         (["algorithm=fedprox", "~algorithm.mu"], "algorithm.mu: is missing"),
         (
             ["algorithm._target_=fedexp.engine.hardware.FedAvg"],
             "algorithm._target_=fedexp.engine.hardware.FedAvg: cannot be imported",
         ),
-        (["algorithm._target_=fedexp.core.tree.map"], "algorithm._target_=fedexp.core.tree.map: must be a dataclass"),
+        (
+            ["algorithm._target_=fedexp.core.tree.map"],
+            "algorithm._target_=fedexp.core.tree.map: must be a dataclass",
+        ),
         (["algorithm._target_=os.system"], "algorithm._target_=os.system: lies outside fedexp"),
         (["algorithm._target_=nowhere"], "algorithm._target_=nowhere: lies outside fedexp"),
-        (["+dataset.augmentation.flop=true"], "dataset.augmentation.flop: no such key (nearest: 'flip')"),
+        (
+            ["+dataset.augmentation.flop=true"],
+            "dataset.augmentation.flop: no such key (nearest: 'flip')",
+        ),
         (["dataset.augmentation.cutout=-1"], "dataset.augmentation.cutout=-1: must be at least 0"),
         (["dataset.std=[0]"], "dataset.std=(0.0,): must be greater than 0"),
         (["dataset.mean=[nan]"], "dataset.mean=(nan,): must be finite"),
         (["dataset.std=[inf]"], "dataset.std=(inf,): must be greater than 0 and finite"),
-        (["dataset.split_seed=4294967296"], "dataset.split_seed=4294967296: must be from 0 to 4294967295"),
-        (["dataset.augmentation.crop_padding=9223372036854775807"], "dataset.augmentation.crop_padding=92233"),
-        (["dataset=image_folder", "dataset.size=2147483648"], "dataset.size=2147483648: must be greater than 0 and at"),
+        (
+            ["dataset.split_seed=4294967296"],
+            "dataset.split_seed=4294967296: must be from 0 to 4294967295",
+        ),
+        (
+            ["dataset.augmentation.crop_padding=9223372036854775807"],
+            "dataset.augmentation.crop_padding=92233",
+        ),
+        (
+            ["dataset=image_folder", "dataset.size=2147483648"],
+            "dataset.size=2147483648: must be greater than 0 and at",
+        ),
         (
             ["dataset=thucnews", "dataset.length=2147483648"],
             "dataset.length=2147483648: must be at least 1 and at most",
         ),
-        (["hardware.threads=2147483648"], "hardware.threads=2147483648: must be at least 1 and at most 1024, or null"),
+        (
+            ["hardware.threads=2147483648"],
+            "hardware.threads=2147483648: must be at least 1 and at most 1024, or null",
+        ),
         (
             ["local.epochs=1000000000000000000000"],
             "local.epochs=1000000000000000000000: must be an integer of at most 64 bits",
         ),
-        (["model.hidden=[1,9223372036854775808]"], "model.hidden=[1, 9223372036854775808]: must be a list of values"),
-        (["surrogate.options=5"], "surrogate.options=5: must be values by name, such as {root: photos}"),
-        (["surrogate.dataset=digits", "surrogate.options=5"], "surrogate.options=5: must be values by name"),
-        (["+surrogate.options.root=a"], "surrogate.options={'root': 'a'}: must be {} without a surrogate.dataset"),
+        (
+            ["model.hidden=[1,9223372036854775808]"],
+            "model.hidden=[1, 9223372036854775808]: must be a list of values",
+        ),
+        (
+            ["surrogate.options=5"],
+            "surrogate.options=5: must be values by name, such as {root: photos}",
+        ),
+        (
+            ["surrogate.dataset=digits", "surrogate.options=5"],
+            "surrogate.options=5: must be values by name",
+        ),
+        (
+            ["+surrogate.options.root=a"],
+            "surrogate.options={'root': 'a'}: must be {} without a surrogate.dataset",
+        ),
         (["schedule.clients=[3]"], "schedule.clients=[3]: must be null without schedule.classes"),
         (["validation.per_client=2"], "validation.per_client=2: must be true or false"),
         (["surrogate.dataset=3"], "surrogate.dataset=3: must be the name of a data set, or null"),
@@ -206,7 +280,10 @@ def test_dataset_brings_its_protocol():
             ["scenario=domain_incremental", "scenario.domains=[3]"],
             "scenario.domains[0]=3: must be the name of a data set",
         ),
-        (["seeds.sampling=-1"], "seeds.sampling (default: seed)=-1: must be an integer of at least 0"),
+        (
+            ["seeds.sampling=-1"],
+            "seeds.sampling (default: seed)=-1: must be an integer of at least 0",
+        ),
         (["seeds.partition=${nope}"], "seeds.partition: Interpolation key 'nope' not found"),
         (["seed=???"], "seed"),
     ],
@@ -218,9 +295,16 @@ def test_bad_input_has_one_line_that_names_the_key(overrides, message):
 
 
 def test_all_errors_are_shown_at_once():
-    """Wrong types and values out of range, from every part and several of one part, each on its own line."""
+    """Wrong types and values out of range, from every part and several of one part, each on its own
+    line."""
     local = ["local.lr=0", "local.batch_size=0", "local.momentum=2"]
-    others = ["rounds=zero", "algorithm=fedntd", "algorithm.tau=0", "algorithm.beta=-1", "hardware.device=tpu"]
+    others = [
+        "rounds=zero",
+        "algorithm=fedntd",
+        "algorithm.tau=0",
+        "algorithm.beta=-1",
+        "hardware.device=tpu",
+    ]
     keys = [re.split("[=:]", line)[0] for line in errors_of(*local, *others)]
     wrong = [*local, *(key for key in others if key != "algorithm=fedntd")]
     assert sorted(keys) == sorted(key.split("=")[0] for key in wrong)
@@ -300,7 +384,8 @@ THEIRS = (
 
 
 def test_algorithm_of_another_package(tmp_path, monkeypatch):
-    """A class outside fedexp is taken from a yaml in the user's own directory, and from nowhere else."""
+    """A class outside fedexp is taken from a yaml in the user's own directory, and from nowhere
+    else."""
     (tmp_path / "their_package.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(tmp_path)
     target = "algorithm._target_=their_package.Theirs"
@@ -322,7 +407,9 @@ def test_algorithm_of_another_package(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_class_of_another_group_is_refused(group):
-    other = "fedexp.data.partition.IID" if group != "partition" else "fedexp.trackers.base.NoTracker"
+    other = (
+        "fedexp.data.partition.IID" if group != "partition" else "fedexp.trackers.base.NoTracker"
+    )
     config = composed()
     OmegaConf.set_struct(config, False)
     config[group] = {"_target_": other}
@@ -338,14 +425,22 @@ def test_a_class_of_another_kind_is_refused_inside_an_option():
     (line,) = errors_of(f"dataset.augmentation={{_target_: {other}}}")
     allowed = "fedexp.data.augment.Augmentation or a class that derives from it"
     assert line == f"dataset.augmentation._target_={other}: must be {allowed}"
-    assert errors_of("dataset.augmentation=null") == ["dataset.augmentation=None: must be a node with _target_"]
-    assert errors_of("surrogate.dataset=[digits]")[0].startswith("surrogate.dataset=['digits']: must be the name of a")
+    assert errors_of("dataset.augmentation=null") == [
+        "dataset.augmentation=None: must be a node with _target_"
+    ]
+    assert errors_of("surrogate.dataset=[digits]")[0].startswith(
+        "surrogate.dataset=['digits']: must be the name of a"
+    )
 
 
 def test_a_base_of_a_group_is_no_option():
-    assert errors_of("partition._target_=fedexp.models.Model")[0].startswith("partition._target_=fedexp.models.Model")
+    assert errors_of("partition._target_=fedexp.models.Model")[0].startswith(
+        "partition._target_=fedexp.models.Model"
+    )
     abstract = "fedexp.data.datasets.Dataset"
-    assert errors_of(f"dataset._target_={abstract}") == [f"dataset._target_={abstract}: does not define read"]
+    assert errors_of(f"dataset._target_={abstract}") == [
+        f"dataset._target_={abstract}: does not define read"
+    ]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ ROUNDS = 4
 
 def simulation():
     """Its clients keep something."""
-    return make_simulation(Scaffold(divisor="steps", variates="uniform"), rounds=ROUNDS, participation=0.4)
+    return make_simulation(
+        Scaffold(divisor="steps", variates="uniform"), rounds=ROUNDS, participation=0.4
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +63,19 @@ DAMAGES = {  # what happens, to which file of the latest state, and what is said
     "removed": (os.unlink, "checkpoint/latest.pt", "is missing"),
     "a client's state cut short": (cut, "checkpoint/clients/*.4.pt", "damaged"),
     "a client's state removed": (os.unlink, "checkpoint/clients/*.4.pt", "is missing"),
-    "rows lost": (lambda path: os.truncate(path, path.stat().st_size - 1), "rounds.csv", "shorter than"),
+    "rows lost": (
+        lambda path: os.truncate(path, path.stat().st_size - 1),
+        "rounds.csv",
+        "shorter than",
+    ),
     "rows changed": (turn_the_last_digit, "rounds.csv", "changed since"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_the_state_before_a_damaged_one_is_gone_on_from(name, undisturbed, tmp_path):
-    """One round is run again, to the same result; and the whole state stays while its successor is written."""
+    """One round is run again, to the same result; and the whole state stays while its successor is
+    written."""
     damage, where, words = DAMAGES[name]
     directory = tmp_path / "run"
     shutil.copytree(undisturbed, directory)
@@ -83,7 +90,9 @@ def test_the_state_before_a_damaged_one_is_gone_on_from(name, undisturbed, tmp_p
     assert tables(directory) == tables(undisturbed)
     whole = checkpoint.load(directory)
     assert (whole.problem, whole.state["round"]) == (None, ROUNDS)
-    torch.testing.assert_close(whole.state["server"], checkpoint.load(undisturbed).state["server"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        whole.state["server"], checkpoint.load(undisturbed).state["server"], rtol=0, atol=0
+    )
 
 
 def test_without_a_whole_state_all_damages_are_named(undisturbed, tmp_path):
@@ -91,7 +100,10 @@ def test_without_a_whole_state_all_damages_are_named(undisturbed, tmp_path):
     shutil.copytree(undisturbed, directory)
     for name in (files.CHECKPOINT, files.PREVIOUS):
         cut(directory / name)
-    with pytest.raises(ConfigError, match=r"(?s)latest\.pt: damaged.*previous\.pt: damaged.*remove .*to begin again"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)latest\.pt: damaged.*previous\.pt: damaged.*remove .*to begin again",
+    ):
         checkpoint.load(directory)
     shutil.rmtree(directory / "checkpoint")
     assert checkpoint.load(directory) is None
@@ -99,7 +111,10 @@ def test_without_a_whole_state_all_damages_are_named(undisturbed, tmp_path):
 
 def test_no_turned_bit_goes_unnoticed(tmp_path):
     """Wherever it is in the file, it is refused or changes nothing."""
-    path, value = tmp_path / "tree.pt", {"a": torch.arange(9.0), "b": {"c": 3, "d": 0.5}, "e": torch.tensor([1, 2])}
+    path, value = (
+        tmp_path / "tree.pt",
+        {"a": torch.arange(9.0), "b": {"c": 3, "d": 0.5}, "e": torch.tensor([1, 2])},
+    )
     storage.save_tree(path, value)
     content, refused = path.read_bytes(), 0
     for place in range(0, len(content), 3):
@@ -121,7 +136,11 @@ def test_what_a_state_names_is_on_the_disk_before_it(monkeypatch, tmp_path):
     fsync, replace = os.fsync, os.replace
 
     def synced(descriptor):
-        path = os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(str(tmp_path) + "/run").strip("/")
+        path = (
+            os.readlink(f"/proc/self/fd/{descriptor}")
+            .removeprefix(str(tmp_path) + "/run")
+            .strip("/")
+        )
         calls.append(("sync", path))
         fsync(descriptor)
 
@@ -132,23 +151,35 @@ def test_what_a_state_names_is_on_the_disk_before_it(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", moved)
     record(simulation(), tmp_path / "run", resume=False)
-    *_, start, last = [i for i, call in enumerate(calls) if call == ("move", "checkpoint/latest.pt")]
+    *_, start, last = [
+        i for i, call in enumerate(calls) if call == ("move", "checkpoint/latest.pt")
+    ]
     before = calls[start + 1 : last]  # what is done for the last state
     for name in ("rounds.csv", "class_accuracy.csv", "clients.csv", "checkpoint/clients"):
         assert ("sync", name) in before
-    states = [i for i, (what, path) in enumerate(before) if what == "move" and path.startswith("checkpoint/clients/")]
+    states = [
+        i
+        for i, (what, path) in enumerate(before)
+        if what == "move" and path.startswith("checkpoint/clients/")
+    ]
     assert len(states) == 2  # of the cohort
     for i in states:
         name = before[i][1].rpartition("/")[2]
         assert before[i - 1] == ("sync", f"checkpoint/clients/.{name}.{os.getpid()}.tmp")
-    assert before[-2:] == [("move", "checkpoint/previous.pt"), ("sync", f"checkpoint/.latest.pt.{os.getpid()}.tmp")]
+    assert before[-2:] == [
+        ("move", "checkpoint/previous.pt"),
+        ("sync", f"checkpoint/.latest.pt.{os.getpid()}.tmp"),
+    ]
     assert calls[last + 1] == ("sync", "checkpoint")
 
 
 def test_checkpoints_of_short_rounds_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
-    """A round takes 1.5 s and a checkpoint 0.25 s, so that the next is due 5 s later: after four rounds."""
+    """A round takes 1.5 s and a checkpoint 0.25 s, so that the next is due 5 s later: after four
+    rounds."""
     now, saved = [0.0], []
-    monkeypatch.setattr("fedexp.training.recorder.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(
+        "fedexp.training.recorder.time", SimpleNamespace(perf_counter=lambda: now[0])
+    )
 
     def taking(seconds, function, calls):
         def slow(*arguments):
@@ -166,10 +197,14 @@ def test_checkpoints_of_short_rounds_take_a_twentieth_of_the_time(monkeypatch, t
 
 
 def test_without_links_the_state_before_is_copied(monkeypatch, tmp_path, undisturbed):
-    monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links here")))
+    monkeypatch.setattr(
+        os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links here"))
+    )
     record(simulation(), tmp_path / "run", resume=False)
     for name in (files.CHECKPOINT, files.PREVIOUS):
-        ours, theirs = (storage.load_tree(directory / name) for directory in (tmp_path / "run", undisturbed))
+        ours, theirs = (
+            storage.load_tree(directory / name) for directory in (tmp_path / "run", undisturbed)
+        )
         torch.testing.assert_close(ours["server"], theirs["server"], rtol=0, atol=0)
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -216,7 +251,9 @@ def test_rows_that_do_not_fit_are_taken_back(monkeypatch, tmp_path):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        with pytest.raises(StorageError, match=r"a\.csv: cannot be written \(No space left on device\)"):
+        with pytest.raises(
+            StorageError, match=r"a\.csv: cannot be written \(No space left on device\)"
+        ):
             file.append(rows(1))
     assert (tmp_path / "a.csv").read_bytes() == before
     file.append(rows(1))
@@ -289,7 +326,8 @@ def test_an_older_checkpoint_without_checksums_is_read(undisturbed, tmp_path):
 
 
 def test_checksums_of_a_table_that_grows_are_those_of_its_file(tmp_path):
-    """zlib.crc32 over the whole file is the independent computation; a file that is gone on with has the same."""
+    """zlib.crc32 over the whole file is the independent computation; a file that is gone on with
+    has the same."""
     path = tmp_path / "a.csv"
     file = CsvFile(path)
     for number in range(3):
@@ -344,15 +382,27 @@ STRANGE = {  # a checkpoint that loads, and what is said of it
     "a negative length": (put(-1, "lengths", "rounds.csv"), "lengths is not"),
     "no history": (put({}, "history"), "history is not"),
     "another partition": (lambda state: state["history"]["counts"].add_(1), "history.counts"),
-    "a history cut short": (lambda state: put(state["history"]["rounds"][:2], "history", "rounds")(state), "history"),
+    "a history cut short": (
+        lambda state: put(state["history"]["rounds"][:2], "history", "rounds")(state),
+        "history",
+    ),
     "no weights": (put({}, "server", "params"), r"without server\.params\."),
-    "weights under a further name": (put(torch.ones(1), "server", "params", "x"), r"server\.params\.x"),
+    "weights under a further name": (
+        put(torch.ones(1), "server", "params", "x"),
+        r"server\.params\.x",
+    ),
     "weights of another shape": (first_weight(lambda w: w[..., :-1]), r"shape of server\.params\."),
     "weights of another type": (first_weight(lambda w: w.float()), r"type of server\.params\."),
     "a number as weights": (first_weight(lambda w: 1.0), r"server\.params\."),
-    "without the server's control variate": (lambda state: state["server"].pop("c"), r"without server\.c"),
+    "without the server's control variate": (
+        lambda state: state["server"].pop("c"),
+        r"without server\.c",
+    ),
     "accuracy of 7": (put([(0, 7.0)], "accuracy"), "accuracy is not"),
-    "accuracy of other rounds": (lambda state: state["accuracy"].reverse(), "the rounds of accuracy"),
+    "accuracy of other rounds": (
+        lambda state: state["accuracy"].reverse(),
+        "the rounds of accuracy",
+    ),
     "tasks that the run has not": (put([(0, [0.5])], "tasks"), "the rounds of tasks"),
 }
 

@@ -1,4 +1,5 @@
-"""What clients keep, in memory and in files; what algorithms say they need against what they exchange."""
+"""What clients keep, in memory and in files; what algorithms say they need against what they
+exchange."""
 
 from dataclasses import replace
 
@@ -22,7 +23,17 @@ from fedexp.training.rounds import play_round
 from fedexp.training.simulation import State
 from test_algorithms import SHIPPED, record
 from test_views import full_run
-from toy_federation import CONF, ENGINES, PLAIN, Normed, advance, first_of_each_class, flat, make_simulation, play
+from toy_federation import (
+    CONF,
+    ENGINES,
+    PLAIN,
+    Normed,
+    advance,
+    first_of_each_class,
+    flat,
+    make_simulation,
+    play,
+)
 
 
 def state(value):
@@ -57,10 +68,12 @@ def test_only_what_has_changed_is_written_and_old_files_stay_until_tidied(tmp_pa
     states[1] = state(5)
     assert states.save(tmp_path, 2) == {0: 1, 1: 2}
     assert names(tmp_path) == ["0.1.pt", "1.1.pt", "1.2.pt"]
-    # Had the run died here, before its checkpoint was written, the one before would still find everything.
+    # Had the run died here, before its checkpoint was written, the one before would still find
+    # everything.
     assert ClientStates(tmp_path, first)[1]["n"] == 1
     states.tidy()
-    assert names(tmp_path) == ["0.1.pt", "1.1.pt", "1.2.pt"]  # still: the latest checkpoint may turn out damaged
+    # still: the latest checkpoint may turn out damaged
+    assert names(tmp_path) == ["0.1.pt", "1.1.pt", "1.2.pt"]
     states[1] = state(6)
     states.save(tmp_path, 3)
     states.tidy()
@@ -78,7 +91,11 @@ def test_states_in_files_do_not_stay_in_memory(tmp_path):
 
 
 def test_a_run_with_states_in_files_is_the_same_run(tmp_path):
-    (row,) = [row for row in SHIPPED if row.cls.__name__ == "Scaffold" and row.live["divisor"] == "effective"]
+    (row,) = [
+        row
+        for row in SHIPPED
+        if row.cls.__name__ == "Scaffold" and row.live["divisor"] == "effective"
+    ]
     simulation = row.simulation(rounds=4)
     before = play(simulation, 4)
     state = simulation.initial_state()
@@ -110,12 +127,15 @@ def test_where_states_are_kept(monkeypatch):
 # --- declarations
 
 FIRST = first_of_each_class(SHIPPED).values()
-ROWS = {row.name: pytest.param(row, marks=() if row in FIRST else pytest.mark.slow) for row in SHIPPED}
+ROWS = {
+    row.name: pytest.param(row, marks=() if row in FIRST else pytest.mark.slow) for row in SHIPPED
+}
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_needs_are_what_is_exchanged(row):
-    """Of one client in round 3, in multiples of the model; `small` is less than a third of one here."""
+    """Of one client in round 3, in multiples of the model; `small` is less than a third of one
+    here."""
     simulation = row.simulation(local=PLAIN, augment=False, sizes=(1, 3, 4, 4, 2))
     needs, model = simulation.algorithm.needs, tree.num_bytes(simulation.initial)
     state = play(simulation, 2)
@@ -153,12 +173,17 @@ def test_the_table_of_the_algorithms_page_is_current():
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=cls.__name__, marks=() if cls in (FedNTD, Scaffold, Flashback) else pytest.mark.slow)
+        pytest.param(
+            row,
+            id=cls.__name__,
+            marks=() if cls in (FedNTD, Scaffold, Flashback) else pytest.mark.slow,
+        )
         for cls, row in {row.cls: row for row in SHIPPED}.items()
     ],
 )
 def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
-    """On the sequential and the worker engine, to the same result; running statistics move and are averaged."""
+    """On the sequential and the worker engine, to the same result; running statistics move and are
+    averaged."""
     staged = row.cls.__name__ == "FedAlign"
     model = BottleneckResNet(widths=(4, 8), blocks=1) if staged else Normed()
     servers = []
@@ -182,13 +207,16 @@ KEEPING = {name: row for name, row in first_of_each_class(SHIPPED).items() if ro
 
 @pytest.mark.parametrize("name", KEEPING)
 def test_running_statistics_that_clients_keep_are_a_part_of_the_run(name, tmp_path, monkeypatch):
-    """A state that a run with batch norm has saved fits the run that goes on from it. The size by which a run decides
-    where states are kept counts the running statistics: it is that of the state of a client that has taken part."""
+    """A state that a run with batch norm has saved fits the run that goes on from it. The size by
+    which a run decides where states are kept counts the running statistics: it is that of the state
+    of a client that has taken part."""
     run, sizes = KEEPING[name].simulation(model=Normed(), rounds=4), []
     full_run(run, tmp_path, rounds=2)
     saved = checkpoint.load(tmp_path, fits_run(tmp_path, run))
     assert (saved.state["round"], saved.problem) == (2, None)
     state = State.from_tree(saved.state, torch.device("cpu"), tmp_path)
-    monkeypatch.setattr(opening, "choose_place", lambda each, *rest: sizes.append(each) or choose_place(each, *rest))
+    monkeypatch.setattr(
+        opening, "choose_place", lambda each, *rest: sizes.append(each) or choose_place(each, *rest)
+    )
     opening.place_states(run, state)
     assert sizes == [tree.num_bytes(next(iter(state.clients.values())))]

@@ -1,4 +1,5 @@
-"""Cohorts from a file: the clients that it names take part, and every mistake in it is one message."""
+"""Cohorts from a file: the clients that it names take part, and every mistake in it is one
+message."""
 
 import json
 import re
@@ -29,7 +30,10 @@ ASCENDING = {1: [0, 1, 2, 3], 2: [1, 2, 3, 4], 3: [0, 1, 2, 4]}
 
 
 def test_all_forms_say_the_same(tmp_path):
-    rows = ["round,client,examples", *(f"{r},{c},7" for r, clients in GOOD.items() for c in clients)]
+    rows = [
+        "round,client,examples",
+        *(f"{r},{c},7" for r, clients in GOOD.items() for c in clients),
+    ]
     forms = {"a.json": GOOD, "b.json": list(GOOD.values()), "c.csv": "\n".join(rows)}
     for name, content in forms.items():
         assert read(write(tmp_path / name, content)) == ASCENDING
@@ -37,7 +41,8 @@ def test_all_forms_say_the_same(tmp_path):
 
 
 def test_the_draw_by_the_number_of_the_round():
-    """numpy's global generator, seeded before every draw with the number of the round from 0: whatever the seed."""
+    """numpy's global generator, seeded before every draw with the number of the round from 0:
+    whatever the seed."""
     expected = {}
     for number in (1, 2, 3):
         np.random.seed(number - 1)  # noqa: NPY002
@@ -46,16 +51,21 @@ def test_the_draw_by_the_number_of_the_round():
     assert cohorts.read(3, 100, 10) == expected
     assert expected[1] == [2, 16, 26, 54, 55, 73, 75, 86, 93, 95]
     for other in (5, 6):
-        simulation = make_simulation(cohorts=cohorts, seeds=Seeds(partition=0, sampling=other, training=0))
+        simulation = make_simulation(
+            cohorts=cohorts, seeds=Seeds(partition=0, sampling=other, training=0)
+        )
         assert sample(simulation, 1) == cohorts.read(1, simulation.settings.num_clients, 4)[1]
-    with pytest.raises(ConfigError, match=r"cohorts.draw=round: must be seed, or cohorts.path=null"):
+    with pytest.raises(
+        ConfigError, match=r"cohorts.draw=round: must be seed, or cohorts.path=null"
+    ):
         Cohorts(path="a.json", draw="round")
     with pytest.raises(ConfigError, match=r"cohorts.draw='?dice"):
         Cohorts(path=None, draw="dice")
 
 
 def test_the_named_clients_train(tmp_path):
-    """Another run's seed, its clients.csv: the same clients in every round, and the losses of both are its own."""
+    """Another run's seed, its clients.csv: the same clients in every round, and the losses of both
+    are its own."""
     simulation = make_simulation(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
     state = simulation.initial_state()
     for number in (1, 2, 3):
@@ -83,11 +93,19 @@ def test_the_named_clients_train(tmp_path):
         ("file.json", GOOD | {"2": [0, 1, 2, True]}, ["round 2: client true is not an integer"]),
         ("file.json", GOOD | {"2": [0, 1, 2, 1.5]}, ["round 2: client 1.5 is not an integer"]),
         ("file.json", GOOD | {"2": [0, 1, 1, 2]}, ["round 2: client 1 appears twice"]),
-        ("file.json", GOOD | {"2": [0, 1, 2]}, ["round 2: has 3 clients", "is 4", "participation=0.6"]),
+        (
+            "file.json",
+            GOOD | {"2": [0, 1, 2]},
+            ["round 2: has 3 clients", "is 4", "participation=0.6"],
+        ),
         ("file.json", GOOD | {"2": []}, ["round 2: has 0 clients", "is 4"]),
         ("file.csv", "round,who\n1,2\n", ["columns round and client"]),
         ("file.csv", "round,client\n1,two\n", ["columns round and client", "two"]),
-        ("file.csv", "round,client,role\n1,0,cfed\n1,1,review\n", ["different roles (cfed, review)"]),
+        (
+            "file.csv",
+            "round,client,role\n1,0,cfed\n1,1,review\n",
+            ["different roles (cfed, review)"],
+        ),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path, name, content, words):
@@ -101,7 +119,9 @@ def test_a_wrong_file_is_refused(tmp_path, name, content, words):
 
 
 def test_a_resumed_run_keeps_its_cohorts(tmp_path):
-    table = "round,client,examples\n" + "".join(f"{r},{c},7\n" for r in (1, 2) for c in ASCENDING[r])
+    table = "round,client,examples\n" + "".join(
+        f"{r},{c},7\n" for r in (1, 2) for c in ASCENDING[r]
+    )
     write(tmp_path / "clients.csv", table)
     check_begun(tmp_path, ASCENDING, 2)
     check_begun(tmp_path, None, 2)
@@ -110,7 +130,8 @@ def test_a_resumed_run_keeps_its_cohorts(tmp_path):
 
 
 def test_the_commands_beside_the_released_code_are_valid():
-    """Those of docs/reproduction/released_code.md; their protocol is FedNTD's but for the partition."""
+    """Those of docs/reproduction/released_code.md; their protocol is FedNTD's but for the
+    partition."""
     page = (CONF.parent / "docs" / "reproduction" / "released_code.md").read_text(encoding="utf-8")
     (line,) = [line for line in page.splitlines() if line.startswith("fedexp dataset=")]
     overrides = line.split()[1:]
@@ -118,6 +139,11 @@ def test_the_commands_beside_the_released_code_are_valid():
     assert len(others) == 3
     for changes in ["", *others]:
         build(composed(*overrides, *changes.split()))
-    ours, paper = resolve(composed(*overrides)), resolve(composed("experiment=fedntd/cifar10_s2", "rounds=40"))
+    ours, paper = (
+        resolve(composed(*overrides)),
+        resolve(composed("experiment=fedntd/cifar10_s2", "rounds=40")),
+    )
     said = ("partition", "cohorts", "expected", "shards_per_client", "revisions", "test_views")
-    assert {k: v for k, v in ours.items() if k not in said} == {k: v for k, v in paper.items() if k not in said}
+    assert {k: v for k, v in ours.items() if k not in said} == {
+        k: v for k, v in paper.items() if k not in said
+    }

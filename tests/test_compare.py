@@ -1,4 +1,5 @@
-"""Tables of sweeps from run directories made by hand: matching, units, tolerances, verdicts, targets."""
+"""Tables of sweeps from run directories made by hand: matching, units, tolerances, verdicts,
+targets."""
 
 import json
 
@@ -18,12 +19,15 @@ TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]
 
 
 def make_run(folder, overrides, curve, status="completed", forgetting=0.5, views=True, **summary):
-    """A run directory with as much as the tables read; views: with an augmented test that comes out the same."""
+    """A run directory with as much as the tables read; views: with an augmented test that comes out
+    the same."""
     directory = folder / f"run{len(list(folder.glob('run*')))}"
     (directory / ".hydra").mkdir(parents=True)
     (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     rounds = {"round": range(len(curve) + 1), "test_accuracy": [0.1, *curve]}
-    rounds["forgetting"] = [None] * (len(curve) > 1) + [None] + [forgetting] * max(len(curve) - 1, 1)
+    rounds["forgetting"] = (
+        [None] * (len(curve) > 1) + [None] + [forgetting] * max(len(curve) - 1, 1)
+    )
     if views:
         rounds |= {f"{name}_augmented": rounds[name] for name in ("test_accuracy", "forgetting")}
     pd.DataFrame(rounds).to_csv(directory / "rounds.csv", index=False)
@@ -33,9 +37,21 @@ def make_run(folder, overrides, curve, status="completed", forgetting=0.5, views
     (directory / "config.yaml").write_text(yaml.safe_dump({"choices": {}, "rounds": len(curve)}))
     if "tasks" in summary:
         (directory / "tasks.csv").write_text("round,task,evaluated_task,accuracy\n1,1,1,0.5\n")
-    algorithm = next((o.partition("=")[2] for o in overrides if o.startswith("algorithm=")), "fedavg")
-    content = {"status": status, "algorithm": algorithm, "dataset": "cifar10", "partition": "p", "rounds": len(curve)}
-    content |= {"accuracy": curve[-1], "best_accuracy": max(curve), "forgetting": forgetting} | summary
+    algorithm = next(
+        (o.partition("=")[2] for o in overrides if o.startswith("algorithm=")), "fedavg"
+    )
+    content = {
+        "status": status,
+        "algorithm": algorithm,
+        "dataset": "cifar10",
+        "partition": "p",
+        "rounds": len(curve),
+    }
+    content |= {
+        "accuracy": curve[-1],
+        "best_accuracy": max(curve),
+        "forgetting": forgetting,
+    } | summary
     (directory / "summary.json").write_text(json.dumps(content))
 
 
@@ -51,12 +67,20 @@ def one(table, **wanted):
 
 
 def test_mean_and_standard_deviation_beside_the_print(tmp_path):
-    """FedNTD Table 8, E=5: FedAvg is printed as 40.14 (0.59). Ours: 39 and 43, mean 41, sd sqrt(8) = 2.83."""
+    """FedNTD Table 8, E=5: FedAvg is printed as 40.14 (0.59). Ours: 39 and 43, mean 41, sd sqrt(8)
+    = 2.83."""
     for seed, accuracy in ((0, 0.39), (1, 0.43)):
-        make_run(tmp_path, [*TABLE8, "algorithm=fedavg", f"seed={seed}"], [accuracy], forgetting=0.66)
+        make_run(
+            tmp_path, [*TABLE8, "algorithm=fedavg", f"seed={seed}"], [accuracy], forgetting=0.66
+        )
     table = cells(tmp_path, "fedntd_table8")
     row = one(table, setting="E=5", method="FedAvg", metric="accuracy")
-    assert (row["n"], row["printed"], row["protocol"], row["verdict"]) == (2, 40.14, "full", "within")
+    assert (row["n"], row["printed"], row["protocol"], row["verdict"]) == (
+        2,
+        40.14,
+        "full",
+        "within",
+    )
     assert (row["mean"], row["std"], row["difference"]) == pytest.approx((41.0, 8**0.5, 0.86))
     lost = one(table, setting="E=5", method="FedAvg", metric="forgetting")
     assert (lost["mean"], lost["verdict"]) == (pytest.approx(0.66), "outside")  # 0.07 away
@@ -64,12 +88,16 @@ def test_mean_and_standard_deviation_beside_the_print(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "expected"), [(0.4213, "within"), (0.4215, "outside"), (0.3815, "within"), (0.3813, "outside")]
+    ("accuracy", "expected"),
+    [(0.4213, "within"), (0.4215, "outside"), (0.3815, "within"), (0.3813, "outside")],
 )
 def test_the_tolerance_is_two_points(tmp_path, accuracy, expected):
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [accuracy])
     assert (
-        one(cells(tmp_path, "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")["verdict"] == expected
+        one(cells(tmp_path, "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")[
+            "verdict"
+        ]
+        == expected
     )
 
 
@@ -77,7 +105,11 @@ def test_two_printed_standard_deviations_where_they_are_more(tmp_path):
     """FedNTD Table 1, CIFAR-10 s=2, FedAvg: 40.14 with 1.15 from Table 7, so 2.30."""
     make_run(tmp_path, ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"], [0.4243])
     row = one(
-        cells(tmp_path, "fedntd_table1"), dataset="CIFAR-10", partition_param="s=2", method="FedAvg", metric="accuracy"
+        cells(tmp_path, "fedntd_table1"),
+        dataset="CIFAR-10",
+        partition_param="s=2",
+        method="FedAvg",
+        metric="accuracy",
     )
     assert (row["verdict"], row["printed_std"]) == ("within", 1.15)
 
@@ -85,7 +117,11 @@ def test_two_printed_standard_deviations_where_they_are_more(tmp_path):
 def test_reduced_runs_are_shown_but_never_judged_or_mixed(tmp_path):
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg", "rounds=5"], [0.3])
     first = one(cells(tmp_path, "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")
-    assert (first["protocol"], first["verdict"], first["mean"]) == ("reduced", "not judged: reduced protocol", 30)
+    assert (first["protocol"], first["verdict"], first["mean"]) == (
+        "reduced",
+        "not judged: reduced protocol",
+        30,
+    )
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4])
     then = one(cells(tmp_path, "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")
     assert (then["protocol"], then["n"], then["mean"]) == ("full", 1, 40)
@@ -94,7 +130,11 @@ def test_reduced_runs_are_shown_but_never_judged_or_mixed(tmp_path):
 
 def test_reduced_protocols_are_not_mixed_with_each_other(tmp_path):
     """Of two runs of 5 rounds and one of 9 the two stand there."""
-    for overrides, accuracy in ((["rounds=9"], 0.9), (["rounds=5"], 0.2), (["rounds=5", "seed=1"], 0.3)):
+    for overrides, accuracy in (
+        (["rounds=9"], 0.9),
+        (["rounds=5"], 0.2),
+        (["rounds=5", "seed=1"], 0.3),
+    ):
         make_run(tmp_path, [*TABLE8, "algorithm=fedavg", *overrides], [accuracy])
     row = one(cells(tmp_path, "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")
     assert (row["n"], row["mean"], row["changes"], row["not_shown"]) == (2, 25, "rounds=5", 1)
@@ -104,39 +144,66 @@ def test_status_and_origin_of_a_cell(tmp_path):
     """One seed done, one diverged, one failed, one not at its end."""
     more = {"commit": "0123456789", "hardware": {"name": "A", "device": "cpu", "precision": "fp32"}}
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4], seed=0, **more)
-    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.1], "diverged", seed=1, **more | {"commit": "abcdefabc+"})
+    make_run(
+        tmp_path,
+        [*TABLE8, "algorithm=fedavg"],
+        [0.1],
+        "diverged",
+        seed=1,
+        **more | {"commit": "abcdefabc+"},
+    )
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.1], "failed", seed=2)
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.1])
     (tmp_path / "run3" / "summary.json").unlink()
     row = one(cells(tmp_path, "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")
     assert row["status"] == "1 completed, 1 diverged, 1 failed, 1 unfinished"
     assert (row["n"], row["diverged"], row["mean"], row["tolerance"]) == (2, 1, 40, 2.0)
-    assert (row["seeds"], row["commits"], row["hardware"]) == ("0 1", "0123456 abcdefa", "A (cpu, fp32)")
+    assert (row["seeds"], row["commits"], row["hardware"]) == (
+        "0 1",
+        "0123456 abcdefa",
+        "A (cpu, fp32)",
+    )
     other = one(cells(tmp_path, "fedntd_table8"), setting="E=1", method="FedAvg", metric="accuracy")
     assert (other["status"], other["verdict"]) == ("not run", "not run")
 
 
 def test_printed_failures_and_suspect_prints(tmp_path):
-    """SCAFFOLD fails at R=1.0 of Table 11 as printed; FedNova and SCAFFOLD of Table 10 at R=0.3 are a copy error."""
+    """SCAFFOLD fails at R=1.0 of Table 11 as printed; FedNova and SCAFFOLD of Table 10 at R=0.3 are
+    a copy error."""
     at = ["experiment=fedntd/cifar10_lda0.1", "participation=1.0", "algorithm=scaffold"]
     make_run(tmp_path, at, [0.1], status="diverged")
-    row = one(cells(tmp_path, "fedntd_table11"), setting="R=1.0", method="SCAFFOLD", metric="accuracy")
+    row = one(
+        cells(tmp_path, "fedntd_table11"), setting="R=1.0", method="SCAFFOLD", metric="accuracy"
+    )
     assert (row["verdict"], row["diverged"]) == ("failed as printed", 1)
     other = tmp_path / "other"
-    make_run(other, ["experiment=fedntd/cifar10_s2", "participation=0.3", "algorithm=scaffold"], [0.5])
+    make_run(
+        other, ["experiment=fedntd/cifar10_s2", "participation=0.3", "algorithm=scaffold"], [0.5]
+    )
     row = one(cells(other, "fedntd_table10"), setting="R=0.3", method="SCAFFOLD", metric="accuracy")
     assert row["verdict"] == "not judged: suspect print"
     lost = tmp_path / "lost"
     make_run(lost, [*TABLE8, "algorithm=fedavg"], [0.4], status="diverged")
-    assert one(cells(lost, "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")["verdict"] == "outside"
+    assert (
+        one(cells(lost, "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")[
+            "verdict"
+        ]
+        == "outside"
+    )
 
 
 def test_rounds_to_the_printed_target(tmp_path):
     """Flashback Table 1, CIFAR10 beta=0.1: A = 0.5, so 0.375, 0.45 and 0.5."""
-    make_run(tmp_path, ["experiment=flashback/cifar10_lda0.1", "algorithm=fedavg"], [0.2, 0.4, 0.44, 0.46, 0.49])
+    make_run(
+        tmp_path,
+        ["experiment=flashback/cifar10_lda0.1", "algorithm=fedavg"],
+        [0.2, 0.4, 0.44, 0.46, 0.49],
+    )
     table = cells(tmp_path, "flashback_table1")
     table = table[
-        (table["dataset"] == "CIFAR10") & (table["partition_param"] == "beta=0.1") & (table["method"] == "FedAvg")
+        (table["dataset"] == "CIFAR10")
+        & (table["partition_param"] == "beta=0.1")
+        & (table["method"] == "FedAvg")
     ]
     ours = dict(zip(table["metric"], table["mean"], strict=True))
     assert ours["rounds_to_0.75A"] == 2
@@ -147,13 +214,16 @@ def test_rounds_to_the_printed_target(tmp_path):
 
 
 def test_targets_that_are_never_reached(tmp_path):
-    """Flashback Table 1, CIFAR10 beta=0.1, FedDF: printed 105 to 0.375, and never 0.45. A second seed that gets there
-    where the first does not leaves no mean."""
+    """Flashback Table 1, CIFAR10 beta=0.1, FedDF: printed 105 to 0.375, and never 0.45. A second
+    seed that gets there where the first does not leaves no mean."""
     feddf = ["experiment=flashback/cifar10_lda0.1", "algorithm=feddf"]
     here = {"dataset": "CIFAR10", "partition_param": "beta=0.1", "method": "FedDF"}
     make_run(tmp_path, [*feddf, "seed=0"], [0.3] * 100 + [0.4] * 10)
     table = cells(tmp_path, "flashback_table1")
-    assert one(table, **here, metric="rounds_to_0.75A")[["mean", "verdict"]].tolist() == [101, "within"]
+    assert one(table, **here, metric="rounds_to_0.75A")[["mean", "verdict"]].tolist() == [
+        101,
+        "within",
+    ]
     assert one(table, **here, metric="rounds_to_0.9A")["verdict"] == "not reached as printed"
     make_run(tmp_path, [*feddf, "seed=1"], [0.46])
     row = one(cells(tmp_path, "flashback_table1"), **here, metric="rounds_to_0.9A")
@@ -162,7 +232,8 @@ def test_targets_that_are_never_reached(tmp_path):
 
 
 def test_rounds_to_the_measured_and_to_the_printed_target(tmp_path):
-    """The best of the two is 0.6: A = 0.57 measured, 0.5 printed, so 0.4275 and 0.375 to three quarters."""
+    """The best of the two is 0.6: A = 0.57 measured, 0.5 printed, so 0.4275 and 0.375 to three
+    quarters."""
     setting = "experiment=flashback/cifar10_lda0.1"
     make_run(tmp_path, [setting, "algorithm=fedavg"], [0.2, 0.38, 0.4, 0.43])
     make_run(tmp_path, [setting, "algorithm=flashback"], [0.4, 0.45, 0.6, 0.6])
@@ -179,7 +250,12 @@ def test_rounds_to_the_measured_and_to_the_printed_target(tmp_path):
 
 def test_alignment_of_a_layer_and_a_pair(tmp_path):
     """FedNTD Table 2, IID, FedAvg: 512 neurons 0.679 and 0.850, 128 neurons 0.771 and 0.898."""
-    setting = ["experiment=fedntd/cifar10_iid", "model=cnn_3fc", "forgetting_metric=alignment", "algorithm=fedavg"]
+    setting = [
+        "experiment=fedntd/cifar10_iid",
+        "model=cnn_3fc",
+        "forgetting_metric=alignment",
+        "algorithm=fedavg",
+    ]
     layers = [{"local": 0.7, "aggregated": 0.85}, {"local": 0.6, "aggregated": 0.9}]
     make_run(tmp_path, setting, [0.5], alignment=layers)
     table = cells(tmp_path, "fedntd_table2")
@@ -189,21 +265,42 @@ def test_alignment_of_a_layer_and_a_pair(tmp_path):
 
 
 def test_columns_of_the_paper_s_tables():
-    """What differs between the columns names them; a long table is cut where its partition changes."""
+    """What differs between the columns names them; a long table is cut where its partition
+    changes."""
 
     def columns(name):
         return {part.title: list(part.table.columns) for part in sections(cells(CONF, name))}
 
     assert columns("fedntd_table8") == {"": ["E=1", "E=3", "E=5", "E=10", "E=20"]}
-    assert columns("cfed_table1")[""] == ["Domain-T1", "Domain-T2", "Class-T1", "Class-T2", "Class-I1", "Class-I2"]
-    assert columns("fedntd_table13")[""][3:] == ["alpha=0.05 K=64", "alpha=0.1 K=64", "alpha=0.5 K=64"]
-    assert {title: len(names) for title, names in columns("fedntd_table1").items()} == {"sharding": 7, "LDA": 7}
+    assert columns("cfed_table1")[""] == [
+        "Domain-T1",
+        "Domain-T2",
+        "Class-T1",
+        "Class-T2",
+        "Class-I1",
+        "Class-I2",
+    ]
+    assert columns("fedntd_table13")[""][3:] == [
+        "alpha=0.05 K=64",
+        "alpha=0.1 K=64",
+        "alpha=0.5 K=64",
+    ]
+    assert {title: len(names) for title, names in columns("fedntd_table1").items()} == {
+        "sharding": 7,
+        "LDA": 7,
+    }
     assert columns("flashback_table1")["natural"][0] == "FEMNIST N=500 x=0.75"
 
 
 def test_suspect_and_reduced_cells_are_marked(tmp_path):
-    make_run(tmp_path, ["experiment=fedntd/cifar10_s2", "participation=0.3", "algorithm=scaffold"], [0.5])
-    make_run(tmp_path, ["experiment=fedntd/cifar10_s2", "participation=0.1", "algorithm=fedavg", "rounds=1"], [0.2])
+    make_run(
+        tmp_path, ["experiment=fedntd/cifar10_s2", "participation=0.3", "algorithm=scaffold"], [0.5]
+    )
+    make_run(
+        tmp_path,
+        ["experiment=fedntd/cifar10_s2", "participation=0.1", "algorithm=fedavg", "rounds=1"],
+        [0.2],
+    )
     mark(tmp_path, "fedntd_table10")
     write_tables(tmp_path)
     text = (tmp_path / "table.md").read_text()
@@ -218,24 +315,39 @@ def test_rounds_to_fedavg_s_accuracy_and_speed_up(tmp_path):
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], [0.2, 0.3, 0.4, 0.5])
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedka"], [0.4, 0.55, 0.6, 0.6])
     table = cells(tmp_path, "fedka_table2")
-    rows = {m: one(table, dataset="CIFAR-10", method="FedKA", metric=m)["mean"] for m in ("rounds_to_A", "speedup")}
+    rows = {
+        m: one(table, dataset="CIFAR-10", method="FedKA", metric=m)["mean"]
+        for m in ("rounds_to_A", "speedup")
+    }
     assert rows == {"rounds_to_A": 2, "speedup": 2}
 
 
 def test_a_fedavg_run_that_diverged_lowers_no_target(tmp_path):
-    """FedAvg ends at 0.5 in the run that did not diverge, which FedKA reaches after 2 rounds, not after 1."""
-    make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg", "seed=0"], [0.2, 0.3, 0.4, 0.5], seed=0)
+    """FedAvg ends at 0.5 in the run that did not diverge, which FedKA reaches after 2 rounds, not
+    after 1."""
+    make_run(
+        tmp_path,
+        ["experiment=fedka/cifar10", "algorithm=fedavg", "seed=0"],
+        [0.2, 0.3, 0.4, 0.5],
+        seed=0,
+    )
     failed = ["experiment=fedka/cifar10", "algorithm=fedavg", "seed=1"]
     make_run(tmp_path, failed, [0.1, 0.1], status="diverged", seed=1)
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedka"], [0.4, 0.55, 0.6, 0.6])
     table = cells(tmp_path, "fedka_table2")
-    rows = {m: one(table, dataset="CIFAR-10", method="FedKA", metric=m)["mean"] for m in ("rounds_to_A", "speedup")}
+    rows = {
+        m: one(table, dataset="CIFAR-10", method="FedKA", metric=m)["mean"]
+        for m in ("rounds_to_A", "speedup")
+    }
     assert rows == {"rounds_to_A": 2, "speedup": 2}
 
 
 def test_accuracy_after_a_task_and_at_a_round(tmp_path):
-    """CFeD Table 1, Class-T: the mean after the second task stands in column T1, after the third in T2."""
-    ends = [{"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)]
+    """CFeD Table 1, Class-T: the mean after the second task stands in column T1, after the third in
+    T2."""
+    ends = [
+        {"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)
+    ]
     make_run(tmp_path, ["experiment=cfed/text_class", "algorithm=cfed"], [0.6], tasks=ends)
     table = cells(tmp_path, "cfed_table1")
     for column, expected in (("T1", 70.0), ("T2", 60.0)):
@@ -254,10 +366,12 @@ def test_accuracy_after_a_task_and_at_a_round(tmp_path):
 
 
 def test_the_noise_of_a_task_is_that_of_its_own_last_ten_rounds(tmp_path):
-    """Average accuracies of 0.68 and 0.72 in turn while task 2 is learnt, so +-0.02 about their mean in the last ten
-    rounds: s = sqrt(10 x 0.02^2 / 9) = 0.02108. The rounds before these and of the other tasks do not count; task 3 has
-    one round alone, which says nothing."""
-    ends = [{"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)]
+    """Average accuracies of 0.68 and 0.72 in turn while task 2 is learnt, so +-0.02 about their
+    mean in the last ten rounds: s = sqrt(10 x 0.02^2 / 9) = 0.02108. The rounds before these and of
+    the other tasks do not count; task 3 has one round alone, which says nothing."""
+    ends = [
+        {"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)
+    ]
     make_run(tmp_path, ["experiment=cfed/text_class", "algorithm=cfed"], [0.6] * 17, tasks=ends)
     rounds = {"round": range(18), "test_accuracy": 0.6, "task": [0, 1, 1, 1, *[2] * 13, 3]}
     rounds |= {"average_accuracy": [None, 0.1, 0.9, 0.1, 0.0, 0.9, 0.0, *[0.68, 0.72] * 5, 0.3]}
@@ -265,7 +379,10 @@ def test_the_noise_of_a_task_is_that_of_its_own_last_ten_rounds(tmp_path):
     table = cells(tmp_path, "cfed_table1")
     names = {"method": "CFeD", "metric": "average_accuracy"}
     row = one(table, **names, setting="Class-IL; column Class-T1; federated")
-    assert (row["error"], row["error_from"]) == (pytest.approx(2.108, abs=1e-3), "last ten rounds of one seed")
+    assert (row["error"], row["error_from"]) == (
+        pytest.approx(2.108, abs=1e-3),
+        "last ten rounds of one seed",
+    )
     assert row["tolerance"] == pytest.approx(4.216, abs=1e-3)
     row = one(table, **names, setting="Class-IL; column Class-T2; federated")
     assert (row["error_from"], row["tolerance"]) == ("", 2)
@@ -280,9 +397,11 @@ def test_tables_of_a_named_sweep(tmp_path, capsys):
     assert text in capsys.readouterr().out
     assert "50 printed values: 48 not run, 2 within." in text
     ruled, plain = [line for line in text.splitlines() if line.startswith("| FedAvg |")]
-    assert "| 34.40* (0.60*) [40.14 (0.59)] |" in ruled  # 0.6 x 30 + 0.4 x 41; two errors of it are 7.78 points
+    # 0.6 x 30 + 0.4 x 41; two errors of it are 7.78 points
+    assert "| 34.40* (0.60*) [40.14 (0.59)] |" in ruled
     assert "| [34.49 (0.64)] |" in ruled  # not run
-    assert plain == "| FedAvg | 41.00, 35.50 (0.60, 0.60) |"  # the last round; the mean of the last ten, here two
+    # the last round; the mean of the last ten, here two
+    assert plain == "| FedAvg | 41.00, 35.50 (0.60, 0.60) |"
     assert "Rule: inferred protocol: ema(0.6), augmented test." in text
     tidy = pd.read_csv(folder / "table.csv")
     assert len(tidy) == 70  # with other readings of 20 of the 50
@@ -290,7 +409,8 @@ def test_tables_of_a_named_sweep(tmp_path, capsys):
 
 
 def test_tables_of_any_sweep(tmp_path):
-    """Means over seeds; rounds to parts of 0.95 of the best: A = 0.76, so 0.57, 0.684, 0.76, here by hand."""
+    """Means over seeds; rounds to parts of 0.95 of the best: A = 0.76, so 0.57, 0.684, 0.76, here
+    by hand."""
     make_run(tmp_path, ["algorithm=fedavg", "seed=0"], [0.5, 0.6, 0.7, 0.78])
     make_run(tmp_path, ["algorithm=fedavg", "seed=1"], [0.5, 0.58, 0.6, 0.76])
     make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.6, 0.75, 0.8, 0.8])
@@ -319,9 +439,16 @@ def test_nothing_to_report(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_seed_that_was_run_again_with_more_views_counts_once(tmp_path):
-    """Rounds to a target: A is 0.95 of the best of the later run, 0.7, and not of the earlier one, 0.9."""
+    """Rounds to a target: A is 0.95 of the best of the later run, 0.7, and not of the earlier one,
+    0.9."""
     for views, accuracy in ((False, 0.9), (True, 0.7)):
-        make_run(tmp_path, ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"], [accuracy], views=views, seed=0)
+        make_run(
+            tmp_path,
+            ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"],
+            [accuracy],
+            views=views,
+            seed=0,
+        )
     mark(tmp_path, "fedntd_table1")
     write_tables(tmp_path)
     targets = pd.read_csv(tmp_path / "rounds_to_target.csv")
@@ -336,10 +463,18 @@ def hardware(precision):
 
 
 def test_a_seed_that_diverged_stays_beside_those_with_a_value(tmp_path):
-    """Of three seeds one diverged in its first round and has no F: accuracy and F have the same n, and a mark."""
+    """Of three seeds one diverged in its first round and has no F: accuracy and F have the same n,
+    and a mark."""
     for seed in (0, 1):
         make_run(tmp_path, [*TABLE8, "algorithm=fedprox", f"seed={seed}"], [0.4, 0.4], seed=seed)
-    make_run(tmp_path, [*TABLE8, "algorithm=fedprox", "seed=2"], [0.1], status="diverged", forgetting=None, seed=2)
+    make_run(
+        tmp_path,
+        [*TABLE8, "algorithm=fedprox", "seed=2"],
+        [0.1],
+        status="diverged",
+        forgetting=None,
+        seed=2,
+    )
     table = cells(tmp_path, "fedntd_table8")
     for metric in ("accuracy", "forgetting"):
         row = one(table, setting="E=5", method="FedProx", metric=metric)
@@ -348,27 +483,53 @@ def test_a_seed_that_diverged_stays_beside_those_with_a_value(tmp_path):
 
 
 def test_runs_of_one_seed_in_two_precisions_are_one_seed(tmp_path):
-    """Seed 0 in fp32 and in bf16, seed 1 in bf16: the two in bf16 count, of which a standard deviation can be taken;
-    of seed 0 alone, in both, there is none."""
+    """Seed 0 in fp32 and in bf16, seed 1 in bf16: the two in bf16 count, of which a standard
+    deviation can be taken; of seed 0 alone, in both, there is none."""
     given = [*TABLE8, "algorithm=fedavg"]
     make_run(tmp_path / "a", given, [0.50], seed=0, hardware=hardware("fp32"))
-    make_run(tmp_path / "a", [*given, "hardware.precision=bf16"], [0.40], seed=0, hardware=hardware("bf16"))
-    row = one(cells(tmp_path / "a", "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")
+    make_run(
+        tmp_path / "a",
+        [*given, "hardware.precision=bf16"],
+        [0.40],
+        seed=0,
+        hardware=hardware("bf16"),
+    )
+    row = one(
+        cells(tmp_path / "a", "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy"
+    )
     assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (1, "0", 1, 50)
     assert row["std"] is None or row["std"] != row["std"]
-    make_run(tmp_path / "a", [*given, "seed=1", "hardware.precision=bf16"], [0.44], seed=1, hardware=hardware("bf16"))
-    row = one(cells(tmp_path / "a", "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")
-    assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (2, "0 1", 1, pytest.approx(42))
+    make_run(
+        tmp_path / "a",
+        [*given, "seed=1", "hardware.precision=bf16"],
+        [0.44],
+        seed=1,
+        hardware=hardware("bf16"),
+    )
+    row = one(
+        cells(tmp_path / "a", "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy"
+    )
+    assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (
+        2,
+        "0 1",
+        1,
+        pytest.approx(42),
+    )
 
 
 def test_one_that_diverged_does_not_turn_its_column_to_the_plain_test(tmp_path):
-    """FedNTD Table 1, CIFAR-10 s=2: with four methods in the augmented view and SCAFFOLD diverged, rho is that of the
-    four under the rule."""
+    """FedNTD Table 1, CIFAR-10 s=2: with four methods in the augmented view and SCAFFOLD diverged,
+    rho is that of the four under the rule."""
     for number, method in enumerate(("fedavg", "fedprox", "moon", "fedntd")):
         make_run(tmp_path, [*TABLE1, f"algorithm={method}"], [0.4 + 0.03 * number] * 2)
     make_run(tmp_path, [*TABLE1, "algorithm=scaffold"], [0.1], status="diverged", forgetting=None)
-    row = one(cells(tmp_path, "fedntd_table1"), dataset="CIFAR-10", partition_param="s=2", method="FedAvg",
-              metric="accuracy")  # fmt: skip
+    row = one(
+        cells(tmp_path, "fedntd_table1"),
+        dataset="CIFAR-10",
+        partition_param="s=2",
+        method="FedAvg",
+        metric="accuracy",
+    )
     assert row["order_by"] == "inferred protocol: ema(0.6), augmented test"
 
 
@@ -378,7 +539,10 @@ def test_a_collapse_to_chance_is_the_printed_failure(tmp_path, accuracy, verdict
     at = ["experiment=fedntd/cifar10_lda0.1", "participation=1.0", "algorithm=scaffold"]
     make_run(tmp_path, at, [accuracy, accuracy])
     table = cells(tmp_path, "fedntd_table11")
-    rows = [one(table, setting="R=1.0", method="SCAFFOLD", metric=name) for name in ("accuracy", "forgetting")]
+    rows = [
+        one(table, setting="R=1.0", method="SCAFFOLD", metric=name)
+        for name in ("accuracy", "forgetting")
+    ]
     assert [row["verdict"] for row in rows] == [verdict, "not judged: no printed number"]
 
 
@@ -388,9 +552,14 @@ def test_a_dash_is_no_printed_value():
 
 
 def test_one_target_for_all_runs_of_a_setting(tmp_path):
-    """Neither the order of the options nor the precision makes another setting: A is 0.95 x 0.6 for all three, and
-    each speed-up is against FedAvg in the same precision."""
-    make_run(tmp_path, ["algorithm=fedavg", "rounds=3", "local.lr=0.1"], [0.5, 0.5, 0.6], hardware=hardware("fp32"))
+    """Neither the order of the options nor the precision makes another setting: A is 0.95 x 0.6 for
+    all three, and each speed-up is against FedAvg in the same precision."""
+    make_run(
+        tmp_path,
+        ["algorithm=fedavg", "rounds=3", "local.lr=0.1"],
+        [0.5, 0.5, 0.6],
+        hardware=hardware("fp32"),
+    )
     given = ["local.lr=0.1", "hardware.precision=bf16", "rounds=3"]
     make_run(tmp_path, ["algorithm=fedavg", *given], [0.1, 0.5, 0.5], hardware=hardware("bf16"))
     make_run(tmp_path, ["algorithm=fedntd", *given], [0.5, 0.5, 0.5], hardware=hardware("bf16"))
@@ -402,15 +571,22 @@ def test_one_target_for_all_runs_of_a_setting(tmp_path):
 
 
 def test_a_run_that_diverged_reaches_no_target(tmp_path):
-    """Its best accuracy makes no A, and its group has no rounds, whatever the other seed has. Where all diverged there
-    is no A."""
+    """Its best accuracy makes no A, and its group has no rounds, whatever the other seed has. Where
+    all diverged there is no A."""
     for seed, status in (("seed=0", "diverged"), ("seed=1", "completed")):
-        make_run(tmp_path, ["algorithm=fedavg", seed], [0.4, 0.5 if status == "completed" else 0.9], status=status)
+        make_run(
+            tmp_path,
+            ["algorithm=fedavg", seed],
+            [0.4, 0.5 if status == "completed" else 0.9],
+            status=status,
+        )
     make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.4, 0.8])
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=1e6"], [0.1, 0.1], status="diverged")
     write_tables(tmp_path)
     table = pd.read_csv(tmp_path / "rounds_to_target.csv").set_index("run")
-    assert table.loc["cifar10 p fedntd", ["A", "rounds_to_1A"]].tolist() == pytest.approx([0.95 * 0.8, 2])
+    assert table.loc["cifar10 p fedntd", ["A", "rounds_to_1A"]].tolist() == pytest.approx(
+        [0.95 * 0.8, 2]
+    )
     rounds = [f"rounds_to_{factor}A" for factor in ("0.75", "0.9", "1")]
     assert table.loc["cifar10 p fedavg", rounds].isna().all()
     assert table.loc["cifar10 p fedavg local.lr=1e6", ["A", *rounds]].isna().all()

@@ -37,7 +37,9 @@ def offered(line: str) -> list[str]:
 )
 def test_offers_the_keys_of_the_composed_configuration(overrides):
     config = flatten(OmegaConf.to_container(composed(*overrides), resolve=False))
-    expected = {key for key in config if not key.endswith("_target_") and not key.startswith("hydra.")}
+    expected = {
+        key for key in config if not key.endswith("_target_") and not key.startswith("hydra.")
+    }
     assert settable(overrides, [CONF]).keys() == expected | {"surrogate.options"}, "which is empty"
 
 
@@ -69,7 +71,10 @@ def test_sweeps_and_lists_only_with_multirun():
     tables = ["cfed_table1", "cfed_table1_lr1e-6", "cfed_table1_titles", "cfed_table2"]
     assert offered("--multirun sweep=cfed_t") == [f"sweep={name}" for name in tables]
     assert offered("-m preview=") == ["preview=false", "preview=true"]
-    assert offered("-m algorithm=fedavg,fedn") == ["algorithm=fedavg,fednova", "algorithm=fedavg,fedntd"]
+    assert offered("-m algorithm=fedavg,fedn") == [
+        "algorithm=fedavg,fednova",
+        "algorithm=fedavg,fedntd",
+    ]
     assert offered("algorithm=fedavg,fedn") == []
 
 
@@ -93,16 +98,23 @@ def test_paths(tmp_path, monkeypatch):
 
 def test_own_groups(tmp_path):
     (tmp_path / "algorithm").mkdir()
-    (tmp_path / "algorithm/mine.yaml").write_text("# A method of my own.\n_target_: mine.Mine\nsharpness: 2\n")
+    (tmp_path / "algorithm/mine.yaml").write_text(
+        "# A method of my own.\n_target_: mine.Mine\nsharpness: 2\n"
+    )
     assert offered(f"--config-dir {tmp_path} algorithm=mi") == ["algorithm=mine"]
-    assert offered(f"--config-dir={tmp_path} algorithm=mine algorithm.s") == ["algorithm.sharpness="]
+    assert offered(f"--config-dir={tmp_path} algorithm=mine algorithm.s") == [
+        "algorithm.sharpness="
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["-sc"], "goes with install=, uninstall= or query="),
-        (["-sc", "install=bsh"], r"install=bsh: must be one of bash, zsh, fish \(nearest: 'bash'\)"),
+        (
+            ["-sc", "install=bsh"],
+            r"install=bsh: must be one of bash, zsh, fish \(nearest: 'bash'\)",
+        ),
     ],
 )
 def test_bad_questions(arguments, message):
@@ -145,12 +157,22 @@ complete -p fedexp 2>/dev/null || echo removed
 def test_a_real_bash(tmp_path):
     program = tmp_path / "bin/fedexp"
     program.parent.mkdir()
-    program.write_text(f"#!{sys.executable}\nimport sys\nfrom fedexp.cli.main import main\nsys.exit(main())\n")
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom fedexp.cli.main import main\nsys.exit(main())\n"
+    )
     program.chmod(0o755)
     (tmp_path / "outputs/day 1").mkdir(parents=True)
-    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
     done = subprocess.run(
-        ["bash", "--norc", "-c", ASK], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        ["bash", "--norc", "-c", ASK],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == [

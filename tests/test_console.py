@@ -36,7 +36,9 @@ def test_a_closed_terminal_is_noted_once(monkeypatch, terminal):
         with console.views():
             print("lost", flush=True)
             print("lost too", flush=True)
-        assert console.problem == "the console cannot be written (Input/output error); the run goes on"
+        assert (
+            console.problem == "the console cannot be written (Input/output error); the run goes on"
+        )
 
 
 def test_letters_that_an_encoding_lacks_are_escaped(monkeypatch, terminal):
@@ -96,7 +98,8 @@ def log(monkeypatch):
 
 
 def test_run_log_begins_with_what_was_logged_before_it_was_opened(tmp_path, log):
-    """Of its own run alone: not of the run before in the same process, nor of one in another thread."""
+    """Of its own run alone: not of the run before in the same process, nor of one in another
+    thread."""
     runs = [tmp_path / "first", tmp_path / "second"]
     for directory in runs:
         directory.mkdir()

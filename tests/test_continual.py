@@ -1,4 +1,5 @@
-"""Methods for streams of tasks: generic checks over two tasks, then each against numbers of its own."""
+"""Methods for streams of tasks: generic checks over two tasks, then each against numbers of its
+own."""
 
 import functools
 from dataclasses import dataclass, field, fields, replace
@@ -61,14 +62,26 @@ from toy_federation import (
 
 SIZES = (1, 3, 4, 2)
 TWO_TASKS = ClassIncremental(
-    rounds_per_task=2, num_tasks=2, shuffle_classes=False, classes=None, split=None, evaluate_on="test"
+    rounds_per_task=2,
+    num_tasks=2,
+    shuffle_classes=False,
+    classes=None,
+    split=None,
+    evaluate_on="test",
 )
 ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
 
 
 def stream(algorithm: FedAvg, **changes: Any):
-    """Four clients, two tasks of two classes and two rounds each; 12 of the 40 training examples are unlabelled."""
-    settings = {"sizes": SIZES, "scenario": TWO_TASKS, "surrogate": 0.3, "rounds": 2, "participation": 0.75}
+    """Four clients, two tasks of two classes and two rounds each; 12 of the 40 training examples
+    are unlabelled."""
+    settings = {
+        "sizes": SIZES,
+        "scenario": TWO_TASKS,
+        "surrogate": 0.3,
+        "rounds": 2,
+        "participation": 0.75,
+    }
     return make_simulation(algorithm, **settings | changes)
 
 
@@ -91,53 +104,152 @@ class Row:
 
     def changed(self, name: str) -> Any:
         value = self.live[name]
-        return self.other[name] if name in self.other else not value if isinstance(value, bool) else value / 2
+        return (
+            self.other[name]
+            if name in self.other
+            else not value
+            if isinstance(value, bool)
+            else value / 2
+        )
 
     @property
     def name(self) -> str:
         return "-".join([self.cls.__name__, *map(str, self.live.values())])
 
 
-CFED = dict(lambda_d=0.5, temperature=2.0, review_fraction=0.4, server_distillation=False, server_batch_size=2)
-DMC = dict(targets="split", student="initial", new_model="initial", epochs_factor=2, rate_factor=2.0, whole_set=False)
+CFED = dict(
+    lambda_d=0.5,
+    temperature=2.0,
+    review_fraction=0.4,
+    server_distillation=False,
+    server_batch_size=2,
+)
+DMC = dict(
+    targets="split",
+    student="initial",
+    new_model="initial",
+    epochs_factor=2,
+    rate_factor=2.0,
+    whole_set=False,
+)
 DMC_OTHER = dict(targets="added", student="global", new_model="old", epochs_factor=1)
 EMBEDDINGS = Path(__file__).parent / "golden" / "label_embeddings.csv"
-LANDER_LIVE = dict(embeddings="random", radius=0.2, ltc=0.5, alpha_cur=0.5, alpha_pre=0.5, temperature=2.0, warmup=1)
+LANDER_LIVE = dict(
+    embeddings="random",
+    radius=0.2,
+    ltc=0.5,
+    alpha_cur=0.5,
+    alpha_pre=0.5,
+    temperature=2.0,
+    warmup=1,
+)
 LANDER_LIVE |= dict(batches=5, batch_size=4, steps=2, lr_generator=0.05, width=3, student_steps=2)
 ROWS = [
     Row(FedLwF, dict(lambda_d=0.5, temperature=2.0), zero=dict(lambda_d=0.0)),
-    Row(FedEWC, dict(lambda_=10.0, fisher="old_tasks"), zero=dict(lambda_=0.0), other=dict(fisher="released")),
-    Row(FedEWC, dict(lambda_=10.0, fisher="released"), zero=dict(lambda_=0.0), other=dict(fisher="old_tasks")),
+    Row(
+        FedEWC,
+        dict(lambda_=10.0, fisher="old_tasks"),
+        zero=dict(lambda_=0.0),
+        other=dict(fisher="released"),
+    ),
+    Row(
+        FedEWC,
+        dict(lambda_=10.0, fisher="released"),
+        zero=dict(lambda_=0.0),
+        other=dict(fisher="old_tasks"),
+    ),
     Row(FedMultiHead),
-    Row(CFeD, CFED, zero=dict(review_fraction=0.0), other=dict(review_fraction=1.0), silent=("server_batch_size",)),
-    Row(CFeD, CFED | dict(server_distillation=True), other=dict(review_fraction=1.0, server_batch_size=1)),
+    Row(
+        CFeD,
+        CFED,
+        zero=dict(review_fraction=0.0),
+        other=dict(review_fraction=1.0),
+        silent=("server_batch_size",),
+    ),
+    Row(
+        CFeD,
+        CFED | dict(server_distillation=True),
+        other=dict(review_fraction=1.0, server_batch_size=1),
+    ),
     Row(FedDMC, DMC, other=DMC_OTHER),
-    Row(FedDMC, DMC | dict(targets="added", student="global", whole_set=True),
-        other=dict(targets="split", student="initial", new_model="old", epochs_factor=1)),
-    Row(TARGET, dict(kd=5.0, temperature=2.0, batches=2, batch_size=4, steps=4, lr_generator=0.05, width=4),
-        other=dict(batches=1, batch_size=2, steps=2, width=2)),
-    Row(FedCBDR, dict(samples=6, tau_old=0.8, tau_new=1.4, omega_old=1.2, omega_new=0.6, selection="leverage"),
-        other=dict(samples=3, selection="random")),
-    Row(GLFC, dict(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=True, proxy=True), other=dict(memory=2),
-        silent=("proxy",)),
-    Row(GLFC, dict(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=False, proxy=False), other=dict(memory=2),
-        silent=("proxy",)),
-    Row(LANDER, LANDER_LIVE,
-        other=dict(embeddings=str(EMBEDDINGS), radius=5.0, warmup=0, batches=4, batch_size=3, steps=1, width=2,
-                   student_steps=1)),
-    Row(AFFCL, dict(replay=0.5, kd_last=0.8, kd_feature=0.5, kd_output=0.5, flow_last=0.4, theta=0.2, hidden=4, bank=8,
-        credibility="latent"), other=dict(credibility="released", hidden=2, bank=4)),
-]  # fmt: skip
+    Row(
+        FedDMC,
+        DMC | dict(targets="added", student="global", whole_set=True),
+        other=dict(targets="split", student="initial", new_model="old", epochs_factor=1),
+    ),
+    Row(
+        TARGET,
+        dict(kd=5.0, temperature=2.0, batches=2, batch_size=4, steps=4, lr_generator=0.05, width=4),
+        other=dict(batches=1, batch_size=2, steps=2, width=2),
+    ),
+    Row(
+        FedCBDR,
+        dict(
+            samples=6, tau_old=0.8, tau_new=1.4, omega_old=1.2, omega_new=0.6, selection="leverage"
+        ),
+        other=dict(samples=3, selection="random"),
+    ),
+    Row(
+        GLFC,
+        dict(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=True, proxy=True),
+        other=dict(memory=2),
+        silent=("proxy",),
+    ),
+    Row(
+        GLFC,
+        dict(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=False, proxy=False),
+        other=dict(memory=2),
+        silent=("proxy",),
+    ),
+    Row(
+        LANDER,
+        LANDER_LIVE,
+        other=dict(
+            embeddings=str(EMBEDDINGS),
+            radius=5.0,
+            warmup=0,
+            batches=4,
+            batch_size=3,
+            steps=1,
+            width=2,
+            student_steps=1,
+        ),
+    ),
+    Row(
+        AFFCL,
+        dict(
+            replay=0.5,
+            kd_last=0.8,
+            kd_feature=0.5,
+            kd_output=0.5,
+            flow_last=0.4,
+            theta=0.2,
+            hidden=4,
+            bank=8,
+            credibility="latent",
+        ),
+        other=dict(credibility="released", hidden=2, bank=4),
+    ),
+]
 ADAPTED = [  # what trains low-rank adapters
-    Row(PILoRA, dict(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.5), model=Adapted()),
+    Row(
+        PILoRA,
+        dict(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.5),
+        model=Adapted(),
+    ),
     Row(LoRM, dict(off_diagonal=0.5), model=Adapted()),
 ]
 EVERY = [*ROWS, *ADAPTED]
 FIRST = first_of_each_class(EVERY)
 BY_NAME = {row.name: row for row in EVERY}
-OTHERWISE_AT_ONCE = (FedMultiHead, TARGET, LANDER, GLFC, AFFCL, PILoRA, LoRM)  # not FedAvg in the first task
+# not FedAvg in the first task
+OTHERWISE_AT_ONCE = (FedMultiHead, TARGET, LANDER, GLFC, AFFCL, PILoRA, LoRM)
 every_row = pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=() if row in FIRST.values() else pytest.mark.slow) for row in EVERY]
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=() if row in FIRST.values() else pytest.mark.slow)
+        for row in EVERY
+    ],
 )
 
 
@@ -153,12 +265,15 @@ def test_every_option_for_tasks_has_a_row():
 @engines_compared
 @every_row
 def test_engines_agree(row, engines):
-    """The server after every round of both tasks, with what is asked of all clients between them."""
+    """The server after every round of both tasks, with what is asked of all clients between
+    them."""
     states = []
     for name in engines:
         engine = ENGINES[name]
         simulation = replace(row.stream(), engine=engine)
-        simulation = replace(simulation, stages=tuple(rewired(stage, engine) for stage in simulation.stages))
+        simulation = replace(
+            simulation, stages=tuple(rewired(stage, engine) for stage in simulation.stages)
+        )
         state, seen = simulation.initial_state(), []
         for _ in range(4):
             result = play_round(simulation, state)
@@ -175,7 +290,9 @@ def rewired(stage, engine):
     return replace(stage, surrogate=replace(stage.surrogate, engine=engine))
 
 
-@pytest.mark.parametrize("row", [row for row in EVERY if row.zero is not None], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in EVERY if row.zero is not None], ids=lambda row: row.name
+)
 def test_zero_limit_is_fedavg(row):
     expected = play(stream(FedAvg()), 4).server["params"]
     assert_equal(play(stream(row.make(**row.zero)), 4).server["params"], expected, atol=1e-12)
@@ -195,7 +312,8 @@ def ends_of_tasks(algorithm: FedAvg, model: Any = None) -> tuple[torch.Tensor, t
 
 @one_of_each_kind("row", BY_NAME, *KEPT, "heads", "refine")
 def test_alive(row):
-    """Like FedAvg in task 1 (but for heads, classes apart, server distillation), not in task 2; parameters count."""
+    """Like FedAvg in task 1 (but for heads, classes apart, server distillation), not in task 2;
+    parameters count."""
     first, second = ends_of_tasks(row.make(), row.model)
     fedavg = ends_of_tasks(FedAvg(), row.model)
     if row.cls not in OTHERWISE_AT_ONCE and not row.live.get("server_distillation"):
@@ -209,7 +327,9 @@ def test_alive(row):
             assert (other - second).abs().max() > 1e-7, f"{name} does not matter"
 
 
-@pytest.mark.parametrize("cls", dict.fromkeys(row.cls for row in EVERY), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "cls", dict.fromkeys(row.cls for row in EVERY), ids=lambda cls: cls.__name__
+)
 def test_every_parameter_is_in_a_row(cls):
     names = {f.name for f in fields(cls)} - {f.name for f in fields(FedAvg)}
     assert {name for row in EVERY if row.cls is cls for name in row.live} == names
@@ -234,7 +354,8 @@ def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
 
 
 def training_calls(row):
-    """How often the engine trains in rounds 1 to 3: twice where there are two roles or exchanges, and the survey."""
+    """How often the engine trains in rounds 1 to 3: twice where there are two roles or exchanges,
+    and the survey."""
     if row.live.get("fisher") == "old_tasks":
         return 3 + 2  # four clients, three at a time
     return 3 + (row.cls in (CFeD, FedDMC))
@@ -258,12 +379,16 @@ class HaltsAfter:
 
 @every_row
 def test_needs_are_what_is_exchanged(row):
-    """In round 3, the first of task 2, in multiples of the model that clients train; label vectors are small change."""
+    """In round 3, the first of task 2, in multiples of the model that clients train; label vectors
+    are small change."""
     simulation = row.stream()
     state = play(simulation, 2)
     model = tree.num_bytes(simulation.algorithm.broadcast(state.server)["params"])
     needs, result = simulation.algorithm.needs, play_round(simulation, state)
-    up, down = (number / len(result.cohort.clients) / model - 1 for number in (result.bytes_up, result.bytes_down))
+    up, down = (
+        number / len(result.cohort.clients) / model - 1
+        for number in (result.bytes_up, result.bytes_down)
+    )
     beside = 1 if row.model is None else np.inf  # prototypes; adapters are smaller than those
     assert needs.up <= up <= needs.up + (beside if " up" in needs.small else 1e-9)
     assert needs.down <= down <= needs.down + 0.5
@@ -274,21 +399,28 @@ def test_needs_are_what_is_exchanged(row):
 
 @one_of_each_kind("row", BY_NAME, *KEPT)
 def test_batch_norm_models(row):
-    """Sequential and workers to the same result; every model goes with its own running statistics."""
+    """Sequential and workers to the same result; every model goes with its own running
+    statistics."""
     servers = []
     for name in ("sequential", "workers"):
         model = AdaptedNormed() if row in ADAPTED else Normed()
         simulation = replace(row.stream(model=model), engine=ENGINES[name])
-        simulation = replace(simulation, stages=tuple(rewired(stage, ENGINES[name]) for stage in simulation.stages))
+        simulation = replace(
+            simulation, stages=tuple(rewired(stage, ENGINES[name]) for stage in simulation.stages)
+        )
         servers.append(play(simulation, 4).server)
     assert_equal(servers[1], servers[0])
     assert tree.is_finite(servers[0])
-    moved = [(value - simulation.initial_buffers[k]).abs().max() for k, value in servers[0]["buffers"].items()]
+    moved = [
+        (value - simulation.initial_buffers[k]).abs().max()
+        for k, value in servers[0]["buffers"].items()
+    ]
     assert min(moved) > 1e-3
 
 
 def test_data_of_other_tasks_are_never_read(monkeypatch):
-    """Every access to training examples goes through one door; it raises for what the task does not own."""
+    """Every access to training examples goes through one door; it raises for what the task does not
+    own."""
     from fedexp.engine.base import ClientRuntime
 
     load = ClientRuntime.load_train
@@ -299,9 +431,16 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
             info = simulation.stage_of(number).federation
             allowed = set(np.concatenate([*info.parts, info.unlabelled]).tolist())
             others = [s.federation for s in simulation.stages if s.federation is not info]
-            assert not allowed & set(np.concatenate([part for other in others for part in other.parts]).tolist())
-            if issubclass(row.cls, Exemplars) and number > 2:  # it chooses in round 3 among those of task 1
-                held = np.concatenate(simulation.stages[0].federation.parts) if number == 3 else state.server["kept"]
+            assert not allowed & set(
+                np.concatenate([part for other in others for part in other.parts]).tolist()
+            )
+            # it chooses in round 3 among those of task 1
+            if issubclass(row.cls, Exemplars) and number > 2:
+                held = (
+                    np.concatenate(simulation.stages[0].federation.parts)
+                    if number == 3
+                    else state.server["kept"]
+                )
                 allowed |= set(held.flatten().tolist())
 
             def guarded(self, index, draws, allowed=allowed, load=load):
@@ -317,36 +456,51 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
 
 
 def test_equation_4_is_the_softmax_at_temperature():
-    """(p_i^(1/T)) / sum_j p_j^(1/T) = softmax(z / T)_i, and L_d is the cross-entropy between these."""
+    """(p_i^(1/T)) / sum_j p_j^(1/T) = softmax(z / T)_i, and L_d is the cross-entropy between
+    these."""
     generator = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(6, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    student, teacher = (
+        torch.randn(6, 5, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
     for temperature in (0.5, 1.0, 2.0):
         roots = [logits.softmax(-1) ** (1 / temperature) for logits in (student, teacher)]
         q, p = (root / root.sum(-1, keepdim=True) for root in roots)
         expected = -(p * q.log()).sum(-1)
-        assert_equal(continual.distillation_loss(student, teacher, temperature), expected, atol=1e-12)
+        assert_equal(
+            continual.distillation_loss(student, teacher, temperature), expected, atol=1e-12
+        )
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 0), (0.4, 4), (0.41, 5), (0.05, 1), (1.0, 10)])
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0.0, 0), (0.4, 4), (0.41, 5), (0.05, 1), (1.0, 10)]
+)
 def test_reviewers_and_learners_share_the_cohort(fraction, expected):
-    """ceil(alpha m) reviewers, the others learn, and the draw changes; in the first task everybody learns."""
+    """ceil(alpha m) reviewers, the others learn, and the draw changes; in the first task everybody
+    learns."""
     algorithm = CFeD(**CFED | dict(review_fraction=fraction))
     infos = [stage.federation for stage in stream(algorithm).stages]
     clients, rng = list(range(10)), np.random.default_rng(0)
     assert {type(role) for role in algorithm.roles(infos[0], clients, rng)} == {Learner}
     draws = [[type(role) for role in algorithm.roles(infos[1], clients, rng)] for _ in range(20)]
-    assert all((draw.count(Reviewer), draw.count(Learner)) == (expected, 10 - expected) for draw in draws)
+    assert all(
+        (draw.count(Reviewer), draw.count(Learner)) == (expected, 10 - expected) for draw in draws
+    )
     assert (len({tuple(draw) for draw in draws}) > 5) == (0 < expected < 10)
 
 
 def test_cfed_round_by_hand():
-    """Round 3 in a plain loop: learners on their examples with CE, reviewers on theirs with L_d, weights n_k."""
+    """Round 3 in a plain loop: learners on their examples with CE, reviewers on theirs with L_d,
+    weights n_k."""
     algorithm = CFeD(**CFED)
-    simulation = stream(algorithm, local=replace(LOCAL, momentum=0.0, weight_decay=0.0), augment=False)
+    simulation = stream(
+        algorithm, local=replace(LOCAL, momentum=0.0, weight_decay=0.0), augment=False
+    )
     state, bench, info = play(simulation, 2), simulation.bench, simulation.stages[1].federation
     result = play_round(simulation, state)
     old, total, weights = state.server["params"], None, 0
-    for client, role, schedule in zip(result.cohort.clients, result.cohort.roles, result.cohort.schedules, strict=True):
+    for client, role, schedule in zip(
+        result.cohort.clients, result.cohort.roles, result.cohort.schedules, strict=True
+    ):
         part = info.surrogate[client] if isinstance(role, Reviewer) else info.parts[client]
         w = {k: v.clone().requires_grad_() for k, v in old.items()}
         for index, length in zip(schedule.index, schedule.lengths, strict=True):
@@ -354,21 +508,33 @@ def test_cfed_round_by_hand():
             x, y = bench.load_train(index[:length], None)
             logits = torch.func.functional_call(bench.net.module, w, (x,)).logits
             if isinstance(role, Reviewer):
-                target = (torch.func.functional_call(bench.net.module, dict(old), (x,)).logits / 2).softmax(-1)
+                target = (
+                    torch.func.functional_call(bench.net.module, dict(old), (x,)).logits / 2
+                ).softmax(-1)
                 loss = 0.5 * F.cross_entropy(logits / 2, target)
             else:
                 loss = F.cross_entropy(logits, y)
             grads = torch.autograd.grad(loss, list(w.values()))
-            w = {k: (v - 0.1 * g).detach().requires_grad_() for (k, v), g in zip(w.items(), grads, strict=True)}
+            w = {
+                k: (v - 0.1 * g).detach().requires_grad_()
+                for (k, v), g in zip(w.items(), grads, strict=True)
+            }
         n = len(info.parts[client])
-        total = {k: v * n for k, v in w.items()} if total is None else {k: total[k] + n * w[k] for k in w}
+        total = (
+            {k: v * n for k, v in w.items()}
+            if total is None
+            else {k: total[k] + n * w[k] for k in w}
+        )
         weights += n
     assert {type(role) for role in result.cohort.roles} == {Learner, Reviewer}
-    assert_equal(result.server["params"], {k: v.detach() / weights for k, v in total.items()}, atol=1e-12)
+    assert_equal(
+        result.server["params"], {k: v.detach() / weights for k, v in total.items()}, atol=1e-12
+    )
 
 
 def test_server_distillation_covers_its_set_once():
-    """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own model."""
+    """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own
+    model."""
     simulation = stream(CFeD(**CFED | dict(server_distillation=True)))
     asked, drawn = [], []
 
@@ -401,13 +567,16 @@ def test_server_distillation_covers_its_set_once():
 
 
 def test_server_distillation_by_hand():
-    """Eleven examples for three local models and the old one, in parts of 3, 3, 3 and 2. The average of the local
-    models is the start; SGD with momentum and weight decay for E = 2 epochs of batches of 2; lambda_d is no factor."""
+    """Eleven examples for three local models and the old one, in parts of 3, 3, 3 and 2. The
+    average of the local models is the start; SGD with momentum and weight decay for E = 2 epochs of
+    batches of 2; lambda_d is no factor."""
     algorithm = CFeD(**CFED | dict(server_distillation=True, lambda_d=0.1))
     simulation = stream(algorithm)
     state, net = play(simulation, 1), simulation.bench.net
     cohort, lr = assemble(simulation, state, 2), simulation.lr_at(2)
-    trained = simulation.engine.train(Learner(), simulation.bench, broadcast(simulation, state), cohort, lr, False)
+    trained = simulation.engine.train(
+        Learner(), simulation.bench, broadcast(simulation, state), cohort, lr, False
+    )
     numbers = torch.tensor([30, 2, 17, 5, 39, 11, 8, 23, 0, 14, 26])  # whose ever they are
     about = describe(simulation, state, cohort, trained)
     about = replace(about, surrogate=replace(about.surrogate, numbers=numbers))
@@ -421,14 +590,17 @@ def test_server_distillation_by_hand():
     inputs = simulation.bench.load_train(numbers, None)[0]
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
     w = {k: v.clone().requires_grad_() for k, v in server["params"].items()}
-    sgd = torch.optim.SGD(w.values(), 0.1 * 0.9, momentum=0.9, weight_decay=1e-3)  # lr lr_decay^(2 - 1)
+    # lr lr_decay^(2 - 1)
+    sgd = torch.optim.SGD(w.values(), 0.1 * 0.9, momentum=0.9, weight_decay=1e-3)
     for _ in range(2):
         shuffled = rng.permutation(11)
         for start in range(0, 11, 2):
             batch, loss = shuffled[start : start + 2].tolist(), 0.0
             for i in batch:
                 q = (net(teacher_of[i], inputs[i : i + 1]).logits[0].detach() / 2).softmax(0)
-                loss = loss - (q * (net(w, inputs[i : i + 1]).logits[0] / 2).softmax(0).log()).sum() / len(batch)
+                loss = loss - (
+                    q * (net(w, inputs[i : i + 1]).logits[0] / 2).softmax(0).log()
+                ).sum() / len(batch)
             sgd.zero_grad()
             loss.backward()
             sgd.step()
@@ -438,9 +610,13 @@ def test_server_distillation_by_hand():
 
 
 def test_centralised_cfed_mixes_batches_of_one_kind():
-    """One client with everything; as many surrogate as new examples, in batches of one kind, in random order."""
+    """One client with everything; as many surrogate as new examples, in batches of one kind, in
+    random order."""
     simulation = stream(CFeD(**CFED, paradigm="centralized"), surrogate=0.3)
-    (part,), (unlabelled,) = simulation.stages[1].federation.parts, simulation.stages[1].federation.surrogate
+    (part,), (unlabelled,) = (
+        simulation.stages[1].federation.parts,
+        simulation.stages[1].federation.surrogate,
+    )
     everything = np.concatenate([stage.partition.parts[0] for stage in simulation.stages])
     assert len(everything) + len(unlabelled) == 40
     state = play(simulation, 2)
@@ -452,15 +628,19 @@ def test_centralised_cfed_mixes_batches_of_one_kind():
         numbers = set(index[:length].tolist())
         kinds.append(numbers <= set(part.tolist()))
         assert kinds[-1] or numbers <= set(unlabelled.tolist())
-    assert kinds.count(True) == kinds.count(False) == LOCAL.epochs * -(-len(part) // LOCAL.batch_size)
+    assert (
+        kinds.count(True) == kinds.count(False) == LOCAL.epochs * -(-len(part) // LOCAL.batch_size)
+    )
     assert kinds != sorted(kinds)
 
 
 def test_centralised_cfed_draws_its_surrogate_examples_at_random():
-    """Of 100 examples 12 for as many new ones, others in every round; together in the end all of them. Where there are
-    fewer, all of them are repeated."""
+    """Of 100 examples 12 for as many new ones, others in every round; together in the end all of
+    them. Where there are fewer, all of them are repeated."""
     algorithm = CFeD(**CFED, paradigm="centralized")
-    info = replace(stream(algorithm, surrogate=0.3).stages[1].federation, surrogate=(np.arange(1000, 1100),))
+    info = replace(
+        stream(algorithm, surrogate=0.3).stages[1].federation, surrogate=(np.arange(1000, 1100),)
+    )
     rng, new, draws = np.random.default_rng(0), len(info.parts[0]), []
     for _ in range(60):
         (role,) = algorithm.roles(info, [0], rng)
@@ -476,8 +656,11 @@ def test_centralised_cfed_draws_its_surrogate_examples_at_random():
 
 
 def test_ewc_s_fisher_is_that_of_softmax_regression():
-    """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples of the task."""
-    simulation = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression(), participation=0.5)
+    """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples
+    of the task."""
+    simulation = stream(
+        FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression(), participation=0.5
+    )
     state, bench, info = play(simulation, 2), simulation.bench, simulation.stages[0].federation
     x, y = bench.load_train(torch.from_numpy(np.concatenate(info.parts)), None)
     x, w = x.flatten(1), state.server["params"]
@@ -488,8 +671,8 @@ def test_ewc_s_fisher_is_that_of_softmax_regression():
 
 
 def test_nobody_is_asked_at_the_end_of_the_last_task():
-    """The Fisher matrices of a task are for the ones that follow: of three tasks, all clients are asked after the first
-    two, each time by the exchange of that task."""
+    """The Fisher matrices of a task are for the ones that follow: of three tasks, all clients are
+    asked after the first two, each time by the exchange of that task."""
     asked = []
 
     class Noting(FedEWC):
@@ -507,11 +690,14 @@ def test_nobody_is_asked_at_the_end_of_the_last_task():
         advance(state, result)
     assert (state.round, asked) == (6, [0, 1])
     assert_equal(state.server["anchor"], kept)
-    assert result.bytes_up == 3 * tree.num_bytes(state.server["params"]), "the cohort's models and nothing else"
+    assert result.bytes_up == 3 * tree.num_bytes(state.server["params"]), (
+        "the cohort's models and nothing else"
+    )
 
 
 def test_ewc_s_quadratic_is_the_sum_over_tasks():
-    """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a constant."""
+    """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a
+    constant."""
     algorithm = FedEWC(lambda_=3.0, fisher="old_tasks")
     simulation = stream(algorithm)
     (fisher,) = algorithm.closing_exchanges(simulation.stages[0].federation)
@@ -526,7 +712,9 @@ def test_ewc_s_quadratic_is_the_sum_over_tasks():
         message = random(simulation.initial)
         message = {k: v * (v > 0.3) for k, v in message.items()}  # some parameters matter to nobody
         about = replace_weights(simulation)
-        server = fisher.aggregate(server, {"fisher": tree.map(lambda leaf: leaf[None], message)}, about)
+        server = fisher.aggregate(
+            server, {"fisher": tree.map(lambda leaf: leaf[None], message)}, about
+        )
         terms.append((message, server["params"]))
     ctx = Anything(server=server)
 
@@ -542,32 +730,53 @@ def test_ewc_s_quadratic_is_the_sum_over_tasks():
 
 
 def test_ewc_of_the_released_code_by_hand():
-    """Round 3 of one client: G pair by pair at the model that it received, on the new task's batches alone."""
+    """Round 3 of one client: G pair by pair at the model that it received, on the new task's
+    batches alone."""
     algorithm = FedEWC(lambda_=50.0, fisher="released")
     local = replace(LOCAL, epochs=1, momentum=0.0, weight_decay=0.0)
-    simulation = stream(algorithm, model=SoftmaxRegression(), sizes=(10,), participation=1.0, surrogate=0.0,
-                        local=local, augment=False)  # fmt: skip
+    simulation = stream(
+        algorithm,
+        model=SoftmaxRegression(),
+        sizes=(10,),
+        participation=1.0,
+        surrogate=0.0,
+        local=local,
+        augment=False,
+    )
     state, bench = play(simulation, 2), simulation.bench
     assert state.server.keys() == {"params", "buffers"}  # nothing of the old task is kept
     result = play_round(simulation, state)
     (schedule,) = result.cohort.schedules
-    batches = [bench.load_train(i[:n], None) for i, n in zip(schedule.index, schedule.lengths, strict=True)]
+    batches = [
+        bench.load_train(i[:n], None) for i, n in zip(schedule.index, schedule.lengths, strict=True)
+    ]
     assert [len(y) for _, y in batches] == [4, 4, 2]
 
     def logs(w, x):
         return (x.flatten(1) @ w[HEAD[0]].T + w[HEAD[1]]).log_softmax(-1)
 
     received = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
-    pairs = [logs(received, x)[b, y[other]] for x, y in batches for b in range(len(y)) for other in range(len(y))]
+    pairs = [
+        logs(received, x)[b, y[other]]
+        for x, y in batches
+        for b in range(len(y))
+        for other in range(len(y))
+    ]
     assert len(pairs) == 16 + 16 + 4
     mean = sum(pairs) / len(pairs)
-    strength = {k: g**2 for k, g in zip(HEAD, torch.autograd.grad(mean, [received[k] for k in HEAD]), strict=True)}
+    strength = {
+        k: g**2
+        for k, g in zip(HEAD, torch.autograd.grad(mean, [received[k] for k in HEAD]), strict=True)
+    }
     w = {k: received[k].detach().clone().requires_grad_() for k in HEAD}
     for x, y in batches:
         held = sum((strength[k] * (w[k] - received[k].detach()) ** 2).sum() for k in HEAD)
         loss = F.nll_loss(logs(w, x), y) + 25.0 * held
         grads = torch.autograd.grad(loss, list(w.values()))
-        w = {k: (v - 0.1 * g).detach().requires_grad_() for (k, v), g in zip(w.items(), grads, strict=True)}
+        w = {
+            k: (v - 0.1 * g).detach().requires_grad_()
+            for (k, v), g in zip(w.items(), grads, strict=True)
+        }
     assert_equal(result.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
@@ -604,15 +813,21 @@ def test_heads_answer_for_their_task():
     state, bench = play(simulation, 3), simulation.bench
     tasks, y = bench.data.test_tasks, bench.data.y_test
     logits = bench.net(state.server["params"], bench.load_test(torch.arange(len(y)))[0]).logits
-    right = [(logits[i, 2 * t : 2 * t + 2].argmax() + 2 * t == y[i]).item() for i, t in enumerate(tasks.tolist())]
+    right = [
+        (logits[i, 2 * t : 2 * t + 2].argmax() + 2 * t == y[i]).item()
+        for i, t in enumerate(tasks.tolist())
+    ]
     evaluation = simulation.engine.evaluate(bench, state.server)
-    expected = [sum(r for r, t in zip(right, tasks.tolist(), strict=True) if t == task) for task in (0, 1)]
+    expected = [
+        sum(r for r, t in zip(right, tasks.tolist(), strict=True) if t == task) for task in (0, 1)
+    ]
     assert evaluation.task_correct.tolist() == expected
     assert evaluation.class_correct.sum() == sum(expected)
 
 
 def test_dmc_s_double_target_by_hand():
-    """Old classes 0, 1 from (4, 2): mean 3 -> (1, -1); new classes 2, 3 from (10, 0): mean 5 -> (5, -5)."""
+    """Old classes 0, 1 from (4, 2): mean 3 -> (1, -1); new classes 2, 3 from (10, 0): mean 5 -> (5,
+    -5)."""
     old, new = torch.tensor([[4.0, 2.0, 9.0, 9.0]]), torch.tensor([[7.0, 7.0, 10.0, 0.0]])
     members = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 1.0])
     target = centred(old, members[0]) + centred(new, members[1])
@@ -627,17 +842,22 @@ def test_dmc_s_double_target_by_hand():
         answers = {"old": old, "new": new, "student": student}
         net = lambda params, x, a=answers: Anything(logits=a[params])  # noqa: E731
         batch = Anything(x=None)
-        loss = Consolidation(targets=targets, **shared).example_loss(net, "student", batch, Anything(server=server))
+        loss = Consolidation(targets=targets, **shared).example_loss(
+            net, "student", batch, Anything(server=server)
+        )
         assert loss.tolist() == [expected]
 
 
 def test_dmc_does_not_count_classes_to_come():
-    """Task 2 of {0}, {1, 2}, {3}: from (4, 9, 9, 9) and (9, 10, 4, 9) the targets are 0 and (3, -3). The student's
-    (2, 0, 0, 100) is off by 2, 3 and 3: (4 + 9 + 9) / 3. With `added` class 3 counts: the models minus 31/4 and 8 are
-    (-3.75, 1.25, 1.25, 1.25) and (1, 2, -4, 1), together (-2.75, 3.25, -2.75, 2.25)."""
+    """Task 2 of {0}, {1, 2}, {3}: from (4, 9, 9, 9) and (9, 10, 4, 9) the targets are 0 and (3,
+    -3). The student's (2, 0, 0, 100) is off by 2, 3 and 3: (4 + 9 + 9) / 3. With `added` class 3
+    counts: the models minus 31/4 and 8 are (-3.75, 1.25, 1.25, 1.25) and (1, 2, -4, 1), together
+    (-2.75, 3.25, -2.75, 2.25)."""
     simulation = stream(FedDMC(**DMC))
     info = replace(simulation.stages[1].federation, tasks=((0,), (1, 2), (3,)), task=1)
-    server = simulation.algorithm.begin_task(simulation.initial_state().server, simulation.initial, info)
+    server = simulation.algorithm.begin_task(
+        simulation.initial_state().server, simulation.initial, info
+    )
     assert server["old_classes"].tolist() == [1, 0, 0, 0]
     assert server["new_classes"].tolist() == [0, 1, 1, 0]
     answers = {"old": [4.0, 9, 9, 9], "new": [9.0, 10, 4, 9], "student": [2.0, 0, 0, 100]}
@@ -647,7 +867,9 @@ def test_dmc_does_not_count_classes_to_come():
     shared = {name: DMC[name] for name in ("student", "epochs_factor", "rate_factor", "whole_set")}
     added = (4.75**2 + 3.25**2 + 2.75**2 + 97.75**2) / 4
     for targets, expected in (("split", 22 / 3), ("added", added)):
-        loss = Consolidation(targets=targets, **shared).example_loss(net, "student", Anything(x=None), ctx)
+        loss = Consolidation(targets=targets, **shared).example_loss(
+            net, "student", Anything(x=None), ctx
+        )
         assert loss.tolist() == pytest.approx([expected])
 
 
@@ -661,8 +883,8 @@ def test_dmc_s_new_model_sees_the_new_classes_alone():
 
 
 def test_dmc_keeps_the_new_model_and_the_student_apart():
-    """From round 3 on: `new` learns from round to round, the student of `student=initial` does not depend on the last
-    student, and the consolidation has its own epochs and learning rate."""
+    """From round 3 on: `new` learns from round to round, the student of `student=initial` does not
+    depend on the last student, and the consolidation has its own epochs and learning rate."""
     simulation = stream(FedDMC(**DMC))
     state = play(simulation, 3)
     news = [state.server["new"]]
@@ -670,7 +892,9 @@ def test_dmc_keeps_the_new_model_and_the_student_apart():
     news.append(state.server["new"])
     assert (flat(news[1]) - flat(news[0])).abs().max() > 1e-4
     spoiled = play(simulation, 3)
-    spoiled.server = spoiled.server | {"params": tree.map(lambda leaf: leaf + 1, spoiled.server["params"])}
+    spoiled.server = spoiled.server | {
+        "params": tree.map(lambda leaf: leaf + 1, spoiled.server["params"])
+    }
     advance(spoiled, play_round(simulation, spoiled))
     assert_equal(spoiled.server["params"], state.server["params"])
     new, student = simulation.algorithm.exchanges(simulation.stages[1].federation)
@@ -680,17 +904,21 @@ def test_dmc_keeps_the_new_model_and_the_student_apart():
 
 
 def test_centralised_dmc_starts_both_models_from_the_old_one():
-    """The shipped option, as in CFeD's released code: at the beginning of task 2 of one round a task."""
+    """The shipped option, as in CFeD's released code: at the beginning of task 2 of one round a
+    task."""
     node = node_of(CONF / "algorithm/dmc.yaml")
     del node["_target_"]
     simulation = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
     algorithm, state = simulation.algorithm, play(simulation, 1)
     old, info = state.server["params"], simulation.stages[1].federation
     assert (flat(old) - flat(simulation.initial)).abs().max() > 1e-3
-    server = algorithm.begin_task(state.server, simulation.initial | simulation.initial_buffers, info)
+    server = algorithm.begin_task(
+        state.server, simulation.initial | simulation.initial_buffers, info
+    )
     new, student = algorithm.exchanges(info)
     assert_equal(new.broadcast(server)["params"], old)
-    changed = server | {"new": tree.map(lambda leaf: leaf + 1, server["new"])}  # as the new model has learned
+    # as the new model has learned
+    changed = server | {"new": tree.map(lambda leaf: leaf + 1, server["new"])}
     assert_equal(student.broadcast(changed)["params"], old)
     assert (student.epochs(LOCAL), student.local_lr(0.1)) == (LOCAL.epochs, 0.1)
 
@@ -700,7 +928,9 @@ def test_centralised_dmc_starts_both_models_from_the_old_one():
 
 def test_methods_for_tasks_need_a_scenario():
     for row in EVERY:
-        with pytest.raises(ConfigError, match=r"scenario=none: .* is defined for scenario=class_incremental"):
+        with pytest.raises(
+            ConfigError, match=r"scenario=none: .* is defined for scenario=class_incremental"
+        ):
             make_simulation(row.make(), surrogate=0.3)
 
 

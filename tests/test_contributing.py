@@ -1,4 +1,5 @@
-"""docs/guide/your_own_parts.md, followed to the letter: its files are written out of tree, its commands are run."""
+"""docs/guide/your_own_parts.md, followed to the letter: its files are written out of tree, its
+commands are run."""
 
 import json
 import os
@@ -20,20 +21,34 @@ FILES = re.compile(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL
 COMMANDS = re.compile(r"^```sh\n(PYTHONPATH=\. fedexp .*?)\n```$", re.MULTILINE)
 # Small, and the same for every run, so that runs can be compared.
 pytestmark = pytest.mark.slow  # each command is a process of its own
-SMALL = ["tracker=none", "figures=false", "rounds=2", "local.epochs=1", "hardware=cpu", "min_size=1"]
+SMALL = [
+    "tracker=none",
+    "figures=false",
+    "rounds=2",
+    "local.epochs=1",
+    "hardware=cpu",
+    "min_size=1",
+]
 SMALL += ["hardware.engine=sequential", "hardware.threads=1"]
 
 
 def fedexp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command as the page does: in the directory of one's own package, which PYTHONPATH names."""
+    """Runs the command as the page does: in the directory of one's own package, which PYTHONPATH
+    names."""
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fedexp", *arguments]
-    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 def follow(directory: Path, group: str, *more: str) -> subprocess.CompletedProcess[str]:
     """The page's command that chooses an option of `group`."""
-    (line,) = [c for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8")) if re.search(rf"conf_mine '?{group}=", c)]
+    (line,) = [
+        c
+        for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8"))
+        if re.search(rf"conf_mine '?{group}=", c)
+    ]
     variable, program, *arguments = shlex.split(line)
     assert (variable, program) == ("PYTHONPATH=.", "fedexp")
     return fedexp(directory, *arguments, *SMALL, *more)
@@ -42,7 +57,9 @@ def follow(directory: Path, group: str, *more: str) -> subprocess.CompletedProce
 def rounds(directory: Path) -> pd.DataFrame:
     """rounds.csv without the columns that depend on the clock."""
     table = pd.read_csv(directory / "rounds.csv")
-    return table[[c for c in table if not c.endswith(("_seconds", "_per_second")) and c != "seconds"]]
+    return table[
+        [c for c in table if not c.endswith(("_seconds", "_per_second")) and c != "seconds"]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +85,10 @@ def reference(workplace: Path) -> pd.DataFrame:
 def test_algorithm(workplace: Path, reference: pd.DataFrame):
     done = follow(workplace, "algorithm", "hydra.run.dir=smoothed")
     assert done.returncode == 0, done.stderr
-    source, option = workplace / "mine" / "smoothed.py", workplace / "conf_mine" / "algorithm" / "smoothed.yaml"
+    source, option = (
+        workplace / "mine" / "smoothed.py",
+        workplace / "conf_mine" / "algorithm" / "smoothed.yaml",
+    )
     said = f"not fedexp's own code: mine.smoothed.Smoothed from {source}, named in {option}"
     assert said in done.stderr
     assert said in (workplace / "smoothed" / "run.log").read_text(encoding="utf-8")
@@ -79,7 +99,14 @@ def test_algorithm(workplace: Path, reference: pd.DataFrame):
 
 
 def test_an_algorithm_that_counts_rounds(workplace: Path, reference: pd.DataFrame):
-    done = fedexp(workplace, "--config-dir", "conf_mine", "algorithm=reminded", *SMALL, "hydra.run.dir=reminded")
+    done = fedexp(
+        workplace,
+        "--config-dir",
+        "conf_mine",
+        "algorithm=reminded",
+        *SMALL,
+        "hydra.run.dir=reminded",
+    )
     assert done.returncode == 0, done.stderr
     reminded = rounds(workplace / "reminded")
     assert reminded["test_loss"][0] == reference["test_loss"][0]
@@ -87,13 +114,20 @@ def test_an_algorithm_that_counts_rounds(workplace: Path, reference: pd.DataFram
 
 
 def test_metric_and_the_zero_limit_of_the_algorithm(workplace: Path, reference: pd.DataFrame):
-    # One run for both claims: the metric adds a column, and smoothing=0 computes exactly what FedAvg does.
+    # One run for both claims: the metric adds a column, and smoothing=0 computes exactly what
+    # FedAvg does.
     done = follow(
-        workplace, "forgetting_metric", "algorithm=smoothed", "algorithm.smoothing=0", "hydra.run.dir=measured"
+        workplace,
+        "forgetting_metric",
+        "algorithm=smoothed",
+        "algorithm.smoothing=0",
+        "hydra.run.dir=measured",
     )
     assert done.returncode == 0, done.stderr
     table = rounds(workplace / "measured")
-    pd.testing.assert_frame_equal(table.drop(columns="worst_class_forgetting"), reference, check_exact=True)
+    pd.testing.assert_frame_equal(
+        table.drop(columns="worst_class_forgetting"), reference, check_exact=True
+    )
     accuracy = pd.read_csv(workplace / "measured" / "class_accuracy.csv").pivot(
         index="round", columns="class", values="accuracy"
     )
@@ -105,12 +139,21 @@ def test_metric_and_the_zero_limit_of_the_algorithm(workplace: Path, reference: 
 def test_data_set(workplace: Path):
     none = Augmentation(crop_padding=0, padding_mode="zero", flip=False, cutout=0, rotation=0.0)
     digits = Digits(
-        name="digits", data_dir=".", mean=(0.5,), std=(0.5,), augmentation=none, test_fraction=0.2, split_seed=0
+        name="digits",
+        data_dir=".",
+        mean=(0.5,),
+        std=(0.5,),
+        augmentation=none,
+        test_fraction=0.2,
+        split_seed=0,
     ).read()
     arrays = {"classes": np.array(["zero", "one", "two", "three"])}
     for split in ("train", "test"):
         few = digits[f"y_{split}"] < 4
-        arrays |= {f"x_{split}": digits[f"x_{split}"][few] * np.uint8(15), f"y_{split}": digits[f"y_{split}"][few]}
+        arrays |= {
+            f"x_{split}": digits[f"x_{split}"][few] * np.uint8(15),
+            f"y_{split}": digits[f"y_{split}"][few],
+        }
 
     missing = follow(workplace, "dataset", "hydra.run.dir=missing")
     assert missing.returncode == 2
@@ -130,10 +173,13 @@ def test_data_set(workplace: Path):
 def test_partition(workplace: Path):
     (line,) = [c for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8")) if "partition=" in c]
     small = [option for option in SMALL if not option.startswith("min_size")]  # lda's alone
-    done = fedexp(workplace, *shlex.split(line)[2:], *small, "hydra.run.dir=power_law", "num_clients=4")
+    done = fedexp(
+        workplace, *shlex.split(line)[2:], *small, "hydra.run.dir=power_law", "num_clients=4"
+    )
     assert done.returncode == 0, done.stderr
     with np.load(workplace / "power_law" / "partition.npz") as saved:
-        # 1,437 training digits; 1,433 of them by 1, 1/2, 1/3, 1/4 of 25/12: 687.84, 343.92, 229.28, 171.96
+        # 1,437 training digits; 1,433 of them by 1, 1/2, 1/3, 1/4 of 25/12: 687.84, 343.92, 229.28,
+        # 171.96
         assert saved["sizes"].tolist() == [688, 344, 230, 172]
         assert json.loads(str(saved["info"]))["exponent_used"] == 1.0
 
@@ -144,7 +190,10 @@ def test_model(workplace: Path):
     assert "frozen (requires_grad=False): " in done.stderr
     wrong = fedexp(workplace, "--config-dir", "conf_mine", "model=mlp", "model.head=fd", *SMALL)
     assert wrong.returncode == 2
-    assert "model.head=fd: must be the name of the last layer, a linear one (nearest: 'fc')" in wrong.stderr
+    assert (
+        "model.head=fd: must be the name of the last layer, a linear one (nearest: 'fc')"
+        in wrong.stderr
+    )
 
 
 def test_tracker(workplace: Path):

@@ -20,8 +20,9 @@ from fedexp.models.cnn import CNN
 from fedexp.models.pooling import twice_differentiable
 from toy_federation import HARDWARE
 
-# Channels in and out, height, width, kernel, padding, stride. More than one tile of pixels (64), of channels and of
-# patch values (32); windows that leave out the last rows; kernels of two shapes; 1 x 1; a stride wider than the kernel.
+# Channels in and out, height, width, kernel, padding, stride. More than one tile of pixels (64), of
+# channels and of patch values (32); windows that leave out the last rows; kernels of two shapes; 1
+# x 1; a stride wider than the kernel.
 CASES = {
     "first layer": (3, 5, 9, 8, (5, 5), (2, 2), (1, 1)),
     "tiles": (6, 34, 7, 6, (3, 3), (1, 1), (1, 1)),
@@ -36,17 +37,21 @@ def draw(case, biased, dtype, device="cpu"):
     inputs, outputs, height, width, kernel, padding, stride = case
     generator = torch.Generator().manual_seed(sum(case[:4]))
     shapes = (3, 5, inputs, height, width), (3, outputs, inputs, *kernel), (3, outputs)
-    tensors = [torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype) for shape in shapes]
+    tensors = [
+        torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype) for shape in shapes
+    ]
     return [t.to(device) for t in (tensors if biased else tensors[:2])], padding, stride
 
 
 def value_and_gradients(function, tensors, dtype):
-    """Of a function of the output that weighs every pixel in another way, by numbers that `dtype` has; the gradient by
-    every input."""
+    """Of a function of the output that weighs every pixel in another way, by numbers that `dtype`
+    has; the gradient by every input."""
 
     def loss(*tensors):
         y = function(*tensors)
-        weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).to(dtype).to(y).view(y.shape)
+        weights = (
+            torch.linspace(-1, 1, y.numel(), dtype=torch.float64).to(dtype).to(y).view(y.shape)
+        )
         return (y * weights).sum(), y
 
     gradients, value = vmap(grad(loss, argnums=tuple(range(len(tensors))), has_aux=True))(*tensors)
@@ -54,8 +59,8 @@ def value_and_gradients(function, tensors, dtype):
 
 
 def compare(case, biased, dtype, device="cpu", pool=False):
-    """The largest error of the values and of each gradient, relative to the largest number in it; with `pool` of the
-    convolution with max-pooling and ReLU."""
+    """The largest error of the values and of each gradient, relative to the largest number in it;
+    with `pool` of the convolution with max-pooling and ReLU."""
     tensors, padding, stride = draw(case, biased, dtype, device)
 
     def ours(x, weight, bias=None):
@@ -70,11 +75,15 @@ def compare(case, biased, dtype, device="cpu", pool=False):
     exact = value_and_gradients(theirs, [t.double() for t in tensors], dtype)
     assert [a.shape for a in actual] == [e.shape for e in exact]
     assert all(a.dtype == dtype for a in actual)
-    return [float((a.double() - e).abs().max() / e.abs().max()) for a, e in zip(actual, exact, strict=True)]
+    return [
+        float((a.double() - e).abs().max() / e.abs().max())
+        for a, e in zip(actual, exact, strict=True)
+    ]
 
 
 def multiply_numbers():
-    """Have Triton's interpreter multiply bf16 as numbers: it keeps them as uint16, and its `dot` multiplies those."""
+    """Have Triton's interpreter multiply bf16 as numbers: it keeps them as uint16, and its `dot`
+    multiplies those."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
@@ -84,7 +93,9 @@ def multiply_numbers():
     def as_numbers(handle):
         if handle.dtype.scalar != tl.bfloat16:
             return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        return interpreter.TensorHandle(
+            (handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32
+        )
 
     def create_dot(self, a, b, *rest):
         return dot(self, as_numbers(a), as_numbers(b), *rest)
@@ -100,7 +111,8 @@ def interpret():
             assert max(errors) < 2e-6, (name, biased, pool, errors)
     assert max(compare(CASES["first layer"], False, torch.float32, pool=True)) < 2e-6
     for pool in (False, True):
-        errors = compare(CASES["stride"], True, torch.bfloat16, pool=pool)  # sums in fp32, cut off once to 8 bits
+        # sums in fp32, cut off once to 8 bits
+        errors = compare(CASES["stride"], True, torch.bfloat16, pool=pool)
         assert max(errors) < 2**-7, errors
     every_input_shared()
     channels_last()
@@ -118,19 +130,26 @@ def every_input_shared():
     for dims in ((0, None, None), (None, 0, 0)):
         inputs = [t if dim == 0 else t[0] for t, dim in zip((x, weight, bias), dims, strict=True)]
         expected = vmap(lambda *one: F.conv2d(*one, stride, padding), in_dims=dims)(*inputs)
-        torch.testing.assert_close(vmap(ours, in_dims=dims)(*inputs), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            vmap(ours, in_dims=dims)(*inputs), expected, rtol=1e-5, atol=1e-5
+        )
 
 
 def equal_and_undefined_pixels():
-    """Of equal pixels of a window (numbers that fp32 adds exactly) the gradient goes to the first, as in torch,
-    and to none where all are 0 or less; NaN stays."""
+    """Of equal pixels of a window (numbers that fp32 adds exactly) the gradient goes to the first,
+    as in torch, and to none where all are 0 or less; NaN stays."""
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (
-        torch.randint(-1, 2, shape, generator=generator).float() for shape in ((2, 3, 2, 9, 8), (2, 3, 2, 2, 2), (2, 3))
+        torch.randint(-1, 2, shape, generator=generator).float()
+        for shape in ((2, 3, 2, 9, 8), (2, 3, 2, 2, 2), (2, 3))
     )
-    functions = (lambda x, w, b: convolve_and_pool(x, w, b, (0, 0)),
-                 lambda x, w, b: F.relu(F.max_pool2d(F.conv2d(x, w, b), 2, 2)))  # fmt: skip
-    ours, theirs = (value_and_gradients(function, (x, weight, bias), torch.float32) for function in functions)
+    functions = (
+        lambda x, w, b: convolve_and_pool(x, w, b, (0, 0)),
+        lambda x, w, b: F.relu(F.max_pool2d(F.conv2d(x, w, b), 2, 2)),
+    )
+    ours, theirs = (
+        value_and_gradients(function, (x, weight, bias), torch.float32) for function in functions
+    )
     assert (theirs[0] == 0).any()
     torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=0)
     torch.testing.assert_close(ours[1:], theirs[1:], rtol=1e-5, atol=1e-5)
@@ -141,15 +160,19 @@ def equal_and_undefined_pixels():
 
 
 def whole_network():
-    """The network of the paper's experiments finds the operation by itself, and not where gradients of gradients are
-    wanted, nor for layers that compute more than a convolution."""
+    """The network of the paper's experiments finds the operation by itself, and not where gradients
+    of gradients are wanted, nor for layers that compute more than a convolution."""
     model = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(5,)).build((3, 16, 16), 4)
     net, calls = FunctionalNetwork(model, "fp32"), []
     fused = convolution.kernels().forward_pooled
     convolution.kernels().forward_pooled = lambda *call: calls.append(1) or fused(*call)
     params = {name: torch.stack([p, -p]) for name, p in model.named_parameters()}
     x = torch.randn(2, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    one = vmap(lambda params, x: grad(lambda p: StackedNetwork(net, "kernels")(p, x).logits.square().sum())(params))
+    one = vmap(
+        lambda params, x: grad(
+            lambda p: StackedNetwork(net, "kernels")(p, x).logits.square().sum()
+        )(params)
+    )
     plain = vmap(lambda params, x: grad(lambda p: net(p, x).logits.square().sum())(params))
     ours = one(params, x)
     assert len(calls) == 2
@@ -165,10 +188,15 @@ def channels_last():
     """The kernels go by strides: images and weights in another order in memory, the same sums."""
     (x, weight, bias), padding, stride = draw(CASES["first layer"], True, torch.float32)
     module, results = convolution.kernels(), []
-    for turn in (lambda t: t, lambda t: t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):
+    for turn in (
+        lambda t: t,
+        lambda t: t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3),
+    ):
         y = module.forward(turn(x), turn(weight), bias, padding, stride)
-        gradients = [f(turn(y), turn(x), turn(weight), padding, stride)
-                     for f in (module.gradient_of_input, module.gradient_of_weight)]  # fmt: skip
+        gradients = [
+            f(turn(y), turn(x), turn(weight), padding, stride)
+            for f in (module.gradient_of_input, module.gradient_of_weight)
+        ]
         results.append([y, *gradients])
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
@@ -178,7 +206,11 @@ def test_kernels_interpreted():
     """Triton's interpreter runs the kernels on a CPU; it must be told before triton is imported."""
     pytest.importorskip("triton")
     code = "import test_convolution_kernels as t; t.interpret()"
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    environment = {
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": ":".join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+    }
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=280)
 
 
@@ -227,9 +259,13 @@ matrix_products(80, "mma.sync", ("*bf16", "ieee"))
 
 @pytest.mark.slow
 def test_kernels_compiled_for_gpus(tmp_path):
-    """Triton compiles for an H100 and an A100 on any machine: to their tensor cores, in bf16 and tf32."""
+    """Triton compiles for an H100 and an A100 on any machine: to their tensor cores, in bf16 and
+    tf32."""
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": ":".join(filter(None, sys.path)),
+    }
     subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True, timeout=280)
 
 
@@ -243,7 +279,8 @@ def test_gpu_kernels(case, monkeypatch):
         assert max(compare(case, True, torch.bfloat16, "cuda", pool)) < 2**-7
         torch.backends.cuda.matmul.allow_tf32 = True
         errors = compare(case, True, torch.float32, "cuda", pool)
-        assert max(errors[:1] if pool else errors) < 2e-3  # products of 11 bits; they may move a maximum
+        # products of 11 bits; they may move a maximum
+        assert max(errors[:1] if pool else errors) < 2e-3
 
 
 @pytest.mark.parametrize("dims", [(None, 0, 0), (0, None, None)], ids=["images", "weights"])
@@ -256,14 +293,20 @@ def test_what_clients_share(dims):
         def loss(*inputs):
             return (function(*inputs) ** 2).sum()
 
-        return vmap(grad(loss, argnums=(0, 1, 2)), in_dims=dims)(*inputs), grad(loss)(*(t[0] for t in tensors))
+        return vmap(grad(loss, argnums=(0, 1, 2)), in_dims=dims)(*inputs), grad(loss)(
+            *(t[0] for t in tensors)
+        )
 
     ours = gradients(lambda *inputs: convolve_and_pool(*inputs, padding, stride))
-    theirs = gradients(lambda *inputs: F.relu(F.max_pool2d(F.conv2d(*inputs, stride, padding), 2, 2)))
+    theirs = gradients(
+        lambda *inputs: F.relu(F.max_pool2d(F.conv2d(*inputs, stride, padding), 2, 2))
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_kernels_need_a_gpu():
     hardware = Hardware(**HARDWARE | {"engine": "vectorised", "convolution": "kernels"})
-    with pytest.raises(ConfigError, match=r"hardware.convolution=kernels: only on a CUDA device, not in fp64"):
+    with pytest.raises(
+        ConfigError, match=r"hardware.convolution=kernels: only on a CUDA device, not in fp64"
+    ):
         hardware.resolve(vectorises=True, cohort_size=3)

@@ -1,4 +1,5 @@
-"""Values that were corrected after audits of the papers' sources: what a command line resolves to."""
+"""Values that were corrected after audits of the papers' sources: what a command line resolves
+to."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -7,24 +8,46 @@ from fedexp.analysis.sweep import expand, launches, load_sweep
 from toy_federation import CONF, composed
 
 VALUES = [
-    ("algorithm=fedka", {"algorithm.beta": 0.01, "algorithm.reduction": "sum"}),  # 0.1 and more are unstable
+    # 0.1 and more are unstable
+    ("algorithm=fedka", {"algorithm.beta": 0.01, "algorithm.reduction": "sum"}),
     ("algorithm=fedpac", {"algorithm.head_lr": 0.01}),  # under momentum 0.9
     ("algorithm=fedfomo", {"algorithm.distance": "l1"}),  # the released code's default
     # The released command for CIFAR-10 with ResNet-8; the temperature is the code's default.
     ("algorithm=fedgkd", {"algorithm.gamma": 0.1, "algorithm.models": 5, "algorithm.tau": 1.0}),
     # FedReg by data set: its authors' values, and their local learning rate.
-    ("dataset=cinic10 algorithm=fedreg", {"algorithm.gamma": 0.5, "algorithm.eta_s": 0.1, "local.lr": 0.1}),
-    ("dataset=femnist algorithm=fedreg", {"algorithm.gamma": 0.5, "algorithm.eta_s": 0.1, "local.lr": 0.1}),
+    (
+        "dataset=cinic10 algorithm=fedreg",
+        {"algorithm.gamma": 0.5, "algorithm.eta_s": 0.1, "local.lr": 0.1},
+    ),
+    (
+        "dataset=femnist algorithm=fedreg",
+        {"algorithm.gamma": 0.5, "algorithm.eta_s": 0.1, "local.lr": 0.1},
+    ),
     ("experiment=flashback/femnist_3432", {"partition.choice": "largest"}),
     ("experiment=flashback/femnist_500", {"partition.choice": "random"}),
-    # CFeD's images: the released rate, raw pixels (a standard deviation of 1 / 255), weights from a file.
-    ("experiment=cfed/image_class", {"local.lr": 5e-5, "dataset.mean": [0, 0, 0], "dataset.std": [1 / 255] * 3,
-                                     "model.weights": None}),
-    # Centralised DMC as released: both models start from the old one, with one rate and number of epochs.
-    ("algorithm=dmc scenario=class_incremental surrogate.fraction=0.1",
-     {"algorithm.student": "global", "algorithm.new_model": "old", "algorithm.epochs_factor": 1,
-      "algorithm.rate_factor": 1.0}),
-]  # fmt: skip
+    # CFeD's images: the released rate, raw pixels (a standard deviation of 1 / 255), weights from a
+    # file.
+    (
+        "experiment=cfed/image_class",
+        {
+            "local.lr": 5e-5,
+            "dataset.mean": [0, 0, 0],
+            "dataset.std": [1 / 255] * 3,
+            "model.weights": None,
+        },
+    ),
+    # Centralised DMC as released: both models start from the old one, with one rate and number of
+    # epochs.
+    (
+        "algorithm=dmc scenario=class_incremental surrogate.fraction=0.1",
+        {
+            "algorithm.student": "global",
+            "algorithm.new_model": "old",
+            "algorithm.epochs_factor": 1,
+            "algorithm.rate_factor": 1.0,
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(("line", "wanted"), VALUES)
@@ -34,7 +57,9 @@ def test_corrected_values(line, wanted):
 
 
 def jobs(name):
-    return [frozenset(job) for line in launches(load_sweep(name, [CONF]), []) for job in expand(line)]
+    return [
+        frozenset(job) for line in launches(load_sweep(name, [CONF]), []) for job in expand(line)
+    ]
 
 
 def test_fig_15_has_plain_kl():
@@ -61,13 +86,20 @@ def test_the_released_readings():
 def test_fedka_s_search_has_four_values_of_four_methods_on_three_data_sets():
     found = jobs("fedka_search")
     assert len(found) == 4 * 4 * 3
-    assert {text.partition("=")[2] for job in found for text in job if text.startswith("algorithm.beta=")} == {
-        "0.5", "0.1", "0.01", "0.001"
-    }  # fmt: skip
+    assert {
+        text.partition("=")[2]
+        for job in found
+        for text in job
+        if text.startswith("algorithm.beta=")
+    } == {"0.5", "0.1", "0.01", "0.001"}
 
 
 def test_the_rates_of_cfed_s_centralised_baselines():
     """1e-3 in the first reading, 1e-6 in the second, for the same jobs."""
-    first = {job for job in jobs("cfed_table1") if "local.lr=0.001" in job and "algorithm=cfed_c" not in job}
+    first = {
+        job
+        for job in jobs("cfed_table1")
+        if "local.lr=0.001" in job and "algorithm=cfed_c" not in job
+    }
     second = {job - {"local.lr=1e-06"} | {"local.lr=0.001"} for job in jobs("cfed_table1_lr1e-6")}
     assert first == second

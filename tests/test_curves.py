@@ -1,4 +1,5 @@
-"""Learning curves of committed runs: what a picture shows, and that it and the report follow from the files alone."""
+"""Learning curves of committed runs: what a picture shows, and that it and the report follow from
+the files alone."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -47,10 +48,13 @@ def keep(sweep):
 
 
 def test_corners_are_rounds_and_values():
-    """Rounds 0, 5, 10 of 10 at 0.25, 1 and 0 in a panel of 760 x 420 at (90, 80): corners (90, 395), (470, 80) and
-    (850, 500); the band of 0.1 at the first round from 353 to 437, and cut at the panel's edges."""
+    """Rounds 0, 5, 10 of 10 at 0.25, 1 and 0 in a panel of 760 x 420 at (90, 80): corners (90,
+    395), (470, 80) and (850, 500); the band of 0.1 at the first round from 353 to 437, and cut at
+    the panel's edges."""
     line = Curve(0, [(0, 0.25), (5, 1.0), (10, 0.0)], [0.1, 0.5, 0.5])
-    root = ET.fromstring(chart("a < b", [Panel("accuracy", [line])], [(0, "FedAvg & co", False)], 1))
+    root = ET.fromstring(
+        chart("a < b", [Panel("accuracy", [line])], [(0, "FedAvg & co", False)], 1)
+    )
     paths = [each.get("d") for each in root.iter(f"{SVG}path")]
     assert (WIDE, HIGH, LEFT, TOP) == (760, 420, 90, 80)
     assert f"M{90} {395}l380 -315 380 420" in paths
@@ -60,15 +64,28 @@ def test_corners_are_rounds_and_values():
 
 
 def test_the_order_of_options_makes_no_other_setting(tmp_path):
-    """The same two options, given in both orders; the third run is there so that they are not shared by all."""
+    """The same two options, given in both orders; the third run is there so that they are not
+    shared by all."""
     options = ("rounds=200", "local.epochs=5")
-    keep(committed(tmp_path, ("a", "fedavg", *options), ("b", "fedntd", *reversed(options)), ("c", "fedavg")))
+    keep(
+        committed(
+            tmp_path,
+            ("a", "fedavg", *options),
+            ("b", "fedntd", *reversed(options)),
+            ("c", "fedavg"),
+        )
+    )
     runs = list(curves.kept_runs(tmp_path / "multirun" / "fedntd_table1"))
     found = {setting: sorted(methods) for setting, methods in curves.settings(runs).items()}
-    assert found == {"fedntd/mnist_s2": ["fedavg"], "fedntd/mnist_s2 local.epochs=5 rounds=200": ["fedavg", "fedntd"]}
+    assert found == {
+        "fedntd/mnist_s2": ["fedavg"],
+        "fedntd/mnist_s2 local.epochs=5 rounds=200": ["fedavg", "fedntd"],
+    }
 
 
-@pytest.mark.parametrize(("last", "expected"), [(1, [0, 1]), (20, [0, 2, 4]), (200, [0, 20, 40]), (45, [0, 5, 10])])
+@pytest.mark.parametrize(
+    ("last", "expected"), [(1, [0, 1]), (20, [0, 2, 4]), (200, [0, 20, 40]), (45, [0, 5, 10])]
+)
 def test_ticks(last, expected):
     assert ticks(last)[: len(expected)] == expected
     assert len(ticks(last)) <= 11
@@ -79,8 +96,14 @@ def test_a_path_of_one_corner():
 
 
 def test_a_picture_has_all_methods_of_its_setting(tmp_path):
-    """FedAvg with two seeds, FedNTD, FedCurv of before its correction; released code of FedAvg and FedNTD."""
-    runs = [("a", "fedavg"), ("b", "fedavg", "hardware.precision=bf16"), ("c", "fedntd"), ("d", "fedcurv")]
+    """FedAvg with two seeds, FedNTD, FedCurv of before its correction; released code of FedAvg and
+    FedNTD."""
+    runs = [
+        ("a", "fedavg"),
+        ("b", "fedavg", "hardware.precision=bf16"),
+        ("c", "fedntd"),
+        ("d", "fedcurv"),
+    ]
     sweep = committed(tmp_path, *runs)
     rounds = pd.read_csv(sweep / "b" / "rounds.csv")
     rounds["test_accuracy"] *= 0.5
@@ -89,13 +112,22 @@ def test_a_picture_has_all_methods_of_its_setting(tmp_path):
     summary.write_text(summary.read_text().replace('"seed": 0', '"seed": 1'))
     keep(sweep)
     found = curves.pictures(tmp_path, load_sweep("fedntd_table1", [CONF]))
-    assert [path.as_posix() for path in found] == ["docs/reproduction/curves/fedntd_table1_fedntd_mnist_s2.svg"]
+    assert [path.as_posix() for path in found] == [
+        "docs/reproduction/curves/fedntd_table1_fedntd_mnist_s2.svg"
+    ]
     (svg,) = found.values()
     assert len(svg) < 40_000
     root = ET.fromstring(svg)
     texts = [each.text for each in root.iter(f"{SVG}text")]
-    for words in ("fedavg, 2 seeds", "fedntd", "fedcurv (older code)", "fedavg, released code", "fedntd, released code",
-                  "test accuracy, plain test", "forgetting F, plain test"):  # fmt: skip
+    for words in (
+        "fedavg, 2 seeds",
+        "fedntd",
+        "fedcurv (older code)",
+        "fedavg, released code",
+        "fedntd, released code",
+        "test accuracy, plain test",
+        "forgetting F, plain test",
+    ):
         assert words in texts
     assert not any("augmented" in words for words in texts)
     released = curves.released_curves("fedntd/mnist_s2")
@@ -103,9 +135,14 @@ def test_a_picture_has_all_methods_of_its_setting(tmp_path):
     assert len(list(root.iter(f"{SVG}circle"))) == sum(map(len, released.values())) + 2
     # The line of FedAvg: the mean of x and x / 2, at round 200 of 200.
     original = rounds["test_accuracy"].iloc[-1] / 0.5
-    steps = next(each.get("d") for each in root.iter(f"{SVG}path") if each.get("stroke-width") == "3")
+    steps = next(
+        each.get("d") for each in root.iter(f"{SVG}path") if each.get("stroke-width") == "3"
+    )
     numbers = list(map(int, re.findall(r"-?\d+", steps)))
-    assert (sum(numbers[::2]), sum(numbers[1::2])) == (LEFT + WIDE, TOP + HIGH - round(HIGH * 0.75 * original))
+    assert (sum(numbers[::2]), sum(numbers[1::2])) == (
+        LEFT + WIDE,
+        TOP + HIGH - round(HIGH * 0.75 * original),
+    )
 
 
 def test_both_views_and_the_run_that_has_them(tmp_path):

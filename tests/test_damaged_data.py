@@ -1,5 +1,6 @@
-"""Damaged files of every kind that a data set is read from: one message that names the file, or the data; never another
-error. Each format is damaged in the ways that are known, and then at random (more so where the test is slow).
+"""Damaged files of every kind that a data set is read from: one message that names the file, or the
+data; never another error. Each format is damaged in the ways that are known, and then at random
+(more so where the test is slow).
 """
 
 import gzip
@@ -42,10 +43,20 @@ def png_header(width: int, height: int) -> bytes:
     """A png that claims this size and holds a pixel."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(4))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(4)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def npz(**arrays: object) -> bytes:
@@ -83,8 +94,18 @@ GOOD_LABELS = idx_bytes(np.array([0, 1, 9], np.uint8))
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"\0\0\x08", b"\x01" + GOOD_LABELS[1:], b"\0\0\x0d" + GOOD_LABELS[3:], GOOD_LABELS[:-1]),
-        *(GOOD_LABELS + b"\0", idx_bytes(np.zeros((3, 1), np.uint8)), b"\0\0\x08\x01\xff\xff\xff\xff\0\0\0"),
+        *(
+            b"",
+            b"\0\0\x08",
+            b"\x01" + GOOD_LABELS[1:],
+            b"\0\0\x0d" + GOOD_LABELS[3:],
+            GOOD_LABELS[:-1],
+        ),
+        *(
+            GOOD_LABELS + b"\0",
+            idx_bytes(np.zeros((3, 1), np.uint8)),
+            b"\0\0\x08\x01\xff\xff\xff\xff\0\0\0",
+        ),
         gzip.compress(GOOD_LABELS, mtime=0),
     ],
 )
@@ -95,7 +116,9 @@ def test_labels(content):
 
 def test_idx_files_are_read():
     assert read_labels(io.BytesIO(GOOD_LABELS)).tolist() == [0, 1, 9]
-    assert np.array_equal(read_images(io.BytesIO(idx_bytes(pixels(1, 3, 5, 4))))[..., 0], pixels(1, 3, 5, 4))
+    assert np.array_equal(
+        read_images(io.BytesIO(idx_bytes(pixels(1, 3, 5, 4))))[..., 0], pixels(1, 3, 5, 4)
+    )
 
 
 def test_images_in_the_place_of_labels_are_named(tmp_path):
@@ -111,8 +134,12 @@ def test_a_gz_file_that_breaks_off_is_not_unpacked(no_network, tmp_path):
     """Its md5 is wrong: what is there stays as it is, and the message says which file is wanted."""
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
-    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(pixels(1, 3, 5, 4)))[:-9])
-    with pytest.raises(ConfigError, match=r"train-images-idx3-ubyte\.gz  \(md5 f68b3c2dcbeaaa9fbdd348bbdeb94873\)"):
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(
+        gzip.compress(idx_bytes(pixels(1, 3, 5, 4)))[:-9]
+    )
+    with pytest.raises(
+        ConfigError, match=r"train-images-idx3-ubyte\.gz  \(md5 f68b3c2dcbeaaa9fbdd348bbdeb94873\)"
+    ):
         load("mnist", tmp_path)
     assert [path.name for path in folder.iterdir()] == ["train-images-idx3-ubyte.gz"]
 
@@ -130,8 +157,19 @@ X, WRITER = (pixels(0, 2, 784) / 255).tolist(), leaf_json({"f": (pixels(0, 1, 28
 @pytest.mark.parametrize(
     "sample",
     [
-        *({}, {"x": X}, {"y": [1, 2]}, {"x": X, "y": [1]}, {"x": X, "y": [1, 2, 3]}, {"x": [X[0] + X[1]], "y": [1, 2]}),
-        *({"x": [X[0], X[1][:-1]], "y": [1, 2]}, {"x": [[float("nan")] * 784], "y": [1]}, {"x": X, "y": [1, 62]}),
+        *(
+            {},
+            {"x": X},
+            {"y": [1, 2]},
+            {"x": X, "y": [1]},
+            {"x": X, "y": [1, 2, 3]},
+            {"x": [X[0] + X[1]], "y": [1, 2]},
+        ),
+        *(
+            {"x": [X[0], X[1][:-1]], "y": [1, 2]},
+            {"x": [[float("nan")] * 784], "y": [1]},
+            {"x": X, "y": [1, 62]},
+        ),
         *(
             {"x": [[float("inf")] * 784], "y": [1]},
             {"x": X, "y": [1, -1]},
@@ -158,17 +196,22 @@ def test_leaf(sample, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "\udcff", "3", '{"user_data": 3}', '{"user_data": {"f": {"x": [[', "null"]
+    "text",
+    ["[" * 100_000, "\udcff", "3", '{"user_data": 3}', '{"user_data": {"f": {"x": [[', "null"],
 )
 def test_leaf_files_that_are_something_else(text, tmp_path):
     write_leaf(tmp_path / "femnist" / "test", all_data_0=WRITER)
     (tmp_path / "femnist" / "train").mkdir()
-    (tmp_path / "femnist" / "train" / "all_data_7.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    (tmp_path / "femnist" / "train" / "all_data_7.json").write_bytes(
+        text.encode("utf-8", "surrogateescape")
+    )
     with pytest.raises(ConfigError, match=r"all_data_7\.json: not a LEAF json file"):
         load("femnist", tmp_path)
 
 
-@pytest.mark.parametrize("annotations", [b"", b"\xff\xfe", b"x.JPEG\tnowhere\n", b"x.JPEG\n", b"gone.JPEG\tn01\t0\n"])
+@pytest.mark.parametrize(
+    "annotations", [b"", b"\xff\xfe", b"x.JPEG\tnowhere\n", b"x.JPEG\n", b"gone.JPEG\tn01\t0\n"]
+)
 def test_tiny_imagenet(annotations, tmp_path):
     root = tmp_path / "tiny-imagenet-200"
     write_tree(root, {"n01/images": 1}, splits=("train",))
@@ -181,7 +224,14 @@ def test_tiny_imagenet(annotations, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"PK", b"no archive", npz(), npz(embeddings=np.array([object()], object)), npz(embeddings=np.zeros(3))),
+        *(
+            b"",
+            b"PK",
+            b"no archive",
+            npz(),
+            npz(embeddings=np.array([object()], object)),
+            npz(embeddings=np.zeros(3)),
+        ),
         *(
             npz(embeddings=np.zeros((2, 2), int)),
             npz(embeddings=np.zeros((0, 3))),
@@ -204,7 +254,9 @@ def test_vectors(content, tmp_path):
 def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
     """Before memory is taken for it, or when there is none: the file has 100 bytes."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**60,)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (2**60,)}
+    )
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as packed:
@@ -214,7 +266,8 @@ def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"a": 1.0}', '{"a": 1}', '{"a": 0, "b": 0}', "{}", "[" * 100_000, '{"a": true}']
+    "text",
+    ["", "[]", '{"a": 1.0}', '{"a": 1}', '{"a": 0, "b": 0}', "{}", "[" * 100_000, '{"a": true}'],
 )
 def test_vocabularies(text, tmp_path):
     (tmp_path / "vocab.json").write_text(text)
@@ -223,7 +276,8 @@ def test_vocabularies(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"label\n1\n", b"title,label\na\n", b'title,label\n"a', b"\xff", b"title,title,x\n"]
+    "text",
+    [b"", b"label\n1\n", b"title,label\na\n", b'title,label\n"a', b"\xff", b"title,title,x\n"],
 )
 def test_csv_texts(text, tmp_path):
     (tmp_path / "train.csv").write_bytes(text)
@@ -330,7 +384,9 @@ def images_with(folder: Path, name: str) -> Path:
     return folder / "a" / name
 
 
-@pytest.mark.parametrize("kind", ["a link to nothing", "a link to itself", "a pipe", "a circle of folders"])
+@pytest.mark.parametrize(
+    "kind", ["a link to nothing", "a link to itself", "a pipe", "a circle of folders"]
+)
 def test_what_is_no_image_is_named_within_seconds(kind, tmp_path):
     """A pipe would be waited for, and folders in a circle would be read forty times over."""
     path = images_with(tmp_path, "loop" if kind == "a circle of folders" else "1.png")

@@ -1,5 +1,6 @@
-"""Every file of a run that tables need, with every damage, under every command that reads it: one damaged job is named,
-left out and run again; it never takes away the tables of the others, and no command ends in a traceback."""
+"""Every file of a run that tables need, with every damage, under every command that reads it: one
+damaged job is named, left out and run again; it never takes away the tables of the others, and no
+command ends in a traceback."""
 
 import errno
 import logging
@@ -38,7 +39,9 @@ def replace_numbers(path, value):
         path.write_text(table.to_csv(index=False))
     elif path.suffix == ".json":
         keys = f'"rounds": {value}, "accuracy": {value}, "best_accuracy": {value}'
-        path.write_text(f'{{"status": "completed", "algorithm": "fedavg", "dataset": "digits", {keys}}}')
+        path.write_text(
+            f'{{"status": "completed", "algorithm": "fedavg", "dataset": "digits", {keys}}}'
+        )
     elif path.name == "config.yaml":
         path.write_text(f"rounds: {value}\nseed: {value}\nchoices: {{dataset: digits}}\n")
     else:
@@ -76,7 +79,10 @@ CASES = [(name, damage) for name in FILES for damage in DAMAGES]
 
 def sample(first, every=11):
     """All cases, of which one of so many, from this one on, is in the fast tests."""
-    return [case if i % every == first else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(CASES)]
+    return [
+        case if i % every == first else pytest.param(*case, marks=pytest.mark.slow)
+        for i, case in enumerate(CASES)
+    ]
 
 
 def write_job(directory, seed):
@@ -84,7 +90,9 @@ def write_job(directory, seed):
     write_run(directory, {"algorithm": "fedavg", "alpha": "1", "seed": str(seed)}, rounds=4)
     parts = tuple(np.split(np.arange(12), 4))
     classes = [f"class {c}" for c in range(3)]
-    Partition(parts, np.full((4, 3), 1), partition_hash(parts), {}).save(directory / "partition.npz", classes)
+    Partition(parts, np.full((4, 3), 1), partition_hash(parts), {}).save(
+        directory / "partition.npz", classes
+    )
     return directory
 
 
@@ -119,7 +127,8 @@ def test_what_is_sound_is_complete(sweep):
 
 @pytest.mark.parametrize(("name", "damage"), sample(0, every=4))
 def test_a_damaged_job_is_none_that_is_complete(sweep, name, damage):
-    """What decides whether the same `--multirun` command runs it again, and what another sweep may count."""
+    """What decides whether the same `--multirun` command runs it again, and what another sweep may
+    count."""
     job = hurt(sweep, name, damage)
     assert finished_summary(job) is None
     jobs = SweepDirectory(sweep)
@@ -142,7 +151,11 @@ def test_the_report_counts_the_others(sweep, name, damage, caplog, monkeypatch):
     assert len(write_report(sweep, figures=False)) == 4
     table = pd.read_csv(sweep / "table.csv")
     assert (table["n"].tolist(), table["seeds"].tolist()) == ([1], [0])
-    told = [line for line in (sweep / "table.md").read_text(encoding="utf-8").splitlines() if "damaged" in line]
+    told = [
+        line
+        for line in (sweep / "table.md").read_text(encoding="utf-8").splitlines()
+        if "damaged" in line
+    ]
     assert len(told) == is_damaged(name, damage)
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == told
     assert all(line.startswith(f"Left out, damaged: hurt: {name}: ") for line in told)
@@ -188,9 +201,12 @@ def test_a_preview_runs_it_again(sweep, name, damage, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "damage"), [case for case in CASES if case[0] != ".hydra/overrides.yaml"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [case for case in CASES if case[0] != ".hydra/overrides.yaml"]
+)
 def test_pictures_of_what_there_is(sweep, name, damage, capsys):
-    """Exit code 2 and one line that names the file, or the pictures that it has nothing to do with."""
+    """Exit code 2 and one line that names the file, or the pictures that it has nothing to do
+    with."""
     job = hurt(sweep, name, damage)
     code, told = figures([str(job)]), capsys.readouterr()
     assert code in (0, 2)
@@ -214,7 +230,9 @@ def test_pictures_for_which_there_is_no_room_are_one_message(sweep, monkeypatch,
 def test_what_no_number_gives_away_is_seen(sweep):
     """Rows that are missing, twice or of another order, and accuracies that are none."""
     job = sweep / "hurt"
-    rounds, classes = ((job / name).read_text().splitlines(keepends=True) for name in ("rounds.csv", FILES[2]))
+    rounds, classes = (
+        (job / name).read_text().splitlines(keepends=True) for name in ("rounds.csv", FILES[2])
+    )
     for name, lines, reason in (
         ("rounds.csv", rounds[:-1], "ends with round 3, the run with 4; cut short?"),
         ("rounds.csv", [*rounds[:3], rounds[2], *rounds[3:]], "has rounds that do not ascend"),
@@ -222,7 +240,11 @@ def test_what_no_number_gives_away_is_seen(sweep):
         ("rounds.csv", [*rounds[:-1], rounds[-1].rstrip("\n")[:-1]], "ends in the middle of a row"),
         ("class_accuracy.csv", classes[:-1], "has rounds without some of the classes; cut short?"),
         ("class_accuracy.csv", classes[:-3], "lacks round 4, which was evaluated"),
-        ("class_accuracy.csv", [*classes[:-1], "4,2,1.5\n"], "has 1.5 in the column accuracy, which is no accuracy"),
+        (
+            "class_accuracy.csv",
+            [*classes[:-1], "4,2,1.5\n"],
+            "has 1.5 in the column accuracy, which is no accuracy",
+        ),
         ("class_accuracy.csv", [*classes[:-1], "4,2,x\n"], "has 'x' in the column accuracy"),
     ):
         whole = (job / name).read_text()
@@ -253,10 +275,15 @@ def test_a_marker_or_lock_that_is_damaged_is_none(sweep):
 
 
 @pytest.mark.parametrize("left", ["nothing else", "a table"])
-def test_a_job_that_was_refused_is_tried_again_without_a_word_of_damage(tmp_path, caplog, monkeypatch, left):
-    """But files of rounds that no configuration belongs to are damage, whatever the summary says."""
+def test_a_job_that_was_refused_is_tried_again_without_a_word_of_damage(
+    tmp_path, caplog, monkeypatch, left
+):
+    """But files of rounds that no configuration belongs to are damage, whatever the summary
+    says."""
     monkeypatch.setattr(logging.getLogger("fedexp"), "propagate", True)
-    (tmp_path / "summary.json").write_text('{"status": "failed", "error": "local.optimizer=adam: ...", "exit_code": 2}')
+    (tmp_path / "summary.json").write_text(
+        '{"status": "failed", "error": "local.optimizer=adam: ...", "exit_code": 2}'
+    )
     (tmp_path / "error.txt").write_text("local.optimizer=adam: ...")
     if left == "a table":
         (tmp_path / "rounds.csv").write_text("round\n0\n")
@@ -266,7 +293,12 @@ def test_a_job_that_was_refused_is_tried_again_without_a_word_of_damage(tmp_path
     assert not (tmp_path / "summary.json").exists()
 
 
-REPAIRS = {"summary.json": "folder", "rounds.csv": "binary", "class_accuracy.csv": "cut", "config.yaml": "list"}
+REPAIRS = {
+    "summary.json": "folder",
+    "rounds.csv": "binary",
+    "class_accuracy.csv": "cut",
+    "config.yaml": "list",
+}
 REPAIRS |= {".hydra/overrides.yaml": "folder"}
 
 
@@ -275,7 +307,15 @@ def test_the_same_command_mends_it(tmp_path, monkeypatch, capsys):
     """To the same numbers, in one go; what was there is kept."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false", "seed=0"]
+    small = [
+        "rounds=1",
+        "local.epochs=1",
+        "num_clients=4",
+        "alpha=10",
+        "tracker=none",
+        "figures=false",
+        "seed=0",
+    ]
     small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.sweep.dir=multirun/a"]
     assert main.main(["--multirun", *small]) == 0
     (job,) = SweepDirectory(tmp_path / "multirun" / "a").jobs
@@ -289,4 +329,6 @@ def test_the_same_command_mends_it(tmp_path, monkeypatch, capsys):
         (again,) = SweepDirectory(tmp_path / "multirun" / "a").complete
         pd.testing.assert_frame_equal(again.class_accuracy(), before)
         assert (job.directory / FILES[-1]).read_text() == overrides
-    assert {"class_accuracy.csv", "rounds.csv"} <= {path.name for path in (job.directory / "damaged").iterdir()}
+    assert {"class_accuracy.csv", "rounds.csv"} <= {
+        path.name for path in (job.directory / "damaged").iterdir()
+    }

@@ -1,4 +1,5 @@
-"""The saved workspace: its specification shows what runs log, under the names that the tracker gives."""
+"""The saved workspace: its specification shows what runs log, under the names that the tracker
+gives."""
 
 import json
 import sys
@@ -25,23 +26,42 @@ def test_print_is_the_specification_that_would_be_sent(capsys):
         for panel in sections[prefix]:
             config = panel["config"]
             assert panel["viewType"] == "Run History Line Plot"
-            assert (config["xAxis"], config["groupAgg"], config["groupArea"]) == ("round", "mean", "stddev")
+            assert (config["xAxis"], config["groupAgg"], config["groupArea"]) == (
+                "round",
+                "mean",
+                "stddev",
+            )
             drawn = config["metrics"] or [config["metricRegex"]]
             assert all(metric.startswith(f"{prefix}/") for metric in drawn)
-    assert [panel["config"]["metrics"] for panel in sections["results"]] == [[name] for name in dashboard.RESULTS]
+    assert [panel["config"]["metrics"] for panel in sections["results"]] == [
+        [name] for name in dashboard.RESULTS
+    ]
     media = [key for panel in sections["figures"] for key in panel["config"]["mediaKeys"]]
-    assert {"figures/class_accuracy", "figures/class_accuracy_normalised", "figures/local_round"} <= set(media)
+    assert {
+        "figures/class_accuracy",
+        "figures/class_accuracy_normalised",
+        "figures/local_round",
+    } <= set(media)
     (runs,) = section["runSets"]
     assert runs["grouping"] == [{"section": "run", "name": "group"}]
     assert section["settings"]["xAxis"] == "round"
     made = dashboard.workspace("team/project", "mine")
     model = made._model
-    assert type(made)._from_model(model)._model.spec.section.panel_bank_config == model.spec.section.panel_bank_config
+    assert (
+        type(made)._from_model(model)._model.spec.section.panel_bank_config
+        == model.spec.section.panel_bank_config
+    )
 
 
 def test_panels_show_metrics_that_runs_have():
     """No panel of a name that the tracker does not give."""
-    own = {"round_forgetting", "local_round_forgetting", "task_forgetting", "train_seconds", "evaluation_seconds"}
+    own = {
+        "round_forgetting",
+        "local_round_forgetting",
+        "task_forgetting",
+        "train_seconds",
+        "evaluation_seconds",
+    }
     own |= {"validation_accuracy", "validation_loss"}
     own |= {"personal_accuracy", "personal_accuracy_worst", "personal_forgetting"}
     logged = {metric_name(column) for column in {*NAMES, *own}}
@@ -53,7 +73,10 @@ def test_panels_show_metrics_that_runs_have():
 @pytest.mark.parametrize("project", ["fedexp", "a/b/c", "/fedexp", "team/"])
 def test_bad_project(project, capsys):
     assert dashboard.main([project, "--print"]) == 2
-    assert capsys.readouterr().err == f"fedexp: {project}: must be ENTITY/PROJECT, such as team/fedexp\n"
+    assert (
+        capsys.readouterr().err
+        == f"fedexp: {project}: must be ENTITY/PROJECT, such as team/fedexp\n"
+    )
 
 
 def test_without_the_package(monkeypatch, capsys):

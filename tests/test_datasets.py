@@ -1,4 +1,5 @@
-"""Data sets: each official format in small, image trees, cache, downloads, and the messages for missing files."""
+"""Data sets: each official format in small, image trees, cache, downloads, and the messages for
+missing files."""
 
 import contextlib
 import gzip
@@ -68,12 +69,16 @@ def write_image(path: Path, image: np.ndarray) -> None:
     Image.fromarray(image).save(path)
 
 
-def write_tree(root: Path, classes: dict[str, int], splits: tuple[str, ...] = ("train", "test"), side: int = 4) -> None:
+def write_tree(
+    root: Path, classes: dict[str, int], splits: tuple[str, ...] = ("train", "test"), side: int = 4
+) -> None:
     """`classes[name]` PNG images of random colours per class and split."""
     for s, split in enumerate(splits):
         for c, (name, n) in enumerate(classes.items()):
             for i in range(n):
-                write_image(root / split / name / f"{i:03}.png", pixels(100 * s + 10 * c + i, side, side, 3))
+                write_image(
+                    root / split / name / f"{i:03}.png", pixels(100 * s + 10 * c + i, side, side, 3)
+                )
 
 
 @pytest.fixture
@@ -112,11 +117,21 @@ def web_folder(folder: Path) -> Iterator[str]:
 
 # ---- the options ----
 
-PUBLISHED = {  # mean, std, (padding, mode, flip, cutout): protocols of FedNTD's released code; MOON's for Tiny-ImageNet
+# mean, std, (padding, mode, flip, cutout): protocols of FedNTD's released code; MOON's for
+# Tiny-ImageNet
+PUBLISHED = {
     "mnist": ([0.1307], [0.3081], (4, "zero", True, 16)),
-    "cifar10": ([0.49139968, 0.48215827, 0.44653124], [0.24703233, 0.24348505, 0.26158768], (4, "zero", True, 16)),
+    "cifar10": (
+        [0.49139968, 0.48215827, 0.44653124],
+        [0.24703233, 0.24348505, 0.26158768],
+        (4, "zero", True, 16),
+    ),
     "cifar100": ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762], (4, "zero", True, 16)),
-    "cinic10": ([0.47889522, 0.47227842, 0.43047404], [0.24205776, 0.23828046, 0.25874835], (4, "reflect", True, 0)),
+    "cinic10": (
+        [0.47889522, 0.47227842, 0.43047404],
+        [0.24205776, 0.23828046, 0.25874835],
+        (4, "reflect", True, 0),
+    ),
     "tiny_imagenet": ([0.5] * 3, [0.5] * 3, (0, "zero", False, 0)),
 }
 
@@ -128,7 +143,8 @@ def test_every_option_builds_under_its_own_name(name, tmp_path):
     assert built.data_dir == str(tmp_path)
     assert isinstance(built.augmentation, Augmentation)
     lines = (CONF / "dataset" / f"{name}.yaml").read_text().splitlines()
-    first = next(line for line in lines if not line.startswith("# @package"))  # the description that --help shows
+    # the description that --help shows
+    first = next(line for line in lines if not line.startswith("# @package"))
     assert first.startswith("# ")
     assert len(first) <= 120
 
@@ -144,7 +160,9 @@ def test_pre_processing_is_the_published_one(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion_mnist", "femnist", "caltech256", "image_folder"])
+@pytest.mark.parametrize(
+    "name", ["digits", "fashion_mnist", "femnist", "caltech256", "image_folder"]
+)
 def test_where_no_paper_augments_nothing_is_augmented(name, tmp_path):
     assert not dataset(name, tmp_path).augmentation.active
 
@@ -227,7 +245,10 @@ def mnist_files(monkeypatch) -> dict[str, bytes]:
         "t10k-labels-idx1-ubyte": np.array([7, 0, 2], np.uint8),
     }
     files = {name: idx_bytes(array) for name, array in arrays.items()}
-    sums = [(f"{name}.gz", hashlib.md5(gzip.compress(raw, mtime=0)).hexdigest()) for name, raw in files.items()]
+    sums = [
+        (f"{name}.gz", hashlib.md5(gzip.compress(raw, mtime=0)).hexdigest())
+        for name, raw in files.items()
+    ]
     monkeypatch.setattr(torchvision.datasets.MNIST, "resources", sums)
     return files
 
@@ -249,7 +270,9 @@ def check_mnist(data: ImageData) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_mnist_files_put_there_by_hand_need_no_network(compressed, mnist_files, no_network, tmp_path):
+def test_mnist_files_put_there_by_hand_need_no_network(
+    compressed, mnist_files, no_network, tmp_path
+):
     write_raw(tmp_path / "MNIST" / "raw", mnist_files, compressed)
     check_mnist(load("mnist", tmp_path))
     assert no_network == []
@@ -264,7 +287,10 @@ def test_mnist_from_a_mirror(mnist_files, tmp_path, caplog):
 
 def test_jobs_that_need_the_same_files_at_once_fetch_them_once(mnist_files, tmp_path, caplog):
     write_raw(tmp_path / "web", mnist_files, compressed=True)
-    files, caplog_level = TorchvisionFiles("MNIST", str(tmp_path / "data")), caplog.at_level(logging.INFO, "fedexp")
+    files, caplog_level = (
+        TorchvisionFiles("MNIST", str(tmp_path / "data")),
+        caplog.at_level(logging.INFO, "fedexp"),
+    )
     with web_folder(tmp_path / "web") as address, caplog_level, ThreadPoolExecutor(3) as pool:
         for job in [pool.submit(files.download.fetch, "mnist", f"{address}/") for _ in range(3)]:
             job.result()
@@ -298,7 +324,9 @@ def test_a_mirror_that_is_no_web_address_is_refused(tmp_path):
         load("mnist", tmp_path, "dataset.url=mirror.org")
 
 
-@pytest.mark.parametrize("broken", [b"", b"\0\0\x08\x01", b"\0\0\x08\x01\0\0\0\x09" + b"\0" * 6, b"<html>not found"])
+@pytest.mark.parametrize(
+    "broken", [b"", b"\0\0\x08\x01", b"\0\0\x08\x01\0\0\0\x09" + b"\0" * 6, b"<html>not found"]
+)
 def test_a_corrupt_idx_file_is_named(broken, mnist_files, tmp_path):
     write_raw(tmp_path / "MNIST" / "raw", {**mnist_files, "train-labels-idx1-ubyte": broken})
     with pytest.raises(ConfigError, match="train-labels-idx1-ubyte: is corrupt"):
@@ -317,7 +345,8 @@ def test_images_and_labels_of_different_number_are_refused(mnist_files, tmp_path
 
 @pytest.fixture
 def cifar_archive(monkeypatch, tmp_path) -> Path:
-    """`cifar-10-python.tar.gz` with two images a file, in CIFAR's layout (a row is the red, green, then blue plane)."""
+    """`cifar-10-python.tar.gz` with two images a file, in CIFAR's layout (a row is the red, green,
+    then blue plane)."""
     folder = tmp_path / "made" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     contents: dict[str, Any] = {"batches.meta": {"label_names": list("abcdefghij")}}
@@ -333,9 +362,15 @@ def cifar_archive(monkeypatch, tmp_path) -> Path:
         tar.add(folder, folder.name)
     cifar = torchvision.datasets.CIFAR10
     monkeypatch.setattr(cifar, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
-    monkeypatch.setattr(cifar, "train_list", [[f"data_batch_{k}", sums[f"data_batch_{k}"]] for k in range(1, 6)])
+    monkeypatch.setattr(
+        cifar, "train_list", [[f"data_batch_{k}", sums[f"data_batch_{k}"]] for k in range(1, 6)]
+    )
     monkeypatch.setattr(cifar, "test_list", [["test_batch", sums["test_batch"]]])
-    monkeypatch.setattr(cifar, "meta", {"filename": "batches.meta", "key": "label_names", "md5": sums["batches.meta"]})
+    monkeypatch.setattr(
+        cifar,
+        "meta",
+        {"filename": "batches.meta", "key": "label_names", "md5": sums["batches.meta"]},
+    )
     return archive
 
 
@@ -349,13 +384,18 @@ def check_cifar(data: ImageData) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
-def test_cifar_archive_from_a_mirror_or_put_there_by_hand(cifar_archive, no_network, tmp_path, monkeypatch):
+def test_cifar_archive_from_a_mirror_or_put_there_by_hand(
+    cifar_archive, no_network, tmp_path, monkeypatch
+):
     (tmp_path / "data").mkdir()
     os.link(cifar_archive, tmp_path / "data" / cifar_archive.name)
     check_cifar(load("cifar10", tmp_path / "data"))
     assert no_network == []
     monkeypatch.undo()  # the network and the true md5 sums are back: the archive is a wrong one now
-    with web_folder(cifar_archive.parent) as address, pytest.raises(ConfigError, match=r"host of CIFAR"):
+    with (
+        web_folder(cifar_archive.parent) as address,
+        pytest.raises(ConfigError, match=r"host of CIFAR"),
+    ):
         load("cifar10", tmp_path / "other", f"dataset.url={address}/{cifar_archive.name}")
 
 
@@ -368,7 +408,9 @@ def test_cifar_from_a_mirror_and_a_corrupt_batch(cifar_archive, tmp_path):
         load("cifar10", tmp_path)
 
 
-def test_cifar_without_network_names_archive_md5_folder_and_throttling(no_network, tmp_path, caplog):
+def test_cifar_without_network_names_archive_md5_folder_and_throttling(
+    no_network, tmp_path, caplog
+):
     with caplog.at_level(logging.INFO, "fedexp"), pytest.raises(ConfigError) as error:
         load("cifar10", tmp_path)
     for part in (
@@ -388,7 +430,8 @@ def test_cifar_image_tree_is_preferred(no_network, tmp_path):
     data = load("cifar10", tmp_path)
     assert data.classes == ("cat", "dog")
     assert data.y_train.tolist() == [0, 0, 0, 1, 1]
-    assert np.array_equal(data.x_train[3].numpy(), pixels(0, 32, 32, 3))  # the first dog: class 0 of write_tree
+    # the first dog: class 0 of write_tree
+    assert np.array_equal(data.x_train[3].numpy(), pixels(0, 32, 32, 3))
     assert np.array_equal(data.x_test[4].numpy(), pixels(101, 32, 32, 3))
     assert no_network == []
 
@@ -397,8 +440,16 @@ def test_cifar_image_tree_is_preferred(no_network, tmp_path):
 
 
 def leaf_json(users: dict[str, tuple[np.ndarray, list[int]]]) -> str:
-    data = {u: {"x": (x.reshape(len(y), 784) / 255).tolist(), "y": y} for u, (x, y) in users.items()}
-    return json.dumps({"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data})
+    data = {
+        u: {"x": (x.reshape(len(y), 784) / 255).tolist(), "y": y} for u, (x, y) in users.items()
+    }
+    return json.dumps(
+        {
+            "users": list(users),
+            "num_samples": [len(y) for _, y in users.values()],
+            "user_data": data,
+        }
+    )
 
 
 def write_leaf(folder: Path, **files: str) -> None:
@@ -410,7 +461,9 @@ def write_leaf(folder: Path, **files: str) -> None:
 def test_femnist_reads_leafs_files_and_numbers_the_writers(tmp_path):
     a, b, t = pixels(0, 2, 28, 28), pixels(1, 1, 28, 28), pixels(2, 1, 28, 28)
     train, test = tmp_path / "femnist" / "train", tmp_path / "femnist" / "test"
-    write_leaf(train, all_data_0=leaf_json({"f2": (a, [3, 61])}), all_data_1=leaf_json({"f1": (b, [10])}))
+    write_leaf(
+        train, all_data_0=leaf_json({"f2": (a, [3, 61])}), all_data_1=leaf_json({"f1": (b, [10])})
+    )
     write_leaf(test, all_data_0=leaf_json({"f2": (t, [35])}))
     for _ in range(2):  # decoded, then from the cache
         data = load("femnist", tmp_path)
@@ -436,7 +489,9 @@ def test_femnist_reads_leafs_files_and_numbers_the_writers(tmp_path):
 )
 def test_a_broken_leaf_file_is_named(text, tmp_path):
     write_leaf(tmp_path / "femnist" / "train", all_data_7=text)
-    write_leaf(tmp_path / "femnist" / "test", all_data_0=leaf_json({"f": (pixels(0, 1, 28, 28), [0])}))
+    write_leaf(
+        tmp_path / "femnist" / "test", all_data_0=leaf_json({"f": (pixels(0, 1, 28, 28), [0])})
+    )
     with pytest.raises(ConfigError, match=r"all_data_7\.json: not a LEAF json file"):
         load("femnist", tmp_path)
 
@@ -453,14 +508,21 @@ def write_tiny(root: Path) -> None:
     for c, wnid in enumerate(["n02", "n01"]):
         for i in range(2):
             write_image(
-                root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", np.full((64, 64, 3), 40 * c + i, np.uint8)
+                root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG",
+                np.full((64, 64, 3), 40 * c + i, np.uint8),
             )
     for i in range(3):
-        write_image(root / "val" / "images" / f"val_{i}.JPEG", np.full((64, 64, 3), 100 + i, np.uint8))
+        write_image(
+            root / "val" / "images" / f"val_{i}.JPEG", np.full((64, 64, 3), 100 + i, np.uint8)
+        )
     write_image(root / "test" / "images" / "test_0.JPEG", np.zeros((64, 64, 3), np.uint8))
-    boxes = "val_0.JPEG\tn02\t0\t0\t9\t9\nval_1.JPEG\tn01\t0\t0\t9\t9\nval_2.JPEG\tn02\t0\t0\t9\t9\n"
+    boxes = (
+        "val_0.JPEG\tn02\t0\t0\t9\t9\nval_1.JPEG\tn01\t0\t0\t9\t9\nval_2.JPEG\tn02\t0\t0\t9\t9\n"
+    )
     (root / "val" / "val_annotations.txt").write_text(boxes)
-    (root / "words.txt").write_text("n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tbullfrog\n")
+    (root / "words.txt").write_text(
+        "n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tbullfrog\n"
+    )
 
 
 @pytest.mark.parametrize("folder", ["tiny-imagenet-200", "tiny_imagenet"])
@@ -470,7 +532,8 @@ def test_tiny_imagenet_as_published(folder, no_network, tmp_path):
     assert data.classes == ("goldfish", "bullfrog")
     assert data.x_train[:, 0, 0, 0].tolist() == [40, 41, 0, 1]
     assert data.y_train.tolist() == [0, 0, 1, 1]
-    assert data.x_test[:, 5, 5, 1].tolist() == [100, 101, 102]  # the val images, not the unlabelled test image
+    # the val images, not the unlabelled test image
+    assert data.x_test[:, 5, 5, 1].tolist() == [100, 101, 102]
     assert data.y_test.tolist() == [1, 0, 1]
 
 
@@ -491,8 +554,12 @@ def test_caltech_as_published_is_resized_and_split(no_network, tmp_path):
     root = tmp_path / "caltech256" / "256_ObjectCategories"
     for c, name in enumerate(["001.ak47", "002.american-flag"]):
         for i in range(10):
-            write_image(root / name / f"{c + 1:03}_{i:04}.png", np.full((20 + i, 50, 3), 100 * c + i, np.uint8))
-    write_image(root / "001.ak47" / "greg" / "stray.png", np.zeros((9, 9), np.uint8))  # the real set has such strays
+            write_image(
+                root / name / f"{c + 1:03}_{i:04}.png",
+                np.full((20 + i, 50, 3), 100 * c + i, np.uint8),
+            )
+    # the real set has such strays
+    write_image(root / "001.ak47" / "greg" / "stray.png", np.zeros((9, 9), np.uint8))
     (root / "002.american-flag" / "RENAME2").write_text("not an image")
     data, again = (load("caltech256", tmp_path) for _ in range(2))
     assert data.classes == ("ak47", "american-flag")
@@ -560,15 +627,23 @@ def test_grey_palette_and_transparent_images_become_colour_and_back(tmp_path):
 
 def test_a_tree_without_a_test_part_is_split_by_class_and_seed(tmp_path):
     write_tree(tmp_path, {"a": 10, "b": 20}, splits=("images",))
-    with pytest.raises(ConfigError, match=r"has the folders a, b and no train and test.*dataset\.test_fraction=0\.2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has the folders a, b and no train and test.*dataset\.test_fraction=0\.2",
+    ):
         load_folder(tmp_path)
     data = load_folder(tmp_path, "dataset.test_fraction=0.2")
     assert data.classes == ("a", "b")
     assert torch.bincount(data.y_test).tolist() == [2, 4]  # 0.2 of 10 and of 20
     assert torch.bincount(data.y_train).tolist() == [8, 16]
     everything = {image.numpy().tobytes() for image in (*data.x_train, *data.x_test)}
-    assert everything == {pixels(10 * c + i, 4, 4, 3).tobytes() for c, n in enumerate((10, 20)) for i in range(n)}
-    again, other = (load_folder(tmp_path, "dataset.test_fraction=0.2", f"dataset.split_seed={s}") for s in (0, 1))
+    assert everything == {
+        pixels(10 * c + i, 4, 4, 3).tobytes() for c, n in enumerate((10, 20)) for i in range(n)
+    }
+    again, other = (
+        load_folder(tmp_path, "dataset.test_fraction=0.2", f"dataset.split_seed={s}")
+        for s in (0, 1)
+    )
     assert torch.equal(data.x_test, again.x_test)
     assert not torch.equal(data.x_test, other.x_test)
 
@@ -622,7 +697,9 @@ def test_class_folders_must_agree(tmp_path):
     with pytest.raises(ConfigError, match=r"images/test: lacks the class folders b"):
         load_folder(tmp_path)
     write_tree(root, {"b": 1}, splits=("test",))
-    with pytest.raises(ConfigError, match=r"images/test: has class folders that the training data lack: c"):
+    with pytest.raises(
+        ConfigError, match=r"images/test: has class folders that the training data lack: c"
+    ):
         load_folder(tmp_path)
     (root / "train" / "c").mkdir()
     with pytest.raises(ConfigError, match=r"train/c: has no images"):
@@ -691,7 +768,9 @@ def test_a_damaged_cache_is_built_again(damage, decoded, tmp_path, caplog):
     (path,) = entries(tmp_path)
     content = bytearray(path.read_bytes())
     content[2000] ^= 255  # among the pixels of the first array
-    path.write_bytes({"truncate": bytes(content[:3000]), "flip": bytes(content), "empty": b""}[damage])
+    path.write_bytes(
+        {"truncate": bytes(content[:3000]), "flip": bytes(content), "empty": b""}[damage]
+    )
     second, third = load_folder(tmp_path), load_folder(tmp_path)
     assert torch.equal(first.x_train, second.x_train)
     assert torch.equal(first.x_train, third.x_train)
@@ -725,7 +804,9 @@ def test_an_interrupted_write_leaves_no_entry(tmp_path, monkeypatch):
 def real_data(*parts: str) -> Path:
     data_dir = Path(os.environ.get("FEDEXP_DATA", "data")).absolute()
     if not data_dir.joinpath(*parts).exists():
-        pytest.skip(f"{data_dir.joinpath(*parts)} is not there; set FEDEXP_DATA to the folder that has it")
+        pytest.skip(
+            f"{data_dir.joinpath(*parts)} is not there; set FEDEXP_DATA to the folder that has it"
+        )
     return data_dir
 
 
@@ -738,11 +819,25 @@ def test_real_mnist():
         k: hashlib.md5(idx_bytes(x[..., 0].numpy())).hexdigest()
         for k, x in [("train", data.x_train), ("t10k", data.x_test)]
     }
-    assert digest == {"train": "6bbc9ace898e44ae57da46a324031adb", "t10k": "2646ac647ad5339dbf082846283269ea"}
+    assert digest == {
+        "train": "6bbc9ace898e44ae57da46a324031adb",
+        "t10k": "2646ac647ad5339dbf082846283269ea",
+    }
     scaled = data.x_train.double() / 255
     assert float(scaled.mean()) == pytest.approx(data.mean[0], abs=5e-5)
     assert float(scaled.std()) == pytest.approx(data.std[0], abs=5e-5)
-    assert torch.bincount(data.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert torch.bincount(data.y_test).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
 
 
 @pytest.mark.data
@@ -754,4 +849,6 @@ def test_real_cifar10():
     assert data.classes[0] == "airplane"
     scaled = data.x_train.flatten(0, 2).double() / 255
     torch.testing.assert_close(scaled.mean(0), torch.tensor(data.mean).double(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(scaled.std(0, correction=0), torch.tensor(data.std).double(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        scaled.std(0, correction=0), torch.tensor(data.std).double(), rtol=0, atol=1e-5
+    )

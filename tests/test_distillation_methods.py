@@ -1,4 +1,5 @@
-"""FedKD, Flashback, FedDF, FedKA, FedReg, MOON, FedAlign: losses and server steps against sums written out."""
+"""FedKD, Flashback, FedDF, FedKA, FedReg, MOON, FedAlign: losses and server steps against sums
+written out."""
 
 import logging
 import math
@@ -53,7 +54,9 @@ def trained_round(algorithm, rounds=2, **changes):
     simulation = make_simulation(algorithm, **changes)
     state = play(simulation, rounds - 1)
     cohort, lr = assemble(simulation, state, rounds), simulation.bench.local.lr_at(rounds)
-    trained = simulation.engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False)
+    trained = simulation.engine.train(
+        algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False
+    )
     return simulation, state, trained, describe(simulation, state, cohort, trained)
 
 
@@ -61,7 +64,9 @@ def trained_round(algorithm, rounds=2, **changes):
 
 
 def test_fedkd_is_the_kd_end_of_fedntd():
-    ntd = FedNTD(beta=0.7, tau=2.0, lambda_=0.0, distance="kl", tau_squared=True, mse_reduction="sum")
+    ntd = FedNTD(
+        beta=0.7, tau=2.0, lambda_=0.0, distance="kl", tau_squared=True, mse_reduction="sum"
+    )
     models = [play(make_simulation(a)).server["params"] for a in (FedKD(beta=0.7, tau=2.0), ntd)]
     assert_close(*models)
 
@@ -80,7 +85,11 @@ def test_flashback_s_shares_by_hand():
 
 
 def test_flashback_s_loss_by_loops():
-    teachers, student, alpha = random(2, 5, 3, seed=1), random(5, 3, seed=2), random(2, 3, seed=3).abs()
+    teachers, student, alpha = (
+        random(2, 5, 3, seed=1),
+        random(5, 3, seed=2),
+        random(2, 3, seed=3).abs(),
+    )
     total = torch.zeros(5, dtype=torch.float64)
     for n in range(5):
         q = student[n].softmax(0)
@@ -95,16 +104,29 @@ def test_flashback_s_loss_by_loops():
 
 @pytest.mark.parametrize(
     ("gamma", "times"),
-    [(1.0, 1), (0.7, 1), (0.5, 2), (1 / 3, 3), (0.3, 3), (0.1, 10), (0.025, 40), (1 / 93, 93), (1 / (3 - 1e-6), 2)],
+    [
+        (1.0, 1),
+        (0.7, 1),
+        (0.5, 2),
+        (1 / 3, 3),
+        (0.3, 3),
+        (0.1, 10),
+        (0.025, 40),
+        (1 / 93, 93),
+        (1 / (3 - 1e-6), 2),
+    ],
 )
 def test_flashback_s_participations_that_count(gamma, times):
     """1 / (1 / 93) is 92.99999999999999 in float64; 3 - 1e-6 is no rounding of 3."""
-    assert Flashback(gamma=gamma, epochs_on_server=1, on_clients=True, on_server=True).times == times
+    assert (
+        Flashback(gamma=gamma, epochs_on_server=1, on_clients=True, on_server=True).times == times
+    )
 
 
 @pytest.mark.parametrize("on_server", [True, False])
 def test_flashback_s_label_counts(on_server):
-    """Over 6 rounds, client by client: gamma mu_k is added in the first two participations and never again."""
+    """Over 6 rounds, client by client: gamma mu_k is added in the first two participations and
+    never again."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=on_server)
     simulation = make_simulation(algorithm, public=0.15)
     times = np.zeros(5, int)
@@ -114,23 +136,34 @@ def test_flashback_s_label_counts(on_server):
     server = play(simulation, 6).server
     assert_close(server["r"], torch.from_numpy(times).double())
     assert times.max() > 2
-    assert_close(server["pi"], torch.from_numpy(0.5 * (np.minimum(times, 2)[:, None] * counts).sum(0)))
+    assert_close(
+        server["pi"], torch.from_numpy(0.5 * (np.minimum(times, 2)[:, None] * counts).sum(0))
+    )
 
 
 def test_flashback_s_server_step_by_autograd():
-    """E_s epochs of SGD with momentum from the average, on CE plus distillation with the pi of before the round."""
+    """E_s epochs of SGD with momentum from the average, on CE plus distillation with the pi of
+    before the round."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True)
     simulation, state, trained, about = trained_round(algorithm, 3, public=0.15)
     net, public, messages = simulation.bench.net, simulation.stages[0].public, trained.messages
     average = algorithm.aggregate(state.server, messages, about)["params"]
-    models = [tree.row(messages["params"], i) for i in range(len(about.clients))] + [state.server["params"]]
+    models = [tree.row(messages["params"], i) for i in range(len(about.clients))] + [
+        state.server["params"]
+    ]
     pi = state.server["pi"]
     mu = torch.stack(
-        [torch.from_numpy(simulation.stages[0].federation.counts[c]).double() for c in about.clients] + [pi]
+        [
+            torch.from_numpy(simulation.stages[0].federation.counts[c]).double()
+            for c in about.clients
+        ]
+        + [pi]
     )
     assert pi.sum() > 0
     w = {k: v.clone().requires_grad_() for k, v in average.items()}
-    sgd = torch.optim.SGD(w.values(), about.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay)
+    sgd = torch.optim.SGD(
+        w.values(), about.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay
+    )
     rng = describe(simulation, state, assemble(simulation, state, 3), trained).rng
     for _ in range(2):
         order = rng.permutation(len(public))
@@ -216,7 +249,9 @@ def test_feddf_distils_mean_logits_and_reads_no_label():
             adam.step()
             step += 1
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
-    refined = algorithm.refine(LiveNetwork(net), server, trained.messages, replace(about, public=Mislabelled(public)))
+    refined = algorithm.refine(
+        LiveNetwork(net), server, trained.messages, replace(about, public=Mislabelled(public))
+    )
     assert_close(flat(refined["params"]), flat(w).detach(), 1e-10)
 
 
@@ -237,16 +272,25 @@ class Watched:
 @pytest.mark.parametrize(
     ("steps", "patience", "seen", "best"),
     [
-        # Steps 2, 4, 6, 8: the best at 4; step 6 equals it, which is no gain; at 8 four steps are without gain.
+        # Steps 2, 4, 6, 8: the best at 4; step 6 equals it, which is no gain; at 8 four steps are
+        # without gain.
         (20, 4, [0.25, 0.75, 0.75, 0.5], 1),
-        # At 6, 8 and 10 two to six steps are without gain; the step 12 is better, and 13 the last one.
+        # At 6, 8 and 10 two to six steps are without gain; the step 12 is better, and 13 the last
+        # one.
         (13, 7, [0.25, 0.75, 0.0, 0.5, 0.25, 1.0, 0.5], 5),
         (5, 1, [0.0, 0.25, 0.25], 1),  # no gain in one step at 5
     ],
 )
-def test_feddf_stops_without_gain_and_returns_the_first_best(monkeypatch, steps, patience, seen, best):
-    """With looks every two steps at floor(0.3 * 12) = 3 held-out examples, on which it never trains."""
-    algorithm, students, held = df(steps=steps, patience=patience, interval=2, validation=0.3), [], []
+def test_feddf_stops_without_gain_and_returns_the_first_best(
+    monkeypatch, steps, patience, seen, best
+):
+    """With looks every two steps at floor(0.3 * 12) = 3 held-out examples, on which it never
+    trains."""
+    algorithm, students, held = (
+        df(steps=steps, patience=patience, interval=2, validation=0.3),
+        [],
+        [],
+    )
     simulation = make_simulation(algorithm, public=0.3, sizes=(3, 7, 8, 10))
     public, teacher = Watched(simulation.stages[0].public), random(12, 4)
     later = iter([*seen, *[0.0] * 20])
@@ -264,7 +308,9 @@ def test_feddf_stops_without_gain_and_returns_the_first_best(monkeypatch, steps,
     assert_close(found["params"], students[best], 0.0)
     assert held == [held[0]] * len(seen)
     assert len(held[0]) == 3
-    assert sum(map(len, public.read)) == 3 * min(2 * len(seen), steps), "batches of three of the nine that are left"
+    assert sum(map(len, public.read)) == 3 * min(2 * len(seen), steps), (
+        "batches of three of the nine that are left"
+    )
     trained = [number for batch in public.read for number in batch]
     assert set(trained[:9]) == set(range(12)) - set(held[0])
     assert not set(trained) & set(held[0])
@@ -283,10 +329,13 @@ def test_feddf_s_accuracy_on_held_out_examples_by_counting():
 
 
 def test_feddf_returns_a_student_even_where_the_average_is_better():
-    """With a learning rate that ruins the model nothing is as good as the average that it began as, whose own answers
-    are the labels; the released code returns a student all the same, the best one."""
+    """With a learning rate that ruins the model nothing is as good as the average that it began as,
+    whose own answers are the labels; the released code returns a student all the same, the best
+    one."""
     algorithm = df(epochs_on_server=0, lr=100.0, steps=6, patience=6)
-    simulation, state, trained, about = trained_round(algorithm, public=0.3, sizes=(3, 7, 8, 10), rounds=2)
+    simulation, state, trained, about = trained_round(
+        algorithm, public=0.3, sizes=(3, 7, 8, 10), rounds=2
+    )
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
 
     class AlwaysRight(Mislabelled):
@@ -299,10 +348,12 @@ def test_feddf_returns_a_student_even_where_the_average_is_better():
     assert (flat(refined["params"]) - flat(server["params"])).abs().max() > 1
 
 
-@pytest.mark.parametrize(("model", "sizes"), [(None, [4, 4, 1]), (Normed(), [4, 4]), (Unmoved(), [4, 4])])
+@pytest.mark.parametrize(
+    ("model", "sizes"), [(None, [4, 4, 1]), (Normed(), [4, 4]), (Unmoved(), [4, 4])]
+)
 def test_a_server_leaves_out_a_batch_of_one_where_batch_norm_compares(model, sizes):
-    """Nine public examples in batches of four: as on a client, one example is no batch for batch norm, whether or not
-    it keeps running statistics; without batch norm it is one."""
+    """Nine public examples in batches of four: as on a client, one example is no batch for batch
+    norm, whether or not it keeps running statistics; without batch norm it is one."""
     simulation = make_simulation(df(batch_size=4), model=model, public=0.225, sizes=(3, 7, 8, 10))
     net, public = LiveNetwork(simulation.bench.net), simulation.stages[0].public
     batches, found = distillation.minibatches(np.random.default_rng(0), len(public), 4, 1), []
@@ -316,8 +367,12 @@ def test_a_server_leaves_out_a_batch_of_one_where_batch_norm_compares(model, siz
 
 
 def test_feddf_needs_two_public_examples_to_validate():
-    """Of one example, which is held out, none is left to train on: refused before the run begins."""
-    with pytest.raises(ConfigError, match=r"public\.fraction=0\.026: 1 of 40 training examples; FedDF .* at least 2"):
+    """Of one example, which is held out, none is left to train on: refused before the run
+    begins."""
+    with pytest.raises(
+        ConfigError,
+        match=r"public\.fraction=0\.026: 1 of 40 training examples; FedDF .* at least 2",
+    ):
         make_simulation(df(epochs_on_server=0), public=0.026, sizes=(3, 7, 8))
     simulation = make_simulation(df(epochs_on_server=1), public=0.026, sizes=(3, 7, 8))
     assert len(simulation.stages[0].public) == 1
@@ -328,13 +383,20 @@ def test_feddf_needs_two_public_examples_to_validate():
 
 
 def ka(**changes):
-    values = {"beta": 0.5, "dominance": 0.25, "max_anchors": 10, "anchors": "both", "selection": "random"}
+    values = {
+        "beta": 0.5,
+        "dominance": 0.25,
+        "max_anchors": 10,
+        "anchors": "both",
+        "selection": "random",
+    }
     values |= {"reduction": "sum"}
     return FedKA(**values | changes)
 
 
 def federation():
-    """One client with 7 examples of class 0, 2 of class 1, 1 of class 2, none of class 3; another with the rest."""
+    """One client with 7 examples of class 0, 2 of class 1, 1 of class 2, none of class 3; another
+    with the rest."""
     labels = np.array([0] * 7 + [1] * 2 + [2] + [3] * 3)
     parts = (np.arange(10), np.arange(10, 13))
     counts = np.stack([np.bincount(labels[part], minlength=4) for part in parts])
@@ -342,18 +404,22 @@ def federation():
 
 
 def test_fedka_s_classes_by_hand():
-    """Shares 0.7, 0.2, 0.1, 0: with the threshold 0.25 class 0 is dominant, 1 and 2 are not, 3 is missing."""
+    """Shares 0.7, 0.2, 0.1, 0: with the threshold 0.25 class 0 is dominant, 1 and 2 are not, 3 is
+    missing."""
     missing, rare, dominant = ka().classes(federation(), 0)
     assert (missing.tolist(), rare.tolist(), dominant.tolist()) == (
         [False, False, False, True],
         [False, True, True, False],
         [True, False, False, False],
     )
-    assert ka(dominance=0.2).classes(federation(), 0)[2].tolist() == [True, True, False, False]  # at least
+    # at least
+    assert ka(dominance=0.2).classes(federation(), 0)[2].tolist() == [True, True, False, False]
     assert ka(dominance=None).threshold(federation()) == 0.125
 
 
-@pytest.mark.parametrize(("anchors", "classes"), [("both", {1, 2, 3}), ("non_dominant", {1, 2}), ("missing", {3})])
+@pytest.mark.parametrize(
+    ("anchors", "classes"), [("both", {1, 2, 3}), ("non_dominant", {1, 2}), ("missing", {3})]
+)
 def test_fedka_s_anchors_by_hand(anchors, classes):
     info = federation()
     plan = ka(anchors=anchors).host_plan(info, 0, np.random.default_rng(0))
@@ -390,7 +456,8 @@ def test_fedka_chooses_by_loss(selection):
 
 @pytest.mark.parametrize("model", [Normed(), Unmoved()], ids=["running", "batch"])
 def test_what_fills_fedka_s_slots_is_in_no_statistic(model):
-    """Loss and running statistics are those of the anchors that there are, and of the batch alone without any."""
+    """Loss and running statistics are those of the anchors that there are, and of the batch alone
+    without any."""
     simulation, algorithm = make_simulation(model=model), ka(beta=0.3)
     x, y = simulation.bench.load_train(torch.arange(8), None)
     teacher, batch = random(3, 4, seed=4), Batch(x[:5], y[:5], None, 0)
@@ -407,15 +474,20 @@ def test_what_fills_fedka_s_slots_is_in_no_statistic(model):
     assert_close(step(1), step(1, slots=1))
     alone, net = FedAvg(), LiveNetwork(simulation.bench.net)
     net.load(simulation.initial, simulation.initial_buffers)
-    loss = alone.objective(net, net.params, batch, Context({}, {}, {}, {}, {}, 0.1, y, LOCAL)).detach()
+    loss = alone.objective(
+        net, net.params, batch, Context({}, {}, {}, {}, {}, 0.1, y, LOCAL)
+    ).detach()
     assert_close(step(0), (loss, net.buffers()))
 
 
 def test_a_teacher_of_fedka_answers_on_the_anchors_alone():
-    """Two anchors in four slots, with batch norm that goes by the batch at hand; without any, answers are finite."""
+    """Two anchors in four slots, with batch norm that goes by the batch at hand; without any,
+    answers are finite."""
     simulation, algorithm = make_simulation(model=Unmoved()), ka()
     params, net = simulation.initial, simulation.bench.net
-    data = ScheduledData(simulation.bench, assemble(simulation, simulation.initial_state(), 1).schedules[0])
+    data = ScheduledData(
+        simulation.bench, assemble(simulation, simulation.initial_state(), 1).schedules[0]
+    )
 
     def answers(count, slots=4):
         numbers, ones = torch.arange(slots)[:, None], torch.ones(slots, 1).double()
@@ -431,27 +503,44 @@ def test_fedka_s_loss_by_loops():
     algorithm, algorithm_mean, C = ka(beta=0.3), ka(beta=0.3, reduction="mean"), 4
     x, y, anchors = random(5, 2, seed=1), torch.tensor([0, 1, 2, 3, 0]), random(3, 2, seed=2)
     weight, teacher = random(2, C, seed=3), random(3, C, seed=4)
-    valid, columns = torch.tensor([1.0, 1.0, 0.0]).double(), torch.tensor([0.0, 1.0, 1.0, 0.0]).double()
+    valid, columns = (
+        torch.tensor([1.0, 1.0, 0.0]).double(),
+        torch.tensor([0.0, 1.0, 1.0, 0.0]).double(),
+    )
 
     def net(params, x, mask=None):
         return Output(x, x @ params)
 
-    ctx = Context({}, {}, {}, {"valid": valid, "columns": columns}, {"x": anchors, "z": teacher}, 0.1, valid, LOCAL)
+    ctx = Context(
+        {},
+        {},
+        {},
+        {"valid": valid, "columns": columns},
+        {"x": anchors, "z": teacher},
+        0.1,
+        valid,
+        LOCAL,
+    )
     z = anchors @ weight
-    total = sum(float(teacher[i, c] - z[i, c]) ** 2 for i in range(2) for c in (1, 2)) / 2  # anchors, not logits
+    # anchors, not logits
+    total = sum(float(teacher[i, c] - z[i, c]) ** 2 for i in range(2) for c in (1, 2)) / 2
     loss = algorithm.objective(net, weight, Batch(x, y, None, 0), ctx)
     assert_close(loss, F.cross_entropy(x @ weight, y) + 0.3 * total)
     mean = algorithm_mean.objective(net, weight, Batch(x, y, None, 0), ctx)
     assert_close(mean, F.cross_entropy(x @ weight, y) + 0.3 * total / 2)  # two columns
     nothing = replace(ctx, plan={"valid": 0 * valid, "columns": columns})
-    assert_close(algorithm.objective(net, weight, Batch(x, y, None, 0), nothing), F.cross_entropy(x @ weight, y))
+    assert_close(
+        algorithm.objective(net, weight, Batch(x, y, None, 0), nothing),
+        F.cross_entropy(x @ weight, y),
+    )
 
 
 # --- FedReg
 
 
 def test_fedreg_s_round_by_autograd():
-    """Both parts of every step written out, one client of 10 examples, batches of 4, 4 and 2, two epochs."""
+    """Both parts of every step written out, one client of 10 examples, batches of 4, 4 and 2, two
+    epochs."""
     algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=3)
     local = replace(PLAIN, epochs=2, lr=0.2)
     simulation = make_simulation(algorithm, local, (10,), participation=1.0)
@@ -498,34 +587,52 @@ def test_fedreg_s_round_by_autograd():
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_fedreg_s_generated_images_are_in_no_running_statistic(engine):
-    """With a learning rate that moves nothing, 20 examples in batches of ten and 30 epochs, the running mean is that of
-    the examples: of what is left of the first one 0.9**60 = 0.002 of it. (A released client's own model never sees
-    generated images in training mode: `penal_model` is another copy.) With them it was 0.07 standard deviations off."""
+    """With a learning rate that moves nothing, 20 examples in batches of ten and 30 epochs, the
+    running mean is that of the examples: of what is left of the first one 0.9**60 = 0.002 of it. (A
+    released client's own model never sees generated images in training mode: `penal_model` is
+    another copy.) With them it was 0.07 standard deviations off."""
     local = replace(PLAIN, epochs=30, batch_size=10, lr=1e-12)
     algorithm = FedReg(gamma=0.5, eta_s=0.2, eta_ratio=0.5, ascent=5)
-    simulation = make_simulation(algorithm, local, (20,), model=Normed(), participation=1.0, augment=False)
+    simulation = make_simulation(
+        algorithm, local, (20,), model=Normed(), participation=1.0, augment=False
+    )
     simulation = replace(simulation, engine=ENGINES[engine])
     params, found = simulation.initial, play(simulation, 1).server["buffers"]
-    x, _ = simulation.bench.load_train(torch.as_tensor(simulation.stages[0].federation.parts[0]), None)
-    seen = F.conv2d(x, params["convolution.weight"], params["convolution.bias"]).transpose(0, 1).flatten(1)
+    x, _ = simulation.bench.load_train(
+        torch.as_tensor(simulation.stages[0].federation.parts[0]), None
+    )
+    seen = (
+        F.conv2d(x, params["convolution.weight"], params["convolution.bias"])
+        .transpose(0, 1)
+        .flatten(1)
+    )
     assert ((found["norm.running_mean"] - seen.mean(1)) / seen.std(1)).abs().max() < 0.02
     assert (found["norm.running_var"] / seen.var(1) - 1).abs().max() < 0.03
     assert found["norm.num_batches_tracked"] == 60
 
 
 def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
-    """Clients of 10 and 3 examples in batches of 4: three batches of the first pass and one, so 4 x 4 rows are loaded
-    for the generated data, and not 2 x 3 x 4."""
+    """Clients of 10 and 3 examples in batches of 4: three batches of the first pass and one, so 4 x
+    4 rows are loaded for the generated data, and not 2 x 3 x 4."""
     rows, load, prepared = [], ClientRuntime.load_train, Clients._prepared
 
     def counted(self, fixed):
         with monkeypatch.context() as counting:
-            counting.setattr(ClientRuntime, "load_train", lambda *args: rows.append(args[1].numel()) or load(*args))
+            counting.setattr(
+                ClientRuntime,
+                "load_train",
+                lambda *args: rows.append(args[1].numel()) or load(*args),
+            )
             return prepared(self, fixed)
 
     monkeypatch.setattr(Clients, "_prepared", counted)
     algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=2)
-    play(make_simulation(algorithm, replace(PLAIN, epochs=2), (10, 3), participation=1.0, engine="vectorised"), 1)
+    play(
+        make_simulation(
+            algorithm, replace(PLAIN, epochs=2), (10, 3), participation=1.0, engine="vectorised"
+        ),
+        1,
+    )
     assert sum(rows) == 4 * 4
 
 
@@ -546,7 +653,10 @@ def test_moon_s_loss_by_the_formula():
     ctx = Context({"params": others["g"]}, {}, {"previous": others["p"]}, {}, {}, 0.1, y, LOCAL)
     loss = algorithm.example_loss(net, h, Batch(h, y, None, 0), ctx)
     for i in range(5):
-        a, b = (math.exp(float(h[i] @ o[i] / (h[i].norm() * o[i].norm())) / 0.5) for o in (others["g"], others["p"]))
+        a, b = (
+            math.exp(float(h[i] @ o[i] / (h[i].norm() * o[i].norm())) / 0.5)
+            for o in (others["g"], others["p"])
+        )
         expected = -math.log(float(logits[i].softmax(0)[y[i]])) - 0.7 * math.log(a / (a + b))
         assert_close(loss[i].item(), expected)
 
@@ -592,14 +702,20 @@ def trained_norms(net):
 
 
 def test_fedalign_s_narrow_stage():
-    """Of one convolution: with the full width it is the stage itself, with less its first channels."""
+    """Of one convolution: with the full width it is the stage itself, with less its first
+    channels."""
     cnn = CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,)).build((1, 8, 8), 4).double()
     cnn.keeps_maps = True
     before, after = cnn(random(5, 1, 8, 8)).maps
     params = dict(cnn.named_parameters())
     assert_close(cnn.slim(params, before, 1.0), after)
     assert_close(cnn.slim(params, before, 0.4), after[:, :8])  # 8 of 20: rounded to a multiple of 8
-    cnn = CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,), batch_norm=True).build((1, 8, 8), 4).double().train()
+    cnn = (
+        CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,), batch_norm=True)
+        .build((1, 8, 8), 4)
+        .double()
+        .train()
+    )
     cnn.keeps_maps = True
     trained_norms(cnn)
     before, after = cnn(random(5, 1, 8, 8)).maps
@@ -609,20 +725,27 @@ def test_fedalign_s_narrow_stage():
 
 
 def released_stage(stage, x, width):
-    """Write once more what the authors' code does at a width below 1 (models/resnet_fedalign.py `reuse_feature`,
-    models/slimmable_ops.py `USConv2d` and `USBatchNorm2d`): input and output channels are sliced everywhere, and a
-    batch norm keeps scale and shift of the channels that are left."""
+    """Write once more what the authors' code does at a width below 1 (models/resnet_fedalign.py
+    `reuse_feature`, models/slimmable_ops.py `USConv2d` and `USBatchNorm2d`): input and output
+    channels are sliced everywhere, and a batch norm keeps scale and shift of the channels that are
+    left."""
 
     def layer(pair, x, stride=1):
         convolution, norm = pair
         outputs, inputs = (int(n * width + 4) // 8 * 8 for n in convolution.weight.shape[:2])
         weight = convolution.weight[:outputs, :inputs]
         x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-        return F.batch_norm(x, None, None, norm.weight[:outputs], norm.bias[:outputs], training=True)
+        return F.batch_norm(
+            x, None, None, norm.weight[:outputs], norm.bias[:outputs], training=True
+        )
 
     for block in stage:
         inner = F.relu(layer(block.second, F.relu(layer(block.first, x)), block.stride))
-        projected = layer(block.shortcut, x, block.stride) if isinstance(block.shortcut, torch.nn.Sequential) else x
+        projected = (
+            layer(block.shortcut, x, block.stride)
+            if isinstance(block.shortcut, torch.nn.Sequential)
+            else x
+        )
         x = F.relu(layer(block.third, inner) + projected)
     return x
 
@@ -639,26 +762,40 @@ def test_fedalign_s_narrow_stage_is_the_released_one():
 
 
 def test_fedalign_s_term_is_the_released_one():
-    """It compares the narrow stage with its narrow input, and reaches every parameter of the stage."""
-    algorithm, model = FedAlign(mu=0.5, width=0.25, clip=0.0), BottleneckResNet(widths=(4, 16, 32), blocks=1)
+    """It compares the narrow stage with its narrow input, and reaches every parameter of the
+    stage."""
+    algorithm, model = (
+        FedAlign(mu=0.5, width=0.25, clip=0.0),
+        BottleneckResNet(widths=(4, 16, 32), blocks=1),
+    )
     simulation = make_simulation(algorithm, model=model, sizes=(5, 4))
     live = LiveNetwork(simulation.bench.net)
     trained_norms(live.module)
     params, schedule = live.params, assemble(simulation, simulation.initial_state(), 1).schedules[0]
     batch = next(ScheduledData(simulation.bench, schedule).batches())
     ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
-    ours = algorithm.objective(live, params, batch, ctx) - FedAvg().objective(live, params, batch, ctx)
+    ours = algorithm.objective(live, params, batch, ctx) - FedAvg().objective(
+        live, params, batch, ctx
+    )
     output = live(params, batch.x)
     before, after = (each.detach() for each in output.maps)
     narrow = released_stage(live.module.stages[-1], before[:, :16], 0.25)
     lipschitz = F.mse_loss(spectral_norm(before[:, :16], narrow), spectral_norm(before, after))
     theirs = 0.5 * (F.cross_entropy(output.logits, batch.y) / lipschitz).item() * lipschitz
     found, expected = (
-        dict(zip(params, torch.autograd.grad(each, list(params.values()), materialize_grads=True), strict=True))
+        dict(
+            zip(
+                params,
+                torch.autograd.grad(each, list(params.values()), materialize_grads=True),
+                strict=True,
+            )
+        )
         for each in (ours, theirs)
     )
     assert_close(found, expected, 1e-10)
-    assert {k for k, v in expected.items() if v.abs().max() > 0} == {k for k in params if k.startswith("stages.2")}
+    assert {k for k, v in expected.items() if v.abs().max() > 0} == {
+        k for k in params if k.startswith("stages.2")
+    }
 
 
 def test_fedalign_refuses_models_without_a_stage():
@@ -669,7 +806,9 @@ def test_fedalign_refuses_models_without_a_stage():
 def test_fedalign_warns_where_it_does_not_work(caplog):
     with caplog.at_level(logging.WARNING, "fedexp"):
         make_simulation(
-            FedAlign(mu=0.5, width=0.25, clip=1.0), model=BottleneckResNet(widths=(4, 8), blocks=1), sizes=(3, 4)
+            FedAlign(mu=0.5, width=0.25, clip=1.0),
+            model=BottleneckResNet(widths=(4, 8), blocks=1),
+            sizes=(3, 4),
         )
         normed = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), batch_norm=True)
         make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=normed, sizes=(3, 4))
@@ -691,10 +830,14 @@ def test_fedalign_s_gradient():
     output = net(params, batch.x)
 
     def lipschitz(p):
-        narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))  # an image of one channel, not less
+        # an image of one channel, not less
+        narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))
         return ((narrow - spectral_norm(*output.maps)) ** 2).mean()
 
     scale = F.cross_entropy(output.logits, batch.y) / lipschitz(params)
     slim = torch.func.grad(lipschitz)(params)
     assert_close(ours, {k: plain[k] + 0.5 * scale * slim[k] for k in plain}, 1e-10)
-    assert {k for k, v in slim.items() if v.abs().max() > 0} == {"convolutions.0.weight", "convolutions.0.bias"}
+    assert {k for k, v in slim.items() if v.abs().max() > 0} == {
+        "convolutions.0.weight",
+        "convolutions.0.bias",
+    }

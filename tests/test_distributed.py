@@ -1,4 +1,5 @@
-"""The parts of the distributed engine that need no second process; whole runs stand in e2e/test_torchrun.py."""
+"""The parts of the distributed engine that need no second process; whole runs stand in
+e2e/test_torchrun.py."""
 
 import io
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ SLURM = MASTER | {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"
         (SLURM | TORCHRUN, Ranks(3, 8, 1)),  # torchrun inside a Slurm job
         ({}, None),
         (MASTER, None),
-        ({k: v for k, v in SLURM.items() if k != "MASTER_ADDR"}, None),  # independent runs of one Slurm job
+        # independent runs of one Slurm job
+        ({k: v for k, v in SLURM.items() if k != "MASTER_ADDR"}, None),
         ({k: v for k, v in TORCHRUN.items() if k != "LOCAL_RANK"}, None),
         (TORCHRUN | {"RANK": "first"}, None),
     ],
@@ -45,7 +47,9 @@ def hardware(**changes):
 def test_distributed_without_a_launcher_says_how_to_start(monkeypatch):
     for name in TORCHRUN | SLURM:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"hardware.engine=distributed: .*torchrun --nproc-per-node=2 -m fedexp"):
+    with pytest.raises(
+        ConfigError, match=r"hardware.engine=distributed: .*torchrun --nproc-per-node=2 -m fedexp"
+    ):
         hardware(engine="distributed").resolve(vectorises=True, cohort_size=4)
 
 
@@ -54,12 +58,21 @@ def test_several_processes_mean_the_distributed_engine(monkeypatch):
         monkeypatch.setenv(name, value)
     for engine in ("auto", "distributed"):
         chosen = hardware(engine=engine).resolve(vectorises=True, cohort_size=4)
-        assert (chosen.engine, chosen.inner, chosen.workers, chosen.threads) == ("distributed", "sequential", 8, 1)
+        assert (chosen.engine, chosen.inner, chosen.workers, chosen.threads) == (
+            "distributed",
+            "sequential",
+            8,
+            1,
+        )
     for engine in ("sequential", "workers", "vectorised"):
-        with pytest.raises(ConfigError, match=f"hardware.engine={engine}: 8 processes were started"):
+        with pytest.raises(
+            ConfigError, match=f"hardware.engine={engine}: 8 processes were started"
+        ):
             hardware(engine=engine).resolve(vectorises=True, cohort_size=4)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert hardware(engine="sequential").resolve(vectorises=True, cohort_size=4).engine == "sequential"
+    assert (
+        hardware(engine="sequential").resolve(vectorises=True, cohort_size=4).engine == "sequential"
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,8 @@ def test_a_packet_keeps_values_types_and_layout():
     assert isinstance(came.module.weight, torch.nn.Parameter)
     assert len(packet.pickled) < 4096  # the tensors' bytes do not travel in the pickle
     packet.flat.fill_(0)
-    assert came.tensors["last"].abs().sum() == 0  # the values lie in the flat tensor: nothing is copied at the receiver
+    # the values lie in the flat tensor: nothing is copied at the receiver
+    assert came.tensors["last"].abs().sum() == 0
 
 
 def test_what_goes_wrong_is_an_answer_too():

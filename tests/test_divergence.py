@@ -13,11 +13,15 @@ from fedexp.algorithms.divergence import _Divergence, kl_divergence
 
 
 def draw(classes, device="cpu"):
-    """Stacked logits of a teacher and a student [S, B, C], some far apart, labels, and weights of the examples."""
+    """Stacked logits of a teacher and a student [S, B, C], some far apart, labels, and weights of
+    the examples."""
     generator = torch.Generator().manual_seed(classes)
     teacher, student = (10 * torch.randn(3, 7, classes, generator=generator) for _ in range(2))
     teacher[0, 0, 0], student[0, 1, 1] = 500, 500
-    labels, weights = torch.randint(classes, (3, 7), generator=generator), torch.rand(3, 7, generator=generator)
+    labels, weights = (
+        torch.randint(classes, (3, 7), generator=generator),
+        torch.rand(3, 7, generator=generator),
+    )
     return [each.to(device) for each in (teacher, student, labels, weights)]
 
 
@@ -31,7 +35,11 @@ def value_and_gradient(function, classes, masked, teacher, student, labels, weig
 
     each = grad(loss, has_aux=True)
     shared = vmap(each, in_dims=(0, None, 0, 0))(student, teacher[0], labels, weights)
-    return vmap(each)(student, teacher, labels, weights), shared, each(student[0], teacher[0], labels[0], weights[0])
+    return (
+        vmap(each)(student, teacher, labels, weights),
+        shared,
+        each(student[0], teacher[0], labels[0], weights[0]),
+    )
 
 
 def compare(function, device="cpu"):
@@ -39,7 +47,9 @@ def compare(function, device="cpu"):
         for masked in (False, True):
             teacher, student, *rest = draw(classes, device)
             ours = value_and_gradient(function, classes, masked, teacher, student, *rest)
-            exact = value_and_gradient(kl_divergence, classes, masked, teacher.double(), student.double(), *rest)
+            exact = value_and_gradient(
+                kl_divergence, classes, masked, teacher.double(), student.double(), *rest
+            )
             torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-6, check_dtype=False)
 
 
@@ -95,7 +105,9 @@ def test_no_gradient_goes_to_the_teacher():
 
 def test_kernel_has_no_second_gradient(monkeypatch):
     """It is refused, not wrong."""
-    monkeypatch.setattr(_Divergence, "forward", staticmethod(lambda t, s, keep, tau: ((s - t).sum(-1), s - t)))
+    monkeypatch.setattr(
+        _Divergence, "forward", staticmethod(lambda t, s, keep, tau: ((s - t).sum(-1), s - t))
+    )
     teacher, student, _, _ = draw(10)
     value = partial(_Divergence.apply, teacher[0])
 

@@ -7,8 +7,22 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedexp"
-# Words that begin a fragment such as "Of all tasks", which makes sense only beside the name of its function.
-FRAGMENT_STARTS = ("Of", "Those", "With", "Without", "What", "Whether", "How", "As", "Where", "Which", "Who", "Whose")
+# Words that begin a fragment such as "Of all tasks", which makes sense only beside the name of its
+# function.
+FRAGMENT_STARTS = (
+    "Of",
+    "Those",
+    "With",
+    "Without",
+    "What",
+    "Whether",
+    "How",
+    "As",
+    "Where",
+    "Which",
+    "Who",
+    "Whose",
+)
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -21,7 +35,8 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def fragments(source: str) -> list[int]:
-    """Return the lines of the docstrings that begin with one of FRAGMENT_STARTS or with `The same`."""
+    """Return the lines of the docstrings that begin with one of FRAGMENT_STARTS or with `The
+    same`."""
     return [
         line
         for line, text in docstrings(source)
@@ -48,4 +63,8 @@ def test_a_fragment_is_recognised_by_its_first_word(text: str, found: bool) -> N
 def test_no_docstring_of_the_package_begins_as_a_fragment() -> None:
     files = sorted(SOURCE.rglob("*.py"))
     assert len(files) > 100
-    assert [f"{path.relative_to(SOURCE)}:{line}" for path in files for line in fragments(path.read_text("utf-8"))] == []
+    assert [
+        f"{path.relative_to(SOURCE)}:{line}"
+        for path in files
+        for line in fragments(path.read_text("utf-8"))
+    ] == []

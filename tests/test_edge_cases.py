@@ -1,4 +1,5 @@
-"""Odd data and broken clients, for every algorithm: what happens is defined, and a client that breaks is named.
+"""Odd data and broken clients, for every algorithm: what happens is defined, and a client that
+breaks is named.
 
 And determinism: the same experiment twice leaves the same files, byte for byte.
 """
@@ -51,7 +52,8 @@ def simulation(name, **settings):
 
 @dataclass(frozen=True)
 class Breaking(Engine):
-    """An engine under which what one client sends is scaled, by NaN, Inf or a number that is far too large."""
+    """An engine under which what one client sends is scaled, by NaN, Inf or a number that is far
+    too large."""
 
     engine: Engine
     client: int
@@ -65,12 +67,16 @@ class Breaking(Engine):
         scale[list(cohort.clients).index(self.client)] = self.factor
 
         def scaled(leaf: torch.Tensor) -> torch.Tensor:
-            return leaf * scale.view(-1, *[1] * (leaf.dim() - 1)) if leaf.is_floating_point() else leaf
+            return (
+                leaf * scale.view(-1, *[1] * (leaf.dim() - 1)) if leaf.is_floating_point() else leaf
+            )
 
         return replace(trained, messages=tree.map(scaled, trained.messages))
 
 
-@pytest.mark.parametrize("factor", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "factor", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str
+)
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "finish", "public")
 def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp_path, caplog):
     whole = simulation(name, participation=1.0)
@@ -78,7 +84,10 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
     with caplog.at_level(logging.WARNING, logger="fedexp"):
         state = record(broken, tmp_path, resume=False)
     assert (state.status, state.round, state.not_finite) == ("diverged", 1, [2])
-    assert "round 1: the loss or the model of client 2 is not finite; the run has diverged" in caplog.text
+    assert (
+        "round 1: the loss or the model of client 2 is not finite; the run has diverged"
+        in caplog.text
+    )
     saved = storage.load_tree(tmp_path / files.CHECKPOINT)
     assert (saved["status"], saved["not_finite"]) == ("diverged", [2])
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == [0, 1]
@@ -87,7 +96,8 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
 @pytest.mark.slow
 @every_class
 def test_a_client_whose_weights_explode(name, tmp_path):
-    """Finite, so the round counts; the run then completes or diverges, and its files are whole in either case."""
+    """Finite, so the round counts; the run then completes or diverges, and its files are whole in
+    either case."""
     whole = simulation(name, participation=1.0)
     state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
     assert state.status in ("completed", "diverged")
@@ -97,7 +107,8 @@ def test_a_client_whose_weights_explode(name, tmp_path):
 @pytest.mark.slow
 @every_class
 def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
-    """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes of them."""
+    """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes
+    of them."""
     whole = simulation(name, participation=1.0)
     own = torch.from_numpy(whole.stages[0].federation.parts[2])
     inputs = ImageData.inputs
@@ -118,7 +129,8 @@ def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
 
 @dataclass(frozen=True, kw_only=True)
 class OneClassEach(Partitioner):
-    """Client k has examples of class k alone: one of class 0, four of each other; nobody has the last class."""
+    """Client k has examples of class k alone: one of class 0, four of each other; nobody has the
+    last class."""
 
     def assign(self, labels, num_classes, num_clients, rng, owners):
         return [np.flatnonzero(labels == k)[: 4 if k else 1] for k in range(num_clients)], {}
@@ -136,19 +148,30 @@ READ = Noise.read
 
 
 @one_of_each_kind(
-    "name", {name: row for name, row in ROWS.items() if row not in CONTINUAL}, *KEPT, *ON_THE_SERVER, *LOSSES, "public"
+    "name",
+    {name: row for name, row in ROWS.items() if row not in CONTINUAL},
+    *KEPT,
+    *ON_THE_SERVER,
+    *LOSSES,
+    "public",
 )
-def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_clients(name, tmp_path, monkeypatch):
+def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_clients(
+    name, tmp_path, monkeypatch
+):
     monkeypatch.setattr(Noise, "read", lacking_noise)
     monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
     clients = CLASSES - 1
-    state = record(simulation(name, sizes=(1,) * clients, participation=1.0), tmp_path, resume=False)
+    state = record(
+        simulation(name, sizes=(1,) * clients, participation=1.0), tmp_path, resume=False
+    )
     assert state.status == "completed"
     counts = state.history.counts
     assert ((counts > 0).sum(1) == 1).all()
     assert counts[0].sum() == 1
     assert counts[:, UNDEFINED_CLASS].sum() == 0
-    by_class = pd.read_csv(tmp_path / files.CLASSES).pivot(index="round", columns="class", values="accuracy")
+    by_class = pd.read_csv(tmp_path / files.CLASSES).pivot(
+        index="round", columns="class", values="accuracy"
+    )
     assert by_class[UNTESTED_CLASS].isna().all()  # an empty cell
     assert by_class.drop(columns=UNTESTED_CLASS).notna().all(axis=None)
     rounds = pd.read_csv(tmp_path / files.ROUNDS)

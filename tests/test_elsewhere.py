@@ -18,12 +18,17 @@ from toy_federation import CONF, composed
 
 
 def make(folder, overrides, accuracy, choices, **changes):
-    """A finished run of a composed configuration, in both views unless the overrides say otherwise."""
+    """A finished run of a composed configuration, in both views unless the overrides say
+    otherwise."""
     plain = PLAIN in overrides
-    seed = next((int(text.removeprefix("seed=")) for text in overrides if text.startswith("seed=")), 0)
+    seed = next(
+        (int(text.removeprefix("seed=")) for text in overrides if text.startswith("seed=")), 0
+    )
     make_run(folder, overrides, [accuracy], seed=seed, views=not plain)
     directory = max(folder.glob("run*"))
-    config = resolve(composed(*overrides, *([] if plain else [BOTH]))) | {"choices": choices} | changes
+    config = (
+        resolve(composed(*overrides, *([] if plain else [BOTH]))) | {"choices": choices} | changes
+    )
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     return directory
 
@@ -40,12 +45,18 @@ def table10(folder):
 
 
 def test_a_run_of_another_table_counts(tmp_path):
-    """Table 1's run with seed 0 and Table 8's of E=5 with seed 1 are both runs of Table 10 at R=0.1; the second run
-    with seed 0, in Table 8, is not counted again, and one of another learning rate not at all."""
+    """Table 1's run with seed 0 and Table 8's of E=5 with seed 1 are both runs of Table 10 at
+    R=0.1; the second run with seed 0, in Table 8, is not counted again, and one of another learning
+    rate not at all."""
     multirun = tmp_path / "multirun"
     make(multirun / "fedntd_table1", [*CIFAR, "data_dir=/somewhere"], 0.40, CHOICES)
     make(multirun / "fedntd_table8", [*CIFAR, "local.epochs=5", "seed=0"], 0.90, CHOICES)
-    make(multirun / "fedntd_table8", [*CIFAR, "local.epochs=5", "seed=1", "hardware.precision=bf16"], 0.42, CHOICES)
+    make(
+        multirun / "fedntd_table8",
+        [*CIFAR, "local.epochs=5", "seed=1", "hardware.precision=bf16"],
+        0.42,
+        CHOICES,
+    )
     make(multirun / "fedntd_table8", [*CIFAR, "seed=2", "local.lr=0.5"], 0.9, CHOICES)
     mark(multirun / "fedntd_table10", "fedntd_table10")
     table = table10(multirun / "fedntd_table10")
@@ -58,7 +69,9 @@ def test_a_run_of_another_table_counts(tmp_path):
     assert (table["n"] > 0).sum() == 2  # accuracy and forgetting
     # A run of its own comes first.
     make(multirun / "fedntd_table10", [*CIFAR, "participation=0.1", "seed=0"], 0.30, CHOICES)
-    row = one(table10(multirun / "fedntd_table10"), setting="R=0.1", method="FedAvg", metric="accuracy")
+    row = one(
+        table10(multirun / "fedntd_table10"), setting="R=0.1", method="FedAvg", metric="accuracy"
+    )
     assert (row["n"], float(row["mean"]), row["from"]) == (2, pytest.approx(36), "fedntd_table8")
 
 
@@ -108,13 +121,16 @@ def test_a_run_with_more_views_stands_for_one_with_fewer(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(tmp_path):
-    """Table 10 is judged in the augmented view, so no plain run hides the one of Table 1 in both."""
+    """Table 10 is judged in the augmented view, so no plain run hides the one of Table 1 in
+    both."""
     multirun = tmp_path / "multirun"
     for folder, views, accuracy in (("a", PLAIN, 0.9), ("fedntd_table1", BOTH, 0.42)):
         make(multirun / folder, [*CIFAR, views], accuracy, CHOICES)
     make(multirun / "fedntd_table10", [*CIFAR, "participation=0.1", PLAIN], 0.8, CHOICES)
     mark(multirun / "fedntd_table10", "fedntd_table10")
-    row = one(table10(multirun / "fedntd_table10"), setting="R=0.1", method="FedAvg", metric="accuracy")
+    row = one(
+        table10(multirun / "fedntd_table10"), setting="R=0.1", method="FedAvg", metric="accuracy"
+    )
     assert (row["n"], float(row["mean"]), row["from"]) == (1, pytest.approx(42), "fedntd_table1")
 
 
@@ -127,16 +143,24 @@ def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(
     ],
 )
 @pytest.mark.parametrize("limit", [[], ["budget=60"]])
-def test_the_preview_knows_what_another_sweep_has_done(tmp_path, monkeypatch, capsys, views, local, expected, limit):
+def test_the_preview_knows_what_another_sweep_has_done(
+    tmp_path, monkeypatch, capsys, views, local, expected, limit
+):
     """A preview said `new`, and counted its time, of jobs that are then not run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    made = make(tmp_path / "multirun" / "fedntd_table1", [*CIFAR, "seed=0", *views, *local], 0.4, CHOICES)
+    made = make(
+        tmp_path / "multirun" / "fedntd_table1", [*CIFAR, "seed=0", *views, *local], 0.4, CHOICES
+    )
     restriction = ["algorithm=fedavg", "participation=0.1", "seed=0"]
-    assert main.main(["--multirun", "sweep=fedntd_table10", *restriction, "preview=true", *limit]) == 0
+    assert (
+        main.main(["--multirun", "sweep=fedntd_table10", *restriction, "preview=true", *limit]) == 0
+    )
     line, *_ = lines = capsys.readouterr().out.splitlines()
     assert expected in lines
-    assert line.endswith(f" completed          in fedntd_table1/{made.name}") == ("1 done" in expected)
+    assert line.endswith(f" completed          in fedntd_table1/{made.name}") == (
+        "1 done" in expected
+    )
     assert not (tmp_path / "multirun" / "fedntd_table10").exists()
 
 
@@ -144,7 +168,14 @@ def test_the_preview_knows_what_another_sweep_has_done(tmp_path, monkeypatch, ca
 def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
+    small = [
+        "rounds=1",
+        "local.epochs=1",
+        "num_clients=4",
+        "alpha=10",
+        "tracker=none",
+        "figures=false",
+    ]
     small += ["hardware.engine=sequential", "hardware.threads=1"]
     assert main.main(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"]) == 0
     capsys.readouterr()
@@ -152,11 +183,16 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     assert main.main(again) == 0
     (first,) = (tmp_path / "multirun" / "a").glob("digits_*")
     job = tmp_path / "multirun" / "b" / first.name
-    assert sorted(path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name) == [elsewhere.NOTE]
+    assert sorted(
+        path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name
+    ) == [elsewhere.NOTE]
     assert "counted, not run again" in capsys.readouterr().err
     runs = load_jobs(tmp_path / "multirun" / "b")
     assert [run.finished for run in runs] == [True, True]
-    assert {run.directory for run in runs} == {first, *(path for path in job.parent.glob("digits_*") if path != job)}
+    assert {run.directory for run in runs} == {
+        first,
+        *(path for path in job.parent.glob("digits_*") if path != job),
+    }
     table = pd.read_csv(tmp_path / "multirun" / "b" / "table.csv")
     assert table["n"].tolist() == [2]
     jobs = plan([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], CONF, [])

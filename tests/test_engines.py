@@ -60,7 +60,9 @@ def assert_equal(actual, expected, atol=0.0):
 
 def train(engine, simulation, state, evaluate_local=False):
     cohort = assemble(simulation, state, state.round + 1)
-    return engine.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, evaluate_local)
+    return engine.train(
+        simulation.algorithm, simulation.bench, state.server, cohort, 0.1, evaluate_local
+    )
 
 
 def fresh_module(simulation, model=None):
@@ -77,23 +79,33 @@ def fresh_module(simulation, model=None):
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_one_client_is_plain_sgd(engine, augment):
-    """Against torch.optim.SGD in a loop: momentum fresh in every round, weight decay, decayed rate, partial batches."""
+    """Against torch.optim.SGD in a loop: momentum fresh in every round, weight decay, decayed rate,
+    partial batches."""
     local = replace(LOCAL, batch_size=7)
     simulation = make_simulation(
-        local=local, sizes=(40,), participation=1.0, engine=engine, augment=augment, weighting="uniform"
+        local=local,
+        sizes=(40,),
+        participation=1.0,
+        engine=engine,
+        augment=augment,
+        weighting="uniform",
     )
     module, data = fresh_module(simulation), simulation.bench.data
     state, losses = simulation.initial_state(), []
     for round in (1, 2, 3):
         result = play_round(simulation, state)
         (schedule,) = result.cohort.schedules
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1 * 0.9 ** (round - 1), momentum=0.9, weight_decay=1e-3)
+        optimizer = torch.optim.SGD(
+            module.parameters(), lr=0.1 * 0.9 ** (round - 1), momentum=0.9, weight_decay=1e-3
+        )
         losses = []
         for i, length in enumerate([7, 7, 7, 7, 7, 5] * 2):
             index = schedule.index[i, :length]
             if augment:
                 draws = schedule.draws[i, :length]
-                x = load_batch(data.x_train, index, draws, AUGMENTATION, data.normalise, torch.float64)
+                x = load_batch(
+                    data.x_train, index, draws, AUGMENTATION, data.normalise, torch.float64
+                )
             else:
                 x = ((data.x_train[index].double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
             loss = F.cross_entropy(module(x).logits, data.y_train[index])
@@ -102,14 +114,19 @@ def test_one_client_is_plain_sgd(engine, augment):
             optimizer.step()
             losses.append(loss.item())
         advance(state, result)
-        assert_equal(state.server["params"], {k: p.detach() for k, p in module.named_parameters()}, atol=1e-12)
+        assert_equal(
+            state.server["params"],
+            {k: p.detach() for k, p in module.named_parameters()},
+            atol=1e-12,
+        )
         assert result.train_loss == pytest.approx(np.mean(losses), abs=1e-12)
     assert len(schedule.lengths) == 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameStep(FedAvg):
-    """Overrides the local step with the base's own, so that the engines must take the general path."""
+    """Overrides the local step with the base's own, so that the engines must take the general
+    path."""
 
     def local_step(self, net, params, memory, batch, ctx):
         return super().local_step(net, params, memory, batch, ctx)
@@ -117,7 +134,9 @@ class SameStep(FedAvg):
 
 def test_fused_steps_are_the_documented_local_step():
     """The sequential engine's fused optimizer and FedAvg.local_step are two texts of one rule."""
-    fused, general = (play(make_simulation(algorithm)).server["params"] for algorithm in (FedAvg(), SameStep()))
+    fused, general = (
+        play(make_simulation(algorithm)).server["params"] for algorithm in (FedAvg(), SameStep())
+    )
     assert_equal(general, fused, atol=1e-12)
 
 
@@ -125,14 +144,17 @@ ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
 
 
 def test_adam_is_torch_s():
-    """Fresh in every round, coupled weight decay; through the fused kernel and through the pure step."""
+    """Fresh in every round, coupled weight decay; through the fused kernel and through the pure
+    step."""
     for algorithm in (FedAvg(), SameStep()):
         simulation = make_simulation(algorithm, ADAM, (10,), participation=1.0)
         state, bench = simulation.initial_state(), simulation.bench
         for number in (1, 2):
             (schedule,) = assemble(simulation, state, number).schedules
             w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
-            optimizer = torch.optim.Adam(w.values(), lr=ADAM.lr_at(number), weight_decay=ADAM.weight_decay)
+            optimizer = torch.optim.Adam(
+                w.values(), lr=ADAM.lr_at(number), weight_decay=ADAM.weight_decay
+            )
             for batch in ScheduledData(bench, schedule).batches():
                 optimizer.zero_grad()
                 F.cross_entropy(bench.net(w, batch.x).logits, batch.y).backward()
@@ -141,7 +163,10 @@ def test_adam_is_torch_s():
             assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
-PAC, REG = FedPAC(lambda_=1.0, head_lr=0.02, head_epochs=1), FedReg(gamma=0.5, eta_s=0.1, eta_ratio=0.5, ascent=1)
+PAC, REG = (
+    FedPAC(lambda_=1.0, head_lr=0.02, head_epochs=1),
+    FedReg(gamma=0.5, eta_s=0.1, eta_ratio=0.5, ascent=1),
+)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +191,17 @@ def test_adam_is_refused_where_it_makes_no_sense():
 def test_losses_and_local_accuracy_are_those_of_the_local_models(engine):
     simulation = make_simulation(NTD)
     state = play(simulation, 1)
-    plain, evaluated = (train(engine, simulation, state, evaluate_local) for evaluate_local in (False, True))
+    plain, evaluated = (
+        train(engine, simulation, state, evaluate_local) for evaluate_local in (False, True)
+    )
     assert plain.class_correct is None
     assert_equal(evaluated.messages, plain.messages)
     assert_equal(evaluated.losses, plain.losses)
     for i in range(4):
         local = {k: v[i] for k, v in evaluated.messages["params"].items()}
-        assert_equal(evaluated.class_correct["plain"][i], simulation.bench.evaluate(local).class_correct)
+        assert_equal(
+            evaluated.class_correct["plain"][i], simulation.bench.evaluate(local).class_correct
+        )
 
 
 # --- aggregation
@@ -195,7 +224,8 @@ def test_aggregation_by_hand(weighting):
 
 
 def test_bytes_are_those_of_the_parameters():
-    """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients, in both directions."""
+    """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients, in both
+    directions."""
     simulation = make_simulation()
     result = play_round(simulation, simulation.initial_state())
     assert result.bytes_up == result.bytes_down == 4 * 290 * 8
@@ -204,7 +234,12 @@ def test_bytes_are_those_of_the_parameters():
 # --- batch norm
 
 
-NORMED = {"sizes": LARGER, "model": Normed(), "local": replace(LOCAL, batch_size=3), "participation": 1.0}
+NORMED = {
+    "sizes": LARGER,
+    "model": Normed(),
+    "local": replace(LOCAL, batch_size=3),
+    "participation": 1.0,
+}
 
 
 def norm_by_hand(simulation, schedule, start):
@@ -223,14 +258,17 @@ def norm_by_hand(simulation, schedule, start):
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_running_statistics_are_averaged_like_parameters(weighting):
-    """Clients start from the server's statistics; means and variances are averaged by weight, counts are not."""
+    """Clients start from the server's statistics; means and variances are averaged by weight,
+    counts are not."""
     simulation = make_simulation(**NORMED, augment=False, weighting=weighting)
     state = simulation.initial_state()
     before = {k: v.clone() for k, v in (state.server["params"] | state.server["buffers"]).items()}
     result = play_round(simulation, state)
     locals_ = [norm_by_hand(simulation, schedule, before) for schedule in result.cohort.schedules]
     after = result.server["params"] | result.server["buffers"]
-    weights = np.array(LARGER if weighting == "examples" else [1] * 5) / (sum(LARGER) if weighting == "examples" else 5)
+    weights = np.array(LARGER if weighting == "examples" else [1] * 5) / (
+        sum(LARGER) if weighting == "examples" else 5
+    )
     for name, value in after.items():
         values = [one[name] for one in locals_]
         if name == "norm.num_batches_tracked":
@@ -244,10 +282,17 @@ def test_running_statistics_are_averaged_like_parameters(weighting):
 
 
 def test_batches_of_one_example_are_left_out():
-    """Clients of 1, 3, 7, 12, 10 examples in threes: no step for the first, the seventh and tenth example stay out."""
+    """Clients of 1, 3, 7, 12, 10 examples in threes: no step for the first, the seventh and tenth
+    example stay out."""
     simulation = make_simulation(**NORMED)
     cohort = assemble(simulation, simulation.initial_state(), 1)
-    assert [s.lengths.tolist() for s in cohort.schedules] == [[], [3] * 2, [3] * 4, [3] * 8, [3] * 6]
+    assert [s.lengths.tolist() for s in cohort.schedules] == [
+        [],
+        [3] * 2,
+        [3] * 4,
+        [3] * 8,
+        [3] * 6,
+    ]
     trained = train(simulation.engine, simulation, simulation.initial_state())
     assert_equal(tree.map(lambda leaf: leaf[0], trained.messages["params"]), simulation.initial)
     assert trained.losses[0] == 0
@@ -261,16 +306,22 @@ def test_model_without_batch_norm_keeps_batches_of_one_example():
 
 
 def test_evaluating_local_models_leaves_training_alone():
-    """Local models are evaluated with their own statistics; the teacher of the next client keeps the server's."""
+    """Local models are evaluated with their own statistics; the teacher of the next client keeps
+    the server's."""
     simulation = make_simulation(NTD, **NORMED)
     state = play(simulation, 2)
     simulation.bench.net.set_buffers(state.server["buffers"])
-    plain, evaluated = (train(simulation.engine, simulation, state, local) for local in (False, True))
+    plain, evaluated = (
+        train(simulation.engine, simulation, state, local) for local in (False, True)
+    )
     assert_equal(evaluated.messages, plain.messages)
     assert_equal(simulation.bench.net.buffers(), state.server["buffers"])
     for i in range(5):
         buffers = {k: v[i] for k, v in evaluated.buffers.items()}
-        server = {"params": {k: v[i] for k, v in evaluated.messages["params"].items()}, "buffers": buffers}
+        server = {
+            "params": {k: v[i] for k, v in evaluated.messages["params"].items()},
+            "buffers": buffers,
+        }
         expected = simulation.engine.evaluate(simulation.bench, server).class_correct
         assert_equal(evaluated.class_correct["plain"][i], expected)
 
@@ -280,7 +331,9 @@ def hardware(**changes):
 
 
 def test_hardware_refuses_what_cannot_work():
-    with pytest.raises(ConfigError, match=r"hardware.engine=vectorised: .*hardware.engine=sequential"):
+    with pytest.raises(
+        ConfigError, match=r"hardware.engine=vectorised: .*hardware.engine=sequential"
+    ):
         hardware(engine="vectorised").resolve(vectorises=False, cohort_size=1)
     with pytest.raises(ConfigError, match=r"hardware.precision=tf32: only CUDA"):
         hardware(precision="tf32").resolve(vectorises=True, cohort_size=1)
@@ -305,8 +358,13 @@ def test_hardware_choices(monkeypatch):
     assert (chosen(workers=7).workers, chosen(workers=1).engine) == (7, "workers")
     assert isinstance(chosen(engine="sequential").make_engine(), Sequential)
     assert chosen(engine="vectorised", chunk=3).make_engine() == Vectorised(3)
-    assert (chosen(precision="fp64").dtype, chosen(precision="bf16").dtype) == (torch.float64, torch.float32)
-    with pytest.raises(ConfigError, match=r"null with hardware.engine=sequential \(hardware.workers=null\)"):
+    assert (chosen(precision="fp64").dtype, chosen(precision="bf16").dtype) == (
+        torch.float64,
+        torch.float32,
+    )
+    with pytest.raises(
+        ConfigError, match=r"null with hardware.engine=sequential \(hardware.workers=null\)"
+    ):
         hardware(engine="sequential", workers=2)
 
 
@@ -327,7 +385,9 @@ def test_subnormal_numbers_are_zero_for_a_while():
             print(*survivors())
         print(sys.float_info.min / 2 > 0)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["0", "0", "True"]
 
 
@@ -340,7 +400,9 @@ class Halving(FedAvg):
         return {"params": params, "half": half}, ctx.client
 
     def aggregate(self, server, messages, round):
-        return super().aggregate(server, messages, round) | {"halves": messages["half"].count_nonzero()}
+        return super().aggregate(server, messages, round) | {
+            "halves": messages["half"].count_nonzero()
+        }
 
 
 @pytest.mark.parametrize("engine", ["sequential", pytest.param("workers", marks=pytest.mark.slow)])
@@ -363,14 +425,17 @@ def test_clients_have_zero_for_subnormal_numbers(engine):
 )
 def test_where_bf16_is_slow(vendor, flags, word, monkeypatch):
     monkeypatch.setattr(
-        "fedexp.engine.hardware.cpu_entry", {"vendor_id": vendor, "flags": flags, "model name": "x"}.get
+        "fedexp.engine.hardware.cpu_entry",
+        {"vendor_id": vendor, "flags": flags, "model name": "x"}.get,
     )
     said = hardware(engine="sequential", precision="bf16").resolve(True, 10).trouble()
     assert said is None if word is None else word in said
     assert hardware(engine="sequential", precision="fp32").resolve(True, 10).trouble() is None
 
 
-@pytest.mark.parametrize(("features", "word"), [("fp asimd bf16", None), ("fp asimd", "no bf16 instructions")])
+@pytest.mark.parametrize(
+    ("features", "word"), [("fp asimd bf16", None), ("fp asimd", "no bf16 instructions")]
+)
 def test_bf16_on_arm(features, word, monkeypatch):
     monkeypatch.setattr("fedexp.engine.hardware.cpu_entry", {"Features": features}.get)
     said = hardware(engine="sequential", precision="bf16").resolve(True, 10).trouble()
@@ -399,36 +464,58 @@ def test_ways_of_convolving(monkeypatch):
     assert chosen(convolution="winograd", precision="fp64").as_dict()["convolution"] == "winograd"
     assert chosen(convolution="direct").convolves == chosen(precision="fp64").convolves == "direct"
     for capability, way in (("AVX2", "winograd"), ("AVX512", "winograd"), ("DEFAULT", "direct")):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda named=capability: named)
+        monkeypatch.setattr(
+            torch.backends.cpu, "get_cpu_capability", lambda named=capability: named
+        )
         assert chosen().convolves == way
     for way in ("direct", "winograd"):
-        with pytest.raises(ConfigError, match=f"hardware.convolution={way}: the vectorised engine has grouped"):
+        with pytest.raises(
+            ConfigError, match=f"hardware.convolution={way}: the vectorised engine has grouped"
+        ):
             chosen(engine="vectorised", convolution=way)
-    with pytest.raises(ConfigError, match=r"hardware.convolution=winograd: only on a CPU, in fp32 or fp64"):
+    with pytest.raises(
+        ConfigError, match=r"hardware.convolution=winograd: only on a CPU, in fp32 or fp64"
+    ):
         chosen(convolution="winograd", precision="bf16")
     with pytest.raises(ConfigError, match=r"hardware.convolution=fft: must be one of .*winograd"):
         hardware(convolution="fft")
 
 
 def test_what_decides_how_sums_are_rounded():
-    """Other values where the numbers may differ, the same where they must not: the number of workers changes no bit."""
+    """Other values where the numbers may differ, the same where they must not: the number of
+    workers changes no bit."""
 
     def arithmetic(vectorises=True, **changes):
-        return hardware(**{"engine": "sequential", "threads": 1} | changes).resolve(vectorises, 10).arithmetic()
+        return (
+            hardware(**{"engine": "sequential", "threads": 1} | changes)
+            .resolve(vectorises, 10)
+            .arithmetic()
+        )
 
     alone = arithmetic()
     assert alone.keys() == {
         *("device", "name", "cpu_capability", "engine", "precision", "threads", "convolution"),
     }
-    assert (alone["device"], alone["engine"], alone["precision"], alone["threads"]) == ("cpu", "sequential", "fp32", 1)
+    assert (alone["device"], alone["engine"], alone["precision"], alone["threads"]) == (
+        "cpu",
+        "sequential",
+        "fp32",
+        1,
+    )
     assert alone["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
     for workers in (1, 3):
         assert arithmetic(engine="workers", workers=workers) == alone
     vectorised = arithmetic(engine="vectorised")
     assert vectorised["engine"] == "vectorised"
-    others = [arithmetic(threads=2), arithmetic(precision="fp64"), vectorised, arithmetic(engine="vectorised", chunk=2)]
+    others = [
+        arithmetic(threads=2),
+        arithmetic(precision="fp64"),
+        vectorised,
+        arithmetic(engine="vectorised", chunk=2),
+    ]
     others.append(arithmetic(engine="vectorised", convolution="streams"))
-    assert (vectorised["convolution"], others[-1]["convolution"]) == ("grouped", "streams")  # what `auto` has become
+    # what `auto` has become
+    assert (vectorised["convolution"], others[-1]["convolution"]) == ("grouped", "streams")
     assert all(a != b for i, a in enumerate([alone, *others]) for b in others[i:])
 
 
@@ -458,7 +545,9 @@ class Failing(FedAvg):
 def test_failure_names_client_and_hook(hook):
     simulation = make_simulation(Failing(hook=hook))
     first = assemble(simulation, simulation.initial_state(), 1).clients[0]
-    with pytest.raises(ClientFailure, match=f"round 1, client {first}, in {hook} of Failing: by the test") as failure:
+    with pytest.raises(
+        ClientFailure, match=f"round 1, client {first}, in {hook} of Failing: by the test"
+    ) as failure:
         play(simulation, 1)
     assert isinstance(failure.value.__cause__, ZeroDivisionError)
 
@@ -467,11 +556,17 @@ def test_failure_names_client_and_hook(hook):
 
 
 def schedule(part=range(100, 123), local=LOCAL, seed=0, round=1, client=0, **options):
-    return make_schedule(np.array(part), local, AUGMENTATION, (6, 6), seed, round, client, **options)
+    return make_schedule(
+        np.array(part), local, AUGMENTATION, (6, 6), seed, round, client, **options
+    )
 
 
 def same(a, b):
-    return torch.equal(a.index, b.index) and torch.equal(a.draws, b.draws) and np.array_equal(a.lengths, b.lengths)
+    return (
+        torch.equal(a.index, b.index)
+        and torch.equal(a.draws, b.draws)
+        and np.array_equal(a.lengths, b.lengths)
+    )
 
 
 def test_every_epoch_covers_every_example_once():
@@ -505,7 +600,8 @@ def test_schedule_does_not_depend_on_the_cohort():
 
 @pytest.mark.slow
 def test_cohorts_are_uniform_without_replacement():
-    """2 of 5 clients: each is in a cohort with probability 2/5; +-5 standard deviations over 1,000 rounds."""
+    """2 of 5 clients: each is in a cohort with probability 2/5; +-5 standard deviations over 1,000
+    rounds."""
     simulation = make_simulation(participation=0.4, local=PLAIN, rounds=1000)
     state = simulation.initial_state()
     cohorts = [assemble(simulation, state, round).clients for round in range(1, 1001)]
@@ -528,15 +624,26 @@ def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
 @pytest.mark.parametrize("purpose", ["partition", "sampling", "training"])
 def test_each_seed_moves_only_its_own(purpose):
     base = {"partition": 0, "sampling": 0, "training": 0}
-    before, after = (make_simulation(seeds=Seeds(**base | {purpose: s}), participation=0.4, rounds=8) for s in (0, 1))
+    before, after = (
+        make_simulation(seeds=Seeds(**base | {purpose: s}), participation=0.4, rounds=8)
+        for s in (0, 1)
+    )
     moved = {"partition": before.stages[0].partition.hash != after.stages[0].partition.hash}
-    a, b = ([assemble(e, e.initial_state(), round) for round in range(1, 9)] for e in (before, after))
+    a, b = (
+        [assemble(e, e.initial_state(), round) for round in range(1, 9)] for e in (before, after)
+    )
     moved["sampling"] = [c.clients for c in a] != [c.clients for c in b]
     assert moved == {"partition": purpose == "partition", "sampling": purpose == "sampling"}
     assert torch.equal(flat(before.initial), flat(after.initial)) == (purpose != "training")
     if purpose != "sampling":
-        draws = [torch.equal(x.schedules[0].draws, y.schedules[0].draws) for x, y in zip(a, b, strict=True)]
-        sizes = [x.schedules[0].lengths.tolist() == y.schedules[0].lengths.tolist() for x, y in zip(a, b, strict=True)]
+        draws = [
+            torch.equal(x.schedules[0].draws, y.schedules[0].draws)
+            for x, y in zip(a, b, strict=True)
+        ]
+        sizes = [
+            x.schedules[0].lengths.tolist() == y.schedules[0].lengths.tolist()
+            for x, y in zip(a, b, strict=True)
+        ]
         assert all(sizes)
         assert all(draws) if purpose == "partition" else not any(draws)
 
@@ -551,14 +658,32 @@ def test_runs_leave_the_global_generator_alone():
 
 
 def test_learning_rate_of_a_round():
-    local = LocalTraining(epochs=1, batch_size=1, optimizer="sgd", lr=0.5, lr_decay=0.9, momentum=0.0, weight_decay=0.0)
-    assert [local.lr_at(round) for round in (1, 2, 3)] == pytest.approx([0.5, 0.45, 0.405], rel=1e-15)
+    local = LocalTraining(
+        epochs=1,
+        batch_size=1,
+        optimizer="sgd",
+        lr=0.5,
+        lr_decay=0.9,
+        momentum=0.0,
+        weight_decay=0.0,
+    )
+    assert [local.lr_at(round) for round in (1, 2, 3)] == pytest.approx(
+        [0.5, 0.45, 0.405], rel=1e-15
+    )
     assert replace(local, lr_decay=1.0).lr_at(500) == 0.5
 
 
 @pytest.mark.parametrize(
     ("participation", "clients", "size"),
-    [(0.29, 100, 29), (0.1, 100, 10), (0.07, 100, 7), (0.57, 100, 57), (0.001, 100, 1), (0.199, 10, 1), (1.0, 7, 7)],
+    [
+        (0.29, 100, 29),
+        (0.1, 100, 10),
+        (0.07, 100, 7),
+        (0.57, 100, 57),
+        (0.001, 100, 1),
+        (0.199, 10, 1),
+        (1.0, 7, 7),
+    ],
 )
 def test_cohort_size(participation, clients, size):
     """max(floor(r K), 1); 0.29 * 100 is 28.999999999999996 in floating point."""
@@ -588,7 +713,8 @@ def test_evaluation_by_hand():
 
 
 def test_held_weights_change_nothing():
-    """bf16: weights that are cast once give bit for bit what autocast gives by casting them in every call."""
+    """bf16: weights that are cast once give bit for bit what autocast gives by casting them in
+    every call."""
     module = CNN(channels=(4, 8), kernel=3, padding=1, hidden=(16,)).build((3, 8, 8), 4)
     net, x = FunctionalNetwork(module, "bf16"), torch.randn(5, 3, 8, 8)
     params = {name: parameter.detach() for name, parameter in module.named_parameters()}
@@ -606,16 +732,25 @@ def test_held_weights_change_nothing():
 
 
 def digits_round(*overrides):
-    """Initial and trained parameters (stacked) of two clients on digits with the default CNN, whatever the machine."""
-    choices = ("hardware=cpu", "hardware.engine=sequential", f"hardware.threads={torch.get_num_threads()}")
-    simulation = prepare(build(composed(*choices, "local.epochs=1", "participation=0.1", *overrides))).simulation
+    """Initial and trained parameters (stacked) of two clients on digits with the default CNN,
+    whatever the machine."""
+    choices = (
+        "hardware=cpu",
+        "hardware.engine=sequential",
+        f"hardware.threads={torch.get_num_threads()}",
+    )
+    simulation = prepare(
+        build(composed(*choices, "local.epochs=1", "participation=0.1", *overrides))
+    ).simulation
     state = simulation.initial_state()
     return simulation.initial, train(simulation.engine, simulation, state).messages["params"]
 
 
 def largest_error(actual, exact, start):
     """Of the parameters' updates, relative."""
-    return max(float((actual[k].double() - v).norm() / (v - start[k]).norm()) for k, v in exact.items())
+    return max(
+        float((actual[k].double() - v).norm() / (v - start[k]).norm()) for k, v in exact.items()
+    )
 
 
 @pytest.mark.parametrize("convolution", ["direct", "winograd"])
@@ -643,5 +778,7 @@ class Transposing(FedAvg):
 
 
 def test_gradients_may_have_any_strides():
-    plain, changed = (play(make_simulation(algorithm)).server["params"] for algorithm in (FedAvg(), Transposing()))
+    plain, changed = (
+        play(make_simulation(algorithm)).server["params"] for algorithm in (FedAvg(), Transposing())
+    )
     assert_equal(changed, plain, atol=1e-12)

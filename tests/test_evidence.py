@@ -27,7 +27,9 @@ def remove_runs(sweep: Path) -> None:
             shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize(
+    "count", [3, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"]
+)
 def test_a_table_is_made_again_to_the_byte(tmp_path, capsys, count):
     """From the files alone, with no run directory there; keeping twice gives the same bytes."""
     sweep, runs = tmp_path / "multirun" / "fedntd_table1", COMMITTED["fedntd_table1"][:count]
@@ -49,12 +51,24 @@ def test_a_table_is_made_again_to_the_byte(tmp_path, capsys, count):
 
 @pytest.mark.slow  # a small run
 def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
-    """Tables but for the digits of times and losses, summary and class names; nothing of the machine's directories."""
+    """Tables but for the digits of times and losses, summary and class names; nothing of the
+    machine's directories."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = ["rounds=2", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false",
-             "hardware.engine=sequential", "hardware.threads=1", f"data_dir={tmp_path}", "hydra.sweep.dir=multirun/a",
-             "test_views=[plain,augmented]", "dataset.augmentation.crop_padding=1"]  # fmt: skip
+    small = [
+        "rounds=2",
+        "local.epochs=1",
+        "num_clients=4",
+        "alpha=10",
+        "tracker=none",
+        "figures=false",
+        "hardware.engine=sequential",
+        "hardware.threads=1",
+        f"data_dir={tmp_path}",
+        "hydra.sweep.dir=multirun/a",
+        "test_views=[plain,augmented]",
+        "dataset.augmentation.crop_padding=1",
+    ]
     assert main.main(["--multirun", *small]) == 0
     sweep = tmp_path / "multirun" / "a"
     (path,) = evidence.keep_runs(sweep)
@@ -66,12 +80,14 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
     for name in ("class_accuracy.csv", "class_accuracy_augmented.csv"):
         assert (tmp_path / "again" / name).read_bytes() == (run / name).read_bytes()
     before, after = pd.read_csv(run / "rounds.csv"), pd.read_csv(tmp_path / "again" / "rounds.csv")
-    assert list(after) == [name for name in before if not name.endswith(("_seconds", "_per_second"))]
+    assert list(after) == [
+        name for name in before if not name.endswith(("_seconds", "_per_second"))
+    ]
     for column in after:
         tolerance = 0.005 if column == "seconds" else 5e-7 if "_loss" in column else 0
-        assert ((before[column] - after[column]).abs() <= tolerance * before[column].abs()).sum() == (
-            before[column].notna().sum()
-        ), column
+        assert (
+            (before[column] - after[column]).abs() <= tolerance * before[column].abs()
+        ).sum() == (before[column].notna().sum()), column
     assert json.loads((tmp_path / "again" / "summary.json").read_text()) == json.loads(
         (run / "summary.json").read_text()
     )
@@ -81,15 +97,20 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
     assert (one.history.matrix == other.history.matrix).all()
     # The same report with its figures, when the run itself is gone.
     assert report.main([str(sweep)]) == 0
-    written = {path.name: path.read_bytes() for path in [*sweep.glob("table.*"), *sweep.glob("figures/*")]}
+    written = {
+        path.name: path.read_bytes() for path in [*sweep.glob("table.*"), *sweep.glob("figures/*")]
+    }
     assert len(written) > 6
     remove_runs(sweep)
     assert report.main([str(sweep)]) == 0
-    assert {path.name: path.read_bytes() for path in [*sweep.glob("table.*"), *sweep.glob("figures/*")]} == written
+    assert {
+        path.name: path.read_bytes() for path in [*sweep.glob("table.*"), *sweep.glob("figures/*")]
+    } == written
 
 
 def test_class_accuracies_are_kept_as_counts():
-    """135 of 1135 and 0 of 1135, 490 of 980 (one half) and 7 of 980 (1 of 140): the smallest denominators do."""
+    """135 of 1135 and 0 of 1135, 490 of 980 (one half) and 7 of 980 (1 of 140): the smallest
+    denominators do."""
     cells = [135 / 1135, 0.5, 0.0, 7 / 980]
     table = {"round": "0,0,1,1", "class": "0,1,0,1", "accuracy": ",".join(map(repr, cells))}
     kept = evidence.as_counts(table)
@@ -106,7 +127,10 @@ def test_class_accuracies_are_kept_as_counts():
         (lzma.compress(b"{}"), "x.json.xz: not the file of a run ("),
         (lzma.compress(b'{"format": 1}'), "x.json.xz: not the file of a run ("),
         (lzma.compress(b'{"format": 1}' * 99)[:-40], "x.json.xz: not the file of a run ("),
-        (lzma.compress(b'{"format": 2}'), "x.json.xz: has format 2; this version of fedexp reads formats up to 1"),
+        (
+            lzma.compress(b'{"format": 2}'),
+            "x.json.xz: has format 2; this version of fedexp reads formats up to 1",
+        ),
         (
             lzma.compress(b'{"format": 1, "overrides": [], "elsewhere": "../../../etc/passwd"}'),
             "x.json.xz: not the file of a run (",
@@ -127,7 +151,8 @@ def test_a_file_that_cannot_be_read(content, message, tmp_path, capsys):
 
 
 def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
-    """A job of sweep b for which a run of sweep a stands: both are files, and the table of b has it."""
+    """A job of sweep b for which a run of sweep a stands: both are files, and the table of b has
+    it."""
     for name in "ab":
         run_directory(tmp_path / "multirun" / name / "one", COMMITTED["fedntd_table1"][0])
     other = tmp_path / "multirun" / "b" / "one"
@@ -144,7 +169,8 @@ def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
 
 
 def test_kept_runs_as_run_directories(tmp_path, capsys):
-    """Two runs of sweep a, and a job of sweep b for which one of them stands: load_sweep reads what is restored."""
+    """Two runs of sweep a, and a job of sweep b for which one of them stands: load_sweep reads what
+    is restored."""
     multirun, out = tmp_path / "multirun", tmp_path / "out"
     for name, run in zip(("one", "two"), COMMITTED["fedntd_table1"], strict=False):
         run_directory(multirun / "a" / name, run)
@@ -154,19 +180,23 @@ def test_kept_runs_as_run_directories(tmp_path, capsys):
     (multirun / "b" / "other" / "elsewhere.json").write_text('{"run": "../../a/one"}')
     (multirun / "b" / "other" / ".hydra" / "overrides.yaml").write_text("[seed=7]")
     sweeps = [multirun / name for name in "ab"]
-    before = {path.name: RunDirectory(path).values("test_accuracy") for path in multirun.glob("a/*")}
+    before = {
+        path.name: RunDirectory(path).values("test_accuracy") for path in multirun.glob("a/*")
+    }
     assert len(before["one"]) > 1
     for sweep in sweeps:
         evidence.keep_runs(sweep)
         remove_runs(sweep)
     with pytest.raises(
-        ConfigError, match=r"2 are kept as files: `fedexp report .*/a --restore DIR` makes run directories"
+        ConfigError,
+        match=r"2 are kept as files: `fedexp report .*/a --restore DIR` makes run directories",
     ):
         fedexp.load_sweep(sweeps[0])
     assert report.main([*map(str, sweeps), "--restore", str(out)]) == 0
     assert f"2 runs are restored in {out / 'a'}" in capsys.readouterr().out
     found = {run.directory.name: run.rounds for run in fedexp.load_sweep(out / "a").members}
-    assert {name: rounds["test_accuracy"].tolist()[1:] for name, rounds in found.items()} == before  # from round 1
+    # from round 1
+    assert {name: rounds["test_accuracy"].tolist()[1:] for name, rounds in found.items()} == before
     assert RunDirectory(out / "b" / "other").overrides == ["seed=7"]
     assert RunDirectory(out / "b" / "other").values("test_accuracy") == before["one"]
     assert report.main([str(out), "--out", str(tmp_path / "all")]) == 0
@@ -175,14 +205,24 @@ def test_kept_runs_as_run_directories(tmp_path, capsys):
 
 def test_a_restored_partition_is_no_partition_to_train_on(tmp_path):
     """Its indices 0, 1, ... only stand in for those that were not kept."""
-    kept = {"counts": [[1, 1], [0, 2]], "classes": ["a", "b"], "info": {"scheme": "LDA"}, "hash": "abc"}
+    kept = {
+        "counts": [[1, 1], [0, 2]],
+        "classes": ["a", "b"],
+        "info": {"scheme": "LDA"},
+        "hash": "abc",
+    }
     save_npz(tmp_path / "partition.npz", **evidence.arrays_of(kept))
-    with pytest.raises(ConfigError, match=r"partition\.npz: has the counts of a run that was restored, and no indices"):
+    with pytest.raises(
+        ConfigError,
+        match=r"partition\.npz: has the counts of a run that was restored, and no indices",
+    ):
         read_clients(tmp_path / "partition.npz")
 
 
 @pytest.mark.parametrize("note", ["../one", "../../group/t/one"])
-def test_a_run_that_stands_for_a_job_from_no_other_sweep_beside_it_is_kept_as_a_copy(note, tmp_path):
+def test_a_run_that_stands_for_a_job_from_no_other_sweep_beside_it_is_kept_as_a_copy(
+    note, tmp_path
+):
     """A note that the files of other sweeps cannot keep must not make them all unreadable."""
     sweep = tmp_path / "multirun" / "a"
     job = sweep / "two"
@@ -209,14 +249,17 @@ def test_what_is_restored_is_as_open_as_what_the_user_makes(tmp_path):
 
 
 def test_what_cannot_be_restored(tmp_path, capsys):
-    """A directory that exists, a damaged file and a sweep without files: one line each, and nothing is written."""
+    """A directory that exists, a damaged file and a sweep without files: one line each, and nothing
+    is written."""
     sweep, out = tmp_path / "multirun" / "a", tmp_path / "out"
     for name, run in zip(("one", "two"), COMMITTED["fedntd_table1"], strict=False):
         run_directory(sweep / name, run)
     first, second = evidence.keep_runs(sweep)
     (out / "a" / "two").mkdir(parents=True)
     assert report.main([str(sweep), "--restore", str(out)]) == 2
-    assert capsys.readouterr().err.endswith("/out/a/two: exists already; name a directory without it\n")
+    assert capsys.readouterr().err.endswith(
+        "/out/a/two: exists already; name a directory without it\n"
+    )
     assert [path.name for path in out.glob("*/*")] == ["two"]
     shutil.rmtree(out)
     second.write_bytes(first.read_bytes()[:-50])

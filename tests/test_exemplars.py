@@ -1,4 +1,5 @@
-"""Methods that keep examples chosen by a model: GLFC and FedCBDR against their formulas, written a second time."""
+"""Methods that keep examples chosen by a model: GLFC and FedCBDR against their formulas, written a
+second time."""
 
 from dataclasses import replace
 
@@ -21,11 +22,16 @@ from test_continual import stream
 from test_skew_methods import Table, logits
 from toy_federation import LOCAL, PLAIN, assemble, broadcast, describe, make_simulation, play
 
-CBDR = FedCBDR(samples=6, tau_old=0.8, tau_new=1.4, omega_old=1.2, omega_new=0.6, selection="leverage")
+CBDR = FedCBDR(
+    samples=6, tau_old=0.8, tau_new=1.4, omega_old=1.2, omega_new=0.6, selection="leverage"
+)
 GLFC_ = GLFC(memory=4, lambda_gc=0.7, lambda_rd=0.4, compensation=True, proxy=True)
 # Classes 0 and 2 are old, 1 is new, 3 is to come; the last example is padding.
 OLD, NEW = (torch.tensor(row, dtype=torch.float64) for row in ([1, 0, 1, 0], [0, 1, 0, 0]))
-LABELS, MASK = torch.tensor([2, 1, 0, 1, 1, 2]), torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.float64)
+LABELS, MASK = (
+    torch.tensor([2, 1, 0, 1, 1, 2]),
+    torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.float64),
+)
 
 
 def objective(algorithm, params, **server):
@@ -35,7 +41,9 @@ def objective(algorithm, params, **server):
 
 
 def assert_close(actual, expected):
-    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        actual, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12
+    )
 
 
 # --- GLFC
@@ -45,7 +53,9 @@ def assert_close(actual, expected):
 def test_glfc_s_loss_is_that_of_the_released_code(compensation):
     """There over three outputs; here class 3, which is to come, is one more negative in the sum."""
     z, before = logits(6, 4), logits(6, 4, seed=1)
-    loss = objective(replace(GLFC_, compensation=compensation), {"z": z}, old={"z": before}, known=OLD, new=NEW)
+    loss = objective(
+        replace(GLFC_, compensation=compensation), {"z": z}, old={"z": before}, known=OLD, new=NEW
+    )
     examples, sigmoid = range(5), lambda v: 1 / (1 + (-v).exp())
     g = [1 - sigmoid(z[i, LABELS[i]]) for i in examples]
     kinds = {kind: [i for i in examples if bool(OLD[LABELS[i]]) is kind] for kind in (True, False)}
@@ -58,7 +68,9 @@ def test_glfc_s_loss_is_that_of_the_released_code(compensation):
             label = float(LABELS[i] == c)
             target = sigmoid(before[i, c]) if OLD[c] else label
             p = sigmoid(z[i, c])
-            learning, distilling = (-(t * p.log() + (1 - t) * (1 - p).log()) / 3 for t in (label, target))
+            learning, distilling = (
+                -(t * p.log() + (1 - t) * (1 - p).log()) / 3 for t in (label, target)
+            )
             expected = expected + (0.7 * weight * learning + 0.4 * distilling) / 5
     assert_close(loss, expected)
 
@@ -66,14 +78,21 @@ def test_glfc_s_loss_is_that_of_the_released_code(compensation):
 def test_glfc_learns_the_first_task_by_binary_cross_entropy():
     z = logits(6, 4)
     loss = objective(GLFC_, {"z": z}, new=torch.tensor([1, 1, 1, 0], dtype=torch.float64))
-    expected = F.binary_cross_entropy_with_logits(z[:5], F.one_hot(LABELS[:5], 4).double(), reduction="sum") / 5 / 3
+    expected = (
+        F.binary_cross_entropy_with_logits(
+            z[:5], F.one_hot(LABELS[:5], 4).double(), reduction="sum"
+        )
+        / 5
+        / 3
+    )
     assert_close(loss, expected)
 
 
 def test_herding_by_hand():
-    """Features at 0, 20, 40 and 100 degrees; their mean points to 38.9 degrees and has length 0.82. The closest single
-    one is that at 40. With it, the closest mean is that with 20: at 30 degrees, of length 0.98, 0.20 off; with 100 (at
-    70, 0.87) it would be 0.46 off, and with 0 (at 20, 0.94) 0.31."""
+    """Features at 0, 20, 40 and 100 degrees; their mean points to 38.9 degrees and has length 0.82.
+    The closest single one is that at 40. With it, the closest mean is that with 20: at 30 degrees,
+    of length 0.98, 0.20 off; with 100 (at 70, 0.87) it would be 0.46 off, and with 0 (at 20, 0.94)
+    0.31."""
     angles = torch.deg2rad(torch.tensor([0.0, 20, 40, 100], dtype=torch.float64))
     features = 3 * torch.stack([angles.cos(), angles.sin()], 1)
     assert herding(features, 2).tolist() == [2, 1]
@@ -83,7 +102,9 @@ def test_herding_by_hand():
 def test_a_client_of_glfc_keeps_equally_many_of_each_class():
     labels = np.array([0] * 5 + [1] * 2 + [2] * 5)
     points = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    first = replace(GLFC_, memory=8).keep(np.zeros(0, int), np.arange(7), points.__getitem__, labels)
+    first = replace(GLFC_, memory=8).keep(
+        np.zeros(0, int), np.arange(7), points.__getitem__, labels
+    )
     assert np.bincount(labels[first]).tolist() == [4, 2]
     then = replace(GLFC_, memory=8).keep(first, np.arange(7, 12), points.__getitem__, labels)
     assert np.bincount(labels[then]).tolist() == [2, 2, 2]
@@ -93,12 +114,18 @@ def test_a_client_of_glfc_keeps_equally_many_of_each_class():
 def test_prototypes_are_the_images_closest_to_the_mean_of_their_class():
     simulation = stream(GLFC_, augment=False)
     cohort = assemble(simulation, simulation.initial_state(), 1)
-    algorithm, net, info = simulation.algorithm, simulation.bench.net, simulation.stages[0].federation
+    algorithm, net, info = (
+        simulation.algorithm,
+        simulation.bench.net,
+        simulation.stages[0].federation,
+    )
     position = int(np.argmax([len(info.parts[c]) for c in cohort.clients]))
     data = ScheduledData(simulation.bench, cohort.schedules[position])
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
     sent = broadcast(simulation, simulation.initial_state())
-    ctx = Context(sent, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), LOCAL)
+    ctx = Context(
+        sent, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), LOCAL
+    )
     found = algorithm.prototypes(net, sent["params"], data, ctx)
     part = info.parts[cohort.clients[position]]
     x, y = data.take(torch.as_tensor(part))
@@ -111,14 +138,22 @@ def test_prototypes_are_the_images_closest_to_the_mean_of_their_class():
 
 
 def test_the_proxy_server_hands_out_the_best_model_of_the_task():
-    """A model that is worse on the prototypes than the one before does not replace it; one that is as good does."""
+    """A model that is worse on the prototypes than the one before does not replace it; one that is
+    as good does."""
     simulation = stream(GLFC_)
     state = play(simulation, 1)
     prototypes, net = state.server["prototypes"], LiveNetwork(simulation.bench.net)
-    right = (net(state.server["params"], prototypes["x"]).logits.argmax(1) == prototypes["y"]).double().mean()
+    right = (
+        (net(state.server["params"], prototypes["x"]).logits.argmax(1) == prototypes["y"])
+        .double()
+        .mean()
+    )
     assert_close(state.server["score"], right)
     for score, replaced in ((float(right), True), (float(right) + 0.1, False)):
-        given = state.server | {"score": torch.tensor(score, dtype=torch.float64), "best": {"another": right}}
+        given = state.server | {
+            "score": torch.tensor(score, dtype=torch.float64),
+            "best": {"another": right},
+        }
         refined = simulation.algorithm.refine(net, given, {}, None)
         assert (refined["best"].keys() == state.server["params"].keys()) is replaced
     info = simulation.stages[1].federation
@@ -142,8 +177,8 @@ def test_leverage_is_the_diagonal_of_the_projection():
 
 
 def test_leverage_of_features_that_clients_have_hidden():
-    """Eq. (1): each of two clients rotates its rows by P_k, both the columns by one Q; the server decomposes what it is
-    sent, and client k undoes P_k in its rows of U."""
+    """Eq. (1): each of two clients rotates its rows by P_k, both the columns by one Q; the server
+    decomposes what it is sent, and client k undoes P_k in its rows of U."""
     x, sizes = logits(8, 3), (5, 3)
     rotations = [torch.linalg.qr(logits(n, n, seed=n))[0] for n in (*sizes, 4)]
     q = torch.linalg.qr(logits(3, 3, seed=9))[0]
@@ -155,26 +190,32 @@ def test_leverage_of_features_that_clients_have_hidden():
 
 
 def test_fedcbdr_draws_by_leverage_over_all_clients():
-    """Four examples share a direction (tau 1/4 each), two have one each of their own (tau 1): p = 1/12 and 1/3. Of one
-    drawn, a lonely one comes 2/3 of the time: 2,000 of 3,000, with a deviation of 26. One without a feature never."""
+    """Four examples share a direction (tau 1/4 each), two have one each of their own (tau 1): p =
+    1/12 and 1/3. Of one drawn, a lonely one comes 2/3 of the time: 2,000 of 3,000, with a deviation
+    of 26. One without a feature never."""
     points = torch.zeros(7, 3, dtype=torch.float64)
     points[:4, 0], points[4, 1], points[5, 2] = 1, 5, 0.1
     kept, own = [np.array([9]), np.zeros(0, int)], [np.array([0, 1, 4]), np.array([2, 3, 5, 6])]
     lonely = 0
     for seed in range(3000):
-        drawn = replace(CBDR, samples=1).choose(kept, own, points.__getitem__, None, np.random.default_rng(seed))
+        drawn = replace(CBDR, samples=1).choose(
+            kept, own, points.__getitem__, None, np.random.default_rng(seed)
+        )
         fresh = sorted({*drawn[0], *drawn[1]} - {9})
         assert len(fresh) == 1
         assert 9 in drawn[0]
         assert 6 not in fresh
         lonely += fresh[0] in (4, 5)
     assert abs(lonely - 2000) < 5 * 26
-    every = replace(CBDR, samples=50).choose(kept, own, points.__getitem__, None, np.random.default_rng(0))
+    every = replace(CBDR, samples=50).choose(
+        kept, own, points.__getitem__, None, np.random.default_rng(0)
+    )
     assert [numbers.tolist() for numbers in every] == [[0, 1, 4, 9], [2, 3, 5]]
 
 
 def test_fedcbdr_s_loss_by_loops():
-    """Eq. (7): two old examples, three new ones; classes 1 and 3 have the temperature of new classes."""
+    """Eq. (7): two old examples, three new ones; classes 1 and 3 have the temperature of new
+    classes."""
     z = logits(6, 4)
     loss = objective(CBDR, {"z": z}, known=OLD)
     expected = 0.0
@@ -205,18 +246,24 @@ def test_clients_train_on_what_they_have_kept(algorithm):
     sent = broadcast(simulation, state)
     trained = simulation.engine.train(algorithm, simulation.bench, sent, cohort, 0.1, False)
     info = describe(simulation, state, cohort, trained).info
-    assert info.weights.tolist() == [len(part) + len(own) for part, own in zip(second.parts, kept, strict=True)]
+    assert info.weights.tolist() == [
+        len(part) + len(own) for part, own in zip(second.parts, kept, strict=True)
+    ]
     assert info.counts.sum(1).tolist() == info.weights.tolist()
 
 
 @pytest.mark.parametrize("algorithm", [CBDR, GLFC_], ids=["fedcbdr", "glfc"])
 def test_the_training_accuracy_of_local_models_counts_what_clients_have_kept(algorithm):
-    """In the second task: right answers among all examples that a client trains on, its own of the task and those that
-    it has kept, over their number; counted here again by the model that the client sends at the end."""
+    """In the second task: right answers among all examples that a client trains on, its own of the
+    task and those that it has kept, over their number; counted here again by the model that the
+    client sends at the end."""
     epochs = LocalEpochs(rounds=None, every=1, between=True, clients=None)
     simulation = stream(algorithm, participation=1.0, analysis=epochs)
     state = play(simulation, 3)
-    kept, own = numbers_in(state.server, simulation.stages[1].federation), simulation.stages[1].federation.parts
+    kept, own = (
+        numbers_in(state.server, simulation.stages[1].federation),
+        simulation.stages[1].federation.parts,
+    )
     rows = play_round(simulation, state).analyses["local_epochs.csv"]
     cohort, bench = assemble(simulation, state, 4), simulation.bench
     sent = broadcast(simulation, state)
@@ -235,7 +282,9 @@ def test_numbers_go_into_a_table_and_back():
     back = numbers_in({"kept": table(kept, torch.device("cpu"))}, info)
     assert [row.tolist() for row in back] == [row.tolist() for row in kept]
     nothing = [np.zeros(0, int)] * 4
-    assert [len(row) for row in numbers_in({"kept": table(nothing, torch.device("cpu"))}, info)] == [0] * 4
+    assert [
+        len(row) for row in numbers_in({"kept": table(nothing, torch.device("cpu"))}, info)
+    ] == [0] * 4
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def test_each_experiment_states_its_data(name):
 def test_expected_numbers_do_not_decide_a_run():
     from fedexp.rundir.fingerprint import essential
 
-    assert "expected" not in {key.partition(".")[0] for key in essential({"expected": CIFAR, "rounds": 2})}
+    assert "expected" not in {
+        key.partition(".")[0] for key in essential({"expected": CIFAR, "rounds": 2})
+    }
     assert composed("experiment=fedntd/cifar10_s2").expected == CIFAR
 
 
@@ -35,7 +37,8 @@ def test_other_data_are_named():
     here = ["experiment=fedntd/cifar10_s2"]
     assert other_data({"data": CIFAR}, here) == []
     assert other_data({}, here) == []  # an old summary
-    assert other_data({"data": CIFAR | {"train": 49_960}}, here) == []  # rounding: less than one in a thousand
+    # rounding: less than one in a thousand
+    assert other_data({"data": CIFAR | {"train": 49_960}}, here) == []
     assert other_data({"data": CIFAR | {"train": 5_000, "classes": 9}}, here) == [
         "data: 5,000 training examples, not 50,000",
         "data: 9 classes, not 10",
@@ -68,7 +71,14 @@ def test_a_run_notes_its_data(tmp_path, monkeypatch):
     """digits: 1,437 + 360 images of ten classes."""
     monkeypatch.setattr("sys.argv", ["fedexp"])
     monkeypatch.chdir(tmp_path)
-    small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
+    small = [
+        "rounds=1",
+        "local.epochs=1",
+        "num_clients=4",
+        "alpha=10",
+        "tracker=none",
+        "figures=false",
+    ]
     small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.run.dir=run"]
     assert main.main(small) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -34,34 +34,49 @@ def make_small(folder: Path, pictures: set[str] = TWO) -> None:
 
 
 @pytest.mark.parametrize(
-    "pictures", [TWO, pytest.param(ALL - {"local_round"}, marks=pytest.mark.slow)], ids=["two", "all"]
+    "pictures",
+    [TWO, pytest.param(ALL - {"local_round"}, marks=pytest.mark.slow)],
+    ids=["two", "all"],
 )
 def test_formats_titles_and_a_style_of_ones_own(tmp_path, pictures):
-    """Each picture in each format, without a title and in the size and colours of the user's file; and the same files
-    when they are drawn again."""
+    """Each picture in each format, without a title and in the size and colours of the user's file;
+    and the same files when they are drawn again."""
     make_small(tmp_path, pictures)
     style = tmp_path / "paper.mplstyle"
-    style.write_text("figure.figsize: 4, 3\nsavefig.dpi: 100\naxes.prop_cycle: cycler('color', ['112233', '445566'])\n")
+    style.write_text(
+        "figure.figsize: 4, 3\nsavefig.dpi: 100\naxes.prop_cycle: cycler('color', ['112233',"
+        " '445566'])\n"
+    )
     look = Pictures(format=("svg", "pdf", "png"), titles=False, style=str(style))
     paths = make_figures(tmp_path, look=look)
-    assert {p.name for p in paths} == {f"{name}.{form}" for name in pictures for form in look.format}
+    assert {p.name for p in paths} == {
+        f"{name}.{form}" for name in pictures for form in look.format
+    }
     with Image.open(tmp_path / "figures" / "curves.png") as image:
         assert image.width == 400  # 4 inches of 100 dots
     svg = (tmp_path / "figures" / "curves.svg").read_text()
     assert "#112233" in svg
     assert "Accuracy and forgetting of the global model" not in svg
     assert (tmp_path / "figures" / "curves.pdf").read_bytes().startswith(b"%PDF")
-    before = {p: p.read_bytes() for p in paths if p.suffix != ".png"}  # formats that could hold the time
+    # formats that could hold the time
+    before = {p: p.read_bytes() for p in paths if p.suffix != ".png"}
     again = make_figures(tmp_path, look=replace(look, format=("svg", "pdf")))
     assert {p: p.read_bytes() for p in again} == before
     make_figures(tmp_path, look=Pictures(format=("svg",)))
-    assert "Accuracy and forgetting of the global model" in (tmp_path / "figures" / "curves.svg").read_text()
-    assert matplotlib.rcParams["figure.figsize"][0] != 4, "the style of a picture is no state of the process"
+    assert (
+        "Accuracy and forgetting of the global model"
+        in (tmp_path / "figures" / "curves.svg").read_text()
+    )
+    assert matplotlib.rcParams["figure.figsize"][0] != 4, (
+        "the style of a picture is no state of the process"
+    )
 
 
 def test_pictures_are_drawn_as_the_configuration_says(tmp_path):
     make_small(tmp_path)
-    (tmp_path / "config.yaml").write_text(CONFIG + "figures: {draw: true, format: [pdf], titles: true, style: gone}\n")
+    (tmp_path / "config.yaml").write_text(
+        CONFIG + "figures: {draw: true, format: [pdf], titles: true, style: gone}\n"
+    )
     assert missing_figures(tmp_path) == len(TWO)
     # The style file is not there any more: as if nothing had been said.
     assert {p.suffix for p in make_figures(tmp_path)} == {".png"}
@@ -116,10 +131,13 @@ def labels_of(folder: Path) -> list[str]:
 
 
 def test_class_names_in_any_script(tmp_path, monkeypatch):
-    """Drawn where a font of the system has the letters, else by number; no warning either way, and no mathematics."""
+    """Drawn where a font of the system has the letters, else by number; no warning either way, and
+    no mathematics."""
     names = ["体育", "cat", "財経", "a$b$ c\td"]
     make_run(tmp_path / "run", classes=4, local=False, names=names)
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", [e for e in ENTRIES if "DejaVu" in e.name])
+    monkeypatch.setattr(
+        font_manager.fontManager, "ttflist", [e for e in ENTRIES if "DejaVu" in e.name]
+    )
     assert labels_of(tmp_path / "run") == ["0", "cat", "2", "a$b$ c d"]
     font_with("体育財経", tmp_path / "four.ttf")
     monkeypatch.setattr(font_manager.fontManager, "ttflist", list(font_manager.fontManager.ttflist))
@@ -128,7 +146,9 @@ def test_class_names_in_any_script(tmp_path, monkeypatch):
 
 
 def test_a_title_in_any_script(monkeypatch):
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", [e for e in ENTRIES if "DejaVu" in e.name])
+    monkeypatch.setattr(
+        font_manager.fontManager, "ttflist", [e for e in ENTRIES if "DejaVu" in e.name]
+    )
     assert drawable_text("fedavg on 数据\nseed 0")[0] == "fedavg on ??\nseed 0"
 
 
@@ -141,4 +161,5 @@ def test_a_font_that_is_not_there_is_said_once(tmp_path, caplog, capfd):
     assert said == [f"figures.style={style}: no font No Such Font here; another one is used"]
     make_figures(tmp_path)
     assert len(caplog.records) == 1
-    assert capfd.readouterr().err.replace(f"{said[0]}\n", "") == ""  # the console says it where a test has set it up
+    # the console says it where a test has set it up
+    assert capfd.readouterr().err.replace(f"{said[0]}\n", "") == ""

@@ -1,4 +1,5 @@
-"""Pictures from the files of a run directory: which are written, and that they show exactly what the files say."""
+"""Pictures from the files of a run directory: which are written, and that they show exactly what
+the files say."""
 
 import csv
 import json
@@ -19,7 +20,14 @@ from fedexp.figures.load import columns_of, describe, load_run
 from fedexp.figures.style import styled
 from fedexp.rundir.reader import RunDirectory
 
-ALL = {"class_accuracy", "class_accuracy_normalised", "curves", "loss", "data_distribution", "local_round"}
+ALL = {
+    "class_accuracy",
+    "class_accuracy_normalised",
+    "curves",
+    "loss",
+    "data_distribution",
+    "local_round",
+}
 CONFIG = """
 algorithm: {_target_: fedexp.algorithms.fedntd.FedNTD, beta: 1.0}
 dataset: {_target_: fedexp.data.datasets.Digits, name: digits}
@@ -37,8 +45,11 @@ def write_csv(path, header, rows):
         csv.writer(file).writerows([header, *rows])
 
 
-def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None, local=True, names=None):
-    """A run directory with random accuracies, or the given ones [evaluated rounds, C]; returns the accuracies."""
+def make_run(
+    folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None, local=True, names=None
+):
+    """A run directory with random accuracies, or the given ones [evaluated rounds, C]; returns the
+    accuracies."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     evaluated = list(range(0, rounds + 1, interval))
@@ -52,11 +63,22 @@ def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None,
     rows = []
     for t in range(rounds + 1):
         mean = np.nanmean(accuracy[evaluated.index(t)]) if t in evaluated else ""
-        rows.append([t, mean, 1.5 if t in evaluated else "", 2 - t / rounds if t else "", 0.1 if t > 1 else "", ""])
+        rows.append(
+            [
+                t,
+                mean,
+                1.5 if t in evaluated else "",
+                2 - t / rounds if t else "",
+                0.1 if t > 1 else "",
+                "",
+            ]
+        )
     header = ["round", "test_accuracy", "test_loss", "train_loss", "forgetting", "round_forgetting"]
     write_csv(folder / "rounds.csv", header, rows)
     cells = [
-        (t, c, "" if np.isnan(a) else a) for t, row in zip(evaluated, accuracy, strict=True) for c, a in enumerate(row)
+        (t, c, "" if np.isnan(a) else a)
+        for t, row in zip(evaluated, accuracy, strict=True)
+        for c, a in enumerate(row)
     ]
     write_csv(folder / "class_accuracy.csv", ["round", "class", "accuracy"], cells)
     (folder / "config.yaml").write_text(CONFIG)
@@ -74,7 +96,8 @@ def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None,
 
 
 def make_stream(folder, tasks=3, rounds_per_task=2, interval=1, clients=4):
-    """A run over a stream of tasks; returns random accuracies [evaluated rounds, tasks] and counts [tasks, K, C]."""
+    """A run over a stream of tasks; returns random accuracies [evaluated rounds, tasks] and counts
+    [tasks, K, C]."""
     rounds = tasks * rounds_per_task
     make_run(folder, rounds=rounds, interval=interval, clients=clients, local=False)
     rng = np.random.default_rng(1)
@@ -110,8 +133,12 @@ def map_array(figure):
 
 @pytest.fixture
 def unrendered(monkeypatch):
-    """Figures are made and written, but not rendered, which takes most of the time: for tests of which there are."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **options: path.write_bytes(b"picture"))
+    """Figures are made and written, but not rendered, which takes most of the time: for tests of
+    which there are."""
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig",
+        lambda self, path, **options: path.write_bytes(b"picture"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +150,8 @@ def unrendered(monkeypatch):
     ],
 )
 def test_every_picture_is_written(tmp_path, monkeypatch, shape):
-    monkeypatch.setattr(style, "OURS", Path(style.__file__).with_name("fedexp.mplstyle"))  # as outside of tests
+    # as outside of tests
+    monkeypatch.setattr(style, "OURS", Path(style.__file__).with_name("fedexp.mplstyle"))
     make_run(tmp_path, **shape)
     paths = make_figures(tmp_path)
     assert {p.stem for p in paths} == ALL
@@ -169,7 +197,9 @@ def test_drawing_again_replaces_the_pictures(tmp_path):
     first = {p: p.read_bytes() for p in make_figures(tmp_path)}
     assert {p: p.read_bytes() for p in make_figures(tmp_path)} == first  # same files, same pixels
     make_run(tmp_path, rounds=5)
-    assert all(p.read_bytes() != first[p] for p in make_figures(tmp_path) if p.stem != "data_distribution")
+    assert all(
+        p.read_bytes() != first[p] for p in make_figures(tmp_path) if p.stem != "data_distribution"
+    )
 
 
 def test_a_failed_write_keeps_the_old_picture(tmp_path, unrendered, monkeypatch):
@@ -230,7 +260,8 @@ def test_round_picture_of_a_global_model_that_was_not_evaluated_is_undefined(tmp
     [
         ([0], [-0.5, 0.5]),
         ([0, 1, 2], [-0.5, 0.5, 1.5, 2.5]),
-        ([0, 10, 20, 25], [-5, 5, 15, 22.5, 27.5]),  # the last round is evaluated whatever the interval
+        # the last round is evaluated whatever the interval
+        ([0, 10, 20, 25], [-5, 5, 15, 22.5, 27.5]),
     ],
 )
 def test_cells_are_centred_on_their_round(rounds, edges):
@@ -271,7 +302,12 @@ def test_curves_skip_rounds_without_evaluation_and_mark_best_and_targets(tmp_pat
     make_run(tmp_path, rounds=4, classes=2, interval=2, accuracy=accuracy, local=False)
     above, below = draw.curves(load_run(tmp_path)).axes
     lines = {line.get_label(): line for line in above.lines}
-    assert list(lines) == ["test accuracy", "best: 0.400, round 2", "target 0.2: round 2", "target 0.99: never"]
+    assert list(lines) == [
+        "test accuracy",
+        "best: 0.400, round 2",
+        "target 0.2: round 2",
+        "target 0.99: never",
+    ]
     np.testing.assert_allclose(lines["test accuracy"].get_xydata(), [[0, 0.1], [2, 0.4], [4, 0.2]])
     assert [line.get_label() for line in below.lines] == ["forgetting F (BwT)"]
     np.testing.assert_allclose(below.lines[0].get_xydata(), [[2, 0.1], [3, 0.1], [4, 0.1]])
@@ -302,7 +338,9 @@ def test_classes_are_named_up_to_20_and_numbered_beyond(tmp_path):
         figure.canvas.draw()
         axes = figure.axes[0]
         low, high = sorted(axes.get_ylim())
-        labels = [t.get_text() for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high]
+        labels = [
+            t.get_text() for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high
+        ]
         assert labels[0] == first
         assert len(labels) == 20 if classes == 20 else len(labels) <= 11
 
@@ -322,10 +360,14 @@ def test_tasks_picture_shows_the_csv(tmp_path, shape):
     above, below = figure.axes[:2]
     np.testing.assert_array_equal(map_array(figure), accuracy.T)
     assert above.collections[0].get_clim() == (0, 1)
-    rounds = np.arange(1, len(accuracy)) * shape.get("interval", 1)  # in round 0 nothing is being learned
+    # in round 0 nothing is being learned
+    rounds = np.arange(1, len(accuracy)) * shape.get("interval", 1)
     learned = np.ceil(rounds / shape["rounds_per_task"]).astype(int)
     average, new = below.lines[:2]
-    assert [average.get_label(), new.get_label()] == ["average accuracy on the learned tasks", "new-task accuracy"]
+    assert [average.get_label(), new.get_label()] == [
+        "average accuracy on the learned tasks",
+        "new-task accuracy",
+    ]
     means = [row[:task].mean() for row, task in zip(accuracy[1:], learned, strict=True)]
     np.testing.assert_allclose(average.get_xydata(), np.transpose([rounds, means]))
     latest = accuracy[np.arange(1, len(accuracy)), learned - 1]
@@ -351,10 +393,16 @@ def test_lines_where_tasks_begin(tmp_path, shape, in_curves, in_maps):
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 1), (10, 3), *(pytest.param(s, marks=pytest.mark.slow) for s in ((3, 20), (25, 4), (10, 100)))]
+    "shape",
+    [
+        (2, 1),
+        (10, 3),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ((3, 20), (25, 4), (10, 100))),
+    ],
 )
 def test_nothing_overlaps_in_the_tasks_picture(tmp_path, shape):
-    """Neither the two panels, the legend and the colour bar, nor the names of the tasks; nothing is cut off."""
+    """Neither the two panels, the legend and the colour bar, nor the names of the tasks; nothing is
+    cut off."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     make_stream(tmp_path, *shape)
@@ -364,11 +412,17 @@ def test_nothing_overlaps_in_the_tasks_picture(tmp_path, shape):
         FigureCanvasAgg(figure).draw()
     above, below, bar = figure.axes
     rows = [int(t.get_text()) for t in above.get_yticklabels() if _inside(above, t, "y")]
-    assert rows == list(range(1, shape[0] + 1)) if shape[0] <= 10 else set(rows) < set(range(1, shape[0] + 1))
+    assert (
+        rows == list(range(1, shape[0] + 1))
+        if shape[0] <= 10
+        else set(rows) < set(range(1, shape[0] + 1))
+    )
     legend = below.get_legend().get_window_extent()
     boxes = {axes: axes.get_tightbbox() for axes in figure.axes}
     pairs = [(boxes[above], boxes[below]), (boxes[above], boxes[bar]), (boxes[bar], boxes[below])]
-    assert not any(one.overlaps(other) for one, other in (*pairs, (legend, below.get_window_extent())))
+    assert not any(
+        one.overlaps(other) for one, other in (*pairs, (legend, below.get_window_extent()))
+    )
     for box in (*boxes.values(), legend):
         assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
         assert 0 <= box.y0 < box.y1 <= figure.bbox.y1
@@ -397,11 +451,14 @@ def test_which_pictures_a_stream_of_tasks_has(tmp_path, unrendered):
 def test_a_stream_of_tasks_killed_early(tmp_path, unrendered):
     make_stream(tmp_path)
     path = tmp_path / "tasks.csv"
-    path.write_text("round,task,evaluated_task,accuracy\n0,0,1,0.25\n0,0,2,0.5\n1,1")  # the last row is cut short
+    # the last row is cut short
+    path.write_text("round,task,evaluated_task,accuracy\n0,0,1,0.25\n0,0,2,0.5\n1,1")
     run = load_run(tmp_path)
     figure = draw.tasks(run, run.tasks)
     np.testing.assert_array_equal(map_array(figure), [[0.25], [0.5]])
-    assert [text.get_text() for text in figure.axes[1].texts] == ["undefined before the first round"]
+    assert [text.get_text() for text in figure.axes[1].texts] == [
+        "undefined before the first round"
+    ]
     assert upright(draw.curves(run).axes[0]) == []
     path.write_text("")
     assert "tasks" not in {p.stem for p in make_figures(tmp_path)}
@@ -421,12 +478,18 @@ def test_tick_labels_do_not_overlap(tmp_path):
         accuracy=np.zeros((30, 40, 100)),
     )
     run = load_run(tmp_path)
-    for figure in (draw.class_accuracy(run, run.history), draw.local_round(run, run.history), draw.curves(run)):
+    for figure in (
+        draw.class_accuracy(run, run.history),
+        draw.local_round(run, run.history),
+        draw.curves(run),
+    ):
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         for axes in figure.axes:
             for ticks, side in ((axes.get_xticklabels(), "x"), (axes.get_yticklabels(), "y")):
-                boxes = [t.get_window_extent() for t in ticks if t.get_text() and _inside(axes, t, side)]
+                boxes = [
+                    t.get_window_extent() for t in ticks if t.get_text() and _inside(axes, t, side)
+                ]
                 spans = sorted((getattr(b, f"{side}0"), getattr(b, f"{side}1")) for b in boxes)
                 assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
@@ -449,7 +512,8 @@ def test_titles_name_the_run():
     assert describe(config, {}, {}) == title
     assert describe(config, {"status": "completed"}, {}) == title
     assert (
-        describe(config, {"status": "failed"}, {"algorithm": "mine"}) == f"{title.replace('mymethod', 'mine')}, failed"
+        describe(config, {"status": "failed"}, {"algorithm": "mine"})
+        == f"{title.replace('mymethod', 'mine')}, failed"
     )
     assert describe({}, {"algorithm": "fedavg", "dataset": "mnist"}, {}) == "fedavg on mnist"
     assert describe({}, {}, {}) == ""
@@ -464,7 +528,9 @@ def test_columns_of_an_interrupted_file(tmp_path):
     assert np.isnan(columns["note"]).all()
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "partition.npz", "class_accuracy.csv", "tasks.csv"])
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "summary.json", "partition.npz", "class_accuracy.csv", "tasks.csv"]
+)
 def test_a_damaged_file_is_named(tmp_path, name):
     make_run(tmp_path, local=False)
     (tmp_path / name).write_text("[{\n1")

@@ -1,4 +1,5 @@
-"""Parameters with requires_grad=False, on every engine; and batch norm where a client has no two examples at a time."""
+"""Parameters with requires_grad=False, on every engine; and batch norm where a client has no two
+examples at a time."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -30,8 +31,10 @@ from toy_federation import (
     play,
 )
 
-ROWS = first_of_each_class([row for row in SHIPPED if row.cls is not FedBN], CONTINUAL)  # CNN has no batch norm
-PER_PARAMETER = ("adapt", "transform_grads", "local_step", "must_train", "refine")  # what reads them one by one
+# CNN has no batch norm
+ROWS = first_of_each_class([row for row in SHIPPED if row.cls is not FedBN], CONTINUAL)
+# what reads them one by one
+PER_PARAMETER = ("adapt", "transform_grads", "local_step", "must_train", "refine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +65,19 @@ def simulation_of(name: str, **changes: Any):
 def test_frozen_parameters_are_no_part_of_a_round(name):
     """Not in what is trained, kept by the server or sent; and the model still answers with them."""
     simulation = simulation_of(name, model=frozen("convolutions"))
-    body = {k: v.clone() for k, v in simulation.bench.net.module.named_parameters() if k.startswith("convolutions")}
+    body = {
+        k: v.clone()
+        for k, v in simulation.bench.net.module.named_parameters()
+        if k.startswith("convolutions")
+    }
     assert body
-    state = play(simulation, 3 if ROWS[name] in CONTINUAL else 2)  # into the second task; with what is kept
+    # into the second task; with what is kept
+    state = play(simulation, 3 if ROWS[name] in CONTINUAL else 2)
     assert tree.is_finite(state.server["params"])
     assert not any(k.startswith("convolutions") for k in state.server["params"])
     assert not any(
-        "convolutions" in str(path) for path, _ in torch.utils._pytree.tree_flatten_with_path(state.server)[0]
+        "convolutions" in str(path)
+        for path, _ in torch.utils._pytree.tree_flatten_with_path(state.server)[0]
     )
     for k, v in simulation.bench.net.module.named_parameters():
         if k in body:
@@ -78,13 +87,18 @@ def test_frozen_parameters_are_no_part_of_a_round(name):
 
 
 def test_frozen_parameters_cost_no_bytes():
-    whole, part = (make_simulation(model=model) for model in (frozen("nothing"), frozen("convolutions")))
+    whole, part = (
+        make_simulation(model=model) for model in (frozen("nothing"), frozen("convolutions"))
+    )
     results = [play_round(simulation, simulation.initial_state()) for simulation in (whole, part)]
     sizes = [tree.num_bytes(simulation.initial) for simulation in (whole, part)]
     clients = len(results[0].cohort.clients)
-    assert sizes[0] - sizes[1] == 8 * (3 * 1 * 3 * 3 + 3)  # float64: the weights and biases of the convolution
+    # float64: the weights and biases of the convolution
+    assert sizes[0] - sizes[1] == 8 * (3 * 1 * 3 * 3 + 3)
     for direction in ("bytes_up", "bytes_down"):
-        assert [getattr(result, direction) for result in results] == [clients * size for size in sizes]
+        assert [getattr(result, direction) for result in results] == [
+            clients * size for size in sizes
+        ]
 
 
 def test_frozen_is_training_with_their_gradient_set_to_zero():
@@ -95,11 +109,17 @@ def test_frozen_is_training_with_their_gradient_set_to_zero():
     )
     state = simulation.initial_state()
     result = play_round(simulation, state)
-    module = frozen("convolutions").build(simulation.bench.data.shape, simulation.bench.data.num_classes).double()
+    module = (
+        frozen("convolutions")
+        .build(simulation.bench.data.shape, simulation.bench.data.num_classes)
+        .double()
+    )
     values = {k: v.detach().clone() for k, v in simulation.bench.net.module.named_parameters()}
     module.load_state_dict(values | state.server["params"])
     trained = [p for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    optimizer = torch.optim.SGD(
+        trained, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
+    )
     (schedule,) = result.cohort.schedules
     for index, length in zip(schedule.index, schedule.lengths, strict=True):
         x, y = simulation.bench.load_train(index[:length], None)
@@ -110,12 +130,16 @@ def test_frozen_is_training_with_their_gradient_set_to_zero():
     assert_equal(result.server["params"], expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedNTD", "FedCurv", "Scaffold", "FedAlign", "FedEWC", "CFeD"])
+@pytest.mark.parametrize(
+    "name", ["FedAvg", "FedNTD", "FedCurv", "Scaffold", "FedAlign", "FedEWC", "CFeD"]
+)
 @engines_compared
 def test_engines_agree_on_frozen_parameters(name, engines):
     states = []
     for engine in engines:
-        simulation = replace(simulation_of(name, model=frozen("convolutions", "hidden")), engine=ENGINES[engine])
+        simulation = replace(
+            simulation_of(name, model=frozen("convolutions", "hidden")), engine=ENGINES[engine]
+        )
         states.append(play(simulation, 3 if ROWS[name] in CONTINUAL else 2).server)
     for other in states[1:]:
         assert_equal(other, states[0], atol=1e-12)
@@ -128,7 +152,9 @@ def test_workers_of_another_device_know_what_is_frozen():
 
 
 def test_all_frozen_is_refused():
-    with pytest.raises(ConfigError, match=r"model: all its parameters are frozen .* nothing to train"):
+    with pytest.raises(
+        ConfigError, match=r"model: all its parameters are frozen .* nothing to train"
+    ):
         make_simulation(model=frozen(""))
 
 
@@ -136,7 +162,9 @@ def test_all_frozen_is_refused():
 def test_a_frozen_classifier_works_or_is_refused(name):
     """With one message, and only where the algorithm treats the classifier apart."""
     if ROWS[name].cls.must_train:
-        with pytest.raises(ConfigError, match=rf"classifier.weight, classifier.bias frozen .*, but {name} treats"):
+        with pytest.raises(
+            ConfigError, match=rf"classifier.weight, classifier.bias frozen .*, but {name} treats"
+        ):
             simulation_of(name, model=frozen("classifier"))
         return
     simulation = simulation_of(name, model=frozen("classifier"))
@@ -150,7 +178,8 @@ def test_a_frozen_classifier_works_or_is_refused(name):
 def test_batch_norm_without_two_examples_at_a_time_is_refused(sizes, batch_size):
     local = replace(LOCAL, batch_size=batch_size)
     message = (
-        rf"local.batch_size={batch_size}: .*batch normalisation.* no client has one; use a larger local.batch_size"
+        rf"local.batch_size={batch_size}: .*batch normalisation.* no client has one; use a larger"
+        r" local.batch_size"
     )
     with pytest.raises(ConfigError, match=message):
         make_simulation(model=Normed(), sizes=sizes, local=local)
@@ -164,14 +193,20 @@ def test_a_task_in_which_nobody_could_train_is_refused():
 
 
 def test_clients_that_batch_norm_leaves_out_are_named(tmp_path, caplog):
-    """Batches of 4: clients of 1 example never train; of 5 the last one is left over; of 3 and 8 none."""
+    """Batches of 4: clients of 1 example never train; of 5 the last one is left over; of 3 and 8
+    none."""
     with caplog.at_level(logging.WARNING, logger="fedexp"):
         simulation = make_simulation(model=Normed(), sizes=(1, 5, 1, 3, 8), participation=1.0)
-    assert "2 of 5 clients have none and never train; each pass over the data leaves out 3 examples" in caplog.text
+    assert (
+        "2 of 5 clients have none and never train; each pass over the data leaves out 3 examples"
+        in caplog.text
+    )
     assert simulation.left_out == {"clients": 2, "examples": 3}
     result = play_round(simulation, simulation.initial_state())
     assert [schedule.steps for schedule in result.cohort.schedules] == [0, 2, 0, 2, 4]
-    assert sum(s.examples for s in result.cohort.schedules) == LOCAL.epochs * (5 + 1 + 1 + 3 + 8 - 3)
+    assert sum(s.examples for s in result.cohort.schedules) == LOCAL.epochs * (
+        5 + 1 + 1 + 3 + 8 - 3
+    )
     summary_of = recorder_summary(simulation, tmp_path)
     assert summary_of["left_out"] == {"clients": 2, "examples": 3}
     assert "left_out" not in recorder_summary(make_simulation(sizes=(4, 8)), tmp_path / "all")
@@ -190,6 +225,9 @@ def recorder_summary(simulation, directory):
 
 def test_a_left_over_example_alone_is_no_warning(caplog):
     with caplog.at_level(logging.INFO, logger="fedexp"):
-        assert make_simulation(model=Normed(), sizes=(5, 4)).left_out == {"clients": 0, "examples": 1}
+        assert make_simulation(model=Normed(), sizes=(5, 4)).left_out == {
+            "clients": 0,
+            "examples": 1,
+        }
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert "leaves out 1 example(s)" in caplog.text

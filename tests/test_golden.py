@@ -1,4 +1,5 @@
-"""Golden trajectories: short runs in float64 on real digits give the numbers that are committed in golden/.
+"""Golden trajectories: short runs in float64 on real digits give the numbers that are committed in
+golden/.
 
 A change that moves them changes what every user measures: it has to be meant. Renew with
 `python tests/test_golden.py --write` and say why in the changelog.
@@ -35,7 +36,12 @@ RUNS = {
     "fedprox": ["algorithm=fedprox", "algorithm.mu=1.0"],
     "fedntd": ["algorithm=fedntd", "algorithm.tau=2.0"],
     "fedntd_mse": ["algorithm=fedntd", "algorithm.distance=mse", "algorithm.beta=0.01"],
-    "fedntd_sharding_uniform": ["algorithm=fedntd", "partition=sharding", "weighting=uniform", "shards_per_client=5"],
+    "fedntd_sharding_uniform": [
+        "algorithm=fedntd",
+        "partition=sharding",
+        "weighting=uniform",
+        "shards_per_client=5",
+    ],
 }
 
 
@@ -43,11 +49,20 @@ def trajectory(simulation: Simulation) -> list[dict[str, float]]:
     """One row a round, from the initial model on."""
     totals = torch.bincount(simulation.bench.data.y_test).numpy()
     state, rows = simulation.initial_state(), []
-    evaluation, train_loss = simulation.engine.evaluate(simulation.bench, state.server), float("nan")
+    evaluation, train_loss = (
+        simulation.engine.evaluate(simulation.bench, state.server),
+        float("nan"),
+    )
     while True:
         correct = evaluation.class_correct.numpy()
-        row = {"round": state.round, "test_accuracy": correct.sum() / totals.sum(), "test_loss": float(evaluation.loss)}
-        row |= {"train_loss": train_loss} | {f"class_{c}": a for c, a in enumerate(correct / totals)}
+        row = {
+            "round": state.round,
+            "test_accuracy": correct.sum() / totals.sum(),
+            "test_loss": float(evaluation.loss),
+        }
+        row |= {"train_loss": train_loss} | {
+            f"class_{c}": a for c, a in enumerate(correct / totals)
+        }
         rows.append({key: float(value) for key, value in row.items()})
         if state.round == simulation.settings.rounds:
             return rows
@@ -57,7 +72,9 @@ def trajectory(simulation: Simulation) -> list[dict[str, float]]:
 
 
 def compute(name: str, *overrides: str) -> list[dict[str, float]]:
-    common = [o for o in COMMON if not (o.startswith("alpha") and "partition=sharding" in RUNS[name])]
+    common = [
+        o for o in COMMON if not (o.startswith("alpha") and "partition=sharding" in RUNS[name])
+    ]
     return trajectory(prepare(build(composed(*common, *RUNS[name], *overrides))).simulation)
 
 
@@ -80,17 +97,24 @@ def _threads():
     [
         ("fedavg", "sequential"),
         ("fedntd", "vectorised"),
-        *(pytest.param(name, "sequential", marks=pytest.mark.slow) for name in RUNS if name != "fedavg"),
+        *(
+            pytest.param(name, "sequential", marks=pytest.mark.slow)
+            for name in RUNS
+            if name != "fedavg"
+        ),
     ],
 )
 def test_golden_trajectory(name, engine):
-    """Accuracies exactly; losses to 1e-9, which leaves room for another order of summation, not for another method."""
+    """Accuracies exactly; losses to 1e-9, which leaves room for another order of summation, not for
+    another method."""
     actual, expected = compute(name, f"hardware.engine={engine}"), read(name)
     assert [list(row) for row in actual] == [list(row) for row in expected]
     for got, wanted in zip(actual, expected, strict=True):
         for key in got:
             tolerance = 1e-9 if key.endswith("loss") else 0.0
-            np.testing.assert_allclose(got[key], wanted[key], rtol=tolerance, atol=0, err_msg=f"{key} in {wanted}")
+            np.testing.assert_allclose(
+                got[key], wanted[key], rtol=tolerance, atol=0, err_msg=f"{key} in {wanted}"
+            )
 
 
 def test_golden_runs_differ_and_learn():
@@ -107,4 +131,6 @@ if __name__ == "__main__":
         with open(GOLDEN / f"{run_name}.csv", "w", newline="", encoding="utf-8") as output:
             writer = csv.DictWriter(output, list(table[0]), lineterminator="\n")
             writer.writeheader()
-            writer.writerows({k: int(v) if k == "round" else repr(v) for k, v in row.items()} for row in table)
+            writer.writerows(
+                {k: int(v) if k == "round" else repr(v) for k, v in row.items()} for row in table
+            )

@@ -21,7 +21,8 @@ from fedexp.training.place import Place
 from toy_federation import HARDWARE, PROCESS, composed
 
 SOURCE = Path(__file__).parents[1] / "src"
-# Takes a GPU, notes it, and gives it back when told to on standard input, or after some milliseconds.
+# Takes a GPU, notes it, and gives it back when told to on standard input, or after some
+# milliseconds.
 JOB = """
 import sys, time
 from pathlib import Path
@@ -113,7 +114,9 @@ def test_a_waiting_job_says_so(monkeypatch, tmp_path, caplog):
         gpus.one_gpu(["0"], 2, tmp_path, interval=7),
     ):
         raise AssertionError("it must wait")
-    assert [record.message for record in caplog.records] == ["waiting for a GPU: each has hardware.jobs_per_gpu=2 jobs"]
+    assert [record.message for record in caplog.records] == [
+        "waiting for a GPU: each has hardware.jobs_per_gpu=2 jobs"
+    ]
     with gpus.one_gpu(["0"], 1, tmp_path) as position:  # they were given back
         assert position == 0
 
@@ -136,7 +139,10 @@ def test_a_job_runs_on_the_gpu_that_it_got(monkeypatch, tmp_path):
 
     monkeypatch.setattr(gpus, "count_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with on_a_gpu(built, Place(finds_gpu=True)) as first, on_a_gpu(built, Place(finds_gpu=True)) as second:
+    with (
+        on_a_gpu(built, Place(finds_gpu=True)) as first,
+        on_a_gpu(built, Place(finds_gpu=True)) as second,
+    ):
         assert [each.hardware.device for each in (first, second)] == ["cuda:0", "cuda:1"]
         assert replace(second.hardware, device="auto") == built.hardware
         for changes in ({"device": "cpu"}, {"device": "cuda:1"}, {"engine": "workers"}):
@@ -160,7 +166,8 @@ def test_workers_stay_on_the_gpu_that_was_named(monkeypatch):
 
     assert devices("cuda:1") == ["cuda:1"]
     assert devices("cuda:1", workers=2) == ["cuda:1", "cuda:1"]
-    assert devices("cuda") == devices("auto") == ["cuda:0", "cuda:1", "cuda:2"]  # no more than there are clients
+    # no more than there are clients
+    assert devices("cuda") == devices("auto") == ["cuda:0", "cuda:1", "cuda:2"]
     assert spread(PROCESS, 2) == [PROCESS, PROCESS]
 
 

@@ -1,4 +1,5 @@
-"""`fedexp --help`: complete, true to the configuration, and quick (nothing heavy is imported for it)."""
+"""`fedexp --help`: complete, true to the configuration, and quick (nothing heavy is imported for
+it)."""
 
 import re
 import subprocess
@@ -15,7 +16,9 @@ from fedexp.config.options import list_groups, list_options
 
 CONF = Path(__file__).parents[1] / "conf"
 TEXT = help_text(CONF, [])
-OPTIONS = [(group, option) for group in list_groups([CONF]) for option in list_options(group, [CONF])]
+OPTIONS = [
+    (group, option) for group in list_groups([CONF]) for option in list_options(group, [CONF])
+]
 KNOB = re.compile(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)")
 # Knobs that exist only beside some option, and what stands for a value that a text cannot give.
 COMPANIONS = {"shards_per_client": ["partition=sharding"], "algorithm.beta": ["algorithm=fedntd"]}
@@ -78,28 +81,40 @@ def test_five_examples_that_are_valid():
 
 def test_own_groups_are_listed(tmp_path: Path):
     (tmp_path / "algorithm").mkdir()
-    (tmp_path / "algorithm" / "mine.yaml").write_text("# A method of my own.\n_target_: mine.Mine\n")
-    for flag in (["--config-dir", str(tmp_path)], [f"--config-dir={tmp_path}"], ["-cd", str(tmp_path)]):
+    (tmp_path / "algorithm" / "mine.yaml").write_text(
+        "# A method of my own.\n_target_: mine.Mine\n"
+    )
+    for flag in (
+        ["--config-dir", str(tmp_path)],
+        [f"--config-dir={tmp_path}"],
+        ["-cd", str(tmp_path)],
+    ):
         text = help_text(CONF, config_directories(["algorithm=mine", *flag, "--help"]))
         assert re.search(r"^ +mine +A method of my own\.$", text, re.MULTILINE), flag
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["-h"], ["--cfg", "job"], ["algorithm=fedntd", "--cfg", "job"], ["-sc", "query=bash"]],
+    [
+        ["--help"],
+        ["-h"],
+        ["--cfg", "job"],
+        ["algorithm=fedntd", "--cfg", "job"],
+        ["-sc", "query=bash"],
+    ],
     ids=" ".join,
 )
 def test_answers_without_importing_anything_heavy(arguments: list[str], tmp_path: Path):
     """What makes the start slow is torch and its kin; a clock would measure the machine instead."""
     code = (
-        "import sys\n"
-        f"sys.argv = ['fedexp', *{arguments!r}]\n"
-        "from fedexp.cli.main import main\n"
-        "code = main()\n"
-        "heavy = {'torch', 'torchvision', 'pandas', 'sklearn', 'matplotlib', 'wandb', 'numpy'} & sys.modules.keys()\n"
-        "sys.exit(f'imported {sorted(heavy)}' if heavy else code)\n"
+        f"import sys\nsys.argv = ['fedexp', *{arguments!r}]\nfrom fedexp.cli.main import main\ncode"
+        " = main()\nheavy = {'torch', 'torchvision', 'pandas', 'sklearn', 'matplotlib', 'wandb',"
+        " 'numpy'} & sys.modules.keys()\nsys.exit(f'imported {sorted(heavy)}' if heavy else"
+        " code)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert not list(tmp_path.iterdir()), "neither leaves anything behind"

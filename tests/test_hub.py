@@ -1,4 +1,5 @@
-"""Data sets of Hugging Face and partitions of Flower: optional packages, tested where they are installed."""
+"""Data sets of Hugging Face and partitions of Flower: optional packages, tested where they are
+installed."""
 
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ def flower():
 
 def save(datasets, folder: Path, train: dict, test: dict, features=None) -> str:
     splits = {
-        name: datasets.Dataset.from_dict(part, features=features) for name, part in (("train", train), ("test", test))
+        name: datasets.Dataset.from_dict(part, features=features)
+        for name, part in (("train", train), ("test", test))
     }
     datasets.DatasetDict(splits).save_to_disk(str(folder))
     return str(folder)
@@ -40,8 +42,12 @@ def images(datasets, tmp_path) -> tuple[str, np.ndarray]:
     from PIL import Image
 
     x = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    parts = [{"img": [Image.fromarray(each) for each in x[:n]], "label": [1, 0, 1][:n]} for n in (3, 2)]
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
+    parts = [
+        {"img": [Image.fromarray(each) for each in x[:n]], "label": [1, 0, 1][:n]} for n in (3, 2)
+    ]
     return save(datasets, tmp_path / "saved", *parts, features), x
 
 
@@ -51,16 +57,26 @@ def test_a_folder_of_images_that_the_library_saved(datasets, tmp_path):
     for _ in range(2):  # decoded, then from the cache
         data = load("huggingface", tmp_path, *grey)
         assert np.array_equal(data.x_train[..., 0].numpy(), x)
-        assert (data.y_train.tolist(), data.y_test.tolist(), data.classes) == ([1, 0, 1], [1, 0], ("cat", "dog"))
+        assert (data.y_train.tolist(), data.y_test.tolist(), data.classes) == (
+            [1, 0, 1],
+            [1, 0],
+            ("cat", "dog"),
+        )
     resized = load("huggingface", tmp_path, f"dataset.path='{path}'", "dataset.size=2")
     assert tuple(resized.x_test.shape) == (2, 2, 2, 3)
 
 
 def test_a_folder_of_texts_that_the_library_saved(datasets, tmp_path):
-    train, test = {"text": ["abba", "c"], "label": ["good", "bad"]}, {"text": ["ax"], "label": ["bad"]}
+    train, test = (
+        {"text": ["abba", "c"], "label": ["good", "bad"]},
+        {"text": ["ax"], "label": ["bad"]},
+    )
     path = save(datasets, tmp_path / "saved", train, test)
     data = load("huggingface_text", tmp_path, f"dataset.path='{path}'", "dataset.length=3")
-    assert ["".join(data.vocabulary[c] for c in row) for row in data.x_train] == ["abb", "c<PAD><PAD>"]
+    assert ["".join(data.vocabulary[c] for c in row) for row in data.x_train] == [
+        "abb",
+        "c<PAD><PAD>",
+    ]
     assert [data.classes[c] for c in (*data.y_train, *data.y_test)] == ["good", "bad", "bad"]
     save(datasets, tmp_path / "more", train, {"text": ["ax"], "label": ["new"]})
     with pytest.raises(ConfigError, match="has the label 'new', which is none of the 2 classes"):
@@ -98,10 +114,16 @@ def test_the_same_folder_elsewhere_is_the_same_data(tmp_path):
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"dataset.path=x/y: needs the package datasets: pip install .*huggingface"):
+    with pytest.raises(
+        ConfigError,
+        match=r"dataset.path=x/y: needs the package datasets: pip install .*huggingface",
+    ):
         load("huggingface", tmp_path, "dataset.path=x/y")
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(ConfigError, match=r"partition=flower: needs the package flwr-datasets: pip install .*flower"):
+    with pytest.raises(
+        ConfigError,
+        match=r"partition=flower: needs the package flwr-datasets: pip install .*flower",
+    ):
         Flower(name="IidPartitioner").split(PAIRS, 10, np.random.default_rng(0))
 
 
@@ -115,15 +137,25 @@ def test_a_partitioner_of_flower_divides_the_examples(flower):
     assert sorted(np.concatenate(first.parts).tolist()) == list(range(2000))
     owners = np.repeat(np.arange(4), 500)
     natural = Flower(name="NaturalIdPartitioner").split(PAIRS, 4, np.random.default_rng(0), owners)
-    assert [part.tolist() for part in natural.parts] == [list(range(500 * k, 500 * (k + 1))) for k in range(4)]
+    assert [part.tolist() for part in natural.parts] == [
+        list(range(500 * k, 500 * (k + 1))) for k in range(4)
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("DirichletPartitoner", {}, "no partitioner of flwr-datasets.*nearest: 'DirichletPartitioner'"),
+        (
+            "DirichletPartitoner",
+            {},
+            "no partitioner of flwr-datasets.*nearest: 'DirichletPartitioner'",
+        ),
         (None, {}, "partition.name=None: no partitioner of flwr-datasets: "),
-        ("IidPartitioner", {"alpha": 1}, "partition.options.alpha: IidPartitioner has none.*: num_partitions"),
+        (
+            "IidPartitioner",
+            {"alpha": 1},
+            "partition.options.alpha: IidPartitioner has none.*: num_partitions",
+        ),
         ("DirichletPartitioner", {"alpha": -1.0}, "DirichletPartitioner says: "),
         ("DirichletPartitioner", {}, "DirichletPartitioner says: .*alpha"),
         ("SizePartitioner", {"partition_sizes": [1999, 1]}, "makes 2 clients; use num_clients=2"),
@@ -143,7 +175,11 @@ def largest_share(partition) -> float:
 
 
 def mean_share(scheme, seeds) -> float:
-    return float(np.mean([largest_share(scheme.split(PAIRS, 10, np.random.default_rng(seed))) for seed in seeds]))
+    return float(
+        np.mean(
+            [largest_share(scheme.split(PAIRS, 10, np.random.default_rng(seed))) for seed in seeds]
+        )
+    )
 
 
 @pytest.mark.slow
@@ -152,7 +188,8 @@ def test_dirichlet_is_as_skewed_as_flower_s(alpha, flower):
     """Both draw the shares of a class over the clients; Flower's self_balancing is our balance."""
     ours = LDA(alpha=alpha, min_size=10, balance=True, max_draws=10000)
     theirs = Flower(
-        name="DirichletPartitioner", options={"alpha": alpha, "self_balancing": True, "min_partition_size": 10}
+        name="DirichletPartitioner",
+        options={"alpha": alpha, "self_balancing": True, "min_partition_size": 10},
     )
     assert mean_share(ours, range(20)) == pytest.approx(mean_share(theirs, range(20)), abs=0.05)
 
@@ -160,14 +197,21 @@ def test_dirichlet_is_as_skewed_as_flower_s(alpha, flower):
 @pytest.mark.slow
 def test_shards_and_iid_are_as_skewed_as_flower_s(flower):
     options = {"num_classes_per_partition": 2, "class_assignment_mode": "deterministic"}
-    ours, theirs = Sharding(shards_per_client=2), Flower(name="PathologicalPartitioner", options=options)
+    ours, theirs = (
+        Sharding(shards_per_client=2),
+        Flower(name="PathologicalPartitioner", options=options),
+    )
     for scheme in (ours, theirs):
         held = (scheme.split(PAIRS, 10, np.random.default_rng(0)).counts > 0).sum(1)
         assert held.max() == 2
-    assert mean_share(IID(), range(20)) == pytest.approx(mean_share(Flower(name="IidPartitioner"), range(20)), abs=0.02)
+    assert mean_share(IID(), range(20)) == pytest.approx(
+        mean_share(Flower(name="IidPartitioner"), range(20)), abs=0.02
+    )
 
 
-@pytest.mark.parametrize("written", ["partition.options={alpha: 0.5}", "partition.options.alpha=0.5"])
+@pytest.mark.parametrize(
+    "written", ["partition.options={alpha: 0.5}", "partition.options.alpha=0.5"]
+)
 def test_options_of_a_partitioner_are_taken_from_the_command_line(written):
     """Its yaml has no key of any partitioner, and Hydra refuses keys that it does not know."""
     asked = ["partition=flower", "partition.name=DirichletPartitioner", written]
@@ -175,9 +219,16 @@ def test_options_of_a_partitioner_are_taken_from_the_command_line(written):
 
 
 def test_options_of_a_surrogate_set_are_taken_from_the_command_line():
-    asked = ["surrogate.dataset=image_folder", "surrogate.options={root: photos}", "surrogate.options.size=8"]
+    asked = [
+        "surrogate.dataset=image_folder",
+        "surrogate.options={root: photos}",
+        "surrogate.options.size=8",
+    ]
     assert composed(*together(asked)).surrogate.options == {"root": "photos", "size": 8}
 
 
 def test_options_of_a_partitioner_are_no_keys_of_another_partition():
-    assert together(["partition=lda", "partition.options.alpha=0.5"])[1] == "partition.options.alpha=0.5"
+    assert (
+        together(["partition=lda", "partition.options.alpha=0.5"])[1]
+        == "partition.options.alpha=0.5"
+    )

@@ -1,4 +1,5 @@
-"""Fingerprints: what they count, what not, and the hash of format 1, by which earlier directories are found."""
+"""Fingerprints: what they count, what not, and the hash of format 1, by which earlier directories
+are found."""
 
 import copy
 import json
@@ -16,15 +17,23 @@ from fedexp.config.trust import targets
 from fedexp.core.errors import ConfigError
 from fedexp.core.former_names import names
 from fedexp.rundir import format_1, origin
-from fedexp.rundir.fingerprint import data_marks, essential, fingerprint, former_hash, group_name, short_hash
+from fedexp.rundir.fingerprint import (
+    data_marks,
+    essential,
+    fingerprint,
+    former_hash,
+    group_name,
+    short_hash,
+)
 from fedexp.training import provenance
 from fedexp.training.resuming import check_resume
 from toy_federation import CONF, composed, make_simulation
 
-FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"  # a job of the code before format 2
+# a job of the code before format 2
+FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"
 
-# (command line, its hash, the hash of its group) as the code before format 2 made them, with data_dir=data. Values that
-# were defaults then and are none today stand in the command line.
+# (command line, its hash, the hash of its group) as the code before format 2 made them, with
+# data_dir=data. Values that were defaults then and are none today stand in the command line.
 HASHES = [
     ("", "e9f10c3b", "ca265d42"),
     ("dataset=digits algorithm=fedntd seed=3", "6e99896a", "c57eac50"),
@@ -34,18 +43,44 @@ HASHES = [
     ("experiment=flashback/femnist_500 algorithm=flashback", "96d3811b", "566c5ca5"),
     ("experiment=fedka/tiny_imagenet algorithm=fedka algorithm.beta=0.1", "388c961b", "d0545f1a"),
     (
-        "experiment=cfed/image_class algorithm=feddmc_full local.lr=1e-6 "
-        "dataset.mean=[0.49139968,0.48215827,0.44653124] dataset.std=[0.24703233,0.24348505,0.26158768]",
+        (
+            "experiment=cfed/image_class algorithm=feddmc_full local.lr=1e-6"
+            " dataset.mean=[0.49139968,0.48215827,0.44653124]"
+            " dataset.std=[0.24703233,0.24348505,0.26158768]"
+        ),
         "ec4dd2ab",
         "cceb97f8",
     ),
-    ("dataset=image_folder dataset.root=photos model=resnet18 algorithm=scaffold", "127bb9e0", "c1d2393d"),
-    ("dataset=cinic10 partition=sharding algorithm=feddyn data_dir=data forgetting_metric=all", "889225a5", "c799d721"),
-    ("partition=file partition.path=p.npz model=resnet56_bottleneck algorithm=fedrod", "b9a3c885", "264fc12f"),
-    ("dataset=mnist algorithm=fedreg hardware.precision=fp64 local.lr=0.01", "b652cb08", "ebee745f"),
-    ("experiment=fedntd/mnist_s2 algorithm=feddf public.fraction=0.1 partition=equal_shards", "36935f8f", "0b06f50a"),
     (
-        "scenario=domain_incremental dataset=thucnews model=textcnn algorithm=ewc surrogate.dataset=weibo",
+        "dataset=image_folder dataset.root=photos model=resnet18 algorithm=scaffold",
+        "127bb9e0",
+        "c1d2393d",
+    ),
+    (
+        "dataset=cinic10 partition=sharding algorithm=feddyn data_dir=data forgetting_metric=all",
+        "889225a5",
+        "c799d721",
+    ),
+    (
+        "partition=file partition.path=p.npz model=resnet56_bottleneck algorithm=fedrod",
+        "b9a3c885",
+        "264fc12f",
+    ),
+    (
+        "dataset=mnist algorithm=fedreg hardware.precision=fp64 local.lr=0.01",
+        "b652cb08",
+        "ebee745f",
+    ),
+    (
+        "experiment=fedntd/mnist_s2 algorithm=feddf public.fraction=0.1 partition=equal_shards",
+        "36935f8f",
+        "0b06f50a",
+    ),
+    (
+        (
+            "scenario=domain_incremental dataset=thucnews model=textcnn algorithm=ewc"
+            " surrogate.dataset=weibo"
+        ),
         "1fd3d2e4",
         "27d52edf",
     ),
@@ -64,7 +99,9 @@ def moved(node):
     if not isinstance(node, dict):
         return node
     own = {k: v for k, v in node.items() if k == "_target_" and v.startswith("fedexp.")}
-    return {k: moved(v) for k, v in node.items()} | {k: f"fedexp.new.{v.rpartition('.')[2]}" for k, v in own.items()}
+    return {k: moved(v) for k, v in node.items()} | {
+        k: f"fedexp.new.{v.rpartition('.')[2]}" for k, v in own.items()
+    }
 
 
 def tree(root, names=("a", "b"), size=3):
@@ -83,7 +120,8 @@ def folder(root, *overrides):
 
 @pytest.mark.parametrize(("line", "digest", "group"), HASHES)
 def test_hashes_of_format_1_are_those_of_then(line, digest, group):
-    """Also when the classes have moved. Without the corrections since: those have another hash, on purpose."""
+    """Also when the classes have moved. Without the corrections since: those have another hash, on
+    purpose."""
     values = container(*line.split()) | {"revisions": {}}
     for each in (values, moved(values)):
         assert former_hash(each) == digest
@@ -101,11 +139,16 @@ def test_a_stored_run_has_the_hash_of_its_directory():
 def test_every_class_of_the_options_counts_by_its_name_alone():
     """So no two of them may share one, and each can be imported."""
     found = {
-        name for path in CONF.rglob("*.yaml") for name in targets(yaml.safe_load(path.read_text())) if "fedexp." in name
+        name
+        for path in CONF.rglob("*.yaml")
+        for name in targets(yaml.safe_load(path.read_text()))
+        if "fedexp." in name
     }
     names = [name.rpartition(".")[2] for name in found]
     assert len(set(names)) == len(names) > 50
-    assert set(format_1.FORMER) <= {*names}, "a class was renamed: fingerprints and hashes of format 1 hang on its name"
+    assert set(format_1.FORMER) <= {*names}, (
+        "a class was renamed: fingerprints and hashes of format 1 hang on its name"
+    )
     for name in found - {"fedexp.cli.callbacks.Sweeps"}:
         find_class(name, "_target_")
 
@@ -135,12 +178,16 @@ def test_the_data_count_and_not_their_path(tmp_path, monkeypatch):
     assert fingerprint(folder(same)) == digest
     monkeypatch.chdir(tmp_path)
     assert fingerprint(folder("a/photos")) == digest
-    others = [tree(tmp_path / "c" / "photos", names=("a", "c")), tree(tmp_path / "d" / "photos", size=4)]
+    others = [
+        tree(tmp_path / "c" / "photos", names=("a", "c")),
+        tree(tmp_path / "d" / "photos", size=4),
+    ]
     assert len({digest, *(fingerprint(folder(other)) for other in others)}) == 3
     (first / "valid").mkdir()  # not used
     (first / "train" / ".DS_Store").write_text("hidden")
     assert fingerprint(folder(first)) == digest
-    assert fingerprint(folder(tmp_path / "none")) != fingerprint(folder(tmp_path / "no"))  # two jobs that will fail
+    # two jobs that will fail
+    assert fingerprint(folder(tmp_path / "none")) != fingerprint(folder(tmp_path / "no"))
     (first / "train" / "x" / "loop").symlink_to(first / "train")
     (first / "train" / "x" / "gone.png").symlink_to(tmp_path / "nothing")
     assert data_marks(folder(first))["dataset.root"].startswith("9 files ")  # each folder once
@@ -150,17 +197,22 @@ def test_data_of_surrogates_and_domains_count_likewise(tmp_path):
     """Whose nodes lie deeper, and in a list."""
     options = ("surrogate.dataset=image_folder", "algorithm=cfed")
     roots = [
-        f"+surrogate.options={{root: '{tree(tmp_path / name, size=n)}'}}" for name, n in (("a", 3), ("b", 3), ("c", 4))
+        f"+surrogate.options={{root: '{tree(tmp_path / name, size=n)}'}}"
+        for name, n in (("a", 3), ("b", 3), ("c", 4))
     ]
     digests = [fingerprint(container(*options, root)) for root in roots]
     assert digests[0] == digests[1] != digests[2]
     words = ("scenario=domain_incremental", "dataset=thucnews", "model=textcnn")
-    assert fingerprint(container(*words)) == fingerprint(resolve(composed(*words, "data_dir=elsewhere")))
+    assert fingerprint(container(*words)) == fingerprint(
+        resolve(composed(*words, "data_dir=elsewhere"))
+    )
 
 
 def test_published_data_count_by_their_name(tmp_path):
     """cinic10 is fetched by the first run: its files may come between two commands."""
-    values = [resolve(composed("dataset=cinic10", f"data_dir={tmp_path / name}")) for name in ("a", "b")]
+    values = [
+        resolve(composed("dataset=cinic10", f"data_dir={tmp_path / name}")) for name in ("a", "b")
+    ]
     tree(tmp_path / "a" / "cinic10")
     assert fingerprint(values[0]) == fingerprint(values[1])
 
@@ -169,7 +221,9 @@ def test_a_partition_file_counts_by_its_content(tmp_path):
     digests = []
     for name, text in (("a", "[[0]]"), ("b", "[[0]]"), ("c", "[[1]]")):
         (tmp_path / f"{name}.json").write_text(text)
-        digests.append(fingerprint(container("partition=file", f"partition.path={tmp_path}/{name}.json")))
+        digests.append(
+            fingerprint(container("partition=file", f"partition.path={tmp_path}/{name}.json"))
+        )
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -211,10 +265,14 @@ def test_what_may_differ_on_resume(tmp_path):
     for run in (noted, former):  # of the second it is not known what the data were
         check_resume(run, folder(tmp_path / "elsewhere"))
         check_resume(run, moved(folder(tmp_path / "elsewhere", "tracker=none")))
-        with pytest.raises(ConfigError, match=r"algorithm\._target_: FedAvg there, FedNTD asked for"):
+        with pytest.raises(
+            ConfigError, match=r"algorithm\._target_: FedAvg there, FedNTD asked for"
+        ):
             check_resume(run, folder(tmp_path / "elsewhere", "algorithm=fedntd"))
     other = tree(tmp_path / "other", names=("a",))
-    with pytest.raises(ConfigError, match=r"dataset\.root: 8 files \w+ there, 4 files \w+ asked for"):
+    with pytest.raises(
+        ConfigError, match=r"dataset\.root: 8 files \w+ there, 4 files \w+ asked for"
+    ):
         check_resume(noted, folder(other))
     shutil.move(tmp_path / "elsewhere", photos)
     with pytest.raises(ConfigError, match=r"dataset\.root: 8 files"):
@@ -222,17 +280,24 @@ def test_what_may_differ_on_resume(tmp_path):
 
 
 def test_what_a_directory_notes(tmp_path):
-    """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see toy_federation.Noise."""
+    """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see
+    toy_federation.Noise."""
     data, values = make_simulation().bench.data, container()
     origin.note(tmp_path, values, data)
     found = json.loads((tmp_path / "fingerprint.json").read_text())
-    assert (found["fingerprint"], found["marks"], found["directory"]) == (fingerprint(values), {}, str(Path.cwd()))
+    assert (found["fingerprint"], found["marks"], found["directory"]) == (
+        fingerprint(values),
+        {},
+        str(Path.cwd()),
+    )
     kept = {key: found["data"][key] for key in ("train", "test", "classes", "shape")}
     assert kept == {"train": 40, "test": 20, "classes": 4, "shape": [6, 6, 1]}
     origin.check_data(tmp_path, data)
     labels = data.y_train.clone()
     labels[0] = 1 - labels[0]
-    with pytest.raises(ConfigError, match=r"the data are not those .*\n  labels: \w+ there, \w+ now"):
+    with pytest.raises(
+        ConfigError, match=r"the data are not those .*\n  labels: \w+ there, \w+ now"
+    ):
         origin.check_data(tmp_path, replace(data, y_train=labels))
     (tmp_path / "fingerprint.json").write_text("[")
     origin.check_data(tmp_path, data)  # of which nothing is known
@@ -243,15 +308,20 @@ def test_what_a_directory_notes(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_the_commit_of_a_checkout_is_noted(tmp_path, monkeypatch):
-    """Of the checkout that the package lies in, with a `+` where a file of it has changed; of no other one."""
+    """Of the checkout that the package lies in, with a `+` where a file of it has changed; of no
+    other one."""
     who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
 
     def git(*words: str, at: Path = tmp_path) -> str:
-        return subprocess.run(["git", *who, *words], cwd=at, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *who, *words], cwd=at, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     assert Path(__file__).parents[1] == provenance.ROOT
     if (provenance.ROOT / ".git").exists():
-        assert provenance.commit.__wrapped__().removesuffix("+") == git("rev-parse", "HEAD", at=provenance.ROOT)
+        assert provenance.commit.__wrapped__().removesuffix("+") == git(
+            "rev-parse", "HEAD", at=provenance.ROOT
+        )
     git("init")
     (tmp_path / "file").write_text("first")
     git("add", "file")

@@ -1,4 +1,5 @@
-"""Images of every mode of Pillow, by file where a format can hold it: scaled by their own depth, or refused."""
+"""Images of every mode of Pillow, by file where a format can hold it: scaled by their own depth, or
+refused."""
 
 import io
 
@@ -10,7 +11,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.data import cache
 from fedexp.data.image_files import Undefined, _pixels, eight_bits, with_mode
 
-# A ramp of 8-bit grey, and what each pixel must come out as within the rounding of a conversion of colours.
+# A ramp of 8-bit grey, and what each pixel must come out as within the rounding of a conversion of
+# colours.
 RAMP = np.array([[0, 64], [128, 255]], np.uint8)
 GREY = Image.fromarray(RAMP)
 COLOUR = Image.merge("RGB", [GREY] * 3)
@@ -22,7 +24,10 @@ def opaque(mode):
 
 # mode -> (image, suffixes of the formats that hold it as it is)
 MODES = {
-    "1": (Image.fromarray(np.where(RAMP > 100, 255, 0).astype(np.uint8)).convert("1"), ("png", "tif", "bmp")),
+    "1": (
+        Image.fromarray(np.where(RAMP > 100, 255, 0).astype(np.uint8)).convert("1"),
+        ("png", "tif", "bmp"),
+    ),
     "L": (GREY, ("png", "tif", "bmp", "pgm")),
     "P": (COLOUR.quantize(4), ("png", "tif", "gif", "bmp")),
     "LA": (GREY.convert("LA"), ("png", "tif")),
@@ -64,7 +69,24 @@ def expected(mode):
 
 def test_no_mode_is_forgotten():
     ImageMode.getmode("L")  # fills the table of modes
-    modes = {"1", "L", "I", "F", "P", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "RGBa", "LA", "La", "PA"}
+    modes = {
+        "1",
+        "L",
+        "I",
+        "F",
+        "P",
+        "RGB",
+        "RGBX",
+        "RGBA",
+        "CMYK",
+        "YCbCr",
+        "LAB",
+        "HSV",
+        "RGBa",
+        "LA",
+        "La",
+        "PA",
+    }
     modes |= {"I;16", "I;16L", "I;16B", "I;16N"}
     assert set(Image._MODEINFO if hasattr(Image, "_MODEINFO") else Image.MODES) <= modes
     assert modes == MODES.keys() | REFUSED.keys()
@@ -97,21 +119,25 @@ def test_an_image_of_each_mode(mode, channels):
 def test_pixels_without_a_known_white_are_refused(mode, channels, tmp_path):
     image, (suffix,) = REFUSED[mode]
     image.save(path := tmp_path / f"image.{suffix}")
-    with pytest.raises(ConfigError, match=rf"image\.{suffix}: its pixels are .* save it with 8 or 16 bits"):
+    with pytest.raises(
+        ConfigError, match=rf"image\.{suffix}: its pixels are .* save it with 8 or 16 bits"
+    ):
         _pixels(str(path), channels, None)
     with pytest.raises(Undefined):
         eight_bits(image)
 
 
 def test_16_bits_with_a_sign_are_refused(tmp_path):
-    Image.fromarray(RAMP.astype(np.int32)).save(path := tmp_path / "image.tif", tiffinfo={258: 16, 339: 2})
+    Image.fromarray(RAMP.astype(np.int32)).save(
+        path := tmp_path / "image.tif", tiffinfo={258: 16, 339: 2}
+    )
     with pytest.raises(ConfigError, match=r"image\.tif: "):
         _pixels(str(path), 1, None)
 
 
 def test_16_bits_of_a_pgm_file(tmp_path):
-    """Pillow opens it as I; a file with a lower maximum is scaled by Pillow itself: 1023 is white here, 512 in the
-    middle."""
+    """Pillow opens it as I; a file with a lower maximum is scaled by Pillow itself: 1023 is white
+    here, 512 in the middle."""
     path = tmp_path / "image.pgm"
     path.write_bytes(b"P5 2 2 65535\n" + (RAMP.astype(np.int64) * 257).astype(">u2").tobytes())
     np.testing.assert_array_equal(_pixels(str(path), 1, None)[..., 0], RAMP)
@@ -129,18 +155,26 @@ def test_16_bits_of_a_tiff_whose_zero_is_white(tmp_path):
 
 
 def test_colours_of_16_bits_agree_with_greys(tmp_path):
-    """A PNG of 16-bit colours, written chunk by chunk since Pillow writes none: its pixels equal those of the grey."""
+    """A PNG of 16-bit colours, written chunk by chunk since Pillow writes none: its pixels equal
+    those of the grey."""
     import struct
     import zlib
 
     def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     wide = np.repeat((RAMP.astype(np.int64) * 257).astype(">u2")[..., None], 3, -1)
     rows = b"".join(b"\0" + row.tobytes() for row in wide)
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0))
     path = tmp_path / "image.png"
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
     for channel in range(3):
         np.testing.assert_array_equal(_pixels(str(path), 3, None)[..., channel], RAMP)
 

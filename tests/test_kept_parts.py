@@ -1,4 +1,5 @@
-"""FedRep, FedBN, Ditto, FedProto: whole rounds against the loops of the released codes, written with torch.optim."""
+"""FedRep, FedBN, Ditto, FedProto: whole rounds against the loops of the released codes, written
+with torch.optim."""
 
 import copy
 from dataclasses import replace
@@ -18,7 +19,18 @@ from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
 from fedexp.training.rounds import play_round
-from toy_federation import LARGER, LOCAL, PLAIN, Normed, advance, assemble, assert_close, flat, make_simulation, play
+from toy_federation import (
+    LARGER,
+    LOCAL,
+    PLAIN,
+    Normed,
+    advance,
+    assemble,
+    assert_close,
+    flat,
+    make_simulation,
+    play,
+)
 
 SIZES = (7, 12, 10)
 PROTO = FedProto(lambda_=0.7)
@@ -29,14 +41,19 @@ def leaves(params):
 
 
 def sgd(params, lr, local=LOCAL):
-    return torch.optim.SGD(list(params), lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    return torch.optim.SGD(
+        list(params), lr, momentum=local.momentum, weight_decay=local.weight_decay
+    )
 
 
 def batches(simulation, state, number):
     """Client -> its batches of the round after `state`."""
     cohort = assemble(simulation, state, number)
     pairs = zip(cohort.clients, cohort.schedules, strict=True)
-    return {client: list(ScheduledData(simulation.bench, schedule).batches()) for client, schedule in pairs}
+    return {
+        client: list(ScheduledData(simulation.bench, schedule).batches())
+        for client, schedule in pairs
+    }
 
 
 def take_step(optimizer, loss):
@@ -46,16 +63,24 @@ def take_step(optimizer, loss):
 
 
 def test_fedrep_trains_the_classifier_and_then_the_body():
-    """Two rounds of three clients: one epoch of the classifier, two of the body, each with its own optimizer."""
+    """Two rounds of three clients: one epoch of the classifier, two of the body, each with its own
+    optimizer."""
     simulation = make_simulation(FedRep(head_epochs=1), sizes=SIZES, participation=1.0)
-    net, state, weights = simulation.bench.net, simulation.initial_state(), torch.tensor(SIZES).double()
+    net, state, weights = (
+        simulation.bench.net,
+        simulation.initial_state(),
+        torch.tensor(SIZES).double(),
+    )
     kept = {client: heads.head(state.server["params"]) for client in range(3)}
     for number in (1, 2):
         lr, models = LOCAL.lr_at(number), []
         for client, passed in batches(simulation, state, number).items():
             w = leaves(state.server["params"] | kept[client])
             body = [v for k, v in w.items() if k not in heads.HEAD]
-            phases, head_steps = (sgd((w[k] for k in heads.HEAD), lr), sgd(body, lr)), len(passed) // 3
+            phases, head_steps = (
+                (sgd((w[k] for k in heads.HEAD), lr), sgd(body, lr)),
+                len(passed) // 3,
+            )
             for batch in passed:
                 optimizer = phases[0 if batch.step < head_steps else 1]
                 for p in w.values():
@@ -67,17 +92,25 @@ def test_fedrep_trains_the_classifier_and_then_the_body():
         result = play_round(simulation, state)
         advance(state, result)
         for name in state.server["params"].keys() - set(heads.HEAD):
-            mean = sum(n * w[name].detach() for n, w in zip(weights, models, strict=True)) / weights.sum()
+            mean = (
+                sum(n * w[name].detach() for n, w in zip(weights, models, strict=True))
+                / weights.sum()
+            )
             assert_close(state.server["params"][name], mean)
         assert_close(dict(state.clients), kept)
-    whole, head = (sum(v.numel() for v in each.values()) for each in (state.server["params"], kept[0]))
+    whole, head = (
+        sum(v.numel() for v in each.values()) for each in (state.server["params"], kept[0])
+    )
     assert result.bytes_up == result.bytes_down == 3 * 8 * (whole - head)
 
 
 def test_fedbn_leaves_batch_norm_where_it_is():
-    """Two rounds with state dicts, as the released code averages them: all keys but those of batch norm."""
+    """Two rounds with state dicts, as the released code averages them: all keys but those of batch
+    norm."""
     local = replace(LOCAL, epochs=1)
-    simulation = make_simulation(FedBN(), sizes=SIZES, participation=1.0, model=Normed(), local=local)
+    simulation = make_simulation(
+        FedBN(), sizes=SIZES, participation=1.0, model=Normed(), local=local
+    )
     state, weights = simulation.initial_state(), torch.tensor(SIZES).double() / sum(SIZES)
     modules = [copy.deepcopy(simulation.bench.net.module).requires_grad_().train() for _ in SIZES]
     for number in (1, 2):
@@ -93,10 +126,14 @@ def test_fedbn_leaves_batch_norm_where_it_is():
                 module.state_dict()[name].copy_(mean)
         advance(state, play_round(simulation, state))
         for client, module in enumerate(modules):
-            model = simulation.algorithm.personal_model(state.server, client, state.clients[client], None)
+            model = simulation.algorithm.personal_model(
+                state.server, client, state.clients[client], None
+            )
             assert model.keys() == module.state_dict().keys()
-            assert_close({k: v.double() for k, v in model.items()},
-                         {k: v.double() for k, v in module.state_dict().items()})  # fmt: skip
+            assert_close(
+                {k: v.double() for k, v in model.items()},
+                {k: v.double() for k, v in module.state_dict().items()},
+            )
     assert not torch.equal(state.clients[0]["norm.weight"], state.clients[1]["norm.weight"])
 
 
@@ -106,9 +143,14 @@ def test_fedbn_needs_batch_norm():
 
 
 def test_ditto_takes_two_steps_for_each_batch():
-    """Two rounds as in the released code: v <- v - lr (grad F(v) + lambda (v - w_t)), then w <- w - lr grad F(w)."""
+    """Two rounds as in the released code: v <- v - lr (grad F(v) + lambda (v - w_t)), then w <- w -
+    lr grad F(w)."""
     simulation = make_simulation(Ditto(lambda_=0.7), sizes=SIZES, participation=1.0, local=PLAIN)
-    net, state, weights = simulation.bench.net, simulation.initial_state(), torch.tensor(SIZES).double() / sum(SIZES)
+    net, state, weights = (
+        simulation.bench.net,
+        simulation.initial_state(),
+        torch.tensor(SIZES).double() / sum(SIZES),
+    )
 
     def gradient(params, batch):
         return torch.func.grad(lambda p: F.cross_entropy(net(p, batch.x).logits, batch.y))(params)
@@ -121,7 +163,10 @@ def test_ditto_takes_two_steps_for_each_batch():
             w = start
             for batch in passed:
                 grads = gradient(own[client], batch)
-                own[client] = {k: v - PLAIN.lr * (grads[k] + 0.7 * (v - start[k])) for k, v in own[client].items()}
+                own[client] = {
+                    k: v - PLAIN.lr * (grads[k] + 0.7 * (v - start[k]))
+                    for k, v in own[client].items()
+                }
                 grads = gradient(w, batch)
                 w = {k: v - PLAIN.lr * grads[k] for k, v in w.items()}
             models.append(w)
@@ -141,13 +186,16 @@ def test_ditto_s_server_takes_one_step_a_round():
         optimizer = ServerOptimizer(optimizer="sgd", momentum=0.5)
         found.append(flat(play(replace(simulation, server_optimizer=optimizer)).server["params"]))
     assert_close(*found, atol=0.0)
-    assert not torch.equal(found[0], flat(play(make_simulation(participation=1.0)).server["params"]))
+    assert not torch.equal(
+        found[0], flat(play(make_simulation(participation=1.0)).server["params"])
+    )
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_fedproto_s_round_by_loops(weighting):
-    """Round 2: the label's prototype stands in for the target where the server has one, else the feature itself; the
-    mean over clients that hold a class, of all alike (the code) or by their examples (the paper)."""
+    """Round 2: the label's prototype stands in for the target where the server has one, else the
+    feature itself; the mean over clients that hold a class, of all alike (the code) or by their
+    examples (the paper)."""
     simulation = make_simulation(PROTO, sizes=SIZES, participation=1.0, weighting=weighting)
     net, state = simulation.bench.net, play(simulation, 1)
     server, info = state.server["prototypes"], simulation.stages[0].federation
@@ -164,7 +212,10 @@ def test_fedproto_s_round_by_loops(weighting):
             for row, label in enumerate(batch.y.tolist()):
                 if server["known"][label]:
                     target[row] = server["mean"][label]
-            take_step(optimizer, F.cross_entropy(out.logits, batch.y) + 0.7 * F.mse_loss(target, out.features))
+            take_step(
+                optimizer,
+                F.cross_entropy(out.logits, batch.y) + 0.7 * F.mse_loss(target, out.features),
+            )
         expected[client] = {k: v.detach() for k, v in w.items()}
         first = passed[: -(-SIZES[client] // LOCAL.batch_size)]
         features = torch.cat([net(expected[client], batch.x).features for batch in first])
@@ -187,11 +238,18 @@ def test_fedproto_s_round_by_loops(weighting):
 FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1")
 
 
-@pytest.mark.parametrize("algorithm", [FedRep(head_epochs=1), FedBN(), Ditto(lambda_=0.5), PROTO, FOMO], ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [FedRep(head_epochs=1), FedBN(), Ditto(lambda_=0.5), PROTO, FOMO], ids=str
+)
 def test_running_statistics_that_clients_keep_are_the_same_on_both_engines(algorithm):
     """Old clients and new ones in one cohort: three of five take part in each of four rounds."""
     states = [
-        play(make_simulation(algorithm, model=Normed(), participation=0.6, engine=engine, sizes=LARGER), 4)
+        play(
+            make_simulation(
+                algorithm, model=Normed(), participation=0.6, engine=engine, sizes=LARGER
+            ),
+            4,
+        )
         for engine in ("sequential", "vectorised")
     ]
     assert_close(states[0].server, states[1].server, atol=1e-11)

@@ -1,4 +1,5 @@
-"""LANDER: the server's phase and the local loss against loops of the released code's form; embeddings from files."""
+"""LANDER: the server's phase and the local loss against loops of the released code's form;
+embeddings from files."""
 
 import copy
 import re
@@ -22,7 +23,17 @@ from toy_federation import LOCAL, Normed, assert_close, make_simulation, play
 
 PIXELS = Pixels((1, 6, 6), (0.4,), (0.3,))
 LANDER_ = LANDER(**LANDER_LIVE | dict(alpha_cur=0.2, alpha_pre=0.4))
-MADE = dict(warmup=1, batches=5, batch_size=12, steps=3, lr=0.05, width=3, ltc=0.5, radius=0.2, student_steps=2)
+MADE = dict(
+    warmup=1,
+    batches=5,
+    batch_size=12,
+    steps=3,
+    lr=0.05,
+    width=3,
+    ltc=0.5,
+    radius=0.2,
+    student_steps=2,
+)
 
 
 def stream(embeddings="random", **changes):
@@ -36,8 +47,9 @@ def kl(student, teacher, temperature):
 
 
 def test_images_are_made_as_in_the_released_code():
-    """A warm-up and five batches of three steps with a batch norm teacher of classes 1 and 3; a batch of twelve has two
-    noisy layers, and the student of the fourth and later batches has been trained."""
+    """A warm-up and five batches of three steps with a batch norm teacher of classes 1 and 3; a
+    batch of twelve has two noisy layers, and the student of the fourth and later batches has been
+    trained."""
     simulation = stream(model=Normed())
     state = play(simulation, 2)
     teacher = copy.deepcopy(simulation.bench.net.module).requires_grad_(False).eval()
@@ -51,7 +63,11 @@ def test_images_are_made_as_in_the_released_code():
         if value.dim() > 1:
             value.data = torch.nn.init.xavier_normal_(torch.empty(value.shape)).double()
         else:
-            value.data = torch.empty(value.shape).normal_(1, 0.02).double() if "weight" in name else value.data * 0
+            value.data = (
+                torch.empty(value.shape).normal_(1, 0.02).double()
+                if "weight" in name
+                else value.data * 0
+            )
     mean, std = (torch.full((1,), value).double().requires_grad_() for value in (0.5, 0.2))
     for number in range(6):
         targets = torch.tensor([0, 1] * 6)
@@ -59,33 +75,50 @@ def test_images_are_made_as_in_the_released_code():
             torch.nn.init.normal_(layer.weight)
             torch.nn.init.zeros_(layer.bias)
         optimizer = torch.optim.Adam(
-            [{"params": net.parameters()}, {"params": [mean], "lr": 0.01}, {"params": [std], "lr": 0.01}],
+            [
+                {"params": net.parameters()},
+                {"params": [mean], "lr": 0.01},
+                {"params": [std], "lr": 0.01},
+            ],
             0.05,
             (0.5, 0.999),
         )
         best = None
         for _ in range(3):
-            hidden = F.batch_norm(anchors[known[targets]], None, None, net.norm.weight, net.norm.bias, True)
+            hidden = F.batch_norm(
+                anchors[known[targets]], None, None, net.norm.weight, net.norm.bias, True
+            )
             hidden = torch.cat([net.noisy[0](hidden[:10]), net.noisy[1](hidden[10:])])
             images = net.blocks(net.first(hidden).view(12, 6, 2, 2))[..., :6, :6]
             x = (images - mean[None, :, None, None]) / std[None, :, None, None]
             features, logits, _ = teacher(x)
             logits = logits[:, [1, 3]]
             now = seen["x"].mean((0, 2, 3)), seen["x"].var((0, 2, 3), correction=0)
-            used = now if moving is None else [0.1 * a + 0.9 * b for a, b in zip(now, moving, strict=True)]
-            loss = 1.0 * ((norm.running_mean - used[0]).norm() + (norm.running_var - used[1]).norm())
+            used = (
+                now
+                if moving is None
+                else [0.1 * a + 0.9 * b for a, b in zip(now, moving, strict=True)]
+            )
+            loss = 1.0 * (
+                (norm.running_mean - used[0]).norm() + (norm.running_var - used[1]).norm()
+            )
             loss = loss + 0.5 * F.cross_entropy(logits, targets)
             loss = loss + 0.5 * torch.relu(F.mse_loss(features, anchors[known[targets]]) - 0.2)
             if number >= 4:  # three batches are behind the student
                 own = student.eval()(x).logits[:, [1, 3]]
-                loss = loss - (kl(own, logits, 1.0) * (own.argmax(1) == logits.argmax(1)).double()).mean()
+                loss = (
+                    loss
+                    - (kl(own, logits, 1.0) * (own.argmax(1) == logits.argmax(1)).double()).mean()
+                )
             if best is None or float(loss.detach()) < best[0]:
                 best = float(loss.detach()), images.detach()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         now = [each.detach() for each in now]
-        moving = now if moving is None else [0.9 * b + 0.1 * a for a, b in zip(now, moving, strict=True)]
+        moving = (
+            now if moving is None else [0.9 * b + 0.1 * a for a, b in zip(now, moving, strict=True)]
+        )
         if number == 0:
             continue
         expected.append((best[1] * 255).to(torch.uint8))
@@ -114,7 +147,15 @@ def test_the_student_matters_to_the_images_from_the_fourth_on():
     simulation = stream()
     model, anchors = play(simulation, 2).server["params"], play(simulation, 0).server["anchors"]
     with_student, without = (
-        images_of(LiveNetwork(simulation.bench.net), model, anchors, [0, 1], PIXELS, 3, **MADE | {"student_steps": n})
+        images_of(
+            LiveNetwork(simulation.bench.net),
+            model,
+            anchors,
+            [0, 1],
+            PIXELS,
+            3,
+            **MADE | {"student_steps": n},
+        )
         for n in (2, 0)
     )
     assert torch.equal(with_student[:12], without[:12])  # then the student's draws come in between
@@ -134,25 +175,47 @@ def test_a_student_of_few_images_leaves_out_a_batch_of_one(monkeypatch):
     monkeypatch.setattr(label_generator, "STUDENT_BATCH", 2)
     simulation = stream(model=Normed())
     server = play(simulation, 1).server
-    student = Student(LiveNetwork(simulation.bench.net), server["params"] | server["buffers"], torch.arange(2), 1.0)
+    student = Student(
+        LiveNetwork(simulation.bench.net),
+        server["params"] | server["buffers"],
+        torch.arange(2),
+        1.0,
+    )
     before = student.net.snapshot()
     student.learn(torch.randint(256, (5, 1, 6, 6), dtype=torch.uint8), PIXELS, 3)
     assert not torch.equal(student.net.snapshot()["mapping.weight"], before["mapping.weight"])
 
 
 def test_the_local_loss_by_loops():
-    """Classes 0 and 1 are old, 2 and 3 new; the features are a linear layer beside the classifier."""
+    """Classes 0 and 1 are old, 2 and 3 new; the features are a linear layer beside the
+    classifier."""
     torch.manual_seed(0)
     new, old = (torch.tensor(row).double() for row in ([0, 0, 1, 1], [1, 1, 0, 0]))
-    models = [{"w": torch.randn(36, 4).double(), "m": torch.randn(36, 3).double()} for _ in range(2)]
-    anchors, stored = torch.randn(4, 3).double(), torch.randint(256, (6, 1, 6, 6), dtype=torch.uint8)
+    models = [
+        {"w": torch.randn(36, 4).double(), "m": torch.randn(36, 3).double()} for _ in range(2)
+    ]
+    anchors, stored = (
+        torch.randn(4, 3).double(),
+        torch.randint(256, (6, 1, 6, 6), dtype=torch.uint8),
+    )
 
     def net(params, x, mask=None):
         return Output(x.flatten(1) @ params["m"], x.flatten(1) @ params["w"])
 
-    scale = {name: torch.tensor([v], dtype=torch.float64) for name, v in (("mean", 0.4), ("std", 0.3))}
+    scale = {
+        name: torch.tensor([v], dtype=torch.float64) for name, v in (("mean", 0.4), ("std", 0.3))
+    }
     first = {"params": models[0], "new": new, "anchors": anchors}
-    ctx = Context(first, {}, {}, {"order": torch.tensor([5, 0, 3, 1, 2, 4])}, {}, 0.1, torch.tensor(2.0), LOCAL)
+    ctx = Context(
+        first,
+        {},
+        {},
+        {"order": torch.tensor([5, 0, 3, 1, 2, 4])},
+        {},
+        0.1,
+        torch.tensor(2.0),
+        LOCAL,
+    )
     x, y = torch.randn(3, 1, 6, 6).double(), torch.tensor([2, 3, 0])
     batch = Batch(x, y, torch.tensor([1.0, 1.0, 0.0]).double(), 1)  # the last row is padding
     entropy, distance = 0.0, 0.0
@@ -160,9 +223,14 @@ def test_the_local_loss_by_loops():
         pixels = x[row].flatten()
         logits = [float(pixels @ models[0]["w"][:, c]) for c in (2, 3)]
         entropy -= (logits[y[row] - 2] - np.log(np.exp(logits).sum())) / 2
-        distance += sum(float(pixels @ models[0]["m"][:, i] - anchors[y[row], i]) ** 2 for i in range(3)) / 6
+        distance += (
+            sum(float(pixels @ models[0]["m"][:, i] - anchors[y[row], i]) ** 2 for i in range(3))
+            / 6
+        )
     learning = entropy + 0.5 * max(0.0, distance - 0.2)
-    assert_close(LANDER_.objective(net, models[0], batch, ctx), torch.tensor(learning).double(), atol=1e-10)
+    assert_close(
+        LANDER_.objective(net, models[0], batch, ctx), torch.tensor(learning).double(), atol=1e-10
+    )
     kept = 0.0
     for place in (2, 4, 5, 0):  # step 1 of four at a time: places 4, 5, 0, 1 of the order
         pixels = ((stored[place].double() / 255 - 0.4) / 0.3).flatten()
@@ -171,13 +239,16 @@ def test_the_local_loss_by_loops():
         kept += float(((pixels @ models[0]["m"] - pixels @ models[1]["m"]) ** 2).sum()) / 12
     # n = 4, n_o = 2: alpha = log2(3), beta = sqrt(1/2)
     cur, pre = 0.2 * (1 + 1 / np.log2(3)) / np.sqrt(0.5), 0.4 * np.log2(3) * np.sqrt(0.5)
-    second = replace(ctx, server=first | {"old": models[1], "known": old, "images": stored, "scale": scale})
+    second = replace(
+        ctx, server=first | {"old": models[1], "known": old, "images": stored, "scale": scale}
+    )
     expected = torch.tensor(cur * learning + pre * kept).double()
     assert_close(LANDER_.objective(net, models[0], batch, second), expected, atol=1e-10)
 
 
 def test_within_the_radius_the_bound_is_nothing():
-    """The bound is of the batch's mean: squared distances 0.05 and 0.3 have the mean 0.175, within the radius 0.2."""
+    """The bound is of the batch's mean: squared distances 0.05 and 0.3 have the mean 0.175, within
+    the radius 0.2."""
     anchors = torch.zeros(2, 1).double()
 
     def net(params, x, mask=None):
@@ -186,24 +257,30 @@ def test_within_the_radius_the_bound_is_nothing():
     server = {"anchors": anchors, "new": torch.ones(2).double()}
     ctx = Context(server, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
     x = torch.tensor([[0.05], [0.3]], dtype=torch.float64).sqrt()
-    found = LANDER_.objective(net, {"w": torch.ones(1).double()}, Batch(x, torch.tensor([0, 1]), None, 0), ctx)
+    found = LANDER_.objective(
+        net, {"w": torch.ones(1).double()}, Batch(x, torch.tensor([0, 1]), None, 0), ctx
+    )
     assert_close(found, torch.tensor(2.0).double().log())
 
 
 def test_the_weights_by_hand():
-    """Of 6 classes 3 old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711; 0.2 * 1.5 / beta and 0.4 * 2 * beta."""
+    """Of 6 classes 3 old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711; 0.2 * 1.5 / beta and 0.4
+    * 2 * beta."""
     cur, pre = LANDER_.weights(torch.tensor(3.0), torch.tensor(6.0))
     assert float(cur) == pytest.approx(0.42426, abs=1e-5)
     assert float(pre) == pytest.approx(0.56569, abs=1e-5)
 
 
 def test_what_is_trained_and_sent():
-    """The layer beside the classifier is a part of the model; logits stay those of the plain model."""
+    """The layer beside the classifier is a part of the model; logits stay those of the plain
+    model."""
     simulation = stream()
     module = simulation.bench.net.module
     x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     plain = module.forward(x)  # past the layer
-    assert set(simulation.initial) - {"mapping.weight", "mapping.bias"} == set(make_simulation().initial)
+    assert set(simulation.initial) - {"mapping.weight", "mapping.bias"} == set(
+        make_simulation().initial
+    )
     assert torch.equal(module(x).logits, plain.logits)
     assert_close(module(x).features, plain.features @ module.mapping.weight.T + module.mapping.bias)
     first, third = (play(simulation, rounds).server for rounds in (1, 3))
@@ -251,7 +328,9 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, content, message):
 
 
 def test_without_embeddings_a_run_is_refused():
-    with pytest.raises(ConfigError, match=r"needs an embedding of each class name.*algorithm\.embeddings=random"):
+    with pytest.raises(
+        ConfigError, match=r"needs an embedding of each class name.*algorithm\.embeddings=random"
+    ):
         stream(embeddings=None)
     with pytest.raises(ConfigError, match=r"must be a \.npy, \.npz or \.csv file, or random"):
         embeddings("clip", 4, 8)

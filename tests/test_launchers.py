@@ -46,12 +46,16 @@ def test_every_launcher_composes_with_its_plugin_and_without(monkeypatch, name, 
     node = OmegaConf.to_container(launching(f"hydra/launcher={name}").hydra.launcher, resolve=True)
     ours = OmegaConf.load(CONF / "launcher" / f"{name}.yaml")
     assert {key: node[key] for key in ours if "$" not in str(ours._get_node(key))} == {
-        key: OmegaConf.to_container(ours)[key] for key in ours if "$" not in str(ours._get_node(key))
+        key: OmegaConf.to_container(ours)[key]
+        for key in ours
+        if "$" not in str(ours._get_node(key))
     }
     if name == "submitit_local":
         assert node["gpus_per_node"] == 3
     if name == "ray":
-        assert "object_store_memory" in node["ray"]["init"], "the plugin would set it, and Ray refuse a running cluster"
+        assert "object_store_memory" in node["ray"]["init"], (
+            "the plugin would set it, and Ray refuse a running cluster"
+        )
 
 
 def test_importable():
@@ -76,11 +80,15 @@ def test_importable():
 def test_jobs_at_once(monkeypatch, gpus, changes, expected):
     monkeypatch.setattr(launchers, "count_gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: 8)
-    assert jobs_at_once({"device": "auto", "engine": "auto", "jobs_per_gpu": 1} | changes) == expected
+    assert (
+        jobs_at_once({"device": "auto", "engine": "auto", "jobs_per_gpu": 1} | changes) == expected
+    )
 
 
 @pytest.mark.parametrize(("seeds", "given", "expected"), [(3, "-1", 3), (20, "-1", 8), (3, "2", 2)])
-def test_what_the_launching_process_decides_reaches_the_jobs(monkeypatch, tmp_path, seeds, given, expected):
+def test_what_the_launching_process_decides_reaches_the_jobs(
+    monkeypatch, tmp_path, seeds, given, expected
+):
     """Jobs compose anew from the overrides of Hydra, in which it must stand."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     monkeypatch.setattr(hardware, "cores", lambda: 8)
@@ -111,10 +119,19 @@ def test_quoted(text):
     ("overrides", "expected"),
     [
         (["hydra/launcher=basic"], Place(None, finds_gpu=True, alone=True)),
-        (["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=2"], Place(2, finds_gpu=True, alone=True)),
+        (
+            ["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=2"],
+            Place(2, finds_gpu=True, alone=True),
+        ),
         (["hydra/launcher=submitit_slurm"], Place(4, finds_gpu=False, alone=True)),
-        (["hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=3"], Place(3, finds_gpu=False, alone=False)),
-        (["hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=0.5"], Place(1, finds_gpu=False, alone=False)),
+        (
+            ["hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=3"],
+            Place(3, finds_gpu=False, alone=False),
+        ),
+        (
+            ["hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=0.5"],
+            Place(1, finds_gpu=False, alone=False),
+        ),
     ],
 )
 def test_place_of(overrides, expected):
@@ -136,7 +153,9 @@ def test_place_of(overrides, expected):
 def test_jobs_that_share_cores_do_not_take_all_of_them(monkeypatch, share, changes, expected):
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    chosen = hardware.Hardware(**HARDWARE | changes).resolve(vectorises=True, cohort_size=6, share=share)
+    chosen = hardware.Hardware(**HARDWARE | changes).resolve(
+        vectorises=True, cohort_size=6, share=share
+    )
     assert (chosen.engine, chosen.workers, chosen.threads) == expected
 
 

@@ -9,7 +9,8 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.structure import RoundStructure
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
-# From the ground up: a room may import from the floors below its own, also within functions, and not from its own.
+# From the ground up: a room may import from the floors below its own, also within functions, and
+# not from its own.
 FLOORS = (
     ("core",),
     ("data",),
@@ -35,20 +36,33 @@ def room_of(path):
 def executed(path):
     """The nodes of a module but for those that only type checkers read."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    typing = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
     left_out = {child for node in typing for child in ast.walk(node)}
     return [node for node in ast.walk(tree) if node not in left_out]
 
 
 def imported_rooms(path):
-    """(line, room) of every import of fedexp's own modules that is executed; not those for type checkers."""
+    """(line, room) of every import of fedexp's own modules that is executed; not those for type
+    checkers."""
     for node in executed(path):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedexp":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "fedexp"
+        ):
             parts = node.module.split(".")[1:]
             yield from ((node.lineno, parts[0] if parts else alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
             parts = [alias.name.split(".") for alias in node.names]
-            yield from ((node.lineno, names[1]) for names in parts if names[0] == "fedexp" and len(names) > 1)
+            yield from (
+                (node.lineno, names[1])
+                for names in parts
+                if names[0] == "fedexp" and len(names) > 1
+            )
 
 
 def test_every_import_points_to_a_floor_below():
@@ -65,7 +79,8 @@ def test_every_import_points_to_a_floor_below():
 
 
 def imported_modules(path, known):
-    """The modules of fedexp among `known` that a module imports when it runs, also within functions."""
+    """The modules of fedexp among `known` that a module imports when it runs, also within
+    functions."""
     for node in executed(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -75,9 +90,15 @@ def imported_modules(path, known):
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    paths = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    paths = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
+        for path in PACKAGE.rglob("*.py")
+    }
     paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
-    left = {name: {*imported_modules(path, paths)} & paths.keys() - {name} for name, path in paths.items()}
+    left = {
+        name: {*imported_modules(path, paths)} & paths.keys() - {name}
+        for name, path in paths.items()
+    }
     while free := {name for name, wanted in left.items() if not wanted & left.keys()}:
         left = {name: wanted for name, wanted in left.items() if name not in free}
     assert not left, "in a circle, or above one: " + ", ".join(sorted(left))
@@ -107,7 +128,9 @@ def test_the_base_of_algorithms_has_few_hooks():
     """What few algorithms need is in structure.py, and defined there alone."""
 
     def hooks(cls):
-        return {name for name, value in vars(cls).items() if not name.startswith("_") and is_hook(value)}
+        return {
+            name for name, value in vars(cls).items() if not name.startswith("_") and is_hook(value)
+        }
 
     def is_hook(value):
         return isinstance(value, property) or callable(value)

@@ -40,18 +40,23 @@ def randomised(network: nn.Module) -> nn.Module:
 
 
 def test_a_linear_layer_adds_its_low_rank_product():
-    """By hand: W = [[1, 2]], b = 3, A = [[1, -1]] (r = 1), B = [[4]], scale 0.5, x = (1, 5): W x + b = 1 + 10 + 3 = 14,
-    A x = -4, 0.5 * 4 * -4 = -8, together 6."""
+    """By hand: W = [[1, 2]], b = 3, A = [[1, -1]] (r = 1), B = [[4]], scale 0.5, x = (1, 5): W x +
+    b = 1 + 10 + 3 = 14, A x = -4, 0.5 * 4 * -4 = -8, together 6."""
     layer = nn.Linear(2, 1)
     layer.weight.data, layer.bias.data = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])
     adapted = LowRank(layer, 1, 0.5)
     assert adapted(torch.tensor([1.0, 5.0])).item() == 14, "B begins at zero"
-    adapted.down.weight.data, adapted.up.weight.data = torch.tensor([[1.0, -1.0]]), torch.tensor([[4.0]])
+    adapted.down.weight.data, adapted.up.weight.data = (
+        torch.tensor([[1.0, -1.0]]),
+        torch.tensor([[4.0]]),
+    )
     assert adapted(torch.tensor([1.0, 5.0])).item() == 6
     assert adapted.merged().weight.tolist() == [[3.0, 0.0]]  # 1 + 0.5 * 4 * 1, 2 - 0.5 * 4 * 1
 
 
-@pytest.mark.parametrize("places", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 0)}])
+@pytest.mark.parametrize(
+    "places", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 0)}]
+)
 def test_a_merged_convolution_is_the_adapted_one(places):
     torch.manual_seed(0)
     adapted = randomised(LowRank(nn.Conv2d(3, 5, (3, 2), **places), 2, 0.7).double())
@@ -73,15 +78,25 @@ def test_a_merged_network_has_the_names_and_outputs_of_a_plain_one():
 
 
 def test_adapters_and_head_alone_are_trained_and_sent():
-    """Of inner (3 -> 6) with rank 2: A has 6 numbers, B 12; of the head (6 -> C) 7 C. Eight bytes each."""
+    """Of inner (3 -> 6) with rank 2: A has 6 numbers, B 12; of the head (6 -> C) 7 C. Eight bytes
+    each."""
     simulation = make_simulation(model=Own(lora=LoRA(rank=2)))
     classes = simulation.bench.data.num_classes
-    before = {k: v.clone() for k, v in simulation.bench.net.module.named_parameters() if "base" in k or "stem" in k}
-    assert set(simulation.initial) == {f"backbone.inner.{name}.weight" for name in ("down", "up")} | HEAD
+    before = {
+        k: v.clone()
+        for k, v in simulation.bench.net.module.named_parameters()
+        if "base" in k or "stem" in k
+    }
+    assert (
+        set(simulation.initial)
+        == {f"backbone.inner.{name}.weight" for name in ("down", "up")} | HEAD
+    )
     result = play_round(simulation, simulation.initial_state())
     clients = len(result.cohort.clients)
     assert result.bytes_up == result.bytes_down == clients * 8 * (6 + 12 + 7 * classes)
-    assert all(not torch.equal(simulation.initial[k], v) for k, v in result.server["params"].items())
+    assert all(
+        not torch.equal(simulation.initial[k], v) for k, v in result.server["params"].items()
+    )
     for k, v in simulation.bench.net.module.named_parameters():
         assert k not in before or torch.equal(v, before[k])
 
@@ -92,11 +107,18 @@ def test_with_a_fixed_the_mean_of_products_is_that_of_b():
 
 
 @pytest.mark.parametrize(
-    "name", ["FedAvg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("FedNTD", "Scaffold", "FedEWC"))]
+    "name",
+    [
+        "FedAvg",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("FedNTD", "Scaffold", "FedEWC")),
+    ],
 )
 def test_engines_agree_on_adapters(name):
     model = Own(lora=LoRA(rank=2, targets=("stem", "inner")))
-    states = [play(replace(simulation_of(name, model), engine=engine), 2).server for engine in ENGINES.values()]
+    states = [
+        play(replace(simulation_of(name, model), engine=engine), 2).server
+        for engine in ENGINES.values()
+    ]
     assert tree.is_finite(states[0]["params"])
     for other in states[1:]:
         assert_equal(other, states[0], atol=1e-12)
@@ -105,22 +127,38 @@ def test_engines_agree_on_adapters(name):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Own(lora=LoRA(rank=2, targets=("iner",))), "targets=iner: no linear layer or convolution.*nearest: 'inner'"),
-        (Own(lora=LoRA(rank=2, targets=("fc",))), "targets=fc: no linear layer or convolution"),
-        (Own(head=None, lora=LoRA(rank=2)), "the head is trained beside the adapters; name it with model.head"),
         (
-            Torchvision(name="vit_b_16", weights=None, image_size=None, lora=LoRA(rank=2, targets=("out_proj",))),
+            Own(lora=LoRA(rank=2, targets=("iner",))),
+            "targets=iner: no linear layer or convolution.*nearest: 'inner'",
+        ),
+        (Own(lora=LoRA(rank=2, targets=("fc",))), "targets=fc: no linear layer or convolution"),
+        (
+            Own(head=None, lora=LoRA(rank=2)),
+            "the head is trained beside the adapters; name it with model.head",
+        ),
+        (
+            Torchvision(
+                name="vit_b_16",
+                weights=None,
+                image_size=None,
+                lora=LoRA(rank=2, targets=("out_proj",)),
+            ),
             "targets=out_proj: .*is a grouped convolution, or a part of nn.MultiheadAttention",
         ),
     ],
 )
 def test_what_cannot_be_adapted_is_named(model, message):
     shape = (1, 6, 6) if isinstance(model, Own) else (3, 224, 224)
-    with pytest.raises(ConfigError, match=message), torch.device("cpu" if isinstance(model, Own) else "meta"):
+    with (
+        pytest.raises(ConfigError, match=message),
+        torch.device("cpu" if isinstance(model, Own) else "meta"),
+    ):
         model.build(shape, 4)
 
 
-@pytest.mark.parametrize("change", [{"rank": -1}, {"rank": 1, "alpha": 0.0}, {"rank": 1, "alpha": float("nan")}])
+@pytest.mark.parametrize(
+    "change", [{"rank": -1}, {"rank": 1, "alpha": 0.0}, {"rank": 1, "alpha": float("nan")}]
+)
 def test_sizes_that_are_none_are_refused(change):
     with pytest.raises(ConfigError, match=r"model.lora.(rank|alpha)="):
         LoRA(**change)
@@ -130,15 +168,23 @@ def test_sizes_that_are_none_are_refused(change):
 def test_a_vision_transformer_trains_its_adapters():
     pytest.importorskip("timm")
     lora = LoRA(rank=2, targets=("qkv", "attn.proj"))
-    simulation = make_simulation(model=Timm(name="test_vit", weights=None, image_size=32, lora=lora))
+    simulation = make_simulation(
+        model=Timm(name="test_vit", weights=None, image_size=32, lora=lora)
+    )
     names = set(simulation.initial)
     blocks = {name.partition("attn.")[2] for name in names - HEAD}
-    assert blocks == {f"{layer}.{part}.weight" for layer in ("qkv", "proj") for part in ("down", "up")}
+    assert blocks == {
+        f"{layer}.{part}.weight" for layer in ("qkv", "proj") for part in ("down", "up")
+    }
     whole = sum(p.numel() for p in simulation.bench.net.module.parameters())
     assert sum(v.numel() for v in simulation.initial.values()) < 0.05 * whole
     state = play(simulation, 1)
     assert tree.is_finite(state.server["params"])
-    assert any(not torch.equal(simulation.initial[k], v) for k, v in state.server["params"].items() if "up" in k)
+    assert any(
+        not torch.equal(simulation.initial[k], v)
+        for k, v in state.server["params"].items()
+        if "up" in k
+    )
 
 
 def test_the_adapters_are_those_of_peft():
@@ -146,9 +192,13 @@ def test_the_adapters_are_those_of_peft():
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     plain = Net((1, 6, 6), 4).double()
-    config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["stem", "inner"], init_lora_weights=False)
+    config = peft.LoraConfig(
+        r=2, lora_alpha=3, target_modules=["stem", "inner"], init_lora_weights=False
+    )
     ours = Own(lora=LoRA(rank=2, alpha=3.0, targets=("stem", "inner"))).build((1, 6, 6), 4).double()
-    ours.load_state_dict({f"backbone.{k}": v for k, v in plain.state_dict().items() if "fc" not in k}, strict=False)
+    ours.load_state_dict(
+        {f"backbone.{k}": v for k, v in plain.state_dict().items() if "fc" not in k}, strict=False
+    )
     ours.classifier.load_state_dict(plain.fc.state_dict())
     for name in ("stem", "inner"):
         getattr(ours.backbone, name).base.load_state_dict(getattr(plain, name).state_dict())
@@ -165,13 +215,31 @@ def test_the_adapters_are_those_of_peft():
 @pytest.mark.slow
 def test_an_exported_model_has_its_adapters_merged(tmp_path):
     """A whole run; the file has the names of a network without adapters, and says the same."""
-    name = ["model=torchvision", "model.name=resnet18", "model.image_size=32", "rounds=1", "num_clients=20"]
-    lora = ["model.lora.rank=2", "model.lora.targets=[conv1,conv2]", "local.epochs=1", "participation=0.1"]
+    name = [
+        "model=torchvision",
+        "model.name=resnet18",
+        "model.image_size=32",
+        "rounds=1",
+        "num_clients=20",
+    ]
+    lora = [
+        "model.lora.rank=2",
+        "model.lora.targets=[conv1,conv2]",
+        "local.epochs=1",
+        "participation=0.1",
+    ]
     run = train(tmp_path / "run", *name, *lora)
     adapted = run.model().network
     weights = torch.load(fedexp.export(run, tmp_path / "model.pt"), weights_only=True)
-    plain = Torchvision(name="resnet18", weights=None, image_size=32).build((1, 8, 8), 10).double().eval()
+    plain = (
+        Torchvision(name="resnet18", weights=None, image_size=32)
+        .build((1, 8, 8), 10)
+        .double()
+        .eval()
+    )
     plain.load_state_dict(weights)
     x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(plain(x).logits, adapted(x).logits)
-    assert any(module.up.weight.any() for module in adapted.modules() if isinstance(module, LowRank))
+    assert any(
+        module.up.weight.any() for module in adapted.modules() if isinstance(module, LowRank)
+    )

@@ -1,4 +1,5 @@
-"""Metrics against matrices worked by hand, plain loops and identities; the history against its files."""
+"""Metrics against matrices worked by hand, plain loops and identities; the history against its
+files."""
 
 import csv
 import importlib
@@ -41,7 +42,8 @@ few = settings(max_examples=60, deadline=None)
 
 @st.composite
 def matrices(draw, min_rows=3, with_nan=False):
-    """Class accuracies [rows, classes]; with_nan: some classes (not all) are absent in every round."""
+    """Class accuracies [rows, classes]; with_nan: some classes (not all) are absent in every
+    round."""
     rows, classes = draw(st.integers(min_rows, 7)), draw(st.integers(2, 5))
     cw = draw(arrays(np.float64, (rows, classes), elements=fraction))
     if with_nan:
@@ -57,7 +59,9 @@ CW = np.array([[0.9, 0.9], [0.5, 0.2], [0.8, 0.1], [0.6, 0.1]])
 def test_class_accuracy_by_hand():
     accuracy = class_accuracy(np.array([3, 0, 0]), np.array([4, 5, 0]))
     np.testing.assert_array_equal(accuracy, [0.75, 0.0, nan])
-    np.testing.assert_array_equal(class_accuracy([[1, 2], [0, 4]], [2, 4]), [[0.5, 0.5], [0.0, 1.0]])
+    np.testing.assert_array_equal(
+        class_accuracy([[1, 2], [0, 4]], [2, 4]), [[0.5, 0.5], [0.0, 1.0]]
+    )
     assert overall_accuracy(np.array([3, 0, 0]), np.array([4, 5, 0])) == 3 / 9
     assert math.isnan(overall_accuracy(np.array([0]), np.array([0])))
 
@@ -66,23 +70,30 @@ def test_class_accuracy_by_hand():
 @given(arrays(np.int64, 6, elements=st.integers(0, 20)))
 def test_overall_accuracy_is_the_class_mean_of_a_balanced_test_set(correct):
     total = np.full(6, 20)
-    assert overall_accuracy(correct, total) == pytest.approx(float(class_mean(class_accuracy(correct, total))))
+    assert overall_accuracy(correct, total) == pytest.approx(
+        float(class_mean(class_accuracy(correct, total)))
+    )
 
 
 def test_class_mean_leaves_out_absent_classes():
-    np.testing.assert_array_equal(class_mean(np.array([[1.0, nan, 3.0], [nan, nan, nan]])), [2.0, nan])
+    np.testing.assert_array_equal(
+        class_mean(np.array([[1.0, nan, 3.0], [nan, nan, nan]])), [2.0, nan]
+    )
 
 
 # ------------------------------------------------------------------ forgetting F
 def test_backward_transfer_by_hand():
-    # class 0: max(0.5, 0.8) - 0.6 = 0.2; class 1: max(0.2, 0.1) - 0.1 = 0.1; the initial 0.9 does not count
+    # class 0: max(0.5, 0.8) - 0.6 = 0.2; class 1: max(0.2, 0.1) - 0.1 = 0.1; the initial 0.9 does
+    # not count
     np.testing.assert_allclose(forgetting.backward_transfer_per_class(CW), [0.2, 0.1])
     assert forgetting.backward_transfer(CW) == pytest.approx(0.15)
 
 
 def test_backward_transfer_may_be_negative():
     # class 0 ends at its peak: 0.3 - 0.7 = -0.4; class 1: 0.5 - 0.5 = 0
-    assert forgetting.backward_transfer(np.array([[0.0, 0.0], [0.3, 0.5], [0.7, 0.5]])) == pytest.approx(-0.2)
+    assert forgetting.backward_transfer(
+        np.array([[0.0, 0.0], [0.3, 0.5], [0.7, 0.5]])
+    ) == pytest.approx(-0.2)
 
 
 def test_backward_transfer_is_undefined_before_round_two():
@@ -109,14 +120,17 @@ def test_absent_classes_do_not_count(cw):
     np.testing.assert_allclose(forgetting.consistency(cw), forgetting.consistency(present))
     width = present.shape[1]
     np.testing.assert_allclose(
-        forgetting.normalised_heat_map(cw)[:, :width], forgetting.normalised_heat_map(present), rtol=1e-12
+        forgetting.normalised_heat_map(cw)[:, :width],
+        forgetting.normalised_heat_map(present),
+        rtol=1e-12,
     )
     assert np.isnan(forgetting.normalised_heat_map(cw)[:, width:]).all()
 
 
 # ------------------------------------------------------------------ round forgetting
 def test_round_drop_by_hand():
-    # t=2: class 0 gains 0.3, class 1 loses 0.1: 0.05. t=3: class 0 loses 0.2, class 1 stays: 0.1. t=1 is left out.
+    # t=2: class 0 gains 0.3, class 1 loses 0.1: 0.05. t=3: class 0 loses 0.2, class 1 stays: 0.1.
+    # t=1 is left out.
     np.testing.assert_allclose(forgetting.round_drop(CW), [0.05, 0.1])
     assert forgetting.round_drop(CW[:2]).shape == forgetting.round_drop(CW[:1]).shape == (0,)
 
@@ -169,7 +183,9 @@ def test_uniform_labels_make_in_and_out_the_mean_accuracy(accuracy, count):
 
 
 @few
-@given(arrays(np.float64, 4, elements=fraction), arrays(np.int64, (5, 4), elements=st.integers(0, 30)))
+@given(
+    arrays(np.float64, 4, elements=fraction), arrays(np.int64, (5, 4), elements=st.integers(0, 30))
+)
 def test_joint_distribution_is_the_size_weighted_average(accuracy, counts):
     counts[:, 0] += 1  # no client without examples
     joint_in = joint_out = 0.0
@@ -178,7 +194,10 @@ def test_joint_distribution_is_the_size_weighted_average(accuracy, counts):
             p = row[c] / row.sum()
             joint_in += row.sum() * accuracy[c] * p / counts.sum()
             joint_out += row.sum() * accuracy[c] * (1 - p) / 3 / counts.sum()
-    assert forgetting.in_out_joint(accuracy, counts) == (pytest.approx(joint_in), pytest.approx(joint_out))
+    assert forgetting.in_out_joint(accuracy, counts) == (
+        pytest.approx(joint_in),
+        pytest.approx(joint_out),
+    )
 
 
 def test_in_out_local_spreads_the_weight_of_an_absent_class():
@@ -197,7 +216,9 @@ def test_in_out_local_spreads_the_weight_of_an_absent_class():
 # ------------------------------------------------------------------ heat map, consistency
 def test_normalised_heat_map_by_hand():
     cw = np.array([[0.2, 0.6], [0.0, 0.0], [0.5, 0.0]])
-    np.testing.assert_allclose(forgetting.normalised_heat_map(cw), [[0.25, 0.75], [0.0, 0.0], [1.0, 0.0]])
+    np.testing.assert_allclose(
+        forgetting.normalised_heat_map(cw), [[0.25, 0.75], [0.0, 0.0], [1.0, 0.0]]
+    )
 
 
 @few
@@ -216,7 +237,9 @@ def test_consistency_by_hand():
 # ------------------------------------------------------------------ rounds to target
 def test_rounds_to_target_by_hand():
     rounds, accuracy = [0, 5, 10, 15, 20], [0.9, 0.4, None, 0.6, 0.5]
-    assert rounds_to_target(rounds, accuracy, targets=[0.4, 0.5, 0.61], fractions=[0.5, 0.9, 1]) == {
+    assert rounds_to_target(
+        rounds, accuracy, targets=[0.4, 0.5, 0.61], fractions=[0.5, 0.9, 1]
+    ) == {
         "0.4": 5,  # first crossing; the initial model does not count
         "0.5": 15,
         "0.61": None,
@@ -246,7 +269,9 @@ def test_rounds_to_target_without_rounds():
 def test_rounds_to_target_is_the_first_crossing(accuracy, share):
     found = rounds_to_target(range(len(accuracy)), accuracy, [share], [1.0, share])
     best = max(accuracy[1:])
-    assert found["1.0*best"] == next(t for t in range(1, len(accuracy)) if accuracy[t] >= best - 1e-12)
+    assert found["1.0*best"] == next(
+        t for t in range(1, len(accuracy)) if accuracy[t] >= best - 1e-12
+    )
     assert found[f"{share}*best"] is not None
     expected = next((t for t in range(1, len(accuracy)) if accuracy[t] >= share - 1e-12), None)
     assert found[str(share)] == expected
@@ -256,11 +281,15 @@ def test_rounds_to_target_is_the_first_crossing(accuracy, share):
 def make_history(rounds=3, local=True, classes=4, absent=False):
     generator = np.random.default_rng(5)
     labels = np.tile(np.arange(classes), 20)
-    partition = Partition.build(np.split(generator.permutation(80), [3, 20, 45]), labels, classes, {})
+    partition = Partition.build(
+        np.split(generator.permutation(80), [3, 20, 45]), labels, classes, {}
+    )
     history = History(counts=partition.counts)
     for r in range(rounds + 1):
         if local and r:
-            history.add_local(r, generator.permutation(4)[:2], _accuracies(generator, (2, classes), absent))
+            history.add_local(
+                r, generator.permutation(4)[:2], _accuracies(generator, (2, classes), absent)
+            )
         history.add(r, _accuracies(generator, classes, absent))
     return history, partition
 
@@ -274,12 +303,16 @@ def _accuracies(generator, shape, absent):
 
 def write_run(directory, history, partition):
     """The run directory files, as a run writes them."""
-    partition.save(directory / "partition.npz", classes=[str(c) for c in range(history.counts.shape[1])])
+    partition.save(
+        directory / "partition.npz", classes=[str(c) for c in range(history.counts.shape[1])]
+    )
     with open(directory / "class_accuracy.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["round", "class", "accuracy"])
         for r, row in zip(history.rounds, history.class_accuracy, strict=True):
-            writer.writerows([r, c, "" if math.isnan(a) else repr(float(a))] for c, a in enumerate(row))
+            writer.writerows(
+                [r, c, "" if math.isnan(a) else repr(float(a))] for c, a in enumerate(row)
+            )
     if history.local_rounds:
         history.save_local(directory / "local_class_accuracy.npz")
 
@@ -361,7 +394,8 @@ def test_damaged_run_directories(tmp_path):
 
 # ------------------------------------------------------------------ the objects of the group
 def hand_history():
-    """CW of two classes, two clients; client 0 holds class 0 only, client 1 holds one example of 0 and three of 1."""
+    """CW of two classes, two clients; client 0 holds class 0 only, client 1 holds one example of 0
+    and three of 1."""
     history = History(counts=np.array([[2, 0], [1, 3], [9, 1]]))
     locals_ = [[[0.9, 0.4], [0.5, 0.9]], [[1.0, 0.0], [0.25, 0.2]], [[0.8, 0.0], [0.4, 0.3]]]
     history.add(0, CW[0])
@@ -380,18 +414,23 @@ def test_backward_transfer_object():
 
 def test_round_drop_object():
     history = hand_history()
-    # local, round 3 against round 2 = (0.8, 0.1): client 0 loses 0 and 0.1: 0.05; client 1 loses 0.4 and 0: 0.2
-    # round 2 against (0.5, 0.2): 0 + 0.2 -> 0.1; 0.25 + 0 -> 0.125. round 1 against (0.9, 0.9): 0.5 -> 0.25; 0.4 -> 0.2
+    # local, round 3 against round 2 = (0.8, 0.1): client 0 loses 0 and 0.1: 0.05; client 1 loses
+    # 0.4 and 0: 0.2 round 2 against (0.5, 0.2): 0 + 0.2 -> 0.1; 0.25 + 0 -> 0.125. round 1 against
+    # (0.9, 0.9): 0.5 -> 0.25; 0.4 -> 0.2
     assert RoundDrop(local=False).round_values(history) == {"round_forgetting": pytest.approx(0.1)}
     assert RoundDrop(local=False).client_values(history) == {}
     metric = RoundDrop(local=True)
-    assert metric.round_values(history) == pytest.approx({"round_forgetting": 0.1, "local_round_forgetting": 0.125})
+    assert metric.round_values(history) == pytest.approx(
+        {"round_forgetting": 0.1, "local_round_forgetting": 0.125}
+    )
     np.testing.assert_allclose(metric.client_values(history)["local_round_forgetting"], [0.05, 0.2])
     # means over rounds from the second on: (0.05 + 0.1) / 2 and (0.1125 + 0.125) / 2
     assert np.isnan(metric.local_values(history, 0)["local_round_forgetting"]).all(), (
         "the initial model forgets nothing"
     )
-    assert metric.summary(history) == pytest.approx({"round_forgetting": 0.075, "local_round_forgetting": 0.11875})
+    assert metric.summary(history) == pytest.approx(
+        {"round_forgetting": 0.075, "local_round_forgetting": 0.11875}
+    )
     assert metric.needs_local
     assert not RoundDrop(local=False).needs_local
 
@@ -399,10 +438,14 @@ def test_round_drop_object():
 def test_forgetting_degree_object():
     history = hand_history()
     metric = ForgettingDegree(xi=1e-9)
-    # round 3, before (0.8, 0.1): client 0: 0 and 1 -> 0.5; client 1: 0.5 and -0.2 / 0.1 = -2, clipped -1: -0.25
-    np.testing.assert_allclose(metric.client_values(history)["forgetting_degree"], [0.5, -0.25], atol=1e-7)
+    # round 3, before (0.8, 0.1): client 0: 0 and 1 -> 0.5; client 1: 0.5 and -0.2 / 0.1 = -2,
+    # clipped -1: -0.25
+    np.testing.assert_allclose(
+        metric.client_values(history)["forgetting_degree"], [0.5, -0.25], atol=1e-7
+    )
     assert metric.round_values(history)["forgetting_degree"] == pytest.approx(0.125)
-    # round 2, before (0.5, 0.2): (-1, 1) -> 0; (0.5, 0) -> 0.25. round 1, before (0.9, 0.9): (0, 5/9); (4/9, 0)
+    # round 2, before (0.5, 0.2): (-1, 1) -> 0; (0.5, 0) -> 0.25. round 1, before (0.9, 0.9): (0,
+    # 5/9); (4/9, 0)
     assert metric.summary(history)["forgetting_degree"] == pytest.approx((0.125 + 0.125 + 0.25) / 3)
     with pytest.raises(ConfigError, match=r"forgetting_metric\.xi=0"):
         ForgettingDegree(xi=0)
@@ -410,9 +453,9 @@ def test_forgetting_degree_object():
 
 def test_in_out_local_object():
     history = hand_history()
-    # round 3. client 0: p = (1, 0), out = (0, 1): 0.8 and 0.0. client 1: p = (1/4, 3/4): 0.1 + 0.225 = 0.325;
-    # out = (3/4, 1/4): 0.3 + 0.075 = 0.375. std of (0.8, 0.325) = 0.2375, of (0, 0.375) = 0.1875.
-    # global (0.6, 0.1), joint p = (3/6, 3/6): 0.35 both
+    # round 3. client 0: p = (1, 0), out = (0, 1): 0.8 and 0.0. client 1: p = (1/4, 3/4): 0.1 +
+    # 0.225 = 0.325; out = (3/4, 1/4): 0.3 + 0.075 = 0.375. std of (0.8, 0.325) = 0.2375, of (0,
+    # 0.375) = 0.1875. global (0.6, 0.1), joint p = (3/6, 3/6): 0.35 both
     values = InOutLocal().round_values(history)
     assert values == pytest.approx(
         {
@@ -431,17 +474,27 @@ def test_in_out_local_object():
 
 
 def test_consistency_object():
-    # (0.9, 0.9), (0.5, 0.2), (0.8, 0.1), (0.6, 0.1): 0.63 / (0.9 sqrt(2) sqrt(0.29)), 0.42 / sqrt(0.29 * 0.65) and
-    # 0.49 / sqrt(0.65 * 0.37)
+    # (0.9, 0.9), (0.5, 0.2), (0.8, 0.1), (0.6, 0.1): 0.63 / (0.9 sqrt(2) sqrt(0.29)), 0.42 /
+    # sqrt(0.29 * 0.65) and 0.49 / sqrt(0.65 * 0.37)
     cosines = [0.7 / 0.58**0.5, 0.42 / 0.1885**0.5, 0.49 / 0.2405**0.5]
-    assert Consistency().round_values(hand_history()) == {"consistency": pytest.approx(cosines[-1], abs=1e-15)}
-    assert Consistency().summary(hand_history()) == {"consistency": pytest.approx(sum(cosines) / 3, abs=1e-15)}
+    assert Consistency().round_values(hand_history()) == {
+        "consistency": pytest.approx(cosines[-1], abs=1e-15)
+    }
+    assert Consistency().summary(hand_history()) == {
+        "consistency": pytest.approx(sum(cosines) / 3, abs=1e-15)
+    }
     assert not Consistency().needs_local
 
 
 def test_all_is_the_union_and_keys_do_not_depend_on_the_round():
     history, _ = make_history(4, absent=True)
-    members = (BackwardTransfer(), RoundDrop(local=True), ForgettingDegree(xi=1e-3), InOutLocal(), Consistency())
+    members = (
+        BackwardTransfer(),
+        RoundDrop(local=True),
+        ForgettingDegree(xi=1e-3),
+        InOutLocal(),
+        Consistency(),
+    )
     everything = All(xi=1e-3)
     assert everything.needs_local
     for method in ("round_values", "client_values", "summary"):
@@ -464,7 +517,9 @@ def test_metrics_with_evaluation_gaps():
     for r, row in zip([0, 2, 4, 5], CW, strict=True):
         history.add(r, row)
     both = Metrics((BackwardTransfer(), RoundDrop(local=False)))
-    assert both.round_values(history) == pytest.approx({"forgetting": 0.15, "round_forgetting": 0.1})
+    assert both.round_values(history) == pytest.approx(
+        {"forgetting": 0.15, "round_forgetting": 0.1}
+    )
     assert not both.needs_local
 
 
@@ -477,8 +532,14 @@ def test_local_values_belong_to_the_last_round_only():
 
 def test_merging_accepts_equal_values_and_refuses_different_ones():
     history = hand_history()
-    twice = Metrics((RoundDrop(local=False), RoundDrop(local=True), BackwardTransfer(), BackwardTransfer()))
-    assert twice.round_values(history).keys() == {"round_forgetting", "local_round_forgetting", "forgetting"}
+    twice = Metrics(
+        (RoundDrop(local=False), RoundDrop(local=True), BackwardTransfer(), BackwardTransfer())
+    )
+    assert twice.round_values(history).keys() == {
+        "round_forgetting",
+        "local_round_forgetting",
+        "forgetting",
+    }
     start, _ = make_history(0)
     assert math.isnan(twice.round_values(start)["forgetting"])  # nan agrees with nan
 
@@ -491,21 +552,27 @@ def test_merging_accepts_equal_values_and_refuses_different_ones():
 
 
 # ------------------------------------------------------------------ conf/forgetting_metric
-@pytest.mark.parametrize("option", sorted(path.stem for path in (CONF / "forgetting_metric").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "option", sorted(path.stem for path in (CONF / "forgetting_metric").glob("*.yaml"))
+)
 def test_yaml_fits_its_class(option):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        node = OmegaConf.to_container(compose(overrides=[f"+forgetting_metric={option}"]))["forgetting_metric"]
+        node = OmegaConf.to_container(compose(overrides=[f"+forgetting_metric={option}"]))[
+            "forgetting_metric"
+        ]
     module, name = node.pop("_target_").rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
     OmegaConf.merge(OmegaConf.structured(cls), node)  # types and names fit
     assert cls(**node).__dict__ == node
     assert name == {"degree": "ForgettingDegree"}.get(option, option.title().replace("_", ""))
-    assert cls(**node).needs_local == (option not in ("alignment", "backward_transfer", "consistency", "round_drop"))
+    assert cls(**node).needs_local == (
+        option not in ("alignment", "backward_transfer", "consistency", "round_drop")
+    )
 
 
 def test_what_a_round_costs_is_not_what_the_run_has_cost():
-    """The values of the last round, taken from the last rows, are those of the measures over all rounds; the matrix
-    grows in place and stays what stacking gives."""
+    """The values of the last round, taken from the last rows, are those of the measures over all
+    rounds; the matrix grows in place and stays what stacking gives."""
     rng = np.random.default_rng(0)
     history = History(np.ones((3, 4), dtype=np.int64))
     metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), Consistency()))
@@ -515,8 +582,12 @@ def test_what_a_round_costs_is_not_what_the_run_has_cost():
         np.testing.assert_array_equal(history.matrix, cw)
         values = metrics.round_values(history)
         drops, cosines = forgetting.round_drop(cw), forgetting.consistency(cw)
-        assert values["round_forgetting"] == pytest.approx(drops[-1] if len(drops) else np.nan, abs=0, nan_ok=True)
-        assert values["consistency"] == pytest.approx(cosines[-1] if len(cosines) else np.nan, abs=0, nan_ok=True)
+        assert values["round_forgetting"] == pytest.approx(
+            drops[-1] if len(drops) else np.nan, abs=0, nan_ok=True
+        )
+        assert values["consistency"] == pytest.approx(
+            cosines[-1] if len(cosines) else np.nan, abs=0, nan_ok=True
+        )
     half = history.upto(20)
     np.testing.assert_array_equal(half.matrix, history.matrix[:21])
     half.add(21, np.zeros(4))

@@ -48,7 +48,10 @@ class Weighted(Fixed):
 
 
 def test_a_model_for_other_channels_is_refused_with_both_shapes():
-    said = r"model: its network cannot read images of 1 x 6 x 6 \(channels x height x width\): .*expected input"
+    said = (
+        r"model: its network cannot read images of 1 x 6 x 6 \(channels x height x width\):"
+        r" .*expected input"
+    )
     with pytest.raises(ConfigError, match=said):
         make_simulation(model=Fixed(channels=5))
 
@@ -60,7 +63,9 @@ def test_a_model_for_fewer_classes_is_refused():
 
 def test_a_file_of_weights_that_is_not_there_is_bad_input(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"model: nowhere\.pt: cannot be read by Weighted \(No such file"):
+    with pytest.raises(
+        ConfigError, match=r"model: nowhere\.pt: cannot be read by Weighted \(No such file"
+    ):
         make_simulation(model=Weighted(channels=1))
 
 

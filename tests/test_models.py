@@ -1,4 +1,5 @@
-"""Every model: sizes that the papers' code has, exact equivalences, and what the engines rely on."""
+"""Every model: sizes that the papers' code has, exact equivalences, and what the engines rely
+on."""
 
 import importlib
 from dataclasses import fields
@@ -16,7 +17,8 @@ from fedexp.models.cnn import CNN
 from fedexp.models.resnet import CifarResNet, TorchvisionResNet
 
 CONF = Path(__file__).parents[1] / "conf" / "model"
-ELSEWHERE = {"textcnn", "lstm", "torchvision", "timm"}  # which test_text.py and test_own_models.py test
+# which test_text.py and test_own_models.py test
+ELSEWHERE = {"textcnn", "lstm", "torchvision", "timm"}
 OPTIONS = sorted({path.stem for path in CONF.glob("*.yaml")} - ELSEWHERE)
 CIFAR, MNIST, DIGITS, TINY = (3, 32, 32), (1, 28, 28), (1, 8, 8), (3, 64, 64)
 
@@ -42,7 +44,8 @@ def parameters(model):
         ("cnn", MNIST, 10, 1_663_370),
         ("cnn", MNIST, 62, 1_690_046),
         ("cnn", TINY, 200, 8_545_416),
-        # 8x8: (1*25+1)*32 + (32*25+1)*64 = 832 + 51,264; flat 64*2*2 = 256: 257*512 = 131,584; 513*10 = 5,130
+        # 8x8: (1*25+1)*32 + (32*25+1)*64 = 832 + 51,264; flat 64*2*2 = 256: 257*512 = 131,584;
+        # 513*10 = 5,130
         ("cnn", DIGITS, 10, 188_810),
         ("cnn_3fc", CIFAR, 10, 2_218_314),
         ("t_cnn", CIFAR, 10, 878_538),
@@ -51,7 +54,8 @@ def parameters(model):
         ("resnet18", CIFAR, 10, 11_181_642),
         ("resnet50", CIFAR, 100, 23_712_932),
         ("resnet50", TINY, 200, 23_917_832),
-        ("resnet18", MNIST, 10, 11_181_642 - 2 * 64 * 49),  # two input channels fewer in the 7x7 stem
+        # two input channels fewer in the 7x7 stem
+        ("resnet18", MNIST, 10, 11_181_642 - 2 * 64 * 49),
     ],
 )
 def test_parameter_counts(option, shape, classes, count):
@@ -132,12 +136,16 @@ def test_clients_with_their_own_weights_under_vmap(option):
     stacked = {k: torch.stack([m.state_dict()[k] for m in models]) for k in models[0].state_dict()}
     x = torch.randn(3, 2, 3, 16, 16, dtype=torch.float64)
     out = vmap(lambda p, x: functional_call(models[0], p, (x,)).logits)(stacked, x)
-    torch.testing.assert_close(out, torch.stack([m(b).logits for m, b in zip(models, x, strict=True)]))
+    torch.testing.assert_close(
+        out, torch.stack([m(b).logits for m, b in zip(models, x, strict=True)])
+    )
 
 
-@pytest.mark.parametrize("option", [option for option in OPTIONS if option != "resnet50"])  # slow; same class as 18
+# slow; same class as 18
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option != "resnet50"])
 def test_mixes_examples_tells_the_truth(option):
-    """In training mode, one example's output depends on the others exactly when the spec says so."""
+    """In training mode, one example's output depends on the others exactly when the spec says
+    so."""
     spec = load(option)
     model = spec.build(CIFAR, 3).double().train()
     x = torch.randn(3, *CIFAR, dtype=torch.float64)
@@ -147,18 +155,23 @@ def test_mixes_examples_tells_the_truth(option):
 
 
 def test_cnn_with_batch_norm():
-    """Between each convolution, which has no bias, and its pooling; its statistics are those of the batch, then running
-    ones."""
+    """Between each convolution, which has no bias, and its pooling; its statistics are those of the
+    batch, then running ones."""
     spec = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(5,), batch_norm=True)
     assert spec.mixes_examples
     model = spec.build((1, 8, 8), 3).double().train()
-    assert not any(name.startswith("convolutions") and name.endswith("bias") for name in model.state_dict())
+    assert not any(
+        name.startswith("convolutions") and name.endswith("bias") for name in model.state_dict()
+    )
     x = torch.randn(6, 1, 8, 8, dtype=torch.float64)
     with torch.no_grad():
         expected = x
         for convolution in model.convolutions:
             maps = F.conv2d(expected, convolution.weight, padding=1)
-            mean, var = maps.mean((0, 2, 3), keepdim=True), maps.var((0, 2, 3), keepdim=True, correction=0)
+            mean, var = (
+                maps.mean((0, 2, 3), keepdim=True),
+                maps.var((0, 2, 3), keepdim=True, correction=0),
+            )
             expected = F.relu(F.max_pool2d((maps - mean) / (var + 1e-5).sqrt(), 2))
         expected = model.classifier(F.relu(model.hidden[0](expected.flatten(1))))
         torch.testing.assert_close(model(x).logits, expected)
@@ -205,7 +218,8 @@ def test_torchvision_resnet_computes_what_torchvision_computes():
 
 @pytest.mark.slow
 def test_weights_from_a_file_but_for_the_last_layer(tmp_path):
-    """torchvision's state dict for 1000 classes in a model of 10; the last layer and a wrong file are what they are."""
+    """torchvision's state dict for 1000 classes in a model of 10; the last layer and a wrong file
+    are what they are."""
     from torchvision.models import resnet18, resnet34
 
     pretrained = resnet18(weights=None)
@@ -222,11 +236,16 @@ def test_weights_from_a_file_but_for_the_last_layer(tmp_path):
             assert torch.equal(model.state_dict()[f"backbone.{name}"], value), name
     assert torch.equal(model.classifier.weight, plain.classifier.weight)
     with torch.device("meta"):
-        assert spec.build(CIFAR, 10).classifier.weight.is_meta  # how much room it takes is asked without reading
-    with pytest.raises(ConfigError, match=r"model.weights=.*conv1.weight does not fit.*images in colour"):
+        # how much room it takes is asked without reading
+        assert spec.build(CIFAR, 10).classifier.weight.is_meta
+    with pytest.raises(
+        ConfigError, match=r"model.weights=.*conv1.weight does not fit.*images in colour"
+    ):
         spec.build(MNIST, 10)
     torch.save(resnet34(weights=None).state_dict(), path)
-    with pytest.raises(ConfigError, match=r"model.weights=.* does not fit; must be .* this model.depth"):
+    with pytest.raises(
+        ConfigError, match=r"model.weights=.* does not fit; must be .* this model.depth"
+    ):
         spec.build(CIFAR, 10)
     path.write_bytes(b"no weights")
     with pytest.raises(ConfigError, match=r"model.weights=.*: is not a file of weights"):
@@ -245,7 +264,8 @@ def test_initialisation_follows_the_seed(option):
 
 
 def test_pytorch_default_initialisation():
-    """Uniform in +-1/sqrt(fan_in) for weights and biases: kaiming_uniform with a = sqrt(5) has exactly this bound."""
+    """Uniform in +-1/sqrt(fan_in) for weights and biases: kaiming_uniform with a = sqrt(5) has
+    exactly this bound."""
     model = load("cnn").build(CIFAR, 10)
     for layer, fan_in in ((model.convolutions[1], 32 * 25), (model.hidden[0], 4096)):
         bound = fan_in**-0.5
@@ -254,13 +274,15 @@ def test_pytorch_default_initialisation():
 
 
 def test_resnet56_begins_as_in_fedalign_s_code():
-    """models/resnet.py there: kaiming_normal_, fan-out, ReLU for every convolution; the classifier as torch has it."""
+    """models/resnet.py there: kaiming_normal_, fan-out, ReLU for every convolution; the classifier
+    as torch has it."""
     torch.manual_seed(0)
     model = load("resnet56_bottleneck").build(CIFAR, 10)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     assert len(layers) == 1 + 3 * (6 * 3 + 1)
     scaled = [
-        (layer.weight * (layer.out_channels * layer.weight[0, 0].numel() / 2) ** 0.5).flatten() for layer in layers
+        (layer.weight * (layer.out_channels * layer.weight[0, 0].numel() / 2) ** 0.5).flatten()
+        for layer in layers
     ]
     assert all(each.std().item() == pytest.approx(1, abs=0.15) for each in scaled)
     assert torch.cat(scaled).std().item() == pytest.approx(1, abs=0.01)
@@ -303,7 +325,11 @@ VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
         (CifarResNet, {"widths": ()}, "model.widths"),
         (CifarResNet, {"widths": (64, -1)}, "model.widths"),
         (TorchvisionResNet, {"depth": 20, "weights": None}, "model.depth"),
-        (TorchvisionResNet, {"depth": 18, "weights": "nowhere.pth"}, "model.weights=nowhere.pth.*must be a file"),
+        (
+            TorchvisionResNet,
+            {"depth": 18, "weights": "nowhere.pth"},
+            "model.weights=nowhere.pth.*must be a file",
+        ),
     ],
 )
 def test_bad_values_name_their_key(cls, values, key):

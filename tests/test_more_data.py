@@ -1,4 +1,5 @@
-"""EMNIST, SVHN, Shakespeare and AG News, from tiny files in the formats of their authors; the network for the third."""
+"""EMNIST, SVHN, Shakespeare and AG News, from tiny files in the formats of their authors; the
+network for the third."""
 
 import gzip
 import json
@@ -21,7 +22,12 @@ from test_datasets import compose, dataset, idx_bytes, load, no_network, pixels 
 def write_emnist(folder: Path, split: str, labels: list[int], packed: bool = False) -> np.ndarray:
     """Write the files of a split, and return its training images as they are in the file."""
     x, y = pixels(0, len(labels), 3, 4), np.array(labels, np.uint8)
-    parts = {"train-images-idx3": x, "train-labels-idx1": y, "test-images-idx3": x[:2], "test-labels-idx1": y[:2]}
+    parts = {
+        "train-images-idx3": x,
+        "train-labels-idx1": y,
+        "test-images-idx3": x[:2],
+        "test-labels-idx1": y[:2],
+    }
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in parts.items():
         content = idx_bytes(array)
@@ -66,13 +72,19 @@ def write_svhn(folder: Path, split: str, labels: list[int]) -> np.ndarray:
     """Write a file of MATLAB as the authors do, and return its images [n, 32, 32, 3]."""
     x = pixels(len(labels), len(labels), 32, 32, 3)
     folder.mkdir(parents=True, exist_ok=True)
-    savemat(folder / f"{split}_32x32.mat", {"X": x.transpose(1, 2, 3, 0), "y": np.array(labels, np.uint8)[:, None]})
+    savemat(
+        folder / f"{split}_32x32.mat",
+        {"X": x.transpose(1, 2, 3, 0), "y": np.array(labels, np.uint8)[:, None]},
+    )
     return x
 
 
 @pytest.mark.parametrize("folder", [".", "svhn"])
 def test_svhn_has_its_digit_0_as_10(folder, tmp_path):
-    train, _ = write_svhn(tmp_path / folder, "train", [10, 1, 9]), write_svhn(tmp_path / folder, "test", [5, 10])
+    train, _ = (
+        write_svhn(tmp_path / folder, "train", [10, 1, 9]),
+        write_svhn(tmp_path / folder, "test", [5, 10]),
+    )
     data = load("svhn", tmp_path)
     assert np.array_equal(data.x_train.numpy(), train)
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 1, 9], [5, 0])
@@ -83,7 +95,9 @@ def test_svhn_has_its_digit_0_as_10(folder, tmp_path):
 
 
 def test_what_is_wrong_with_svhn_is_named(tmp_path, no_network):  # noqa: F811
-    with pytest.raises(ConfigError, match=r"dataset=svhn: (.|\n)*train_32x32.mat(.|\n)*test_32x32.mat"):
+    with pytest.raises(
+        ConfigError, match=r"dataset=svhn: (.|\n)*train_32x32.mat(.|\n)*test_32x32.mat"
+    ):
         load("svhn", tmp_path)
     write_svhn(tmp_path / "svhn", "train", [11])
     write_svhn(tmp_path / "svhn", "test", [1])
@@ -104,7 +118,9 @@ def write_roles(folder: Path, **roles: tuple[list[str], list[str]]) -> None:
 def test_shakespeare_has_a_client_for_each_role(tmp_path):
     assert len(LETTERS) == 80
     root = tmp_path / "shakespeare"
-    write_roles(root / "train", ROMEO=(["x" * 78 + "lo"], ["v"]), JULIET=(["a" * 80, "b" * 80], ["e", "}"]))
+    write_roles(
+        root / "train", ROMEO=(["x" * 78 + "lo"], ["v"]), JULIET=(["a" * 80, "b" * 80], ["e", "}"])
+    )
     write_roles(root / "test", JULIET=(["~" + "c" * 79], [" "]))
     data = load("shakespeare", tmp_path)
     assert data.owners.tolist() == [0, 0, 1]  # JULIET, JULIET, ROMEO
@@ -112,30 +128,39 @@ def test_shakespeare_has_a_client_for_each_role(tmp_path):
     assert "".join(data.vocabulary[c] for c in data.x_train[2][-3:]) == "xlo"
     assert data.vocabulary[data.x_test[0][0]] == "<UNK>"
     short = load("shakespeare", tmp_path, "dataset.length=2")
-    assert "".join(short.vocabulary[c] for c in short.x_train[2]) == "lo", "the characters before the next one"
+    assert "".join(short.vocabulary[c] for c in short.x_train[2]) == "lo", (
+        "the characters before the next one"
+    )
 
 
 @pytest.mark.parametrize(
-    ("y", "message"), [(["~"], "y that LEAF has not"), (["ab"], "y that"), ([], "1 texts but 0 next")]
+    ("y", "message"),
+    [(["~"], "y that LEAF has not"), (["ab"], "y that"), ([], "1 texts but 0 next")],
 )
 def test_a_broken_file_of_shakespeare_is_named(y, message, tmp_path):
     write_roles(tmp_path / "shakespeare" / "test", ROMEO=(["a"], ["b"]))
-    with pytest.raises(ConfigError, match=r"shakespeare/train: has no json files. Shakespeare cannot.*--tf 0.8"):
+    with pytest.raises(
+        ConfigError, match=r"shakespeare/train: has no json files. Shakespeare cannot.*--tf 0.8"
+    ):
         load("shakespeare", tmp_path)
     write_roles(tmp_path / "shakespeare" / "train", ROMEO=(["a"], y))
-    with pytest.raises(ConfigError, match=f"all_data.*not a LEAF json file of Shakespeare .*{message}"):
+    with pytest.raises(
+        ConfigError, match=f"all_data.*not a LEAF json file of Shakespeare .*{message}"
+    ):
         load("shakespeare", tmp_path)
 
 
 def test_the_lstm_is_its_recurrence():
-    """The published equations, by hand: i, f, g, o = split(W x + U h + b); c = f c + i g; h = o tanh(c)."""
+    """The published equations, by hand: i, f, g, o = split(W x + U h + b); c = f c + i g; h = o
+    tanh(c)."""
     torch.manual_seed(0)
     network = LSTM(dimension=3, hidden=4, layers=2).build(TextShape(5, 7, None), 6).double()
     words = torch.randint(0, 7, (2, 5))
     sequence = network.embedding.weight[words]
     for layer in range(2):
         w, u, b, d = (
-            getattr(network.recurrent, f"{k}_l{layer}") for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            getattr(network.recurrent, f"{k}_l{layer}")
+            for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
         h = c = torch.zeros(2, 4, dtype=torch.float64)
         outputs = []
@@ -145,7 +170,8 @@ def test_the_lstm_is_its_recurrence():
             h = o.sigmoid() * c.tanh()
             outputs.append(h)
         sequence = torch.stack(outputs, 1)
-    found = network(torch.cat([words, torch.full((2, 1), 99)], 1))  # with a key of dropout, which it does not read
+    # with a key of dropout, which it does not read
+    found = network(torch.cat([words, torch.full((2, 1), 99)], 1))
     torch.testing.assert_close(found.features, sequence[:, -1])
     torch.testing.assert_close(found.logits, network.classifier(sequence[:, -1]))
 
@@ -162,9 +188,16 @@ def test_ag_news_is_read_as_published(tmp_path):
     write_news(tmp_path / "ag_news", "train", '"3","Oil ","rises ""again"""', '"1","A","b\nc"')
     write_news(tmp_path / "ag_news", "test", '"4","New chip","is out"')
     data = load("ag_news", tmp_path, "dataset.length=9")
-    texts = ["".join(data.vocabulary[c] for c in row if data.vocabulary[c] != "<PAD>") for row in data.x_train]
+    texts = [
+        "".join(data.vocabulary[c] for c in row if data.vocabulary[c] != "<PAD>")
+        for row in data.x_train
+    ]
     assert texts == ["Oil rises", "A b\nc"]
-    assert [data.classes[c] for c in (*data.y_train, *data.y_test)] == ["Business", "World", "Sci/Tech"]
+    assert [data.classes[c] for c in (*data.y_train, *data.y_test)] == [
+        "Business",
+        "World",
+        "Sci/Tech",
+    ]
 
 
 @pytest.mark.parametrize("row", ['"5","a","b"', '"1","a"', "class,title,description"])
@@ -176,5 +209,7 @@ def test_a_line_of_ag_news_that_is_none_is_named(row, tmp_path):
 
 
 def test_ag_news_without_network_names_files_and_md5(tmp_path, no_network):  # noqa: F811
-    with pytest.raises(ConfigError, match=r"dataset=ag_news: (.|\n)*train.csv  \(md5 b1a00f82(.|\n)*dataset.url"):
+    with pytest.raises(
+        ConfigError, match=r"dataset=ag_news: (.|\n)*train.csv  \(md5 b1a00f82(.|\n)*dataset.url"
+    ):
         load("ag_news", tmp_path)

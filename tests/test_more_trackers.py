@@ -41,12 +41,17 @@ def test_tensorboard_reads_back(tmp_path, caplog):
     found = events(tmp_path / "tensorboard")
     accuracy = [(event.step, event.value) for event in found.Scalars("test/accuracy")]
     assert accuracy == [(number, pytest.approx(0.2 * number)) for number in range(4)]
-    assert [event.step for event in found.Scalars("forgetting/F")] == [1, 2, 3]  # undefined stays empty
-    assert [event.step for event in found.Scalars("class/cat")] == [0, 1, 3]  # round 2 was not evaluated
+    # undefined stays empty
+    assert [event.step for event in found.Scalars("forgetting/F")] == [1, 2, 3]
+    # round 2 was not evaluated
+    assert [event.step for event in found.Scalars("class/cat")] == [0, 1, 3]
     assert "class/bird" not in found.Tags()["scalars"]  # nan: a class without examples
     (image,) = found.Images("figures/curves")
     assert (image.step, image.width, image.height) == (3, 20, 10)
-    texts = {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in found.Tags()["tensors"]}
+    texts = {
+        tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode()
+        for tag in found.Tags()["tensors"]
+    }
     assert '"accuracy": 0.6' in texts["summary/text_summary"]
     assert "    " in texts["config/text_summary"]
     assert warnings(caplog) == []
@@ -54,7 +59,8 @@ def test_tensorboard_reads_back(tmp_path, caplog):
 
 @pytest.mark.parametrize("saved", [0, 1])
 def test_a_resumed_run_takes_the_place_of_what_it_repeats_in_tensorboard(saved, tmp_path):
-    """Rounds 0 to 3 were written, the checkpoint is of round 0 or 1; the configuration stands there once."""
+    """Rounds 0 to 3 were written, the checkpoint is of round 0 or 1; the configuration stands there
+    once."""
     pytest.importorskip("tensorboard")
     tracker = TensorBoard(logdir=None).create()
     tracker.start(make_info(tmp_path))
@@ -68,12 +74,21 @@ def test_a_resumed_run_takes_the_place_of_what_it_repeats_in_tensorboard(saved, 
     assert len(found.Tensors("config/text_summary")) == 1
 
 
-def test_a_run_that_was_interrupted_in_its_first_round_is_resumed_for_its_trackers(tmp_path, monkeypatch):
-    """Its checkpoint is of round 0. TensorBoard has its configuration once: the second part is not another run."""
+def test_a_run_that_was_interrupted_in_its_first_round_is_resumed_for_its_trackers(
+    tmp_path, monkeypatch
+):
+    """Its checkpoint is of round 0. TensorBoard has its configuration once: the second part is not
+    another run."""
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    short = [*SMALL, "tracker=tensorboard", "rounds=1", "hydra.run.dir=run", "hardware.engine=sequential"]
+    short = [
+        *SMALL,
+        "tracker=tensorboard",
+        "rounds=1",
+        "hydra.run.dir=run",
+        "hardware.engine=sequential",
+    ]
     with monkeypatch.context() as patched:
         patched.setattr("fedexp.training.rounds.play_round", interrupted)
         assert main.main(short) == 130
@@ -121,11 +136,17 @@ def test_mlflow_reads_back(tmp_path, client, caplog):
     assert run.info.run_name == info.name
     assert run.data.tags[DIRECTORY] == str(tmp_path / "run")
     assert run.data.params["algorithm.name"] == "fedntd"
-    history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "test/accuracy")]
+    history = [
+        (m.step, m.value) for m in client.get_metric_history(run.info.run_id, "test/accuracy")
+    ]
     assert history == [(number, pytest.approx(0.2 * number)) for number in range(4)]
     assert [m.step for m in client.get_metric_history(run.info.run_id, "forgetting/F")] == [1, 2, 3]
     assert client.get_metric_history(run.info.run_id, "class/bird") == []
-    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"summary.json", "figures", "tables"}
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {
+        "summary.json",
+        "figures",
+        "tables",
+    }
     (picture,) = client.list_artifacts(run.info.run_id, "figures")
     saved = Path(client.download_artifacts(run.info.run_id, picture.path, str(tmp_path)))
     assert saved.read_bytes() == (tmp_path / "run" / "curves.png").read_bytes()
@@ -135,7 +156,9 @@ def test_mlflow_reads_back(tmp_path, client, caplog):
 def test_a_resumed_run_goes_on_in_mlflow(saved, tmp_path, client):
     """One run, no round twice; a run that begins anew in the same directory is another."""
     info = make_info(tmp_path)
-    timed = [replace(make_record(n), values={**make_record(n).values, "seconds": 1.0}) for n in range(4)]
+    timed = [
+        replace(make_record(n), values={**make_record(n).values, "seconds": 1.0}) for n in range(4)
+    ]
     tracker = mlflow_config(tmp_path).create()
     tracker.start(info)
     for record in timed[:3]:
@@ -149,7 +172,12 @@ def test_a_resumed_run_goes_on_in_mlflow(saved, tmp_path, client):
     tracker.finish({}, [], {})
     (run,) = runs_of(client)
     assert run.info.status == "FINISHED"
-    assert [m.step for m in client.get_metric_history(run.info.run_id, "test/accuracy")] == [0, 1, 2, 3]
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "test/accuracy")] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     track(mlflow_config(tmp_path).create(), info)
     assert len(runs_of(client)) == 2
 
@@ -161,7 +189,10 @@ def test_a_resumed_run_goes_on_in_mlflow(saved, tmp_path, client):
 def test_what_is_not_installed_is_one_sentence(name, monkeypatch):
     config = build(composed(f"tracker={name}")).tracker
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=rf"^tracker={name}: needs the package \w+: pip install -e '\.\[{name}\]'$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^tracker={name}: needs the package \w+: pip install -e '\.\[{name}\]'$",
+    ):
         config.check()
 
 
@@ -237,11 +268,26 @@ def test_a_list_of_trackers_is_short_for_several():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["tracker=[wandb,tensorbord]"], "tracker.members=tensorbord: no such tracker (nearest: 'tensorboard')"),
-        (["tracker=[wandb,mlflow]", "tracker.wandb.modus=x"], "tracker.wandb.modus: wandb has no such key"),
-        (["tracker=[wandb,mlflow]", "tracker.mlflow._target_=x"], "tracker.mlflow._target_: mlflow has no such key"),
-        (["tracker=[wandb,wandb]"], "tracker.members=['Wandb', 'Wandb']: must be different trackers"),
-        (["tracker=[wandb,mlflow]", "tracker.mlflow.store=''"], "tracker.store='': must be a directory"),
+        (
+            ["tracker=[wandb,tensorbord]"],
+            "tracker.members=tensorbord: no such tracker (nearest: 'tensorboard')",
+        ),
+        (
+            ["tracker=[wandb,mlflow]", "tracker.wandb.modus=x"],
+            "tracker.wandb.modus: wandb has no such key",
+        ),
+        (
+            ["tracker=[wandb,mlflow]", "tracker.mlflow._target_=x"],
+            "tracker.mlflow._target_: mlflow has no such key",
+        ),
+        (
+            ["tracker=[wandb,wandb]"],
+            "tracker.members=['Wandb', 'Wandb']: must be different trackers",
+        ),
+        (
+            ["tracker=[wandb,mlflow]", "tracker.mlflow.store=''"],
+            "tracker.store='': must be a directory",
+        ),
         (["tracker=[wandb,several]"], "several is itself a list of trackers"),
     ],
 )

@@ -16,7 +16,8 @@ from fedexp.training.neurons import local_models, measure
 
 # Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.
 H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
-OTHER = np.array([[0.1, 2.0, 0.9, 0.0], [0.5, 3.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])  # 1, 1, 0, 0: two agree
+# 1, 1, 0, 0: two agree
+OTHER = np.array([[0.1, 2.0, 0.9, 0.0], [0.5, 3.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
 
 
 def test_preferences_by_hand():
@@ -31,7 +32,8 @@ def test_preferences_by_hand():
 
 
 class Table:
-    """A network whose activations are the rows of the parameter `h`, chosen by x: one layer of four neurons."""
+    """A network whose activations are the rows of the parameter `h`, chosen by x: one layer of four
+    neurons."""
 
     def set_buffers(self, buffers):
         self.buffers = buffers
@@ -63,10 +65,17 @@ def test_means_over_the_examples_of_a_class():
 
 
 def test_a_round_by_hand():
-    """One example of each class, so that rows are class means. The local models agree in 2 and 4 of 4 neurons: 0.75 on
-    average, standard deviation 0.25; the new global model in 2."""
+    """One example of each class, so that rows are class means. The local models agree in 2 and 4 of
+    4 neurons: 0.75 on average, standard deviation 0.25; the new global model in 2."""
     (row,) = measure(bench([0, 1, 2]), model(H), model(OTHER), [model(OTHER), model(H)])
-    expected = {"layer": 1, "neurons": 4, "dead": 1, "local": 0.75, "local_std": 0.25, "aggregated": 0.5}
+    expected = {
+        "layer": 1,
+        "neurons": 4,
+        "dead": 1,
+        "local": 0.75,
+        "local_std": 0.25,
+        "aggregated": 0.5,
+    }
     assert row == expected
     (row,) = measure(bench([0, 1, 2]), model(H), model(H), [])
     assert (row["local"], row["local_std"], row["aggregated"]) == (None, None, 1.0)
@@ -85,7 +94,8 @@ def test_hidden_activations_are_those_before_the_classifier(precision):
     dtype = torch.float64 if precision == "fp64" else torch.float32
     module = CNN(channels=(2,), kernel=3, padding=1, hidden=(6, 5)).build((1, 8, 8), 3).to(dtype)
     net = FunctionalNetwork(module, precision)
-    params = {name: value + 0.01 for name, value in module.named_parameters()}  # not the module's own
+    # not the module's own
+    params = {name: value + 0.01 for name, value in module.named_parameters()}
     x = torch.rand(4, 1, 8, 8, dtype=dtype)
     first, last = net.hidden_activations(params, x)
     assert (first.shape, last.shape) == ((4, 6), (4, 5))
@@ -94,9 +104,17 @@ def test_hidden_activations_are_those_before_the_classifier(precision):
 
 @pytest.mark.slow
 def test_the_last_round_of_a_run_is_measured(tmp_path, monkeypatch, capsys):
-    """In summary.json, and only with the metric that asks for it; one client is the global model, so both agree."""
+    """In summary.json, and only with the metric that asks for it; one client is the global model,
+    so both agree."""
     monkeypatch.chdir(tmp_path)
-    small = ["rounds=2", "local.epochs=1", "num_clients=4", "participation=0.25", "alpha=1", "tracker=none"]
+    small = [
+        "rounds=2",
+        "local.epochs=1",
+        "num_clients=4",
+        "participation=0.25",
+        "alpha=1",
+        "tracker=none",
+    ]
     small += ["figures=false", "hardware.engine=sequential", "hardware.threads=1", "model=cnn_3fc"]
     monkeypatch.setattr("sys.argv", ["fedexp"])
     assert main.main([*small, "forgetting_metric=alignment", "hydra.run.dir=run"]) == 0

@@ -1,4 +1,5 @@
-"""Optimizers and schedules of clients against torch.optim, server optimizers against Algorithm 2 of Reddi et al."""
+"""Optimizers and schedules of clients against torch.optim, server optimizers against Algorithm 2 of
+Reddi et al."""
 
 import warnings
 from dataclasses import replace
@@ -42,7 +43,9 @@ from toy_federation import (
 
 TORCH = {
     "sgd": lambda p, c: torch.optim.SGD(p, c.lr, momentum=c.momentum, weight_decay=c.weight_decay),
-    "nesterov": lambda p, c: torch.optim.SGD(p, c.lr, momentum=c.momentum, weight_decay=c.weight_decay, nesterov=True),
+    "nesterov": lambda p, c: torch.optim.SGD(
+        p, c.lr, momentum=c.momentum, weight_decay=c.weight_decay, nesterov=True
+    ),
     "adam": lambda p, c: torch.optim.Adam(p, c.lr, weight_decay=c.weight_decay),
     "adamw": lambda p, c: torch.optim.AdamW(p, c.lr, weight_decay=c.weight_decay),
     "adamax": lambda p, c: torch.optim.Adamax(p, c.lr, weight_decay=c.weight_decay),
@@ -64,7 +67,10 @@ def test_every_name_has_its_torch_optimizer():
 def test_step_is_torch_s(name):
     """Five steps on a quadratic bowl in float64, by the pure step, in place, and by torch.optim."""
     local, generator = local_of(name), torch.Generator().manual_seed(0)
-    start = {k: torch.randn(size, dtype=torch.float64, generator=generator) for k, size in (("a", (3, 2)), ("b", (4,)))}
+    start = {
+        k: torch.randn(size, dtype=torch.float64, generator=generator)
+        for k, size in (("a", (3, 2)), ("b", (4,)))
+    }
     theirs = [v.clone().requires_grad_() for v in start.values()]
     optimizer = TORCH[name](theirs, local)
     pure, memory = start, optimizers.memory_of(start, local)
@@ -88,7 +94,8 @@ def test_step_is_torch_s(name):
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adamax"])
 def test_a_count_on_the_device_corrects_the_bias_as_exactly_as_an_integer(name):
-    """In fp32, as steps are recorded on a GPU; of 1 - 0.999^2 in fp32 only four digits would be right."""
+    """In fp32, as steps are recorded on a GPU; of 1 - 0.999^2 in fp32 only four digits would be
+    right."""
     local, start = local_of(name), {"w": torch.linspace(-1, 1, 7)}
     memory = {key: {"w": torch.full((7,), 0.1)} for key in optimizers.memory_of(start, local)}
     for number in (0, 1, 5):
@@ -102,9 +109,12 @@ def test_a_count_on_the_device_corrects_the_bias_as_exactly_as_an_integer(name):
 @engines_compared
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_engines_agree_on_every_optimizer(name, engines):
-    """Stacked, in processes and one after the other; two rounds, since what is remembered is fresh in each."""
+    """Stacked, in processes and one after the other; two rounds, since what is remembered is fresh
+    in each."""
     states = [
-        play(replace(make_simulation(local=local_of(name)), engine=ENGINES[engine]), 2).server["params"]
+        play(replace(make_simulation(local=local_of(name)), engine=ENGINES[engine]), 2).server[
+            "params"
+        ]
         for engine in engines
     ]
     for other in states[1:]:
@@ -138,7 +148,10 @@ def test_rounds_are_torch_s(name):
         ({"schedule": "exponential"}, lambda o, s, n: s.ExponentialLR(o, 0.9)),
         ({"schedule": "constant"}, lambda o, s, n: s.LambdaLR(o, lambda _: 1.0)),
         ({"schedule": "step", "step_rounds": 3}, lambda o, s, n: s.StepLR(o, 3, gamma=0.9)),
-        ({"schedule": "cosine", "lr_min": 0.01}, lambda o, s, n: s.CosineAnnealingLR(o, n, eta_min=0.01)),
+        (
+            {"schedule": "cosine", "lr_min": 0.01},
+            lambda o, s, n: s.CosineAnnealingLR(o, n, eta_min=0.01),
+        ),
     ],
     ids=lambda value: value["schedule"] if isinstance(value, dict) else "",
 )
@@ -151,7 +164,8 @@ def test_schedules_are_torch_s(changes, make, warmup):
     after = make(optimizer, schedules, rounds - warmup)
     scheduler = after
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch: SequentialLR steps its parts with a deprecated argument
+        # torch: SequentialLR steps its parts with a deprecated argument
+        warnings.simplefilter("ignore")
         if warmup:
             rise = schedules.LinearLR(optimizer, 1 / (warmup + 1), total_iters=warmup)
             scheduler = schedules.SequentialLR(optimizer, [rise, after], milestones=[warmup])
@@ -177,7 +191,10 @@ def test_a_schedule_begins_anew_with_every_task():
     [
         ({"optimizer": "adamm"}, r"local.optimizer=adamm: must be one of sgd, .*nearest: 'adam"),
         ({"schedule": "cos"}, r"local.schedule=cos: must be one of .*nearest: 'cosine'"),
-        ({"optimizer": "nesterov", "momentum": 0.0}, r"local.momentum=0.0: must be greater than 0 with .*nesterov"),
+        (
+            {"optimizer": "nesterov", "momentum": 0.0},
+            r"local.momentum=0.0: must be greater than 0 with .*nesterov",
+        ),
         ({"lr_min": 1.0}, r"local.lr_min=1.0: must be at least 0 and at most local.lr=0.1"),
         ({"step_rounds": 0}, r"local.step_rounds=0: must be at least 1"),
         ({"warmup": -1}, r"local.warmup=-1: must be at least 0"),
@@ -204,8 +221,9 @@ def test_a_warm_up_of_all_rounds_is_refused():
 
 
 def test_server_steps_by_hand():
-    """One parameter x = 1, tau = 0.5 (v = 0.25 at first), lr = 0.1, beta1 = 0.9, beta2 = 0.75. Aggregation would move
-    it by Delta = 2 in round 1, so that Delta^2 = 4, and by Delta = -1 in round 2.
+    """One parameter x = 1, tau = 0.5 (v = 0.25 at first), lr = 0.1, beta1 = 0.9, beta2 = 0.75.
+    Aggregation would move it by Delta = 2 in round 1, so that Delta^2 = 4, and by Delta = -1 in
+    round 2.
 
     adagrad with beta1 = 0.9: round 1 m = 0.1 * 2 = 0.2, v = 0.25 + 4 = 4.25;
                               round 2 m = 0.9 * 0.2 - 0.1 = 0.08, v = 4.25 + 1 = 5.25.
@@ -221,7 +239,9 @@ def test_server_steps_by_hand():
         expected = 1.0
         for delta, m, v in ((2.0, 0.2, first), (-1.0, 0.08, second)):
             expected += 0.1 * m / (v**0.5 + 0.5)
-            server = optimizer.step(server, server | {"params": {"x": server["params"]["x"] + delta}})
+            server = optimizer.step(
+                server, server | {"params": {"x": server["params"]["x"] + delta}}
+            )
             assert server["params"]["x"].item() == pytest.approx(expected, rel=1e-15), name
             assert server[STATE]["v"]["x"].item() == pytest.approx(v, rel=1e-15)
             assert server["else"] == 7
@@ -235,11 +255,16 @@ def with_server(simulation, **options):
 
 
 @pytest.mark.parametrize(
-    "engine", [name if name in PAIR else pytest.param(name, marks=pytest.mark.slow) for name in ENGINES], ids=str
+    "engine",
+    [name if name in PAIR else pytest.param(name, marks=pytest.mark.slow) for name in ENGINES],
+    ids=str,
 )
 def test_fedavg_is_sgd_with_lr_1_to_the_bit(engine):
     simulation = replace(make_simulation(), engine=ENGINES[engine])
-    plain, stepped = (play(each).server["params"] for each in (simulation, with_server(simulation, optimizer="sgd")))
+    plain, stepped = (
+        play(each).server["params"]
+        for each in (simulation, with_server(simulation, optimizer="sgd"))
+    )
     for name, value in plain.items():
         assert torch.equal(stepped[name], value), name
 
@@ -254,9 +279,13 @@ def test_sgd_with_momentum_is_fedavgm():
 @pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.1)], ids=lambda a: type(a).__name__)
 def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
-    """Rounds of the algorithm alone from the loop's models; the loop itself is Algorithm 2 over one flat vector."""
+    """Rounds of the algorithm alone from the loop's models; the loop itself is Algorithm 2 over one
+    flat vector."""
     beta1 = {"adagrad": 0.0}.get(name, 0.9)
-    simulation, plain = with_server(make_simulation(algorithm), optimizer=name), make_simulation(algorithm)
+    simulation, plain = (
+        with_server(make_simulation(algorithm), optimizer=name),
+        make_simulation(algorithm),
+    )
     state, theirs = simulation.initial_state(), plain.initial_state()
     names = list(simulation.initial)
     x = torch.cat([simulation.initial[k].flatten() for k in names])
@@ -273,7 +302,9 @@ def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
         x = x + 0.1 * m / (v.sqrt() + 1e-3)
         parts = x.split([simulation.initial[k].numel() for k in names])
         theirs.server = theirs.server | {
-            "params": {k: part.view_as(simulation.initial[k]) for k, part in zip(names, parts, strict=True)}
+            "params": {
+                k: part.view_as(simulation.initial[k]) for k, part in zip(names, parts, strict=True)
+            }
         }
         advance(state, play_round(simulation, state))
         assert_equal(state.server["params"], theirs.server["params"], atol=1e-12)
@@ -302,10 +333,14 @@ def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
     rounds = 4 if row in CONTINUAL else 2
     state = play(replace(simulation, server_optimizer=Built.server), rounds)
     assert all(bool(value.isfinite().all()) for value in state.server["params"].values())
-    same = play(replace(simulation, server_optimizer=ServerOptimizer(optimizer="sgd")), rounds).server["params"]
+    same = play(
+        replace(simulation, server_optimizer=ServerOptimizer(optimizer="sgd")), rounds
+    ).server["params"]
     assert_equal(same, play(simulation, rounds).server["params"], atol=0)
     assert STATE in state.server
-    assert not any(torch.equal(same[k], v) for k, v in state.server["params"].items() if v.is_floating_point())
+    assert not any(
+        torch.equal(same[k], v) for k, v in state.server["params"].items() if v.is_floating_point()
+    )
 
 
 def test_a_server_optimizer_costs_no_bytes():
@@ -330,11 +365,23 @@ def test_resume_goes_on_with_what_the_server_remembers(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["server.optimizer=adm"], "server.optimizer=adm: must be one of sgd, adam, yogi, adagrad (nearest: 'adam')"),
+        (
+            ["server.optimizer=adm"],
+            "server.optimizer=adm: must be one of sgd, adam, yogi, adagrad (nearest: 'adam')",
+        ),
         (["server.lr=0.5"], "server.lr=0.5: must be left out without server.optimizer"),
-        (["server.optimizer=adam", "server.momentum=0.5"], "server.momentum=0.5: must be 0 with adam"),
-        (["server.optimizer=adam", "server.tau=0"], "server.tau=0.0: must be a finite number greater than 0"),
-        (["server.optimizer=sgd", "server.lr=-1"], "server.lr=-1.0: must be a finite number greater than 0"),
+        (
+            ["server.optimizer=adam", "server.momentum=0.5"],
+            "server.momentum=0.5: must be 0 with adam",
+        ),
+        (
+            ["server.optimizer=adam", "server.tau=0"],
+            "server.tau=0.0: must be a finite number greater than 0",
+        ),
+        (
+            ["server.optimizer=sgd", "server.lr=-1"],
+            "server.lr=-1.0: must be a finite number greater than 0",
+        ),
     ],
 )
 def test_bad_server_options(overrides, message):
@@ -346,8 +393,19 @@ def test_bad_server_options(overrides, message):
 def test_centralized_has_no_server_optimizer():
     from fedexp.training.prepare import prepare
 
-    with pytest.raises(ConfigError, match=r"server.optimizer=adam: not with .*paradigm=centralized has one"):
-        prepare(build(composed("algorithm=lwf", "scenario=class_incremental", "server.optimizer=adam", "hardware=cpu")))
+    with pytest.raises(
+        ConfigError, match=r"server.optimizer=adam: not with .*paradigm=centralized has one"
+    ):
+        prepare(
+            build(
+                composed(
+                    "algorithm=lwf",
+                    "scenario=class_incremental",
+                    "server.optimizer=adam",
+                    "hardware=cpu",
+                )
+            )
+        )
 
 
 def test_the_new_options_leave_fingerprints_as_they_were():
@@ -360,5 +418,9 @@ def test_the_new_options_leave_fingerprints_as_they_were():
     before["local"] = {key: value for key, value in now["local"].items() if key not in new}
     now.pop("hydra", None)
     assert fingerprint(now, {}) == fingerprint(before, {})
-    assert fingerprint({**now, "server": now["server"] | {"optimizer": "sgd"}}, {}) != fingerprint(before, {})
-    assert fingerprint({**now, "local": now["local"] | {"warmup": 1}}, {}) != fingerprint(before, {})
+    assert fingerprint({**now, "server": now["server"] | {"optimizer": "sgd"}}, {}) != fingerprint(
+        before, {}
+    )
+    assert fingerprint({**now, "local": now["local"] | {"warmup": 1}}, {}) != fingerprint(
+        before, {}
+    )

@@ -1,4 +1,5 @@
-"""The code of a user's own classes counts in what a run is: its mark, the fingerprint, a resume, tables."""
+"""The code of a user's own classes counts in what a run is: its mark, the fingerprint, a resume,
+tables."""
 
 import json
 import logging
@@ -13,17 +14,23 @@ from fedexp.rundir.fingerprint import data_marks, fingerprint, with_noted_code
 from fedexp.rundir.own_code import checksums, joined, marked
 from test_compare import make_run
 
-CONFIG = {"algorithm": {"_target_": "plug.decay.Decay", "mu": 1.0}, "model": {"_target_": "fedexp.models.cnn.CNN"}}
+CONFIG = {
+    "algorithm": {"_target_": "plug.decay.Decay", "mu": 1.0},
+    "model": {"_target_": "fedexp.models.cnn.CNN"},
+}
 
 
 @pytest.fixture
 def plug(tmp_path, monkeypatch):
-    """A package in which decay.py imports three of its neighbours, in three ways, and other.py is imported by none."""
+    """A package in which decay.py imports three of its neighbours, in three ways, and other.py is
+    imported by none."""
     folder = tmp_path / "place" / "plug"
     (folder / "deep").mkdir(parents=True)
     files = {
         "__init__.py": "",
-        "decay.py": "import torch\nfrom plug.helper import help\nfrom .deep import far\nimport beside\n",
+        "decay.py": (
+            "import torch\nfrom plug.helper import help\nfrom .deep import far\nimport beside\n"
+        ),
         "helper.py": "from . import last\ndef help(): return 1\n",
         "last.py": "",
         "deep/__init__.py": "",
@@ -38,7 +45,16 @@ def plug(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["decay.py", "helper.py", "last.py", "deep/far.py", "deep/__init__.py", "__init__.py", "../beside.py"]
+    "name",
+    [
+        "decay.py",
+        "helper.py",
+        "last.py",
+        "deep/far.py",
+        "deep/__init__.py",
+        "__init__.py",
+        "../beside.py",
+    ],
 )
 def test_a_mark_is_of_all_that_a_class_imports(plug, name):
     before = marked("plug.decay.Decay")
@@ -53,11 +69,18 @@ def test_a_mark_is_of_all_that_a_class_imports(plug, name):
 
 
 def test_what_has_no_mark(plug):
-    """What is not imported does not count; nor what has a version, or is fedexp's, or is not there, or has one."""
+    """What is not imported does not count; nor what has a version, or is fedexp's, or is not there,
+    or has one."""
     before = marked("plug.decay.Decay")
     (plug / "other.py").write_text("X = 1\n")
     assert marked("plug.decay.Decay") == before
-    for target in ("torch.nn.Linear", "fedexp.models.cnn.CNN", "nowhere.of.Anything", "Anything", before):
+    for target in (
+        "torch.nn.Linear",
+        "fedexp.models.cnn.CNN",
+        "nowhere.of.Anything",
+        "Anything",
+        before,
+    ):
         assert marked(target) is None, target
 
 
@@ -99,13 +122,20 @@ def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_
     origin.note_changed_code(tmp_path, CONFIG)
     found = origin.read(tmp_path)
     assert (
-        found["marks"][key] == joined(then, now) == f"plug.decay.Decay (code {', then '.join(map(last, (then, now)))})"
+        found["marks"][key]
+        == joined(then, now)
+        == f"plug.decay.Decay (code {', then '.join(map(last, (then, now)))})"
     )
-    assert found["fingerprint"] not in (first, fingerprint(CONFIG)), "it stands for a run with neither code"
+    assert found["fingerprint"] not in (
+        first,
+        fingerprint(CONFIG),
+    ), "it stands for a run with neither code"
     assert origin.changed_code(tmp_path, CONFIG) == {}, "it is noted already"
     assert origin.differences(tmp_path, CONFIG, CONFIG) == []
     other = CONFIG | {"algorithm": {"_target_": "plug.helper.Decay", "mu": 1.0}}
-    assert len(origin.differences(tmp_path, CONFIG, other)) == 1, "another class is another configuration"
+    assert len(origin.differences(tmp_path, CONFIG, other)) == 1, (
+        "another class is another configuration"
+    )
 
 
 def last(mark):

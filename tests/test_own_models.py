@@ -18,7 +18,13 @@ from fedexp.core.settings import LocalTraining
 from fedexp.engine.network import seeded_torch
 from fedexp.metrics.analysis import WeightDivergence
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
-from fedexp.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, WITHOUT_BRANCHES, Timm, Torchvision
+from fedexp.models.pretrained import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    WITHOUT_BRANCHES,
+    Timm,
+    Torchvision,
+)
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, assert_equal
 from test_continual import ROWS as CONTINUAL
@@ -38,7 +44,8 @@ from toy_federation import (
 )
 
 ROWS = first_of_each_class(SHIPPED, CONTINUAL)
-MODEL = ("adapt", "needs_features", "needs_head", "must_train", "heads")  # what an algorithm wants of a model
+# what an algorithm wants of a model
+MODEL = ("adapt", "needs_features", "needs_head", "must_train", "heads")
 FEATURES = (
     "AFFCL",
     "FedCBDR",
@@ -96,7 +103,9 @@ def test_the_head_is_taken_out_and_nothing_else_changes():
     x = torch.randn(5, 1, 6, 6)
     output = split(x)
     torch.testing.assert_close(output.logits, whole(x), rtol=0, atol=0)
-    torch.testing.assert_close(output.features, whole.inner(whole.stem(x).relu().mean((2, 3))).relu(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        output.features, whole.inner(whole.stem(x).relu().mean((2, 3))).relu(), rtol=0, atol=0
+    )
     assert isinstance(split, Headed)
     assert {k for k, _ in split.named_parameters() if k.startswith("classifier")} == {
         "classifier.weight",
@@ -105,7 +114,9 @@ def test_the_head_is_taken_out_and_nothing_else_changes():
     assert split.training
 
 
-@one_of_each_kind("name", ROWS, *MODEL, "client_setup", "local_step", "refine", "roles", "exchanges")
+@one_of_each_kind(
+    "name", ROWS, *MODEL, "client_setup", "local_step", "refine", "roles", "exchanges"
+)
 def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(name):
     if name == "FedAlign":
         with pytest.raises(ConfigError, match="no last stage"):
@@ -118,7 +129,9 @@ def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(
     rounds = 3 if ROWS[name] in CONTINUAL else 2  # into the second task; with what is kept
     assert tree.is_finite(play(simulation_of(name, Own(head="fc")), rounds).server["params"])
     if name in FEATURES:
-        with pytest.raises(ConfigError, match=rf"model: {name} needs .*head: fc .*linear layers: inner, fc"):
+        with pytest.raises(
+            ConfigError, match=rf"model: {name} needs .*head: fc .*linear layers: inner, fc"
+        ):
             simulation_of(name, Own())
     else:
         assert tree.is_finite(play(simulation_of(name, Own()), rounds).server["params"])
@@ -150,7 +163,9 @@ def test_what_the_forward_pass_does_not_use_has_the_gradient_zero(optimizer, dec
     states = [play(replace(simulation, engine=ENGINES[engine]), 1) for engine in engines]
     for other in states[1:]:
         assert_equal(other.server, states[0].server, atol=1e-12)
-    start, end = (each["network.idle.weight"] for each in (simulation.initial, states[0].server["params"]))
+    start, end = (
+        each["network.idle.weight"] for each in (simulation.initial, states[0].server["params"])
+    )
     schedules = assemble(simulation, simulation.initial_state(), 1).schedules
     shares = torch.tensor([schedule.examples for schedule in schedules], dtype=torch.float64)
     moved = torch.stack([decayed(start, schedule.steps, local) for schedule in schedules])
@@ -165,7 +180,9 @@ def decayed(start: torch.Tensor, steps: int, local: LocalTraining) -> torch.Tens
     parameter.grad = torch.zeros_like(parameter)
     options: dict[str, Any] = {"lr": local.lr_at(1), "weight_decay": local.weight_decay}
     if local.optimizer == "sgd":
-        stepping: torch.optim.Optimizer = torch.optim.SGD([parameter], momentum=local.momentum, **options)
+        stepping: torch.optim.Optimizer = torch.optim.SGD(
+            [parameter], momentum=local.momentum, **options
+        )
     else:
         stepping = torch.optim.Adam([parameter], **options)
     for _ in range(steps):
@@ -174,7 +191,8 @@ def decayed(start: torch.Tensor, steps: int, local: LocalTraining) -> torch.Tens
 
 
 def test_dropout_is_the_clients_own():
-    """The same in one process and in two, whatever has been drawn before; and another in every round."""
+    """The same in one process and in two, whatever has been drawn before; and another in every
+    round."""
     torch.manual_seed(1)
     model = Own(head="fc", dropout=0.5)
     first = play(simulation_of("FedAvg", model), 2)
@@ -183,7 +201,9 @@ def test_dropout_is_the_clients_own():
     other = play(replace(simulation_of("FedAvg", model), engine=ENGINES["workers"]), 2)
     assert_equal(other.server, first.server, atol=1e-12)
     without = play(simulation_of("FedAvg", Own(head="fc")), 2)
-    assert not torch.equal(without.server["params"]["classifier.weight"], first.server["params"]["classifier.weight"])
+    assert not torch.equal(
+        without.server["params"]["classifier.weight"], first.server["params"]["classifier.weight"]
+    )
 
 
 class Single(Net):
@@ -202,17 +222,27 @@ class Single(Net):
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedExPStep(eps=1e-3)])
 def test_tensors_without_a_dimension_are_averaged(algorithm):
-    """The mean of the local scales s_k and running means m_k is sum_k p_k s_k and sum_k p_k m_k, p_k the clients'
-    shares of the examples. FedExP goes eta times as far for the parameters, with one eta for all of them."""
+    """The mean of the local scales s_k and running means m_k is sum_k p_k s_k and sum_k p_k m_k,
+    p_k the clients' shares of the examples. FedExP goes eta times as far for the parameters, with
+    one eta for all of them."""
     simulation = make_simulation(
-        algorithm, model=Of(make=Single), participation=1.0, analysis=WeightDivergence(rounds=None, every=1)
+        algorithm,
+        model=Of(make=Single),
+        participation=1.0,
+        analysis=WeightDivergence(rounds=None, every=1),
     )
     start, result = simulation.initial, play_round(simulation, simulation.initial_state())
     cohort = assemble(simulation, simulation.initial_state(), 1)
     sent, lr = broadcast(simulation, simulation.initial_state()), simulation.bench.local.lr_at(1)
     trained = simulation.engine.train(algorithm, simulation.bench, sent, cohort, lr, False)
-    p, local, new = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES), trained.messages["params"], result.server
-    torch.testing.assert_close(new["buffers"]["network.mean"], p @ trained.buffers["network.mean"], rtol=0, atol=1e-12)
+    p, local, new = (
+        torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES),
+        trained.messages["params"],
+        result.server,
+    )
+    torch.testing.assert_close(
+        new["buffers"]["network.mean"], p @ trained.buffers["network.mean"], rtol=0, atol=1e-12
+    )
     mean = {name: torch.einsum("k,k...->...", p, leaf) for name, leaf in local.items()}
     scale = "network.scale"
     eta = (new["params"][scale] - start[scale]) / (mean[scale] - start[scale])
@@ -220,7 +250,9 @@ def test_tensors_without_a_dimension_are_averaged(algorithm):
     assert isinstance(algorithm, FedExPStep) or float(eta) == pytest.approx(1)
     expected = {name: start[name] + eta * (mean[name] - start[name]) for name in start}
     torch.testing.assert_close(new["params"], expected, rtol=0, atol=1e-12)
-    rows = {row["layer"]: row for row in result.analyses["weight_divergence.csv"] if row["client"] == 3}
+    rows = {
+        row["layer"]: row for row in result.analyses["weight_divergence.csv"] if row["client"] == 3
+    }
     assert rows["network"]["l1"] == pytest.approx(abs(float(local[scale][3] - start[scale])))
 
 
@@ -229,13 +261,18 @@ class Asked(FedAvg):
 
     def rehearse(self, net, server, pixels, info, rng):
         net.load(server["params"], server["buffers"])
-        return server | {"said": net(net.params, torch.ones(1, *pixels.shape, dtype=torch.float64)).logits.detach()}
+        return server | {
+            "said": net(
+                net.params, torch.ones(1, *pixels.shape, dtype=torch.float64)
+            ).logits.detach()
+        }
 
 
 @pytest.mark.parametrize("name", ["FedDF", "Flashback", "rehearse"])
 def test_dropout_on_the_server_is_the_round_s_own(name):
-    """The server's training draws dropout from a seed that follows from the run's seed and the round. So two runs with
-    one seed have the same numbers, whatever torch's global generator held before and between their rounds."""
+    """The server's training draws dropout from a seed that follows from the run's seed and the
+    round. So two runs with one seed have the same numbers, whatever torch's global generator held
+    before and between their rounds."""
     model, states = Own(head="fc", dropout=0.5), []
     for noise in (1, 2):
         asked = name == "rehearse"
@@ -276,14 +313,26 @@ class FastOf(Of):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Own(head="fcc"), r"model.head=fcc: must be the name of the last layer.*nearest: 'fc'.*layers: inner, fc"),
+        (
+            Own(head="fcc"),
+            r"model.head=fcc: must be the name of the last layer.*nearest: 'fc'.*layers: inner, fc",
+        ),
         (Own(head="stem"), r"model.head=stem: must be the name of the last layer, a linear one"),
         (Own(head="inner"), r"model.head=inner: has 6 outputs; must have 4, one a class"),
         (Of(make=Scaled, head="fc"), r"model.head=fc: is not the last layer"),
         (Of(make=Tuple), r"model: its network must return logits \[examples, classes\], got tuple"),
-        (Of(make=Net, channels=3), r"model: its network cannot read images of 1 x 6 x 6 .*3 channels"),
-        (Of(make=Net, channels=3, head="fc"), r"model: its network cannot read images of 1 x 6 x 6 .*3 channels"),
-        (Own(freeze=("stemm",)), r"model.freeze=stemm: no such part .*nearest: 'stem'.*parts: stem, inner, fc"),
+        (
+            Of(make=Net, channels=3),
+            r"model: its network cannot read images of 1 x 6 x 6 .*3 channels",
+        ),
+        (
+            Of(make=Net, channels=3, head="fc"),
+            r"model: its network cannot read images of 1 x 6 x 6 .*3 channels",
+        ),
+        (
+            Own(freeze=("stemm",)),
+            r"model.freeze=stemm: no such part .*nearest: 'stem'.*parts: stem, inner, fc",
+        ),
         (Own(freeze=("stem", "inner", "fc")), r"all its parameters are frozen"),
     ],
 )
@@ -295,7 +344,11 @@ def test_what_cannot_work_is_said_at_the_start(model, message):
 
 def test_frozen_parts_and_the_backbone():
     simulation = make_simulation(model=Own(head="fc", freeze=("stem", "inner.bias")))
-    assert set(simulation.initial) == {"backbone.inner.weight", "classifier.weight", "classifier.bias"}
+    assert set(simulation.initial) == {
+        "backbone.inner.weight",
+        "classifier.weight",
+        "classifier.bias",
+    }
     simulation = make_simulation(model=Own(head="fc", freeze=("backbone",)))
     assert set(simulation.initial) == {"classifier.weight", "classifier.bias"}
     assert set(play(simulation, 1).server["params"]) == {"classifier.weight", "classifier.bias"}
@@ -303,7 +356,10 @@ def test_frozen_parts_and_the_backbone():
 
 def test_batch_norm_is_looked_up():
     assert not make_simulation(model=Own(head="fc")).mixes_examples
-    normed = Of(make=lambda shape, c: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, c)), head="2")
+    normed = Of(
+        make=lambda shape, c: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, c)),
+        head="2",
+    )
     assert make_simulation(model=normed, sizes=(4, 8)).mixes_examples
 
 
@@ -330,7 +386,8 @@ def normalised(values, m, s):
 
 
 def test_weights_of_torchvision_see_the_images_that_they_were_trained_on(weights):
-    """Pixels normalised by the data set are normalised again as for ImageNet: p = x * s + m, (p - M) / S."""
+    """Pixels normalised by the data set are normalised again as for ImageNet: p = x * s + m, (p -
+    M) / S."""
     network, path = weights
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -346,7 +403,8 @@ def test_weights_of_torchvision_see_the_images_that_they_were_trained_on(weights
 
 
 def test_pixels_are_normalised_as_torchvision_has_them():
-    """Of all its networks; GoogLeNet and Inception with weights change what is normalised as for ImageNet once more."""
+    """Of all its networks; GoogLeNet and Inception with weights change what is normalised as for
+    ImageNet once more."""
     from torchvision import models
 
     for name in models.list_models(module=models):
@@ -358,7 +416,9 @@ def test_pixels_are_normalised_as_torchvision_has_them():
                 network = kind(aux_logits=False, transform_input=True, init_weights=False)
             pixels = torch.rand(2, 3, 4, 4)
             given = normalised(pixels, wanted.mean, wanted.std)
-            torch.testing.assert_close(normalised(pixels, mean, std), network._transform_input(given))
+            torch.testing.assert_close(
+                normalised(pixels, mean, std), network._transform_input(given)
+            )
         else:
             assert (list(mean), list(std)) == (wanted.mean, wanted.std), name
 
@@ -368,7 +428,8 @@ def test_grey_images_are_repeated_and_resized():
     x = torch.rand(2, 1, 8, 8)
     read = reading(x)
     assert read.shape == (2, 3, 4, 4)
-    # By hand: halving with antialias is the mean of pixels weighted 1, 3, 3, 1 in each direction, away from the edge.
+    # By hand: halving with antialias is the mean of pixels weighted 1, 3, 3, 1 in each direction,
+    # away from the edge.
     weights = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
     assert read[0, 1, 1, 2].item() == pytest.approx(
         (weights[:, None] * weights * x[0, 0, 1:5, 3:7]).sum().item(), abs=1e-6
@@ -381,16 +442,27 @@ def test_networks_of_torchvision_train_on_grey_images(name):
     """SqueezeNet has no linear last layer: its features are not known, its logits are."""
     model = torchvision(name=name, image_size=64 if name == "squeezenet1_1" else None)
     simulation = make_simulation(model=model, sizes=(4, 5))
-    assert isinstance(simulation.bench.net.module, LogitsOnly if name == "squeezenet1_1" else Headed)
+    assert isinstance(
+        simulation.bench.net.module, LogitsOnly if name == "squeezenet1_1" else Headed
+    )
     assert tree.is_finite(play(simulation, 1).server["params"])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "resnet81"}, r"model.name=resnet81: no classification network of torchvision \(nearest: 'resnet"),
-        ({"weights": "nowhere.pth"}, r"model.weights=nowhere.pth: must be a file that exists, DEFAULT or null"),
-        ({"freeze": ("layer5",)}, r"model.freeze=layer5: no such part of the network \(nearest: 'layer"),
+        (
+            {"name": "resnet81"},
+            r"model.name=resnet81: no classification network of torchvision \(nearest: 'resnet",
+        ),
+        (
+            {"weights": "nowhere.pth"},
+            r"model.weights=nowhere.pth: must be a file that exists, DEFAULT or null",
+        ),
+        (
+            {"freeze": ("layer5",)},
+            r"model.freeze=layer5: no such part of the network \(nearest: 'layer",
+        ),
         ({"image_size": 0}, r"model.image_size=0: must be at least 1"),
         ({"name": "vit_b_16"}, r"model: its network cannot read images of 1 x 6 x 6 .*224"),
     ],
@@ -401,9 +473,13 @@ def test_bad_options_of_torchvision(changes, message):
 
 
 def test_a_file_of_another_network_is_refused(weights):
-    with pytest.raises(ConfigError, match=r"model.weights=.* must be the state dict of torchvision's resnet34"):
+    with pytest.raises(
+        ConfigError, match=r"model.weights=.* must be the state dict of torchvision's resnet34"
+    ):
         torchvision(name="resnet34", weights=str(weights[1])).build((3, 32, 32), 10)
-    with pytest.raises(ConfigError, match=r"model.name=resnet18: reads 3 channels, or grey images; these have 4"):
+    with pytest.raises(
+        ConfigError, match=r"model.name=resnet18: reads 3 channels, or grey images; these have 4"
+    ):
         torchvision().build((4, 32, 32), 10)
 
 
@@ -415,13 +491,18 @@ def test_published_weights_and_no_network(weights, monkeypatch):
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", lambda self, **_: state)
     built = torchvision(weights="DEFAULT", freeze=("backbone",)).build((3, 32, 32), 10)
     torch.testing.assert_close(built.backbone.conv1.weight, network.conv1.weight, rtol=0, atol=0)
-    assert [k for k, p in built.named_parameters() if p.requires_grad] == ["classifier.weight", "classifier.bias"]
+    assert [k for k, p in built.named_parameters() if p.requires_grad] == [
+        "classifier.weight",
+        "classifier.bias",
+    ]
 
     def offline(self, **_):
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", offline)
-    with pytest.raises(ConfigError, match=r"model.weights=DEFAULT: those of resnet18 cannot be downloaded .*<file>"):
+    with pytest.raises(
+        ConfigError, match=r"model.weights=DEFAULT: those of resnet18 cannot be downloaded .*<file>"
+    ):
         torchvision(weights="DEFAULT").build((3, 32, 32), 10)
 
 
@@ -435,7 +516,9 @@ def vit(**changes: Any) -> Timm:
 
 def test_timm_that_is_not_installed_is_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"^model=timm: needs the package timm: pip install -e '\.\[timm\]'$"):
+    with pytest.raises(
+        ConfigError, match=r"^model=timm: needs the package timm: pip install -e '\.\[timm\]'$"
+    ):
         make_simulation(model=vit())
 
 
@@ -477,14 +560,22 @@ def test_weights_of_timm_from_a_file(tmp_path):
         built.backbone.blocks[0].mlp.fc1.weight, network.blocks[0].mlp.fc1.weight, rtol=0, atol=0
     )
     torch.save({"other": torch.zeros(1)}, tmp_path / "other.pth")
-    with pytest.raises(ConfigError, match=r"model.weights=.*other.pth: .* must be timm's weights of test_vit"):
+    with pytest.raises(
+        ConfigError, match=r"model.weights=.*other.pth: .* must be timm's weights of test_vit"
+    ):
         vit(weights=str(tmp_path / "other.pth")).build((3, 32, 32), 4)
-    with pytest.raises(ConfigError, match=r"model.name=test_vitt: no network of timm \(nearest: 'test_vit"):
+    with pytest.raises(
+        ConfigError, match=r"model.name=test_vitt: no network of timm \(nearest: 'test_vit"
+    ):
         vit(name="test_vitt").build((3, 32, 32), 4)
 
 
 def test_the_scale_of_a_reading_is_by_hand():
-    """mean 0.5, std 0.25 of the data; 0.4 and 0.2 wanted: x * 0.25 / 0.2 + (0.5 - 0.4) / 0.2 = 1.25 x + 0.5."""
+    """mean 0.5, std 0.25 of the data; 0.4 and 0.2 wanted: x * 0.25 / 0.2 + (0.5 - 0.4) / 0.2 = 1.25
+    x + 0.5."""
     reading = Reading(None, (0.4,) * 3, (0.2,) * 3)
     reading.normalised_as((0.5,), (0.25,))
-    assert all(math.isclose(a, b) for a, b in zip(reading.scale + reading.shift, [1.25] * 3 + [0.5] * 3, strict=True))
+    assert all(
+        math.isclose(a, b)
+        for a, b in zip(reading.scale + reading.shift, [1.25] * 3 + [0.5] * 3, strict=True)
+    )

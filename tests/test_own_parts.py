@@ -37,16 +37,20 @@ class Reduced(FedAvg):
 def test_a_loss_that_is_reduced_already_is_refused(engine):
     # A mean counts the rows that pad a short batch on the vectorised engine.
     simulation = make_simulation(Reduced(), engine=engine)
-    with pytest.raises(ConfigError, match=r"example_loss of Reduced returns the shape \[\]; must be \[\d+\]"):
+    with pytest.raises(
+        ConfigError, match=r"example_loss of Reduced returns the shape \[\]; must be \[\d+\]"
+    ):
         play(simulation, 1)
-    with pytest.raises(ConfigError, match=r"example_loss of Reduced returns a float; must be \[\d+\]"):
+    with pytest.raises(
+        ConfigError, match=r"example_loss of Reduced returns a float; must be \[\d+\]"
+    ):
         play(make_simulation(Reduced(reduction="number"), engine=engine), 1)
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
 
 
 def test_the_example_of_the_page_counts_rounds():
-    """That of docs/guide/your_own_parts.md: its weight is w / 4, w / 2, ... and both engines agree. Without weight it
-    is FedAvg."""
+    """That of docs/guide/your_own_parts.md: its weight is w / 4, w / 2, ... and both engines agree.
+    Without weight it is FedAvg."""
     page = (CONF.parent / "docs" / "guide" / "your_own_parts.md").read_text(encoding="utf-8")
     found: dict[str, Any] = {}
     exec(page.partition("`mine/reminded.py`\n```python\n")[2].partition("```\n")[0], found)
@@ -58,7 +62,9 @@ def test_the_example_of_the_page_counts_rounds():
     one, other = (played(engine) for engine in PAIR)
     assert float(one["round"]) == 4
     assert_close(one["params"], other["params"])
-    assert_close(played("sequential", weight=0.0)["params"], play(make_simulation(), 3).server["params"])
+    assert_close(
+        played("sequential", weight=0.0)["params"], play(make_simulation(), 3).server["params"]
+    )
     faster = played("sequential", rounds=1)["params"]
     assert any((leaf - faster[name]).abs().max() > 1e-6 for name, leaf in one["params"].items())
 
@@ -80,7 +86,8 @@ def test_a_value_that_config_yaml_cannot_hold_is_refused(value):
 # --- a metric
 @dataclass(frozen=True)
 class Own(ForgettingMetric):
-    """Gives the columns of rounds.csv, the keys of summary.json and the columns of clients.csv that it is told."""
+    """Gives the columns of rounds.csv, the keys of summary.json and the columns of clients.csv that
+    it is told."""
 
     columns: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -109,19 +116,30 @@ def run(directory, metric, **options):
     return state
 
 
-@pytest.mark.parametrize("name", ["round", "test_accuracy", "test_loss", "train_loss", "lr", "bytes_up", "seconds"])
+@pytest.mark.parametrize(
+    "name", ["round", "test_accuracy", "test_loss", "train_loss", "lr", "bytes_up", "seconds"]
+)
 def test_a_column_of_rounds_csv_is_not_replaced(name, tmp_path):
-    with pytest.raises(ConfigError, match=rf"forgetting_metric: a value is called {name}, .* rounds\.csv; rename it"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"forgetting_metric: a value is called {name}, .* rounds\.csv; rename it",
+    ):
         run(tmp_path / "run", Own(columns=("mine", name)))
     assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
 
 
 def test_a_column_of_another_view_is_not_replaced(tmp_path):
     with pytest.raises(ConfigError, match="a value is called test_accuracy_augmented"):
-        run(tmp_path / "run", Own(columns=("test_accuracy_augmented",)), test_views=["plain", "augmented"])
+        run(
+            tmp_path / "run",
+            Own(columns=("test_accuracy_augmented",)),
+            test_views=["plain", "augmented"],
+        )
 
 
-@pytest.mark.parametrize("name", ["accuracy", "best_accuracy", "rounds_to_target", "rounds", "seconds"])
+@pytest.mark.parametrize(
+    "name", ["accuracy", "best_accuracy", "rounds_to_target", "rounds", "seconds"]
+)
 def test_a_key_of_the_summary_is_not_replaced(name, tmp_path):
     with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
         run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
@@ -153,7 +171,10 @@ def test_names_of_its_own_are_kept(tmp_path):
 
 
 def test_a_column_that_comes_later_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"rounds\.csv: its columns must be the same in every round; changed: late"):
+    with pytest.raises(
+        ConfigError,
+        match=r"rounds\.csv: its columns must be the same in every round; changed: late",
+    ):
         run(tmp_path / "run", Own(columns=("late",), from_round=1))
 
 
@@ -163,18 +184,27 @@ class Gain(Own):
 
 
 def test_a_summary_is_asked_for_of_trained_rounds_alone(tmp_path):
-    assert run(tmp_path / "run", Gain(columns=("mine",), needs_local=False), eval_interval=2).status == "completed"
+    assert (
+        run(tmp_path / "run", Gain(columns=("mine",), needs_local=False), eval_interval=2).status
+        == "completed"
+    )
 
 
 def test_two_metrics_with_values_of_one_name_are_one_message(tmp_path):
     """Both are nan until the second round."""
-    with pytest.raises(ConfigError, match=r"two metrics give forgetting, as .* and 1\.0; rename that of your own"):
-        run(tmp_path / "run", Metrics((BackwardTransfer(), Own(columns=("forgetting",), from_round=0))))
+    with pytest.raises(
+        ConfigError, match=r"two metrics give forgetting, as .* and 1\.0; rename that of your own"
+    ):
+        run(
+            tmp_path / "run",
+            Metrics((BackwardTransfer(), Own(columns=("forgetting",), from_round=0))),
+        )
 
 
 @dataclass(frozen=True)
 class Wrong(ForgettingMetric):
-    """Gives what it is told from the second tested round on; before that nan, as what is not defined yet."""
+    """Gives what it is told from the second tested round on; before that nan, as what is not
+    defined yet."""
 
     of_rounds: Any = np.nan
     of_clients: Any = None
@@ -194,14 +224,20 @@ class Wrong(ForgettingMetric):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"of_rounds": [0.5, 0.25]}, r"list \[0\.5, 0\.25\]; must be one number, nan where it is undefined"),
+        (
+            {"of_rounds": [0.5, 0.25]},
+            r"list \[0\.5, 0\.25\]; must be one number, nan where it is undefined",
+        ),
         ({"of_rounds": None}, "None; must be one number"),
         ({"of_rounds": "high"}, "str 'high'; must be one number"),
         ({"of_rounds": torch.tensor(0.5)}, r"Tensor tensor\(0\.5000\); must be one number"),
         ({"of_rounds": np.zeros(100)}, "ndarray; must be one number"),
         ({"of_run": {"a": 1.0}}, r"dict \{'a': 1\.0\}; must be one number"),
         ({"of_clients": 0.5}, r"float 0\.5; must be one number of each client, \[4\]"),
-        ({"of_clients": ["a", "b", "c", "d"]}, r"list \['a', .*\]; must be one number of each client"),
+        (
+            {"of_clients": ["a", "b", "c", "d"]},
+            r"list \['a', .*\]; must be one number of each client",
+        ),
         ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be one number of each client"),
         ({"of_clients": np.zeros((4, 3))}, "must be one number of each client"),
     ],
@@ -213,7 +249,9 @@ def test_what_is_no_number_names_metric_and_value(given, message, tmp_path):
 
 @pytest.mark.parametrize("number", [1, True, np.float32(0.5), np.int64(2), np.nan, float("inf")])
 def test_numbers_of_all_kinds_are_good(number, tmp_path):
-    state = run(tmp_path / "run", Wrong(of_rounds=number, of_run=number, of_clients=np.full(4, number)))
+    state = run(
+        tmp_path / "run", Wrong(of_rounds=number, of_run=number, of_clients=np.full(4, number))
+    )
     assert state.status == "completed"
 
 
@@ -222,7 +260,10 @@ def test_what_is_no_dict_names_the_metric(tmp_path):
         def summary(self, history):
             return 0.5
 
-    with pytest.raises(ConfigError, match="forgetting_metric: Scalar gives float; must be a dict of names and numbers"):
+    with pytest.raises(
+        ConfigError,
+        match="forgetting_metric: Scalar gives float; must be a dict of names and numbers",
+    ):
         run(tmp_path / "run", Scalar())
 
 
@@ -258,10 +299,22 @@ GIVEN: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"x_train": IMAGES / 255}, r"x_train is float64 of shape \[4, 2, 2, 1\]; must be uint8 images"),
-        ({"x_test": IMAGES[..., 0]}, r"x_test is uint8 of shape \[4, 2, 2\]; must be uint8 images \[N, height, width"),
-        ({"y_train": LABELS.astype(np.int32)}, r"y_train is int32 of shape \[4\]; must be int64 labels \[N\]"),
-        ({"y_test": LABELS[:, None]}, r"y_test is int64 of shape \[4, 1\]; must be int64 labels \[N\]"),
+        (
+            {"x_train": IMAGES / 255},
+            r"x_train is float64 of shape \[4, 2, 2, 1\]; must be uint8 images",
+        ),
+        (
+            {"x_test": IMAGES[..., 0]},
+            r"x_test is uint8 of shape \[4, 2, 2\]; must be uint8 images \[N, height, width",
+        ),
+        (
+            {"y_train": LABELS.astype(np.int32)},
+            r"y_train is int32 of shape \[4\]; must be int64 labels \[N\]",
+        ),
+        (
+            {"y_test": LABELS[:, None]},
+            r"y_test is int64 of shape \[4, 1\]; must be int64 labels \[N\]",
+        ),
         ({"classes": None, "y_test": None}, "`read` returns no y_test, classes"),
         ({"y_train": [0, 1, 0, 1]}, r"y_train is a list; must be int64 labels \[N\]"),
         ({"classes": ["a", "b", "c", "a", "b"]}, "several classes are called a, b$"),
@@ -279,7 +332,9 @@ def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
     origin.check_data(tmp_path, Given(**GIVEN, changed={}).load())
     for split in ("x_train", "x_test"):
         other = Given(**GIVEN, changed={split: IMAGES + np.uint8(1)}).load()
-        with pytest.raises(ConfigError, match=r"the data are not those .*\n  inputs: \w+ there, \w+ now$"):
+        with pytest.raises(
+            ConfigError, match=r"the data are not those .*\n  inputs: \w+ there, \w+ now$"
+        ):
             origin.check_data(tmp_path, other)
     noted = json.loads((tmp_path / origin.NAME).read_text())
     del noted["data"]["inputs"]  # a run of before
@@ -297,9 +352,17 @@ class Shadowing(Given):
 
 
 def test_a_field_that_hides_what_a_data_set_has_is_named():
-    given = {"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,), "augmentation": AUGMENTATION}
+    given = {
+        "name": "given",
+        "data_dir": "unused",
+        "mean": (0.5,),
+        "std": (0.5,),
+        "augmentation": AUGMENTATION,
+    }
     built = replace(build(composed()), dataset=Shadowing(**given, changed={}))
-    with pytest.raises(ConfigError, match=r"dataset\.kind: Shadowing has a field `kind`, .* rename the field"):
+    with pytest.raises(
+        ConfigError, match=r"dataset\.kind: Shadowing has a field `kind`, .* rename the field"
+    ):
         check_task(built)
 
 
@@ -317,7 +380,13 @@ class Fixed(Partitioner):
     [
         ([[0, 1]], "gives 1 client, num_clients=2"),
         ([[0], [1], [2]], "gives 3 clients, num_clients=2"),
-        ([[0, 1], []], r"gives client 1 float64 of shape \[0\]; must be numbers of examples, int \[n\], n >= 1"),
+        (
+            [[0, 1], []],
+            (
+                r"gives client 1 float64 of shape \[0\]; must be numbers of examples, int \[n\], n"
+                r" >= 1"
+            ),
+        ),
         ([[0.5], [1]], r"gives client 0 float64 of shape \[1\]"),
         ([[[0, 1]], [2]], r"gives client 0 int64 of shape \[1, 2\]"),
         ([[0, 1], [4]], r"gives example 4; there are 0\.\.3"),
@@ -342,9 +411,13 @@ class Returning(Partitioner):
         return self.given
 
 
-@pytest.mark.parametrize("given", [[[0], [1]], ([0], [1]), [[0], [1], [2]], None, ([[0], [1]], {}, 1)])
+@pytest.mark.parametrize(
+    "given", [[[0], [1]], ([0], [1]), [[0], [1], [2]], None, ([[0], [1]], {}, 1)]
+)
 def test_parts_without_what_else_is_recorded_are_refused(given):
-    with pytest.raises(ConfigError, match=r"partition: `assign` of Returning must return two things, .*parts, \{\}"):
+    with pytest.raises(
+        ConfigError, match=r"partition: `assign` of Returning must return two things, .*parts, \{\}"
+    ):
         Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
 
 

@@ -1,4 +1,5 @@
-"""The built wheel, installed into a clean environment and used from another directory (needs a package index)."""
+"""The built wheel, installed into a clean environment and used from another directory (needs a
+package index)."""
 
 import json
 import os
@@ -21,10 +22,15 @@ ROOT = Path(__file__).parents[1]
 
 
 def call(*command: str | Path, cwd: Path) -> str:
-    """Standard output of a command that succeeds, run without a trace of the checkout in its environment."""
+    """Standard output of a command that succeeds, run without a trace of the checkout in its
+    environment."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    environment = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("FEDEXP_")}
-    done = subprocess.run([str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True)
+    environment = {
+        k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("FEDEXP_")
+    }
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -40,7 +46,8 @@ def names(wheel: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the sdist, the wheel built from it, and in direct/ the wheel built from the checkout."""
+    """A directory with the sdist, the wheel built from it, and in direct/ the wheel built from the
+    checkout."""
     out = tmp_path_factory.mktemp("dist")
     call(sys.executable, "-m", "build", "--outdir", out, ROOT, cwd=out)
     call(sys.executable, "-m", "build", "--wheel", "--outdir", out / "direct", ROOT, cwd=out)
@@ -49,7 +56,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(built: Path) -> Iterator[Path]:
-    """bin/ of a new environment in which only the wheel and its dependencies are; removed afterwards."""
+    """bin/ of a new environment in which only the wheel and its dependencies are; removed
+    afterwards."""
     with tempfile.TemporaryDirectory(prefix="fedexp-wheel-") as folder:
         venv.create(folder, with_pip=True)
         (wheel,) = (built / "direct").glob("*.whl")
@@ -59,18 +67,28 @@ def environment(built: Path) -> Iterator[Path]:
 
 
 def test_contents(built: Path):
-    (sdist,), (from_sdist,), (direct,) = built.glob("*.tar.gz"), built.glob("*.whl"), (built / "direct").glob("*.whl")
+    (sdist,), (from_sdist,), (direct,) = (
+        built.glob("*.tar.gz"),
+        built.glob("*.whl"),
+        (built / "direct").glob("*.whl"),
+    )
     with tarfile.open(sdist) as archive:
         packed = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     tests = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
     assert conf_files() | tests | {"README.md", "LICENSE", "CONTRIBUTING.md", "Makefile"} <= packed
-    strays = {name for name in packed if name.startswith((".venv", "data", "outputs", "multirun", "build", "dist"))}
+    strays = {
+        name
+        for name in packed
+        if name.startswith((".venv", "data", "outputs", "multirun", "build", "dist"))
+    }
     tables = (
-        r"multirun/(README\.md|\w+/(table\.(csv|md|tex)|rounds_to_target\.csv))"  # those of REPRODUCTION.md, no runs
+        # those of REPRODUCTION.md, no runs
+        r"multirun/(README\.md|\w+/(table\.(csv|md|tex)|rounds_to_target\.csv))"
     )
     assert not {name for name in strays if not re.fullmatch(tables, name)}
 
-    # Whichever way the wheel is built, it has the same files, all of conf/ among them and nothing beside the package.
+    # Whichever way the wheel is built, it has the same files, all of conf/ among them and nothing
+    # beside the package.
     assert names(from_sdist) == names(direct)
     assert {f"fedexp/{name}" for name in conf_files()} <= names(direct)
     assert {f"fedexp/view/page.{kind}" for kind in ("html", "css", "js")} <= names(direct)
@@ -80,7 +98,9 @@ def test_contents(built: Path):
 def test_runs_from_another_directory(environment: Path, tmp_path: Path):
     where = "import fedexp.cli.arguments as c; print(c.__file__, c.conf_directory(), sep='\\n')"
     for line in call(environment / "python", "-c", where, cwd=tmp_path).splitlines():
-        assert Path(line).is_relative_to(environment.parent.resolve()), "code and conf/ come from the wheel"
+        assert Path(line).is_relative_to(environment.parent.resolve()), (
+            "code and conf/ come from the wheel"
+        )
 
     shown = yaml.safe_load(call(environment / "fedexp", "--cfg", "job", cwd=tmp_path))
     assert shown["dataset"]["name"] == "digits"

@@ -19,7 +19,9 @@ CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 # Made for the site only.
-GENERATED = {ROOT / "docs" / "algorithms" / f"{name}.md" for name in list_options("algorithm", [CONF])}
+GENERATED = {
+    ROOT / "docs" / "algorithms" / f"{name}.md" for name in list_options("algorithm", [CONF])
+}
 
 
 def read(path: Path) -> str:
@@ -56,7 +58,9 @@ def long_parts(text: str) -> Iterator[str]:
 OTHERS = ["REPRODUCTION.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/RESULTS.md"]
 
 
-@pytest.mark.parametrize("name", [*(name for name in NAMES if not name.startswith("docs/reproduction/")), *OTHERS])
+@pytest.mark.parametrize(
+    "name", [*(name for name in NAMES if not name.startswith("docs/reproduction/")), *OTHERS]
+)
 def test_links(name):
     """Those of docs/reproduction are relative to REPRODUCTION.md, whose parts these files are."""
     assert not list(wrong_links(ROOT / name, read(ROOT / name)))
@@ -73,8 +77,14 @@ def test_the_readme_is_short():
 
 def rows(heading: str) -> dict[str, list[str]]:
     """Return the table below a heading of the page of options: first cell -> the others."""
-    section = read(ROOT / "docs" / "guide" / "options.md").split(f"## {heading}\n")[1].split("\n## ")[0]
-    lines = [line.strip("| ").split(" | ") for line in section.replace("| |", "|  |").splitlines() if line[:2] == "| "]
+    section = (
+        read(ROOT / "docs" / "guide" / "options.md").split(f"## {heading}\n")[1].split("\n## ")[0]
+    )
+    lines = [
+        line.strip("| ").split(" | ")
+        for line in section.replace("| |", "|  |").splitlines()
+        if line[:2] == "| "
+    ]
     return {first: rest for first, *rest in lines[1:]}
 
 
@@ -94,7 +104,10 @@ def test_the_table_of_groups_is_complete():
 
 
 def test_the_table_of_keys_has_all_with_their_defaults():
-    config, digits = OmegaConf.load(CONF / "config.yaml"), OmegaConf.load(CONF / "dataset" / "digits.yaml")
+    config, digits = (
+        OmegaConf.load(CONF / "config.yaml"),
+        OmegaConf.load(CONF / "dataset" / "digits.yaml"),
+    )
     table, said = rows("Keys"), set()
     for keys, (default, own, *_) in table.items():
         names = re.findall(r"`([^`]+)`", keys)
@@ -102,12 +115,17 @@ def test_the_table_of_keys_has_all_with_their_defaults():
         if names[0] in ("data_dir", "hydra.run.dir"):  # described, not quoted
             continue
         values = [default] if len(names) == 1 else default.split(", ")
-        assert [yaml.safe_load(value) for value in values] == [plain(OmegaConf.select(config, n)) for n in names], keys
+        assert [yaml.safe_load(value) for value in values] == [
+            plain(OmegaConf.select(config, n)) for n in names
+        ], keys
         if own.strip():
             assert yaml.safe_load(own) == OmegaConf.select(digits, names[0]), keys
-    known = {f"{key}.{k}" if isinstance(v, dict) and v else key
-             for key, v in OmegaConf.to_container(config).items() if key not in ("defaults", "hydra", "resume", "seeds")
-             for k in (v if isinstance(v, dict) and v else [""])}  # fmt: skip
+    known = {
+        f"{key}.{k}" if isinstance(v, dict) and v else key
+        for key, v in OmegaConf.to_container(config).items()
+        if key not in ("defaults", "hydra", "resume", "seeds")
+        for k in (v if isinstance(v, dict) and v else [""])
+    }
     assert known <= said
 
 
@@ -117,7 +135,10 @@ def plain(value):
 
 def test_what_these_tests_find(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# A `b` page\n\n[one](#a-b-page) [two](page.md#other) [three](nowhere.md) [four](https://x.org)\n")
+    page.write_text(
+        "# A `b` page\n\n[one](#a-b-page) [two](page.md#other) [three](nowhere.md)"
+        " [four](https://x.org)\n"
+    )
     assert list(wrong_links(page, read(page))) == ["page.md#other", "nowhere.md"]
     wide, cell = "x" * 121, "y" * 201
     assert list(long_parts(f"{wide[1:]}\n{wide}\n| {cell} | {cell[1:]} |\n")) == [wide, f" {cell} "]

@@ -1,4 +1,5 @@
-"""Figures in the layouts of the papers: every sweep that asks for one gets it, and it shows what the files say."""
+"""Figures in the layouts of the papers: every sweep that asks for one gets it, and it shows what
+the files say."""
 
 import logging
 import re
@@ -18,11 +19,13 @@ from test_sweep_figures import make_run
 from toy_federation import CONF
 
 SWEEPS = [name for name in list_options("sweep", [CONF]) if load_sweep(name, [CONF]).pictures]
-NEED_MODELS = ("fedntd_fig14", "fedntd_fig17", "fedntd_fig18", "fedntd_fig19")  # the runs here keep none
+# the runs here keep none
+NEED_MODELS = ("fedntd_fig14", "fedntd_fig17", "fedntd_fig18", "fedntd_fig19")
 
 
 def runs_of(sweep, folder, seeds=(0,)):
-    """A directory for each run of a sweep, of three rounds, five classes and four clients, who all take part."""
+    """A directory for each run of a sweep, of three rounds, five classes and four clients, who all
+    take part."""
     for block in sweep.blocks:
         for combination in block.combinations():
             for seed in seeds:
@@ -43,9 +46,15 @@ def test_each_picture_of_each_sweep_is_drawn(name, tmp_path, caplog):
     if name in NEED_MODELS:
         said = [record.getMessage() for record in caplog.records]
         assert not drawn
-        assert all(re.search(r"not drawn \(.*: no (local models of a round are|model is) kept", each) for each in said)
+        assert all(
+            re.search(r"not drawn \(.*: no (local models of a round are|model is) kept", each)
+            for each in said
+        )
         for node in sweep.pictures:
-            assert any(each.startswith("_".join([name, *filter(None, [node.get("name")])])) for each in said)
+            assert any(
+                each.startswith("_".join([name, *filter(None, [node.get("name")])]))
+                for each in said
+            )
         return
     assert len(drawn) == len(sweep.pictures), caplog.text
     assert all(each.startswith(name) for each in drawn)
@@ -72,7 +81,12 @@ def test_runs_with_other_values_of_what_a_sweep_fixes_keep_their_names(tmp_path)
     """Fewer rounds than in the sweep's file: Hydra notes the last value of a key alone."""
     for seed in (0, 1):
         for algorithm in ("fedavg", "flashback"):
-            run = ["experiment=flashback/cifar10_lda0.1", f"algorithm={algorithm}", "rounds=3", f"seed={seed}"]
+            run = [
+                "experiment=flashback/cifar10_lda0.1",
+                f"algorithm={algorithm}",
+                "rounds=3",
+                f"seed={seed}",
+            ]
             make_run(tmp_path, run, seed, classes=5)
     sweep = load_sweep("flashback_fig1", [CONF])
     (setting,) = labelled(sweep, load_runs(tmp_path))
@@ -80,7 +94,10 @@ def test_runs_with_other_values_of_what_a_sweep_fixes_keep_their_names(tmp_path)
         "CIFAR10 (beta=0.1)",
         ["FedAvg", "Flashback"],
     )
-    assert [name for name, _ in paper_pictures(sweep, load_runs(tmp_path))] == ["flashback_fig1_a", "flashback_fig1_b"]
+    assert [name for name, _ in paper_pictures(sweep, load_runs(tmp_path))] == [
+        "flashback_fig1_a",
+        "flashback_fig1_b",
+    ]
 
 
 def test_what_the_user_varies_beside_the_sweep_makes_methods_of_their_own(tmp_path):
@@ -88,13 +105,22 @@ def test_what_the_user_varies_beside_the_sweep_makes_methods_of_their_own(tmp_pa
     for seed in (0, 1):
         for algorithm in ("fedavg", "flashback"):
             for lr in ("0.1", "0.01"):
-                run = ["experiment=flashback/cifar10_lda0.1", f"algorithm={algorithm}", f"seed={seed}"]
+                run = [
+                    "experiment=flashback/cifar10_lda0.1",
+                    f"algorithm={algorithm}",
+                    f"seed={seed}",
+                ]
                 make_run(tmp_path, [*run, "rounds=50", f"local.lr={lr}"], seed, classes=5)
     sweep = load_sweep("flashback_fig1", [CONF])
     (setting,) = labelled(sweep, load_runs(tmp_path))
-    assert sorted(method.name for method in setting.methods[:2]) == ["FedAvg, local.lr=0.01", "FedAvg, local.lr=0.1"]
+    assert sorted(method.name for method in setting.methods[:2]) == [
+        "FedAvg, local.lr=0.01",
+        "FedAvg, local.lr=0.1",
+    ]
     assert [len(method.runs) for method in setting.methods] == [2] * 4
-    figure = draw_one({"kind": "curves", "column": "test_accuracy", "only": ["FedAvg"]}, [setting], "title")
+    figure = draw_one(
+        {"kind": "curves", "column": "test_accuracy", "only": ["FedAvg"]}, [setting], "title"
+    )
     assert len(figure.axes[0].lines) == 2
 
 
@@ -104,7 +130,9 @@ def test_each_class_has_its_curve_in_the_colour_of_the_legend(tmp_path):
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], rounds=25, classes=5)
     figure = draw_paper.class_curves(labelled(sweep, load_runs(tmp_path)), sweep.title)
     history = load_run(next(tmp_path.glob("run*"))).history
-    for c, (line, key) in enumerate(zip(figure.axes[0].lines, figure.legends[0].get_lines(), strict=False)):
+    for c, (line, key) in enumerate(
+        zip(figure.axes[0].lines, figure.legends[0].get_lines(), strict=False)
+    ):
         if c < 5:
             np.testing.assert_allclose(line.get_ydata(), history.matrix[:, c])
             assert line.get_color() == key.get_color() == f"C{c}"
@@ -124,7 +152,12 @@ def test_bars_are_means_over_seeds(tmp_path):
     settings, sweep = settings_of("fedntd_fig2c", tmp_path)
     axes = draw_paper.levels(settings, sweep.title).axes[0]
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([0.1] * 8)
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["IID", "alpha=0.5", "alpha=0.3", "alpha=0.1"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == [
+        "IID",
+        "alpha=0.5",
+        "alpha=0.3",
+        "alpha=0.1",
+    ]
 
 
 def test_the_round_picture_is_of_the_round_that_is_asked_for(tmp_path):
@@ -134,16 +167,25 @@ def test_the_round_picture_is_of_the_round_that_is_asked_for(tmp_path):
     np.testing.assert_allclose(image[0], first.class_accuracy[1])
     np.testing.assert_allclose(image[1:-1], first.local_class_accuracy[1])
     np.testing.assert_allclose(image[-1], first.class_accuracy[2])
-    past_the_end = draw_paper.round_models(settings, sweep.title, round=100).axes[0].images[0].get_array()
+    past_the_end = (
+        draw_paper.round_models(settings, sweep.title, round=100).axes[0].images[0].get_array()
+    )
     np.testing.assert_allclose(past_the_end[-1], first.class_accuracy[3])
 
 
 def test_kinds_of_classes_by_hand():
     """Of 100 examples in 5 classes a class is dominant from 0.5 / 5 = 10 % on."""
     counts = np.array([80, 10, 9, 1, 0])
-    assert draw_paper.kinds_of_classes(counts) == ["dominant", "dominant", "non-dominant", "non-dominant", "missing"]
+    assert draw_paper.kinds_of_classes(counts) == [
+        "dominant",
+        "dominant",
+        "non-dominant",
+        "non-dominant",
+        "missing",
+    ]
     assert draw_paper.non_dominant(counts, 0) == 2  # with most examples
-    assert draw_paper.non_dominant(np.array([50, 20, 30, 0, 0]), 0) == 1  # there is none: the rarest
+    # there is none: the rarest
+    assert draw_paper.non_dominant(np.array([50, 20, 30, 0, 0]), 0) == 1
 
 
 def test_the_forgetting_degree_of_a_client_s_classes(tmp_path):
@@ -156,7 +198,9 @@ def test_the_forgetting_degree_of_a_client_s_classes(tmp_path):
     before = np.stack(history.class_accuracy[:3])
     mine = np.stack([each[3] for each in history.local_class_accuracy])
     np.testing.assert_array_equal(local, mine)
-    np.testing.assert_allclose(degree, np.maximum((before - mine) / (before + 1e-6), -1), rtol=1e-12)
+    np.testing.assert_allclose(
+        degree, np.maximum((before - mine) / (before + 1e-6), -1), rtol=1e-12
+    )
     axes = draw_paper.client_classes(settings, sweep.title, client=3).axes[0]
     np.testing.assert_allclose(axes.lines[2].get_ydata(), degree[:, 2])
     with pytest.raises(ConfigError, match="client 7"):

@@ -1,4 +1,5 @@
-"""table.tex as a paper has it: its rows, columns and cells by hand, and a real LaTeX that compiles it."""
+"""table.tex as a paper has it: its rows, columns and cells by hand, and a real LaTeX that compiles
+it."""
 
 import shutil
 import subprocess
@@ -7,7 +8,15 @@ import pytest
 
 from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.compare import load_runs
-from fedexp.analysis.paper_table import Layout, escape, form, is_accuracy, latex, less_is_better, ordered
+from fedexp.analysis.paper_table import (
+    Layout,
+    escape,
+    form,
+    is_accuracy,
+    latex,
+    less_is_better,
+    ordered,
+)
 from fedexp.analysis.report import main
 from fedexp.core.errors import ConfigError
 from test_sweep_figures import make_run
@@ -16,7 +25,8 @@ COMPILERS = ("pdflatex", "xelatex", "lualatex", "tectonic")
 
 
 def make(folder, results):
-    """Runs of several seeds each: overrides -> (accuracies, None where the run diverged; forgetting)."""
+    """Runs of several seeds each: overrides -> (accuracies, None where the run diverged;
+    forgetting)."""
     for overrides, (accuracies, forgetting) in results.items():
         for seed, accuracy in enumerate(accuracies):
             status = "completed" if accuracy is not None else "diverged"
@@ -26,12 +36,17 @@ def make(folder, results):
 
 def body(text: str) -> list[list[str]]:
     """The cells of each line that has any."""
-    lines = [line.removesuffix(r" \\") for line in text.splitlines() if line.endswith(r"\\") and "&" in line]
+    lines = [
+        line.removesuffix(r" \\")
+        for line in text.splitlines()
+        if line.endswith(r"\\") and "&" in line
+    ]
     return [[cell.strip() for cell in line.split("&")] for line in lines]
 
 
 METHODS = {
-    "algorithm=fedavg": ((0.5, 0.6), 0.3),  # mean 55, standard deviation 0.1 / sqrt(2) = 7.07 points
+    # mean 55, standard deviation 0.1 / sqrt(2) = 7.07 points
+    "algorithm=fedavg": ((0.5, 0.6), 0.3),
     "algorithm=fedntd": ((0.70, 0.70), 0.2),
     "algorithm=fedprox algorithm.mu=0.1": ((0.4, None), 0.1),
     "algorithm=fedprox algorithm.mu=1.0": ((None, None), 0.1),
@@ -45,7 +60,11 @@ def test_methods_as_rows_and_metrics_as_columns(tmp_path):
         ["", r"Accuracy (\%)", "Forgetting"],
         ["fedavg", r"55.00 $\pm$ 7.07", r"0.300 $\pm$ 0.000"],
         ["fedntd", r"\textbf{70.00 $\pm$ 0.00}", r"0.200 $\pm$ 0.000"],
-        ["fedprox mu=0.1", r"40.00\textsuperscript{\textdagger}", r"\textbf{0.100}\textsuperscript{\textdagger}"],
+        [
+            "fedprox mu=0.1",
+            r"40.00\textsuperscript{\textdagger}",
+            r"\textbf{0.100}\textsuperscript{\textdagger}",
+        ],
         ["fedprox mu=1.0", "diverged", "diverged"],
     ]
     assert "without the seeds that diverged" in text
@@ -57,13 +76,19 @@ def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
     make(
         tmp_path,
         {
-            f"dataset={dataset} alpha={alpha} algorithm={method} participation=0.2": ((accuracy, accuracy), 0.1)
+            f"dataset={dataset} alpha={alpha} algorithm={method} participation=0.2": (
+                (accuracy, accuracy),
+                0.1,
+            )
             for dataset in ("digits",)
             for alpha, method, accuracy in [
-                (10, "fedavg", 0.8), (0.5, "fedavg", 0.6), (10, "fedntd", 0.7), (0.5, "fedntd", 0.65),
+                (10, "fedavg", 0.8),
+                (0.5, "fedavg", 0.6),
+                (10, "fedntd", 0.7),
+                (0.5, "fedntd", 0.65),
             ]
         },
-    )  # fmt: skip
+    )
     assert body(latex(load_runs(tmp_path), Layout(metrics=("accuracy",)))) == [
         [r"Accuracy (\%)", "alpha=0.5", "alpha=10"],  # by value
         ["fedavg", r"60.00 $\pm$ 0.00", r"\textbf{80.00 $\pm$ 0.00}"],
@@ -72,7 +97,8 @@ def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
     transposed = body(latex(load_runs(tmp_path), Layout(metrics=("accuracy",), transpose=True)))
     assert transposed == [
         [r"Accuracy (\%)", "fedavg", "fedntd"],
-        ["alpha=0.5", r"60.00 $\pm$ 0.00", r"\textbf{65.00 $\pm$ 0.00}"],  # the best method of each setting still
+        # the best method of each setting still
+        ["alpha=0.5", r"60.00 $\pm$ 0.00", r"\textbf{65.00 $\pm$ 0.00}"],
         ["alpha=10", r"\textbf{80.00 $\pm$ 0.00}", r"70.00 $\pm$ 0.00"],
     ]
     both = latex(load_runs(tmp_path), Layout())
@@ -90,26 +116,48 @@ def test_rows_in_the_order_asked_for(tmp_path):
         return [row[0] for row in body(latex(load_runs(tmp_path), Layout(sort=sort)))][1:]
 
     assert first("accuracy") == ["fedntd", "fedavg", "fedprox mu=0.1", "fedprox mu=1.0"]
-    assert first("forgetting") == ["fedprox mu=0.1", "fedntd", "fedavg", "fedprox mu=1.0"]  # less is better
+    # less is better
+    assert first("forgetting") == ["fedprox mu=0.1", "fedntd", "fedavg", "fedprox mu=1.0"]
     with pytest.raises(ConfigError, match=r"--sort acuracy: no run has it \(nearest: 'accuracy'\)"):
         first("acuracy")
 
 
 def test_what_looks_equal_is_equally_bold(tmp_path):
-    make(tmp_path, {"algorithm=a": ((0.70001,), 0.1), "algorithm=b": ((0.70004,), 0.1), "algorithm=c": ((0.6,), 0.1)})
+    make(
+        tmp_path,
+        {
+            "algorithm=a": ((0.70001,), 0.1),
+            "algorithm=b": ((0.70004,), 0.1),
+            "algorithm=c": ((0.6,), 0.1),
+        },
+    )
     text = latex(load_runs(tmp_path), Layout(metrics=("accuracy",)))
     assert [row[1] for row in body(text)][1:] == [r"\textbf{70.00}", r"\textbf{70.00}", "60.00"]
     assert "One seed; best in bold." in text
 
 
 def test_which_numbers_are_accuracies_and_which_are_better_when_small():
-    accuracies = ("accuracy", "best_accuracy", "accuracy_augmented", "personal_accuracy_worst_augmented")
-    small = ("forgetting", "forgetting_augmented", "forgetting_degree", "personal_forgetting_worst", "test_loss")
+    accuracies = (
+        "accuracy",
+        "best_accuracy",
+        "accuracy_augmented",
+        "personal_accuracy_worst_augmented",
+    )
+    small = (
+        "forgetting",
+        "forgetting_augmented",
+        "forgetting_degree",
+        "personal_forgetting_worst",
+        "test_loss",
+    )
     assert all(map(is_accuracy, (*accuracies, "personal_accuracy_std")))
     assert all(map(less_is_better, (*small, "personal_accuracy_std")))
     assert not any(map(is_accuracy, small))
     assert not any(map(less_is_better, accuracies))
-    assert [form(0.5, name) for name in ("accuracy_augmented", "forgetting_augmented")] == ["50.00", "0.500"]
+    assert [form(0.5, name) for name in ("accuracy_augmented", "forgetting_augmented")] == [
+        "50.00",
+        "0.500",
+    ]
 
 
 def test_a_single_method_is_not_the_best_of_any(tmp_path):
@@ -119,7 +167,9 @@ def test_a_single_method_is_not_the_best_of_any(tmp_path):
 
 def test_flags_of_the_report(tmp_path, capsys):
     make(tmp_path, METHODS)
-    assert main([str(tmp_path), "--no-figures", "--metrics", "best_accuracy", "--sort", "name"]) == 0
+    assert (
+        main([str(tmp_path), "--no-figures", "--metrics", "best_accuracy", "--sort", "name"]) == 0
+    )
     assert r"Best accuracy (\%)" in (tmp_path / "table.tex").read_text()
     assert main([str(tmp_path), "--no-figures", "--metrics", "acuracy"]) == 2
     assert "--metrics acuracy: no run has it (nearest: 'accuracy')" in capsys.readouterr().err
@@ -131,18 +181,34 @@ def test_flags_of_the_report(tmp_path, capsys):
 
 def test_a_named_sweep_keeps_the_table_beside_the_print_unless_asked(tmp_path):
     mark(tmp_path, "fedntd_table1")
-    make(tmp_path, {f"experiment=fedntd/cifar10_s2 algorithm={a}": ((0.5,), 0.1) for a in ("fedavg", "fedntd")})
+    make(
+        tmp_path,
+        {
+            f"experiment=fedntd/cifar10_s2 algorithm={a}": ((0.5,), 0.1)
+            for a in ("fedavg", "fedntd")
+        },
+    )
     write_tables(tmp_path)
     assert "[40.14 (0.59)]" in (tmp_path / "table.tex").read_text()
     write_tables(tmp_path, asked=Layout(metrics=("accuracy",)))
-    assert [row[0] for row in body((tmp_path / "table.tex").read_text())] == ["", "fedavg", "fedntd"]
+    assert [row[0] for row in body((tmp_path / "table.tex").read_text())] == [
+        "",
+        "fedavg",
+        "fedntd",
+    ]
 
 
 def test_names_are_escaped_and_sorted_by_value():
-    assert escape("a_b & 5% #1 {x} $y^2~\\") == (
-        r"a\_b \& 5\% \#1 \{x\} \$y\textasciicircum{}2\textasciitilde{}\textbackslash{}"
+    assert (
+        escape("a_b & 5% #1 {x} $y^2~\\")
+        == r"a\_b \& 5\% \#1 \{x\} \$y\textasciicircum{}2\textasciitilde{}\textbackslash{}"
     )
-    assert ordered([("mu=10",), ("mu=9",), (None,), ("mu=0.5",)]) == ((None,), ("mu=0.5",), ("mu=9",), ("mu=10",))
+    assert ordered([("mu=10",), ("mu=9",), (None,), ("mu=0.5",)]) == (
+        (None,),
+        ("mu=0.5",),
+        ("mu=9",),
+        ("mu=10",),
+    )
 
 
 @pytest.mark.slow
@@ -151,7 +217,11 @@ def test_names_are_escaped_and_sorted_by_value():
 def test_a_real_latex_compiles_it(tmp_path, transpose):
     make(
         tmp_path,
-        {f"{given} data_dir=x dataset=d_1%{s} note=a_b&c": what for given, what in METHODS.items() for s in (1, 2)},
+        {
+            f"{given} data_dir=x dataset=d_1%{s} note=a_b&c": what
+            for given, what in METHODS.items()
+            for s in (1, 2)
+        },
     )
     (tmp_path / "table.tex").write_text(latex(load_runs(tmp_path), Layout(transpose=transpose)))
     document = (
@@ -161,6 +231,8 @@ def test_a_real_latex_compiles_it(tmp_path, transpose):
     (tmp_path / "paper.tex").write_text(document)
     compiler = next(filter(shutil.which, COMPILERS))
     flags = [] if compiler == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
-    done = subprocess.run([compiler, *flags, "paper.tex"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [compiler, *flags, "paper.tex"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     assert (tmp_path / "paper.pdf").stat().st_size > 1000

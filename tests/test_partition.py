@@ -90,14 +90,17 @@ def test_sharding_gives_at_most_s_classes_and_equal_sizes(setting, seed):
 @given(st.lists(st.integers(8, 40), min_size=4, max_size=4), SEEDS)
 def test_sharding_cuts_contiguous_blocks_and_deals_the_left_over_to_the_first(class_sizes, seed):
     labels = rng(seed).permutation(np.repeat(np.arange(4), class_sizes))
-    partition = Sharding(shards_per_client=1).split(labels, 32, rng(seed))  # m = 1 * 32 / 4 = 8 blocks a class
+    # m = 1 * 32 / 4 = 8 blocks a class
+    partition = Sharding(shards_per_client=1).split(labels, 32, rng(seed))
     check(partition, labels, 32, covers=True)
     blocks = {tuple(part) for part in partition.parts}
     for c, n in enumerate(class_sizes):
         indices = [i for i in range(len(labels)) if labels[i] == c]
         size, extra = divmod(n, 8)
         for b in range(8):
-            expected = indices[b * size : (b + 1) * size] + ([indices[8 * size + b]] if b < extra else [])
+            expected = indices[b * size : (b + 1) * size] + (
+                [indices[8 * size + b]] if b < extra else []
+            )
             assert tuple(expected) in blocks
 
 
@@ -107,21 +110,38 @@ PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]  # of four examples
 @pytest.mark.parametrize(
     ("partitioner", "labels", "possible"),
     [
-        (Shards(shards_per_client=2, sort_by_label=True), [0, 1, 2, 3], PAIRS),  # a shard is a class: two of the four
-        (Shards(shards_per_client=1, sort_by_label=True), [0, 0, 0, 0], PAIRS),  # cut from a random order in a class
+        # a shard is a class: two of the four
+        (Shards(shards_per_client=2, sort_by_label=True), [0, 1, 2, 3], PAIRS),
+        # cut from a random order in a class
+        (Shards(shards_per_client=1, sort_by_label=True), [0, 0, 0, 0], PAIRS),
         (Shards(shards_per_client=1, sort_by_label=False), [0, 1, 2, 3], PAIRS),
-        (Sharding(shards_per_client=1), [0, 0, 0, 0], [(0, 1), (2, 3)]),  # one of two contiguous blocks of a class
+        # one of two contiguous blocks of a class
+        (Sharding(shards_per_client=1), [0, 0, 0, 0], [(0, 1), (2, 3)]),
         (Sharding(shards_per_client=1), [0, 0, 1, 1], [(0, 1), (2, 3)]),  # one of two classes
         (IID(), [0, 1, 2, 3], PAIRS),
-        (lda(alpha=1e6, min_size=2, balance=False), [0, 0, 0, 0], PAIRS),  # floor(4 q_1) = 2 of 4 where both have two
+        # floor(4 q_1) = 2 of 4 where both have two
+        (lda(alpha=1e6, min_size=2, balance=False), [0, 0, 0, 0], PAIRS),
     ],
-    ids=["two_sorted", "one_sorted", "one_unsorted", "sharding_one_class", "sharding", "iid", "lda"],
+    ids=[
+        "two_sorted",
+        "one_sorted",
+        "one_unsorted",
+        "sharding_one_class",
+        "sharding",
+        "iid",
+        "lda",
+    ],
 )
 def test_all_deals_are_equally_likely(partitioner, labels, possible):
-    """Two clients share four examples. Over 180 seeds the first one gets each possible half about equally often."""
-    halves = [tuple(partitioner.split(np.array(labels), 2, rng(seed)).parts[0].tolist()) for seed in range(180)]
+    """Two clients share four examples. Over 180 seeds the first one gets each possible half about
+    equally often."""
+    halves = [
+        tuple(partitioner.split(np.array(labels), 2, rng(seed)).parts[0].tolist())
+        for seed in range(180)
+    ]
     assert set(halves) == set(possible)
-    # Of 180 deals 30 are expected of each of six halves, with a standard deviation of 5; of two halves 90, with 6.7.
+    # Of 180 deals 30 are expected of each of six halves, with a standard deviation of 5; of two
+    # halves 90, with 6.7.
     assert all(abs(halves.count(half) - 180 / len(possible)) <= 20 for half in possible)
 
 
@@ -137,7 +157,9 @@ def split_if_possible(partitioner, labels, clients, seed):
 @given(st.floats(0.05, 100), st.integers(1, 5), st.integers(2, 12), st.booleans(), SEEDS)
 def test_lda_covers_everything_and_respects_min_size(alpha, min_size, clients, balance, seed):
     labels = balanced(seed=seed)
-    partition = split_if_possible(lda(alpha, min_size, balance, max_draws=300), labels, clients, seed)
+    partition = split_if_possible(
+        lda(alpha, min_size, balance, max_draws=300), labels, clients, seed
+    )
     check(partition, labels, clients, covers=True)
     assert partition.sizes.min() >= min_size
     assert 1 <= partition.info["draws"] <= 300
@@ -146,7 +168,8 @@ def test_lda_covers_everything_and_respects_min_size(alpha, min_size, clients, b
 @few
 @given(st.integers(1, 12), SEEDS)
 def test_natural_clients_are_whole_owners(clients, seed):
-    owners = rng(seed).permutation(np.repeat(np.arange(12) * 7, np.arange(1, 13)))  # ids need not be consecutive
+    # ids need not be consecutive
+    owners = rng(seed).permutation(np.repeat(np.arange(12) * 7, np.arange(1, 13)))
     labels = rng(seed + 1).integers(0, 3, len(owners))
     partition = Natural().split(labels, clients, rng(seed), owners, num_classes=3)
     check(partition, labels, clients, covers=clients == 12)
@@ -162,13 +185,15 @@ def test_natural_choice_of_owners_is_uniform():
     for seed in range(1000):
         for part in Natural().split(np.zeros(10, dtype=int), 2, rng(seed), owners).parts:
             times[owners[part[0]]] += 1
-    # each owner is drawn with probability 2/5: 400 of 1000, standard deviation sqrt(1000 * 0.4 * 0.6) = 15.5
+    # each owner is drawn with probability 2/5: 400 of 1000, standard deviation sqrt(1000 * 0.4 *
+    # 0.6) = 15.5
     assert (abs(times - 400) < 4 * 15.5).all()
 
 
 # ------------------------------------------------------------------ LDA
 def literal_lda(labels, classes, clients, alpha, min_size, balance, generator):
-    """The routine of protocols 0.1, one number at a time; examples shuffled for the accepted draw."""
+    """The routine of protocols 0.1, one number at a time; examples shuffled for the accepted
+    draw."""
     n = len(labels)
     while True:
         held, amounts = [0] * clients, []
@@ -207,7 +232,8 @@ def test_lda_equals_the_literal_routine(alpha, clients, min_size, balance, seed)
 
 
 def released_lda(labels, alpha, clients, seed):
-    """FedNTD's code in plain steps, with numpy's global generator: class by class shuffled, then its proportions."""
+    """FedNTD's code in plain steps, with numpy's global generator: class by class shuffled, then
+    its proportions."""
     np.random.seed(seed)  # noqa: NPY002
     while True:
         held = [[] for _ in range(clients)]
@@ -215,9 +241,16 @@ def released_lda(labels, alpha, clients, seed):
             indices = np.where(labels == c)[0]
             np.random.shuffle(indices)  # noqa: NPY002
             q = np.random.dirichlet(np.repeat(alpha, clients))  # noqa: NPY002
-            q = np.array([share * (len(own) < len(labels) / clients) for share, own in zip(q, held, strict=True)])
+            q = np.array(
+                [
+                    share * (len(own) < len(labels) / clients)
+                    for share, own in zip(q, held, strict=True)
+                ]
+            )
             cuts = (np.cumsum(q / q.sum()) * len(indices)).astype(int)[:-1]
-            held = [own + new.tolist() for own, new in zip(held, np.split(indices, cuts), strict=True)]
+            held = [
+                own + new.tolist() for own, new in zip(held, np.split(indices, cuts), strict=True)
+            ]
         if min(map(len, held)) >= 10:
             return held
 
@@ -246,7 +279,8 @@ def released_sharding(labels, shards_per_client, clients, seed):
 
 @pytest.mark.parametrize("seed", [19940817, 3])
 def test_the_draw_of_the_released_code(seed):
-    """The same examples for each client; another seed of the run changes nothing, another numpy_seed all."""
+    """The same examples for each client; another seed of the run changes nothing, another
+    numpy_seed all."""
     labels = balanced(classes=10, per_class=200, seed=1)
     options = {"alpha": 0.3, "min_size": 10, "balance": True, "max_draws": 2000}
     for scheme, slow in (
@@ -258,7 +292,9 @@ def test_the_draw_of_the_released_code(seed):
         assert partition.hash == scheme(numpy_seed=seed).split(labels, 20, rng(1)).hash
         assert partition.hash != scheme(numpy_seed=seed + 1).split(labels, 20, rng(0)).hash
         assert partition.info["numpy_seed"] == seed
-        with pytest.raises(ConfigError, match=r"partition.numpy_seed=-1: must be null or an integer from 0"):
+        with pytest.raises(
+            ConfigError, match=r"partition.numpy_seed=-1: must be null or an integer from 0"
+        ):
             scheme(numpy_seed=-1)
 
 
@@ -277,8 +313,9 @@ class Fixed:
 
 
 def test_cap_by_hand():
-    # 3 classes of 10, 2 clients: N/K = 15. Class 0: q = (0.8, 0.2) -> cut at 8: 8 and 2. Class 1: q = (0.75, 0.25)
-    # -> cut at 7: 7 and 3; they hold 15 and 5. Class 2: client 0 holds 15, which is not < 15, so q = (0, 1): 0 and 10.
+    # 3 classes of 10, 2 clients: N/K = 15. Class 0: q = (0.8, 0.2) -> cut at 8: 8 and 2. Class 1: q
+    # = (0.75, 0.25) -> cut at 7: 7 and 3; they hold 15 and 5. Class 2: client 0 holds 15, which is
+    # not < 15, so q = (0, 1): 0 and 10.
     q = [[0.8, 0.2], [0.75, 0.25], [0.5, 0.5]]
     labels = np.repeat([0, 1, 2], 10)
     capped = lda(balance=True).split(labels, 2, Fixed(q))
@@ -288,24 +325,30 @@ def test_cap_by_hand():
 
 
 def test_lda_draw_whose_mass_falls_on_full_clients_is_repeated():
-    # after class 0 client 0 holds 10 >= N/K = 10; class 1 then has q = (1, 0): nothing is left to share
+    # after class 0 client 0 holds 10 >= N/K = 10; class 1 then has q = (1, 0): nothing is left to
+    # share
     with pytest.raises(ConfigError, match="min_size"):
         lda(max_draws=3).split(np.repeat([0, 1], 10), 2, Fixed([[1.0, 0.0], [1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("numpy_seed", [None, 3])
 def test_lda_draws_as_often_as_it_may(numpy_seed):
-    """What the third or a later draw has found is found by exactly so many draws, and not by one less."""
+    """What the third or a later draw has found is found by exactly so many draws, and not by one
+    less."""
     labels = balanced(4, 10)
 
     def split(max_draws):
-        scheme = LDA(alpha=0.15, min_size=8, balance=True, max_draws=max_draws, numpy_seed=numpy_seed)
+        scheme = LDA(
+            alpha=0.15, min_size=8, balance=True, max_draws=max_draws, numpy_seed=numpy_seed
+        )
         return scheme.split(labels, 4, rng())
 
     needed = split(200).info["draws"]
     assert needed >= 3
     assert split(needed).info["draws"] == needed
-    with pytest.raises(ConfigError, match=f"no draw out of {needed - 1} gave every client min_size=8"):
+    with pytest.raises(
+        ConfigError, match=f"no draw out of {needed - 1} gave every client min_size=8"
+    ):
         split(needed - 1)
 
 
@@ -319,12 +362,14 @@ def test_lda_skips_an_absent_class():
 def test_lda_heterogeneity_follows_alpha():
     labels = balanced(10, 500)
 
-    def skew(alpha):  # mean total-variation distance of the clients' label distributions from the uniform one
+    # mean total-variation distance of the clients' label distributions from the uniform one
+    def skew(alpha):
         counts = lda(alpha).split(labels, 10, rng(3)).counts
         return abs(counts / counts.sum(1, keepdims=True) - 0.1).sum(1).mean() / 2
 
-    # alpha = 1000: q_k has mean 0.1 and sd sqrt(0.1 * 0.9 / (10 * 1000 + 1)) = 0.003; so p_c is 0.1 with sd 0.003, and
-    # the mean distance is 10 * 0.003 * sqrt(2 / pi) / 2 = 0.012. One class a client would be 0.9.
+    # alpha = 1000: q_k has mean 0.1 and sd sqrt(0.1 * 0.9 / (10 * 1000 + 1)) = 0.003; so p_c is 0.1
+    # with sd 0.003, and the mean distance is 10 * 0.003 * sqrt(2 / pi) / 2 = 0.012. One class a
+    # client would be 0.9.
     assert skew(1000.0) < 0.02
     assert skew(1000.0) < skew(1.0) < skew(0.1)
     assert skew(0.1) > 0.4
@@ -332,10 +377,12 @@ def test_lda_heterogeneity_follows_alpha():
 
 @pytest.mark.slow
 def test_lda_rejection_rate():
-    """protocols 0.1: on CIFAR-10's label counts, K=100, alpha=0.1, a draw has every n_k >= 10 with probability 0.24."""
+    """protocols 0.1: on CIFAR-10's label counts, K=100, alpha=0.1, a draw has every n_k >= 10 with
+    probability 0.24."""
     labels = np.repeat(np.arange(10), 5000)
     draws = [lda(0.1, 10).split(labels, 100, rng(seed)).info["draws"] for seed in range(60)]
-    # the number of draws is geometric with p = 0.24: mean 4.17, sd sqrt(0.76) / 0.24 = 3.6, of the mean of 60: 0.47
+    # the number of draws is geometric with p = 0.24: mean 4.17, sd sqrt(0.76) / 0.24 = 3.6, of the
+    # mean of 60: 0.47
     assert abs(np.mean(draws) - 4.17) < 4 * 0.47
 
 
@@ -382,7 +429,10 @@ def test_hash_depends_on_every_index_and_on_the_cuts_and_not_on_the_order():
 
     one = digest([0, 1, 2], [3, 4])
     assert one == digest([2, 0, 1], [4, 3])
-    assert len({one, digest([0, 1], [2, 3, 4]), digest([0, 1, 2], [3, 5]), digest([3, 4], [0, 1, 2])}) == 4
+    assert (
+        len({one, digest([0, 1], [2, 3, 4]), digest([0, 1, 2], [3, 5]), digest([3, 4], [0, 1, 2])})
+        == 4
+    )
 
 
 def test_build_refuses_what_no_scheme_may_return():
@@ -414,7 +464,9 @@ def test_settings_are_recorded():
 
 def test_what_clients_hold_in_words():
     labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
-    partition = Partition.build([[0, 1, 2], [3, 4, 5, 6], [7]], labels, 4, {"scheme": "X", "alpha": 0.5, "counts": [1]})
+    partition = Partition.build(
+        [[0, 1, 2], [3, 4, 5, 6], [7]], labels, 4, {"scheme": "X", "alpha": 0.5, "counts": [1]}
+    )
     assert partition.sentence() == (
         "3 clients with 1 to 4 (median 3) examples each, of 1 to 3 (median 1) of the 3 classes "
         f"(alpha 0.5, hash {partition.hash[:12]})"
@@ -467,7 +519,9 @@ def read(path, clients, examples=10):
 
 
 @pytest.mark.parametrize(
-    "content", ['{"1": [5, 4], "0": [9, 0, 3]}', "[[9, 0, 3], [5, 4]]"], ids=["json object", "json list"]
+    "content",
+    ['{"1": [5, 4], "0": [9, 0, 3]}', "[[9, 0, 3], [5, 4]]"],
+    ids=["json object", "json list"],
 )
 def test_json_partition(content, tmp_path):
     path = tmp_path / "p.json"
@@ -561,12 +615,21 @@ def test_partition_file_that_is_none(tmp_path):
         (lambda: lda(min_size=0), "min_size=0: must be at least 1"),
         (lambda: lda(max_draws=0), "partition.max_draws=0"),
         (lambda: Sharding(shards_per_client=0), "shards_per_client=0: must be at least 1"),
-        (lambda: IID().split(balanced(), 501, rng()), "num_clients=501: more clients than training examples (500)"),
+        (
+            lambda: IID().split(balanced(), 501, rng()),
+            "num_clients=501: more clients than training examples (500)",
+        ),
         (lambda: IID().split(balanced(), 0, rng()), "num_clients=0"),
         (lambda: lda(min_size=51).split(balanced(), 10, rng()), "use min_size=50 or less"),
         (lambda: Natural().split(balanced(), 10, rng()), "femnist"),
-        (lambda: Natural().split(balanced(), 6, rng(), np.arange(500) // 100), "has 5 natural clients"),
-        (lambda: Sharding(shards_per_client=60).split(balanced(), 10, rng()), "class 0 has 50 examples"),
+        (
+            lambda: Natural().split(balanced(), 6, rng(), np.arange(500) // 100),
+            "has 5 natural clients",
+        ),
+        (
+            lambda: Sharding(shards_per_client=60).split(balanced(), 10, rng()),
+            "class 0 has 50 examples",
+        ),
     ],
 )
 def test_messages(make, message):
@@ -591,10 +654,14 @@ def composed(*overrides):
         return compose(overrides=list(overrides))
 
 
-@pytest.mark.parametrize("option", sorted(path.stem for path in (CONF / "partition").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "option", sorted(path.stem for path in (CONF / "partition").glob("*.yaml"))
+)
 def test_yaml_fits_its_class(option):
     extra = ["partition.path=x.json"] if option == "file" else []
-    node = OmegaConf.to_container(composed(f"+partition={option}", *extra), resolve=True)["partition"]
+    node = OmegaConf.to_container(composed(f"+partition={option}", *extra), resolve=True)[
+        "partition"
+    ]
     module, name = node.pop("_target_").rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
     OmegaConf.merge(OmegaConf.structured(cls), node)  # types and names fit
@@ -605,7 +672,10 @@ def test_yaml_fits_its_class(option):
 def test_alpha_exists_only_with_lda():
     assert composed("+partition=lda", "alpha=0.3", "min_size=2").partition.alpha == 0.3
     assert composed("+partition=sharding", "shards_per_client=5").partition.shards_per_client == 5
-    for overrides in (("+partition=sharding", "alpha=0.1"), ("+partition=lda", "shards_per_client=2")):
+    for overrides in (
+        ("+partition=sharding", "alpha=0.1"),
+        ("+partition=lda", "shards_per_client=2"),
+    ):
         with pytest.raises(ConfigCompositionException):
             composed(*overrides)
 
@@ -626,7 +696,11 @@ def public(labels, fraction, balanced, seed=0):
 
 
 @settings(max_examples=50, deadline=None)
-@given(sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6), fraction=st.floats(0, 0.99), seed=st.integers(0, 9))
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6),
+    fraction=st.floats(0, 0.99),
+    seed=st.integers(0, 9),
+)
 def test_a_balanced_public_set(sizes, fraction, seed):
     """floor(f N) examples; no class has two fewer than another unless it is used up."""
     labels = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
@@ -648,8 +722,12 @@ def test_a_balanced_public_set(sizes, fraction, seed):
     ],
 )
 def test_all_public_sets_are_equally_likely(balanced, fraction, possible):
-    """Of two examples of each of two classes, over 180 seeds: 30 or 45 of each set, with a deviation of 5 or 5.8."""
-    sets = [tuple(public(np.array([0, 0, 1, 1]), fraction, balanced, seed).tolist()) for seed in range(180)]
+    """Of two examples of each of two classes, over 180 seeds: 30 or 45 of each set, with a
+    deviation of 5 or 5.8."""
+    sets = [
+        tuple(public(np.array([0, 0, 1, 1]), fraction, balanced, seed).tolist())
+        for seed in range(180)
+    ]
     assert set(sets) == set(possible)
     assert all(abs(sets.count(each) - 180 / len(possible)) <= 20 for each in possible)
 
@@ -661,7 +739,9 @@ def test_a_random_public_set_follows_the_data():
     assert 60 < counts[1] < 140  # 100 expected, standard deviation 9
 
 
-@pytest.mark.parametrize("partitioner", [IID(), lda(alpha=5.0), Natural()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "partitioner", [IID(), lda(alpha=5.0), Natural()], ids=lambda p: type(p).__name__
+)
 def test_clients_share_what_is_not_public(partitioner):
     labels, owners = np.arange(400) % 5, np.arange(400) % 7
     held = public(labels, 0.1, True)
@@ -682,7 +762,10 @@ def test_clients_share_what_is_not_public(partitioner):
         ({}, lambda s: s.stages[0].federation.parts),
         ({}, lambda s: [s.stages[0].federation.shared]),
         ({"public": 0.15}, lambda s: [s.stages[0].public.numbers]),
-        ({"validation": Validation(fraction=0.2, per_client=False)}, lambda s: [s.bench.data.validation]),
+        (
+            {"validation": Validation(fraction=0.2, per_client=False)},
+            lambda s: [s.bench.data.validation],
+        ),
         (
             {"validation": Validation(fraction=0.4, per_client=True), "divided": True},
             lambda s: [s.bench.data.validation],
@@ -691,21 +774,38 @@ def test_clients_share_what_is_not_public(partitioner):
         ({"surrogate": 0.3, "withheld": True}, lambda s: s.stages[0].federation.surrogate),
         ({"surrogate": 0.3, "withheld": True}, lambda s: [s.stages[0].surrogate.numbers]),
     ],
-    ids=["clients", "shared", "public", "validation", "validation_of_clients", "unlabelled", "shards", "server"],
+    ids=[
+        "clients",
+        "shared",
+        "public",
+        "validation",
+        "validation_of_clients",
+        "unlabelled",
+        "shards",
+        "server",
+    ],
 )
-def test_what_is_drawn_of_the_data_depends_on_the_seed_of_the_partition_alone(options, drawn, monkeypatch):
-    """Each draw by itself. withheld: the surrogate examples are the same ones, and only their shards are drawn;
-    divided: the clients' examples are the same ones."""
+def test_what_is_drawn_of_the_data_depends_on_the_seed_of_the_partition_alone(
+    options, drawn, monkeypatch
+):
+    """Each draw by itself. withheld: the surrogate examples are the same ones, and only their
+    shards are drawn; divided: the clients' examples are the same ones."""
     options, assign = dict(options), toy_federation.Ragged.assign
     if options.pop("divided", False):
-        monkeypatch.setattr(toy_federation.Ragged, "assign", lambda *given: assign(*given[:4], rng(), *given[5:]))
+        monkeypatch.setattr(
+            toy_federation.Ragged, "assign", lambda *given: assign(*given[:4], rng(), *given[5:])
+        )
     if options.pop("withheld", False):
         attach = Surrogate.attach
-        monkeypatch.setattr(Surrogate, "attach", lambda self, data, tasks, _: attach(self, data, tasks, rng()))
+        monkeypatch.setattr(
+            Surrogate, "attach", lambda self, data, tasks, _: attach(self, data, tasks, rng())
+        )
 
     def draw(partition, others=0):
         seeds = Seeds(partition=partition, sampling=others, training=others)
-        made = toy_federation.make_simulation(sizes=(5, 5, 6, 7), seeds=seeds, seed=others, **options)
+        made = toy_federation.make_simulation(
+            sizes=(5, 5, 6, 7), seeds=seeds, seed=others, **options
+        )
         return [np.asarray(numbers).tolist() for numbers in drawn(made)]
 
     first = draw(0)
@@ -732,11 +832,19 @@ def test_a_partition_from_a_file_may_not_hold_public_examples(tmp_path):
 
 
 def test_a_partition_from_a_file_counts_surrogate_examples_and_may_not_hold_them(tmp_path):
-    """The file that a run with a surrogate set and a public set has left gives every client the same examples again,
-    with the same seed: its indices count all training examples, also those that were withheld. A client that the file
-    gives a withheld example is refused, as one with a public example is."""
-    chosen = ["surrogate.fraction=0.2", "surrogate.total_shards=4", "num_clients=3", "public.fraction=0.1"]
-    data, (division,) = divide(build(toy_federation.composed("dataset=digits", "partition=iid", *chosen)))
+    """The file that a run with a surrogate set and a public set has left gives every client the
+    same examples again, with the same seed: its indices count all training examples, also those
+    that were withheld. A client that the file gives a withheld example is refused, as one with a
+    public example is."""
+    chosen = [
+        "surrogate.fraction=0.2",
+        "surrogate.total_shards=4",
+        "num_clients=3",
+        "public.fraction=0.1",
+    ]
+    data, (division,) = divide(
+        build(toy_federation.composed("dataset=digits", "partition=iid", *chosen))
+    )
     before, path = division.partition, tmp_path / "partition.npz"
     before.save(path, data.classes)
     from_file = ["dataset=digits", "partition=file", *chosen]
@@ -752,7 +860,9 @@ def test_a_partition_from_a_file_counts_surrogate_examples_and_may_not_hold_them
     path = tmp_path / "partition.json"
     path.write_text(json.dumps([parts[0], [*parts[1], withheld], parts[2]]))
     built = build(toy_federation.composed(*from_file, f"partition.path={path}"))
-    with pytest.raises(ConfigError, match=f"client 1 holds example {withheld}, which is a surrogate example"):
+    with pytest.raises(
+        ConfigError, match=f"client 1 holds example {withheld}, which is a surrogate example"
+    ):
         divide(built)
 
 
@@ -786,6 +896,11 @@ def test_a_public_set_comes_from_the_writers_that_take_part(choice):
     for part in partition.parts:
         assert len(set(owners[part].tolist())) == 1
     without = partition_of(
-        SimpleNamespace(**vars(built) | {"public": Public(fraction=0, balanced=False)}), data, task, ()
+        SimpleNamespace(**vars(built) | {"public": Public(fraction=0, balanced=False)}),
+        data,
+        task,
+        (),
     )
-    assert writers == {int(owners[part[0]]) for part in without.parts}, "the same writers without a public set"
+    assert writers == {int(owners[part[0]]) for part in without.parts}, (
+        "the same writers without a public set"
+    )

@@ -1,4 +1,5 @@
-"""The personalised test: weighted class accuracies against a slow test of weighted examples; whose models they are."""
+"""The personalised test: weighted class accuracies against a slow test of weighted examples; whose
+models they are."""
 
 import numpy as np
 import pytest
@@ -60,8 +61,8 @@ def answers(simulation, model):
 
 
 def slow_accuracy(simulation, model, counts):
-    """Accuracy on a test set in which every image stands as often as the client has training examples of its class;
-    the toy's test set has as many of each class."""
+    """Accuracy on a test set in which every image stands as often as the client has training
+    examples of its class; the toy's test set has as many of each class."""
     labels, found = answers(simulation, model)
     rows = np.concatenate([np.repeat(i, counts[label]) for i, label in enumerate(labels)])
     return float((labels[rows] == found[rows]).mean())
@@ -85,7 +86,8 @@ def test_the_weighted_mean_is_the_accuracy_on_the_client_s_distribution():
 
 
 def test_drawing_from_the_test_set_comes_to_the_same_in_the_mean():
-    """Clients' test sets drawn by their label distributions: 200,000 draws, standard error below 0.0012."""
+    """Clients' test sets drawn by their label distributions: 200,000 draws, standard error below
+    0.0012."""
     simulation = make_simulation(participation=1.0)
     params, counts = play(simulation, 2).server["params"], simulation.stages[0].partition.counts
     labels, found = answers(simulation, params)
@@ -99,21 +101,29 @@ def test_drawing_from_the_test_set_comes_to_the_same_in_the_mean():
 
 
 def test_forgetting_by_hand():
-    """Two classes, three rounds; drops: 0.8 - 0.5 = 0.3 and 0.6 - 0.4 = 0.2. Client 0 has 3 and 1 examples: 0.75 * 0.3
-    + 0.25 * 0.2 = 0.275, accuracy 0.75 * 0.5 + 0.25 * 0.4 = 0.475; client 1 the second class alone: 0.2 and 0.4."""
+    """Two classes, three rounds; drops: 0.8 - 0.5 = 0.3 and 0.6 - 0.4 = 0.2. Client 0 has 3 and 1
+    examples: 0.75 * 0.3 + 0.25 * 0.2 = 0.275, accuracy 0.75 * 0.5 + 0.25 * 0.4 = 0.475; client 1
+    the second class alone: 0.2 and 0.4."""
     history = History(np.array([[3, 1], [0, 2]]))
     for round, row in enumerate([[1.0, 1.0], [0.8, 0.2], [0.4, 0.6], [0.5, 0.4]]):
         history.add(round, np.array(row))
     values = Personal(own=False, local=False).round_values(history)
-    assert values == pytest.approx({
-        "personal_accuracy": 0.4375, "personal_accuracy_std": 0.0375, "personal_accuracy_worst": 0.4,
-        "personal_forgetting": 0.2375, "personal_forgetting_std": 0.0375, "personal_forgetting_worst": 0.275,
-    })  # fmt: skip
+    assert values == pytest.approx(
+        {
+            "personal_accuracy": 0.4375,
+            "personal_accuracy_std": 0.0375,
+            "personal_accuracy_worst": 0.4,
+            "personal_forgetting": 0.2375,
+            "personal_forgetting_std": 0.0375,
+            "personal_forgetting_worst": 0.275,
+        }
+    )
 
 
 def test_forgetting_of_personal_models_by_hand():
-    """Client 0: class accuracies 0.9, 0.5, 0.6 of its one class: 0.9 - 0.6 = 0.3. Client 1: 0.2, 0.4, 0.8, so -0.4.
-    The initial model (1.0) does not count; before the second round there is nothing to forget."""
+    """Client 0: class accuracies 0.9, 0.5, 0.6 of its one class: 0.9 - 0.6 = 0.3. Client 1: 0.2,
+    0.4, 0.8, so -0.4. The initial model (1.0) does not count; before the second round there is
+    nothing to forget."""
     history = History(np.array([[2, 0], [0, 2]]))
     metric = Personal(own=True, local=False)
     for round, (one, two) in enumerate([(1.0, 1.0), (0.9, 0.2), (0.5, 0.4), (0.6, 0.8)]):
@@ -162,7 +172,9 @@ def own_model(name, simulation, state, client):
         return params | {k: params[k] + kept[k] for k in heads.HEAD}
     if name == "fedala":
         old = kept["head"]
-        return params | {k: (1 - kept["W"][k]) * old[k] + kept["W"][k] * params[k] for k in heads.HEAD}
+        return params | {
+            k: (1 - kept["W"][k]) * old[k] + kept["W"][k] * params[k] for k in heads.HEAD
+        }
     if name in ("fedrep", "fedbn"):
         return params | kept
     return kept["params"] if name == "fedfomo" else kept
@@ -170,11 +182,16 @@ def own_model(name, simulation, state, client):
 
 @pytest.mark.parametrize("name", [name for name in PERSONAL if name != "fedproto"])
 def test_every_client_s_own_model_is_tested(name):
-    """Two rounds of two of five clients; each client's accuracy against its own test set, image after image."""
-    simulation = make_simulation(PERSONAL[name], model=MODELS.get(name), participation=0.4, evaluate=BOTH)
+    """Two rounds of two of five clients; each client's accuracy against its own test set, image
+    after image."""
+    simulation = make_simulation(
+        PERSONAL[name], model=MODELS.get(name), participation=0.4, evaluate=BOTH
+    )
     state = play(simulation, 2)
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2))
+    found = evaluate_personal(
+        simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2)
+    )
     models = [own_model(name, simulation, state, client) for client in range(5)]
     assert name == "fedpac" or 0 < sum(model is None for model in models) < 5
     slow = [
@@ -187,17 +204,19 @@ def test_every_client_s_own_model_is_tested(name):
 
 @pytest.mark.parametrize("name", ["fedrod", "fedfomo"])
 def test_each_view_tests_own_models_on_its_own_examples(name):
-    """The accuracies in the validation view are the right answers on the validation examples over their numbers n_c,
-    and those in the plain view the same on the test examples. 11 of the 40 training examples are held out, so n_c
-    differs from the 5 test examples that each class has. Clients without a model of their own count with the global
-    one."""
+    """The accuracies in the validation view are the right answers on the validation examples over
+    their numbers n_c, and those in the plain view the same on the test examples. 11 of the 40
+    training examples are held out, so n_c differs from the 5 test examples that each class has.
+    Clients without a model of their own count with the global one."""
     held_out = Validation(fraction=0.275, per_client=False)
     simulation = make_simulation(
         PERSONAL[name], participation=0.4, evaluate=BOTH, evaluate_on="both", validation=held_out
     )
     state = play(simulation, 2)
     bench, counts = simulation.bench, simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2))
+    found = evaluate_personal(
+        simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2)
+    )
     assert tuple(found) == ("plain", "validation")
     validation = bench.data.validation
     sets = {
@@ -210,19 +229,25 @@ def test_each_view_tests_own_models_on_its_own_examples(name):
         for client in range(5):
             model = own_model(name, simulation, state, client) or state.server["params"]
             right = bench.net(model, x).logits.argmax(1) == y
-            slow = [float(right[y == c].double().mean()) if counts[client, c] else np.nan for c in range(4)]
+            slow = [
+                float(right[y == c].double().mean()) if counts[client, c] else np.nan
+                for c in range(4)
+            ]
             np.testing.assert_allclose(found[view][client], slow, rtol=0, atol=1e-12)
 
 
 def test_fedproto_answers_with_the_nearest_prototype():
-    """argmin_c ||f(x) - C^c||, by the features of the client's own model, among the classes that have a prototype."""
+    """argmin_c ||f(x) - C^c||, by the features of the client's own model, among the classes that
+    have a prototype."""
     simulation = make_simulation(PERSONAL["fedproto"], participation=0.4, evaluate=BOTH)
     state = play(simulation, 1)
     known, mean = (state.server["prototypes"][k] for k in ("known", "mean"))
     assert 0 < known.sum() <= 4
     x, _ = simulation.bench.load_test(torch.arange(20))
     for client, kept in state.clients.items():
-        model = simulation.algorithm.personal_model(state.server, client, kept, simulation.stages[0].federation)
+        model = simulation.algorithm.personal_model(
+            state.server, client, kept, simulation.stages[0].federation
+        )
         distances = torch.cdist(simulation.bench.net(kept, x).features, mean[known > 0])
         nearest = torch.nonzero(known).flatten()[distances.argmin(1)]
         assert torch.equal(simulation.bench.net(model, x).logits.argmax(1), nearest)
@@ -237,7 +262,9 @@ def test_fedrod_s_own_model_adds_its_two_classifiers():
     out = simulation.bench.net(state.server["params"], x)
     kept = state.clients[3]
     wanted = out.logits + out.features @ kept[heads.WEIGHT].T + kept[heads.BIAS]
-    model = simulation.algorithm.personal_model(state.server, 3, kept, simulation.stages[0].federation)
+    model = simulation.algorithm.personal_model(
+        state.server, 3, kept, simulation.stages[0].federation
+    )
     torch.testing.assert_close(simulation.bench.net(model, x).logits, wanted, rtol=0, atol=1e-12)
     assert float((wanted - out.logits).abs().max()) > 1e-3
 
@@ -255,20 +282,28 @@ def test_features_that_are_shared_give_the_same_answers():
 
 
 def test_a_model_with_running_statistics_is_tested_with_its_own():
-    """FedFOMO keeps those of each client: with batch norm the answers differ from those under the server's."""
-    simulation = make_simulation(PERSONAL["fedfomo"], model=Normed(), participation=1.0, evaluate=BOTH)
+    """FedFOMO keeps those of each client: with batch norm the answers differ from those under the
+    server's."""
+    simulation = make_simulation(
+        PERSONAL["fedfomo"], model=Normed(), participation=1.0, evaluate=BOTH
+    )
     state = play(simulation, 2)
     own = state.clients[3]["params"]
     assert "norm.running_mean" in own
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2))
-    assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(slow_accuracy(simulation, own, counts[3]))
+    found = evaluate_personal(
+        simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2)
+    )
+    assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(
+        slow_accuracy(simulation, own, counts[3])
+    )
 
 
 def test_a_model_that_normalises_by_the_batch_is_tested_in_the_same_batches_as_the_global_one():
-    """The answers depend on the other images of a batch. A client whose own model is a copy of the global one has its
-    right answers for every class that the client holds, and none for the others; batches of 7 cut the 20 test images
-    unevenly. Each image alone, or a client's classes alone, has other answers."""
+    """The answers depend on the other images of a batch. A client whose own model is a copy of the
+    global one has its right answers for every class that the client holds, and none for the others;
+    batches of 7 cut the 20 test images unevenly. Each image alone, or a client's classes alone, has
+    other answers."""
 
     class SmallBatches(ClientRuntime):
         evaluation_batch = 7
@@ -298,7 +333,8 @@ def test_which_algorithms_have_personal_models():
 
 
 def test_a_run_without_it_has_the_same_numbers(tmp_path):
-    """Columns are added, none is changed; of FedAvg they follow from class accuracies and partition."""
+    """Columns are added, none is changed; of FedAvg they follow from class accuracies and
+    partition."""
     one, one_summary = full_run(make_simulation(), tmp_path / "one")
     simulation = make_simulation(evaluate=BOTH)
     two, two_summary = full_run(simulation, tmp_path / "two")
@@ -306,17 +342,28 @@ def test_a_run_without_it_has_the_same_numbers(tmp_path):
     assert [name for name in two[0] if name not in one[0]] == [f"personal_{name}" for name in NAMES]
     assert measured(one_summary).items() <= measured(two_summary).items()
     state = play(simulation, 3)
-    slow = [slow_accuracy(simulation, state.server["params"], row) for row in simulation.stages[0].partition.counts]
+    slow = [
+        slow_accuracy(simulation, state.server["params"], row)
+        for row in simulation.stages[0].partition.counts
+    ]
     assert float(two[3]["personal_accuracy"]) == pytest.approx(np.mean(slow), abs=1e-12)
     assert float(two[3]["personal_accuracy_std"]) == pytest.approx(np.std(slow), abs=1e-12)
-    assert float(two[3]["personal_accuracy_worst"]) == min(slow) == two_summary["personal_accuracy_worst"]
+    assert (
+        float(two[3]["personal_accuracy_worst"])
+        == min(slow)
+        == two_summary["personal_accuracy_worst"]
+    )
     assert two[1]["personal_forgetting"] == ""
 
 
 def test_local_models_where_they_are_evaluated(tmp_path):
-    simulation = make_simulation(evaluate=BOTH, forgetting_metric=RoundDrop(local=True), participation=1.0)
+    simulation = make_simulation(
+        evaluate=BOTH, forgetting_metric=RoundDrop(local=True), participation=1.0
+    )
     rows, _ = full_run(simulation, tmp_path)
-    assert [name for name in rows[0] if "personal_local" in name] == [f"personal_local_{name}" for name in NAMES]
+    assert [name for name in rows[0] if "personal_local" in name] == [
+        f"personal_local_{name}" for name in NAMES
+    ]
     state = play(simulation, 2)
     from fedexp.training.rounds import play_round
 
@@ -336,7 +383,10 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(views, tmp_path):
 
     whole, summary = full_run(make(), tmp_path / "whole")
     full_run(make(), tmp_path / "parts", rounds=2)
-    assert checkpoint.load(tmp_path / "parts", fits_run(tmp_path / "parts", make())).state["round"] == 2
+    assert (
+        checkpoint.load(tmp_path / "parts", fits_run(tmp_path / "parts", make())).state["round"]
+        == 2
+    )
     with pytest.raises(ConfigError, match=r"not of this run \(history\.personal_accuracy\)"):
         checkpoint.load(tmp_path / "parts", fits_run(tmp_path / "parts", make(["global"])))
     again, resumed = full_run(make(), tmp_path / "parts")
@@ -347,10 +397,19 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(views, tmp_path):
 
 
 def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
-    """Two tasks of two classes: in the first only its classes count, in the second those of both."""
-    tasks = ClassIncremental(rounds_per_task=2, num_tasks=2, shuffle_classes=False, classes=None, split=None,
-                             evaluate_on="test")  # fmt: skip
-    simulation = make_simulation(scenario=tasks, sizes=(3, 4, 5), rounds=2, participation=1.0, evaluate=BOTH)
+    """Two tasks of two classes: in the first only its classes count, in the second those of
+    both."""
+    tasks = ClassIncremental(
+        rounds_per_task=2,
+        num_tasks=2,
+        shuffle_classes=False,
+        classes=None,
+        split=None,
+        evaluate_on="test",
+    )
+    simulation = make_simulation(
+        scenario=tasks, sizes=(3, 4, 5), rounds=2, participation=1.0, evaluate=BOTH
+    )
     rows, _ = full_run(simulation, tmp_path)
     first, second = (stage.partition.counts for stage in simulation.stages)
     for number, counts in ((2, first), (4, first + second)):
@@ -392,7 +451,9 @@ def test_the_default_changes_no_fingerprint():
 @pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])
 def test_one_word_is_a_list(word, listed):
     """The same configuration, and so the same fingerprint, as with the list."""
-    one, other = (resolve(composed(f"evaluate={value}")) for value in (word, f"[{','.join(listed)}]"))
+    one, other = (
+        resolve(composed(f"evaluate={value}")) for value in (word, f"[{','.join(listed)}]")
+    )
     assert one == other
     assert one["evaluate"] == listed
     with pytest.raises(ConfigError, match=r"evaluate=personel.*nearest: 'personal'"):
@@ -401,5 +462,8 @@ def test_one_word_is_a_list(word, listed):
 
 def test_names_in_wandb():
     assert metric_name("personal_accuracy") == "personal/accuracy"
-    assert metric_name("personal_global_forgetting_worst_augmented") == "personal/global_forgetting_worst_augmented"
+    assert (
+        metric_name("personal_global_forgetting_worst_augmented")
+        == "personal/global_forgetting_worst_augmented"
+    )
     assert metric_name("personal_forgetting") == "personal/forgetting"

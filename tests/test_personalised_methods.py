@@ -1,4 +1,5 @@
-"""FedALA, FedRoD, FedFOMO, FedPAC: what stays personal, what is averaged, and every formula written out."""
+"""FedALA, FedRoD, FedFOMO, FedPAC: what stays personal, what is averaged, and every formula written
+out."""
 
 import math
 from dataclasses import replace
@@ -44,20 +45,32 @@ def context(simulation, rounds, position):
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
     steps = torch.tensor(float(data.steps), dtype=torch.float64)
     sent, lr = broadcast(simulation, state), simulation.bench.local.lr_at(rounds + 1)
-    ctx = Context(sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL)
+    ctx = Context(
+        sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL
+    )
     client = cohort.clients[position]
-    return replace(ctx, setup=simulation.algorithm.client_setup(simulation.bench.net, data, ctx)), data, client, state
+    return (
+        replace(ctx, setup=simulation.algorithm.client_setup(simulation.bench.net, data, ctx)),
+        data,
+        client,
+        state,
+    )
 
 
 @pytest.mark.parametrize("method", ["ala", "fomo"])
 def test_padding_is_in_no_statistic(method):
-    """Of six examples, beside a client of twenty: what is padded to the number of the latter's counts no more than
-    where the client is alone."""
-    simulation = make_simulation(globals()[method](), model=Unmoved(), sizes=(6, 20), participation=1.0)
+    """Of six examples, beside a client of twenty: what is padded to the number of the latter's
+    counts no more than where the client is alone."""
+    simulation = make_simulation(
+        globals()[method](), model=Unmoved(), sizes=(6, 20), participation=1.0
+    )
     ctx, data, _, _ = context(simulation, 2, 0)
     own = int(ctx.plan["mask"].sum())
     assert 1 < own < len(ctx.plan["mask"])
-    alone = {name: value[:own] if name in ("numbers", "mask") else value for name, value in ctx.plan.items()}
+    alone = {
+        name: value[:own] if name in ("numbers", "mask") else value
+        for name, value in ctx.plan.items()
+    }
     setup = simulation.algorithm.client_setup(simulation.bench.net, data, replace(ctx, plan=alone))
     assert_close(ctx.setup, setup)
 
@@ -72,7 +85,11 @@ def ala(**changes):
 def test_fedala_is_off_before_a_client_has_trained():
     simulation = make_simulation(ala())
     ctx, data, _, _ = context(simulation, 0, 0)
-    assert_close(simulation.algorithm.initial_params(simulation.bench.net, data, ctx), ctx.server["params"], 0.0)
+    assert_close(
+        simulation.algorithm.initial_params(simulation.bench.net, data, ctx),
+        ctx.server["params"],
+        0.0,
+    )
     assert all((w == 1).all() for w in ctx.setup["W"].values())
 
 
@@ -97,19 +114,26 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
     assert (flat(W) < 1).any()
     begun = simulation.algorithm.initial_params(simulation.bench.net, data, ctx)
     assert_close(heads.head(begun), {k: old[k] + (new[k] - old[k]) * W[k] for k in W})
-    assert_close({k: v for k, v in begun.items() if k not in heads.HEAD},
-                 {k: v for k, v in ctx.server["params"].items() if k not in heads.HEAD}, 0.0)  # fmt: skip
+    assert_close(
+        {k: v for k, v in begun.items() if k not in heads.HEAD},
+        {k: v for k, v in ctx.server["params"].items() if k not in heads.HEAD},
+        0.0,
+    )
 
 
 @pytest.mark.parametrize("share", [1000.0, 1.03, 0.97])
 def test_fedala_s_search_ends_by_the_population_deviation(share):
-    """Eleven passes or more, until the last ten losses have sqrt(mean of squares about their mean) below the threshold:
-    here far above theirs at the first look, a little above and a little below. With 9 as divisor it would be 5.4 %
-    more. Four examples, one batch; the loss of a pass is that before its step."""
+    """Eleven passes or more, until the last ten losses have sqrt(mean of squares about their mean)
+    below the threshold: here far above theirs at the first look, a little above and a little below.
+    With 9 as divisor it would be 5.4 % more. Four examples, one batch; the loss of a pass is that
+    before its step."""
     generator = torch.Generator().manual_seed(5)
     features = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     y, shapes = torch.tensor([0, 1, 2, 0]), {heads.WEIGHT: (4, 3), heads.BIAS: (4,)}
-    old, new = ({k: torch.randn(v, generator=generator, dtype=torch.float64) for k, v in shapes.items()} for _ in "12")
+    old, new = (
+        {k: torch.randn(v, generator=generator, dtype=torch.float64) for k, v in shapes.items()}
+        for _ in "12"
+    )
     W, losses, deviations, weights = {k: torch.ones_like(v) for k, v in old.items()}, [], [], []
     for _ in range(30):
         theta = {k: (old[k] + (new[k] - old[k]) * W[k]).requires_grad_() for k in W}
@@ -123,9 +147,16 @@ def test_fedala_s_search_ends_by_the_population_deviation(share):
     threshold = share * deviations[10]
     passes = next(number for number in range(11, 30) if deviations[number - 1] < threshold)
     assert (passes == 11) == (share > 1)
-    client = {"head": old, "W": {k: torch.ones_like(v) for k, v in old.items()}, "rounds": torch.tensor(1.0)}
+    client = {
+        "head": old,
+        "W": {k: torch.ones_like(v) for k, v in old.items()},
+        "rounds": torch.tensor(1.0),
+    }
     ctx = Context({"params": new}, {}, client, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
-    algorithm, mask = ala(eta=0.05, threshold=threshold, max_passes=30), torch.ones(4, dtype=torch.float64)
+    algorithm, mask = (
+        ala(eta=0.05, threshold=threshold, max_passes=30),
+        torch.ones(4, dtype=torch.float64),
+    )
     assert_close(algorithm.learn(features, y, mask, ctx), weights[passes - 1])
 
 
@@ -143,9 +174,15 @@ def test_fedrod_s_two_losses():
     losses = []
     for i, y in enumerate(batch.y.tolist()):
         weights = torch.from_numpy(counts).double() ** 0.5 * out.logits[i].exp()
-        personal = out.logits[i] + out.features[i] @ params[PERSONAL + heads.WEIGHT].T + params[PERSONAL + heads.BIAS]
+        personal = (
+            out.logits[i]
+            + out.features[i] @ params[PERSONAL + heads.WEIGHT].T
+            + params[PERSONAL + heads.BIAS]
+        )
         losses.append(-(weights[y] / weights.sum()).log() - personal.softmax(0)[y].log())
-    assert_close(simulation.algorithm.example_loss(net, params, batch, ctx), torch.stack(losses), 1e-10)
+    assert_close(
+        simulation.algorithm.example_loss(net, params, batch, ctx), torch.stack(losses), 1e-10
+    )
 
 
 def test_fedrod_s_personal_loss_moves_the_personal_classifier_alone():
@@ -171,7 +208,9 @@ def test_fedrod_with_absent_classes_in_the_padding_is_finite():
     params = algorithm.initial_params(simulation.bench.net, data, ctx)
     x, _ = data.take(torch.tensor([0, 1]))
     batch = Batch(x, torch.tensor([0, 3]), torch.tensor([1.0, 0.0], dtype=torch.float64), 0)
-    grads, loss = torch.func.grad_and_value(lambda p: algorithm.objective(simulation.bench.net, p, batch, ctx))(params)
+    grads, loss = torch.func.grad_and_value(
+        lambda p: algorithm.objective(simulation.bench.net, p, batch, ctx)
+    )(params)
     assert loss.isfinite()
     assert flat(grads).isfinite().all()
 
@@ -185,16 +224,21 @@ def test_fedrod_averages_the_generic_model_only():
 
 
 def fomo(**changes):
-    return FedFOMO(**dict(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1") | changes)
+    return FedFOMO(
+        **dict(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1") | changes
+    )
 
 
 def test_fedfomo_trains_and_validates_on_different_examples():
-    """An example is for validation where its number has drawn less than 0.3; of a client's examples at least the one
-    that has drawn least, and never all."""
+    """An example is for validation where its number has drawn less than 0.3; of a client's examples
+    at least the one that has drawn least, and never all."""
     simulation = make_simulation(fomo())
     info, algorithm = simulation.stages[0].federation, simulation.algorithm
     drawn = draws(len(info.labels))
-    plans = [algorithm.host_plan(info, client, np.random.default_rng(0)) for client in range(info.num_clients)]
+    plans = [
+        algorithm.host_plan(info, client, np.random.default_rng(0))
+        for client in range(info.num_clients)
+    ]
     (width,) = {len(plan["mask"]) for plan in plans}
     assert max(int(plan["mask"].sum()) for plan in plans) <= width <= info.largest
     for client, part in enumerate(info.parts):
@@ -203,14 +247,19 @@ def test_fedfomo_trains_and_validates_on_different_examples():
             assert sorted([*train, *held]) == part.tolist()
             assert 0 < len(held) < len(part)
             low = {n for n in part if drawn[n] < 0.3}
-            assert set(held) == (low or {min(part, key=lambda n: drawn[n])}) - ({max(part, key=lambda n: drawn[n])})
+            assert set(held) == (low or {min(part, key=lambda n: drawn[n])}) - (
+                {max(part, key=lambda n: drawn[n])}
+            )
         plan = plans[client]
-        assert plan["numbers"][plan["mask"] > 0].tolist() == held.tolist(), "the same in every round"
+        assert plan["numbers"][plan["mask"] > 0].tolist() == held.tolist(), (
+            "the same in every round"
+        )
 
 
 def test_fedfomo_validates_on_nothing_that_it_has_trained_on():
-    """A client whose examples become fewer, or others, as in a schedule: of those that stay, what was for validation is
-    so still, and what was trained on too. It depends on the number of an example, not on which others there are."""
+    """A client whose examples become fewer, or others, as in a schedule: of those that stay, what
+    was for validation is so still, and what was trained on too. It depends on the number of an
+    example, not on which others there are."""
     numbers = np.arange(0, 40, 2)
     info = make_simulation(fomo()).stages[0].federation
     whole = replace(info, parts=(numbers,))
@@ -225,7 +274,8 @@ def test_fedfomo_validates_on_nothing_that_it_has_trained_on():
 
 @pytest.mark.parametrize("distance", ["l1", "l2"])
 def test_fedfomo_s_weights_by_loops(distance):
-    """Against the model before the client's last training; its own trained model is a candidate like the others."""
+    """Against the model before the client's last training; its own trained model is a candidate
+    like the others."""
     simulation = make_simulation(fomo(distance=distance), participation=0.6)
     ctx, data, client, state = context(simulation, 3, 1)
     numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
@@ -236,22 +286,34 @@ def test_fedfomo_s_weights_by_loops(distance):
 
     base = ctx.client["before"]
     assert not torch.equal(flat(base), flat(ctx.client["params"]))
-    candidates = [state.clients[int(j)]["params"] for j in ctx.personal["numbers"]] + [state.clients[client]["params"]]
+    candidates = [state.clients[int(j)]["params"] for j in ctx.personal["numbers"]] + [
+        state.clients[client]["params"]
+    ]
     gains = []
     for other in candidates:
         apart = (flat(other) - flat(base)).norm(p=1 if distance == "l1" else 2)
         gains.append((loss(base) - loss(other)) / float(apart))
     total = sum(max(g, 0.0) for g in gains)
-    expected = torch.tensor([max(g, 0.0) / total if total else 0.0 for g in gains], dtype=torch.float64)
+    expected = torch.tensor(
+        [max(g, 0.0) / total if total else 0.0 for g in gains], dtype=torch.float64
+    )
     assert_close(ctx.setup["weights"], expected, 1e-9)
-    assert_close(ctx.setup["affinity"], torch.tensor([g / abs(sum(gains)) for g in gains], dtype=torch.float64), 1e-9)
-    moved = flat(base) + sum(w * (flat(m) - flat(base)) for w, m in zip(expected, candidates, strict=True))
-    assert_close(flat(simulation.algorithm.initial_params(simulation.bench.net, data, ctx)), moved, 1e-9)
+    assert_close(
+        ctx.setup["affinity"],
+        torch.tensor([g / abs(sum(gains)) for g in gains], dtype=torch.float64),
+        1e-9,
+    )
+    moved = flat(base) + sum(
+        w * (flat(m) - flat(base)) for w, m in zip(expected, candidates, strict=True)
+    )
+    assert_close(
+        flat(simulation.algorithm.initial_params(simulation.bench.net, data, ctx)), moved, 1e-9
+    )
 
 
 def test_fedfomo_s_baseline_is_where_the_last_training_started():
-    """A client without candidates (there are no others) goes on from its trained model if that is better; with a model
-    that training made worse, it goes back."""
+    """A client without candidates (there are no others) goes on from its trained model if that is
+    better; with a model that training made worse, it goes back."""
     simulation = make_simulation(fomo(models=1), sizes=(10,), participation=1.0)
     ctx, _, _, state = context(simulation, 2, 0)
     own, before = state.clients[0]["params"], state.clients[0]["before"]
@@ -260,7 +322,10 @@ def test_fedfomo_s_baseline_is_where_the_last_training_started():
     assert_close(flat(ctx.setup["start"]), flat(own if weight else before))
     worse = replace(ctx, client={"params": before, "before": own} if weight else ctx.client)
     data = ScheduledData(simulation.bench, assemble(simulation, state, 3).schedules[0])
-    assert_close(simulation.algorithm.client_setup(simulation.bench.net, data, worse)["start"], worse.client["before"])
+    assert_close(
+        simulation.algorithm.client_setup(simulation.bench.net, data, worse)["start"],
+        worse.client["before"],
+    )
 
 
 def test_fedfomo_breaks_ties_at_random():
@@ -268,15 +333,21 @@ def test_fedfomo_breaks_ties_at_random():
     state = play(simulation, 1)
     server = state.server | {"affinity": torch.eye(5, dtype=torch.float64)}
     others = np.arange(1, 5)
-    drawn = {simulation.algorithm.chosen(server, 0, others, np.random.default_rng(i))[0] for i in range(40)}
+    drawn = {
+        simulation.algorithm.chosen(server, 0, others, np.random.default_rng(i))[0]
+        for i in range(40)
+    }
     assert drawn == {1, 2, 3, 4}
     server["affinity"][0] = torch.tensor([1.0, -0.5, 0.0, -0.2, -3.0])
-    best = replace(simulation.algorithm, models=3).chosen(server, 0, others, np.random.default_rng(0))
+    best = replace(simulation.algorithm, models=3).chosen(
+        server, 0, others, np.random.default_rng(0)
+    )
     assert best == [2, 3, 1], "also among values below 0"
 
 
 def test_fedfomo_explores_place_by_place():
-    """Half of four places are random: over many draws the best model is nearly always sent, but not always first."""
+    """Half of four places are random: over many draws the best model is nearly always sent, but not
+    always first."""
     algorithm, others = fomo(models=2, epsilon=0.5), np.arange(1, 9)
     affinity = torch.zeros(9, 9, dtype=torch.float64)
     affinity[0, 1:3] = torch.tensor([9.0, 8.0], dtype=torch.float64)
@@ -289,19 +360,23 @@ def test_fedfomo_explores_place_by_place():
 
 @pytest.mark.parametrize(("number", "epsilon"), [(0, 1.0), (1, 0.75), (2, 0.5), (4, 0.0), (6, 0.0)])
 def test_fedfomo_explores_less_from_round_to_round(number, epsilon):
-    """From 1 it falls by 0.25 a round. Client 1 is the best of eight and is chosen with 1 - epsilon + epsilon / 8:
-    of 400 draws its number has a deviation of at most 10."""
+    """From 1 it falls by 0.25 a round. Client 1 is the best of eight and is chosen with 1 - epsilon
+    + epsilon / 8: of 400 draws its number has a deviation of at most 10."""
     algorithm, others = fomo(models=1, epsilon=1.0, epsilon_decay=0.25), np.arange(1, 9)
     affinity = torch.zeros(9, 9, dtype=torch.float64)
     affinity[0, 1] = 1.0
     server = {"affinity": affinity, "round": torch.tensor(float(number))}
-    best = sum(algorithm.chosen(server, 0, others, np.random.default_rng(seed)) == [1] for seed in range(400))
+    best = sum(
+        algorithm.chosen(server, 0, others, np.random.default_rng(seed)) == [1]
+        for seed in range(400)
+    )
     assert abs(best - 400 * (1 - epsilon * 7 / 8)) <= (30 if epsilon else 0)
 
 
 def test_fedfomo_counts_rounds_and_keeps_batch_counts_whole():
-    """The count of a mixture is that of the model that it moves, so a client's model has counted the batches of its
-    last training. The average has the largest count that any has had, also where the cohort's are smaller."""
+    """The count of a mixture is that of the model that it moves, so a client's model has counted
+    the batches of its last training. The average has the largest count that any has had, also where
+    the cohort's are smaller."""
     simulation = make_simulation(fomo(), model=Normed(), participation=0.4, sizes=LARGER)
     name, state, steps, cohorts = "norm.num_batches_tracked", play(simulation, 0), {}, []
     for number in range(1, 6):
@@ -311,21 +386,29 @@ def test_fedfomo_counts_rounds_and_keeps_batch_counts_whole():
         steps |= dict(zip(result.cohort.clients, now, strict=True))
         cohorts.append((result.cohort.clients, now))
         advance(state, result)
-        assert_close(state.server["buffers"][name], torch.tensor(max(max(each) for _, each in cohorts)))
+        assert_close(
+            state.server["buffers"][name], torch.tensor(max(max(each) for _, each in cohorts))
+        )
         for client, kept in state.clients.items():
             assert_close(kept["params"][name], torch.tensor(steps[client]))
     assert max(cohorts[1][1]) < max(cohorts[0][1])
-    assert sum(len(clients) for clients, _ in cohorts) > len(steps) > 2, "some have trained more than once"
+    assert sum(len(clients) for clients, _ in cohorts) > len(steps) > 2, (
+        "some have trained more than once"
+    )
 
 
 def test_fedfomo_s_models_keep_their_running_statistics():
-    """Those of a client go into its next training; what is tested has the mean of all clients' with n_k."""
+    """Those of a client go into its next training; what is tested has the mean of all clients' with
+    n_k."""
     simulation = make_simulation(fomo(), model=Normed(), participation=0.6)
     name, state = "norm.running_mean", play(simulation, 2)
     initial = simulation.initial_buffers[name]
     sizes = [len(part) for part in simulation.stages[0].federation.parts]
     models = [state.clients[c]["params"][name] if c in state.clients else initial for c in range(5)]
-    assert_close(state.server["buffers"][name], sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes))
+    assert_close(
+        state.server["buffers"][name],
+        sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes),
+    )
     cohort = assemble(simulation, state, 3)
     position = next(i for i, c in enumerate(cohort.clients) if c in state.clients)
     ctx, data, _, _ = context(simulation, 2, position)
@@ -342,7 +425,9 @@ def test_fedfomo_tests_the_average_of_all_clients_models():
     simulation = make_simulation(fomo(), participation=0.4)
     state = play(simulation, 2)
     assert len(state.clients) < 5
-    models = [state.clients[c]["params"] if c in state.clients else simulation.initial for c in range(5)]
+    models = [
+        state.clients[c]["params"] if c in state.clients else simulation.initial for c in range(5)
+    ]
     sizes = [len(part) for part in simulation.stages[0].federation.parts]
     expected = sum(n * flat(m) for n, m in zip(sizes, models, strict=True)) / sum(sizes)
     assert_close(flat(state.server["params"]), expected)
@@ -350,11 +435,20 @@ def test_fedfomo_tests_the_average_of_all_clients_models():
 
 @pytest.mark.parametrize("change", ["tasks", "schedule"])
 def test_fedfomo_s_average_stays_one_when_clients_have_other_examples(change):
-    """Its weights are those of the first task or partition, so that each model counts by w_k / sum w, whatever n_k is
-    when it changes: here from round 3 on clients have a replay buffer, or fewer examples of two classes."""
-    few = Schedule(partition=[], classes=[NewShares(round=3, shares={0: 0.3, 1: 0.5})], clients=[1, 2])
-    given = dict(scenario=replace(TWO_TASKS, replay=2), rounds=2) if change == "tasks" else dict(schedule=few, rounds=4)
-    simulation = make_simulation(fomo(), sizes=(4, 6, 5, 3), model=Normed(), participation=0.5, **given)
+    """Its weights are those of the first task or partition, so that each model counts by w_k / sum
+    w, whatever n_k is when it changes: here from round 3 on clients have a replay buffer, or fewer
+    examples of two classes."""
+    few = Schedule(
+        partition=[], classes=[NewShares(round=3, shares={0: 0.3, 1: 0.5})], clients=[1, 2]
+    )
+    given = (
+        dict(scenario=replace(TWO_TASKS, replay=2), rounds=2)
+        if change == "tasks"
+        else dict(schedule=few, rounds=4)
+    )
+    simulation = make_simulation(
+        fomo(), sizes=(4, 6, 5, 3), model=Normed(), participation=0.5, **given
+    )
     first, now = (simulation.stage_of(number).federation.weights for number in (1, 4))
     assert (first / first.sum() != now / now.sum()).any()
     state = play(simulation, 4)
@@ -363,7 +457,9 @@ def test_fedfomo_s_average_stays_one_when_clients_have_other_examples(change):
     for part in ("params", "buffers"):
         for name, found in state.server[part].items():
             if found.is_floating_point():
-                expected = sum(w * m[name] for w, m in zip(first, models, strict=True)) / first.sum()
+                expected = (
+                    sum(w * m[name] for w, m in zip(first, models, strict=True)) / first.sum()
+                )
                 assert_close(found, expected)
 
 
@@ -372,10 +468,14 @@ def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
     state, algorithm = play(simulation, 2), simulation.algorithm
     cohort = assemble(simulation, state, 3)
     lr = simulation.bench.local.lr_at(3)
-    trained = simulation.engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False)
+    trained = simulation.engine.train(
+        algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False
+    )
     expected = state.server["affinity"].clone()
     for i, client in enumerate(cohort.clients):
-        for number, weight in zip(trained.messages["numbers"][i], trained.messages["affinity"][i], strict=True):
+        for number, weight in zip(
+            trained.messages["numbers"][i], trained.messages["affinity"][i], strict=True
+        ):
             expected[client, number] += weight
     assert_close(play(simulation, 3).server["affinity"], expected)
     row, chosen = state.server["affinity"][0], cohort.personals[0]["numbers"]
@@ -394,8 +494,13 @@ def statistics_by_hand(net, params, data, examples, classes):
     features = [(net(params, b.x).features, b.y) for b in list(data.batches())[:examples]]
     f, y = (torch.cat(parts) for parts in zip(*features, strict=True))
     count = torch.bincount(y, minlength=classes)
-    mean = torch.stack([f[y == c].mean(0) if (y == c).any() else torch.zeros_like(f[0]) for c in range(classes)])
-    square = [(f[y == c] ** 2).sum(-1).mean() if (y == c).any() else f.new_zeros(()) for c in range(classes)]
+    mean = torch.stack(
+        [f[y == c].mean(0) if (y == c).any() else torch.zeros_like(f[0]) for c in range(classes)]
+    )
+    square = [
+        (f[y == c] ** 2).sum(-1).mean() if (y == c).any() else f.new_zeros(())
+        for c in range(classes)
+    ]
     return count.double(), mean, torch.stack(square)
 
 
@@ -411,19 +516,24 @@ def test_fedpac_s_statistics_of_one_pass():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_fedpac_s_round_by_autograd(optimizer):
-    """The classifier for an epoch with lr 0.2, then the body for two on CE + lambda * MSE, one client; round 2."""
+    """The classifier for an epoch with lr 0.2, then the body for two on CE + lambda * MSE, one
+    client; round 2."""
     local = replace(LOCAL, epochs=2, optimizer=optimizer)
     simulation = make_simulation(pac(lambda_=0.7), local, (10,), participation=1.0)
     ctx, data, _, state = context(simulation, 1, 0)
     net, target = simulation.bench.net, state.server["prototypes"]["mean"]
     w = {k: v.clone().requires_grad_() for k, v in (state.server["params"] | ctx.personal).items()}
     body = {k: v for k, v in w.items() if k not in heads.HEAD}
-    decay = dict(weight_decay=local.weight_decay) | (dict(momentum=local.momentum) if optimizer == "sgd" else {})
+    decay = dict(weight_decay=local.weight_decay) | (
+        dict(momentum=local.momentum) if optimizer == "sgd" else {}
+    )
     make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
     phases = [make([w[k] for k in heads.HEAD], 0.2, **decay), make(body.values(), ctx.lr, **decay)]
     for batch in data.batches():
         out = net(w, batch.x)
-        loss = F.cross_entropy(out.logits, batch.y) + 0.7 * F.mse_loss(out.features, target[batch.y])
+        loss = F.cross_entropy(out.logits, batch.y) + 0.7 * F.mse_loss(
+            out.features, target[batch.y]
+        )
         for parameter in w.values():
             parameter.grad = None
         loss.backward()
@@ -446,11 +556,18 @@ def test_fedpac_s_combination_minimises_the_objective():
     weights = combine({"count": count, "mean": mean, "square": square}).numpy()
     p, n = (count / count.sum(1, keepdim=True)).numpy(), count.sum(1).numpy()
     m, s = mean.numpy(), square.numpy()
-    V = [sum(p[k, c] * s[k, c] - p[k, c] ** 2 * (m[k, c] @ m[k, c]) for c in range(3)) / n[k] for k in range(3)]
+    V = [
+        sum(p[k, c] * s[k, c] - p[k, c] ** 2 * (m[k, c] @ m[k, c]) for c in range(3)) / n[k]
+        for k in range(3)
+    ]
     h = p[..., None] * m
     for i in range(3):
-        D = np.array([[sum((h[i, c] - h[j, c]) @ (h[i, c] - h[k, c]) for c in range(3)) for k in range(3)]
-                      for j in range(3)])  # fmt: skip
+        D = np.array(
+            [
+                [sum((h[i, c] - h[j, c]) @ (h[i, c] - h[k, c]) for c in range(3)) for k in range(3)]
+                for j in range(3)
+            ]
+        )
 
         def objective(a, D=D):
             return a @ (np.diag(V) + D) @ a
@@ -465,7 +582,9 @@ def test_fedpac_s_combination_minimises_the_objective():
 
 def test_fedpac_s_solver_on_a_diagonal():
     """min sum v_k a_k^2 on the simplex: a_k proportional to 1 / v_k."""
-    assert simplex_minimum(np.diag([1.0, 2.0, 4.0]), 0) == pytest.approx(np.array([4, 2, 1]) / 7, abs=1e-4)
+    assert simplex_minimum(np.diag([1.0, 2.0, 4.0]), 0) == pytest.approx(
+        np.array([4, 2, 1]) / 7, abs=1e-4
+    )
 
 
 def test_fedpac_sends_a_client_its_combined_classifier():
@@ -475,7 +594,10 @@ def test_fedpac_sends_a_client_its_combined_classifier():
     for client, personal in zip(cohort.clients, cohort.personals, strict=True):
         assert_close(personal, tree.row(state.server["heads"], client), 0.0)
     initial = simulation.initial_state().server["heads"][heads.WEIGHT]
-    changed = [not torch.equal(a, b) for a, b in zip(state.server["heads"][heads.WEIGHT], initial, strict=True)]
+    changed = [
+        not torch.equal(a, b)
+        for a, b in zip(state.server["heads"][heads.WEIGHT], initial, strict=True)
+    ]
     took_part = set(assemble(simulation, play(simulation, 0), 1).clients)
     took_part |= set(assemble(simulation, play(simulation, 1), 2).clients)
     assert {c for c in range(5) if changed[c]} == took_part

@@ -1,5 +1,6 @@
-"""In the role of an attacker: what no run has made in the place of files that a run need not have. A named pipe would
-be waited for, a few packed bytes stand for more than the memory, and a link leads to a file of the reader's own."""
+"""In the role of an attacker: what no run has made in the place of files that a run need not have.
+A named pipe would be waited for, a few packed bytes stand for more than the memory, and a link
+leads to a file of the reader's own."""
 
 import os
 import zipfile
@@ -25,8 +26,22 @@ from test_damaged_runs import write_job
 from toy_federation import composed
 
 pytestmark = pytest.mark.timeout(60)
-OPTIONAL = ("error.txt", "partition.npz", "partition_task2.npz", "local_class_accuracy.npz", "fingerprint.json")
-OPTIONAL = (*OPTIONAL, "elsewhere.json", ".lock", ".owner.json", "run.log", "clients.csv", "tasks.csv")
+OPTIONAL = (
+    "error.txt",
+    "partition.npz",
+    "partition_task2.npz",
+    "local_class_accuracy.npz",
+    "fingerprint.json",
+)
+OPTIONAL = (
+    *OPTIONAL,
+    "elsewhere.json",
+    ".lock",
+    ".owner.json",
+    "run.log",
+    "clients.csv",
+    "tasks.csv",
+)
 
 
 @pytest.fixture
@@ -42,7 +57,9 @@ def sweep(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", ["report", "view", "push", "push the table", "figures", "preview"])
+@pytest.mark.parametrize(
+    "command", ["report", "view", "push", "push the table", "figures", "preview"]
+)
 def test_no_command_waits_for_a_pipe(sweep, command, capsys):
     hurt = sweep / "hurt"
     match command:
@@ -70,12 +87,16 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     """The Python interface."""
     run, pipe = RunDirectory(sweep / "hurt"), sweep / "hurt/.owner.json"
     names = [
-        name for name, value in vars(RunDirectory).items() if isinstance(value, property) or hasattr(value, "func")
+        name
+        for name, value in vars(RunDirectory).items()
+        if isinstance(value, property) or hasattr(value, "func")
     ]
     assert {"summary", "tasks", "clients", "class_names"} <= {*names}
     for name in names:
         getattr(run, name)
-    assert {"partition.npz", "clients.csv", "tasks.csv"} <= {problem.file for problem in run.unreadable}
+    assert {"partition.npz", "clients.csv", "tasks.csv"} <= {
+        problem.file for problem in run.unreadable
+    }
     assert SweepDirectory(sweep).name == "theirs"
     assert lock.owner_of(sweep / "hurt") == "another process"
     assert origin.read(sweep / "hurt") == {}
@@ -103,8 +124,13 @@ def test_what_is_a_file(tmp_path):
 def test_a_few_bytes_that_stand_for_gigabytes_are_refused(tmp_path):
     """128 MB of zeros, packed to a thousandth."""
     path = tmp_path / "partition.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed, packed.open("counts.npy", "w") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (2**27,)})
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
+        packed.open("counts.npy", "w") as file,
+    ):
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": (2**27,)}
+        )
         for _ in range(2**7):
             file.write(bytes(2**20))
     assert path.stat().st_size < 2**19

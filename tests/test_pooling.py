@@ -18,7 +18,8 @@ def ordinary(x):
 
 
 def draw(dtype, device, shape=(3, 5, 7, 6, 8)):
-    """Stacked images [S, N, C, H, W], equal pixels and a NaN among them, and weights of their pooled pixels."""
+    """Stacked images [S, N, C, H, W], equal pixels and a NaN among them, and weights of their
+    pooled pixels."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator).round(decimals=1)
     x[0, 0, 0, 0, 1] = torch.nan
@@ -85,11 +86,17 @@ def test_without_triton(monkeypatch):
 def test_where_triton_does_not_work(monkeypatch, caplog):
     """Here for want of a CUDA device; elsewhere of a C compiler."""
     pooling.kernels.cache_clear()
-    monkeypatch.setattr(torch, "zeros", lambda *shape, device: (_ for _ in ()).throw(RuntimeError("no compiler\nmore")))
+    monkeypatch.setattr(
+        torch,
+        "zeros",
+        lambda *shape, device: (_ for _ in ()).throw(RuntimeError("no compiler\nmore")),
+    )
     if triton_kernels.find_spec("triton") is None:
         pytest.skip("no Triton here")
     assert pooling.kernels() is None
-    assert caplog.messages == ["pooling without kernels of its own: Triton does not work here (no compiler)"]
+    assert caplog.messages == [
+        "pooling without kernels of its own: Triton does not work here (no compiler)"
+    ]
     pooling.kernels.cache_clear()
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8), reason="a gradient of torch 2.6 always loads it"
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8),
+    reason="a gradient of torch 2.6 always loads it",
 )
 
 GRADIENT = """

@@ -33,21 +33,39 @@ SUMMARY = {
 
 
 def make_info(total: int, first: int = 0) -> RunInfo:
-    return RunInfo(Path("run"), {}, "digits_fedntd", None, "fedntd", (), total, first, ("a", "b"), None)
+    return RunInfo(
+        Path("run"), {}, "digits_fedntd", None, "fedntd", (), total, first, ("a", "b"), None
+    )
 
 
-def make_record(number: int, accuracy: float | None = 0.5, seconds: float | None = 2.0) -> RoundRecord:
-    values = {"test_accuracy": accuracy, "forgetting": 0.1 if number else None, "train_loss": 1.5, "seconds": seconds}
+def make_record(
+    number: int, accuracy: float | None = 0.5, seconds: float | None = 2.0
+) -> RoundRecord:
+    values = {
+        "test_accuracy": accuracy,
+        "forgetting": 0.1 if number else None,
+        "train_loss": 1.5,
+        "seconds": seconds,
+    }
     return RoundRecord(number, values, np.array([0.5, 0.5]))
 
 
 def terminal(width: int = 80) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False, _environ={"TERM": "xterm"})
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        width=width,
+        highlight=False,
+        _environ={"TERM": "xterm"},
+    )
 
 
 def in_stream(record: RoundRecord, average: float | None) -> RoundRecord:
-    """The same in a stream of tasks; average is undefined in round 0 and where nothing is evaluated."""
-    return RoundRecord(record.round, dict(record.values) | {"average_accuracy": average}, record.class_accuracy)
+    """The same in a stream of tasks; average is undefined in round 0 and where nothing is
+    evaluated."""
+    return RoundRecord(
+        record.round, dict(record.values) | {"average_accuracy": average}, record.class_accuracy
+    )
 
 
 def plain_output(total: int, first: int = 0) -> list[str]:
@@ -65,7 +83,9 @@ def test_plain_lines_say_everything():
     assert len(lines) == 13
     # 10 rounds to go at 2 s each
     assert (
-        lines[2] == "round  2/12  accuracy 0.5000  best 0.5000  forgetting 0.100  train loss 1.5  2 s/round  left 20 s"
+        lines[2]
+        == "round  2/12  accuracy 0.5000  best 0.5000  forgetting 0.100  train loss 1.5  2 s/round "
+        " left 20 s"
     )
     assert "forgetting" not in lines[0]
 
@@ -93,7 +113,8 @@ def test_time_left_follows_recent_rounds():
     assert progress.seconds_left is None
     for number in range(1, 31):
         progress.log_round(make_record(number, seconds=100.0 if number <= 10 else 3.0))
-    assert progress.seconds_left == pytest.approx(70 * 3.0)  # the slow start is out of the window of 20 rounds
+    # the slow start is out of the window of 20 rounds
+    assert progress.seconds_left == pytest.approx(70 * 3.0)
 
 
 def test_best_and_last_known_values_stay_when_a_round_is_not_evaluated():
@@ -115,18 +136,31 @@ def test_a_stream_of_tasks_shows_the_average_over_the_learned_ones():
         progress.log_round(in_stream(make_record(number), average))
     initial, learned, not_evaluated = console.file.getvalue().splitlines()
     assert initial.startswith("round 0/2  accuracy 0.5000  train loss")
-    assert learned.startswith("round 1/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss")
-    assert not_evaluated.startswith("round 2/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss")
+    assert learned.startswith(
+        "round 1/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss"
+    )
+    assert not_evaluated.startswith(
+        "round 2/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss"
+    )
 
 
 def test_the_live_line_of_a_stream_fits_80_columns():
     console = terminal(80)
     progress = Progress(console)
     progress.start(make_info(2000))
-    values = {"test_accuracy": 0.5, "average_accuracy": 0.25, "forgetting": -0.1, "train_loss": 0.06741}
+    values = {
+        "test_accuracy": 0.5,
+        "average_accuracy": 0.25,
+        "forgetting": -0.1,
+        "train_loss": 0.06741,
+    }
     progress.log_round(RoundRecord(1, values | {"seconds": 0.5731}, np.array([0.5, 0.5])))
     progress.finish(SUMMARY, [], {})
-    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "").splitlines()[-1]
+    last = (
+        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+        .replace("\r", "")
+        .splitlines()[-1]
+    )
     assert last.rstrip() == "accuracy 0.5000  average 0.2500  forgetting -0.100  train loss 0.0674"
 
 
@@ -207,7 +241,8 @@ def test_result_as_plain_text(tmp_path, monkeypatch):
 
 def test_result_of_a_stream_of_tasks():
     console = Console(file=io.StringIO(), width=80)
-    tasks = {"average_accuracy": 0.31935, "new_task_accuracy": 0.958, "task_forgetting": None}  # after its first task
+    # after its first task
+    tasks = {"average_accuracy": 0.31935, "new_task_accuracy": 0.958, "task_forgetting": None}
     result_table(SUMMARY | tasks, [], console)
     lines = console.file.getvalue().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("average accuracy"))
@@ -250,23 +285,34 @@ def test_result_of_a_run_that_failed_early():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4217, "0.422 s"), (12.34, "12.3 s"), (60, "0:01:00"), (612.4, "0:10:12"), (90_000, "1 day, 1:00:00")],
+    [
+        (0.4217, "0.422 s"),
+        (12.34, "12.3 s"),
+        (60, "0:01:00"),
+        (612.4, "0:10:12"),
+        (90_000, "1 day, 1:00:00"),
+    ],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
 def test_real_terminal_shows_the_cursor_again_after_a_crash():
-    """The whole path in a pseudo-terminal: escape codes are used, log lines stay above, the cursor comes back."""
+    """The whole path in a pseudo-terminal: escape codes are used, log lines stay above, the cursor
+    comes back."""
     pty = pytest.importorskip("pty")
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_progress import *\n"
-        "with Progress() as p:\n"
-        "    p.start(make_info(5)); p.log_round(make_record(1)); print('a line'); raise SystemExit(3)"
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_progress import *\nwith Progress()"
+        " as p:\n    p.start(make_info(5)); p.log_round(make_record(1)); print('a line'); raise"
+        " SystemExit(3)"
     )
     master, slave = pty.openpty()
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "80"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TERM": "xterm",
+        "COLUMNS": "80",
+    }
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
     os.close(slave)
     assert process.wait(timeout=30) == 3
@@ -278,12 +324,17 @@ def test_real_terminal_shows_the_cursor_again_after_a_crash():
 
 
 def test_a_line_says_whose_loss_it_is():
-    """Nobody has trained before round 1, so that the test loss stands there; afterwards that of training."""
+    """Nobody has trained before round 1, so that the test loss stands there; afterwards that of
+    training."""
     console = Console(file=io.StringIO())
     progress = Progress(console)
     progress.start(make_info(1))
-    progress.log_round(RoundRecord(0, {"test_accuracy": 0.1, "train_loss": None, "test_loss": 2.3}, None))
-    progress.log_round(RoundRecord(1, {"test_accuracy": 0.2, "train_loss": 1.25, "test_loss": 2.2}, None))
+    progress.log_round(
+        RoundRecord(0, {"test_accuracy": 0.1, "train_loss": None, "test_loss": 2.3}, None)
+    )
+    progress.log_round(
+        RoundRecord(1, {"test_accuracy": 0.2, "train_loss": 1.25, "test_loss": 2.2}, None)
+    )
     initial, trained = console.file.getvalue().splitlines()
     assert initial.endswith("  test loss 2.3")
     assert trained.endswith("  train loss 1.25")

@@ -1,4 +1,5 @@
-"""`import fedexp`: runs and sweeps as DataFrames and models, runs that Python starts, models tested and written."""
+"""`import fedexp`: runs and sweeps as DataFrames and models, runs that Python starts, models tested
+and written."""
 
 import json
 import os
@@ -27,8 +28,20 @@ from test_continual import TWO_TASKS
 from toy_federation import SETTINGS, make_simulation
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu"]
-SMALL += ["hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "checkpoint_interval=1"]
+SMALL = [
+    "num_clients=8",
+    "participation=0.5",
+    "local.epochs=1",
+    "min_size=2",
+    "figures=false",
+    "hardware=cpu",
+]
+SMALL += [
+    "hardware.engine=sequential",
+    "hardware.threads=1",
+    "hardware.precision=fp64",
+    "checkpoint_interval=1",
+]
 SMALL += ["tracker=none", "local.batch_size=60"]  # three steps a client
 
 
@@ -39,8 +52,13 @@ def train(directory: Path, *overrides: str) -> fedexp.Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> fedexp.Run:
     """Four rounds, of which every second model is kept beside the checkpoints."""
-    return train(tmp_path_factory.mktemp("runs") / "run", "rounds=4", "algorithm=fedntd", "keep_models=2",
-                 "keep_local_models=[3]")  # fmt: skip
+    return train(
+        tmp_path_factory.mktemp("runs") / "run",
+        "rounds=4",
+        "algorithm=fedntd",
+        "keep_models=2",
+        "keep_local_models=[3]",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +72,10 @@ def test_set() -> tuple[torch.Tensor, np.ndarray]:
 
 def test_importing_it_is_quick():
     """Neither torch nor pandas nor Hydra is imported before a name is used."""
-    text = "import sys, fedexp; print([m for m in ('torch', 'pandas', 'hydra', 'numpy') if m in sys.modules])"
+    text = (
+        "import sys, fedexp; print([m for m in ('torch', 'pandas', 'hydra', 'numpy') if m in"
+        " sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -63,7 +84,17 @@ def test_the_names_are_there():
     assert set(fedexp.__all__) <= set(dir(fedexp))
     assert all(getattr(fedexp, name).__doc__ for name in fedexp.__all__)
     assert fedexp.__all__ == [
-        *("ConfigError", "Evaluation", "Run", "Sweep", "evaluate", "export", "load_run", "load_sweep", "run")
+        *(
+            "ConfigError",
+            "Evaluation",
+            "Run",
+            "Sweep",
+            "evaluate",
+            "export",
+            "load_run",
+            "load_sweep",
+            "run",
+        )
     ]
     with pytest.raises(AttributeError, match="no attribute 'load_runs'"):
         _ = fedexp.load_runs
@@ -97,7 +128,8 @@ def test_a_changed_table_does_not_change_the_run(run):
 
 @pytest.mark.parametrize("number", [None, 2, 3, 4])
 def test_the_model_of_a_round_gets_right_what_the_run_says(run, test_set, number):
-    """In fp64: its accuracy class by class, computed here with torch alone, is that of class_accuracy.csv."""
+    """In fp64: its accuracy class by class, computed here with torch alone, is that of
+    class_accuracy.csv."""
     images, labels = test_set
     model = run.model(number)
     assert isinstance(model, torch.nn.Module)
@@ -107,7 +139,9 @@ def test_the_model_of_a_round_gets_right_what_the_run_says(run, test_set, number
     assert logits.shape == (360, 10)
     right = logits.argmax(1).numpy() == labels
     wanted = run.class_accuracy.query(f"round == {number or 4}")["accuracy"].to_numpy()
-    assert [right[labels == c].mean() for c in range(10)] == pytest.approx(wanted.tolist(), abs=1e-12)
+    assert [right[labels == c].mean() for c in range(10)] == pytest.approx(
+        wanted.tolist(), abs=1e-12
+    )
 
 
 def test_which_models_are_kept(run):
@@ -118,8 +152,8 @@ def test_which_models_are_kept(run):
 
 
 def test_the_local_models_of_a_round_are_kept(run):
-    """Their mean by examples (FedNTD Eq. 2) is the global model after the round, which is kept too, as is the one
-    before it; a file is as large as one model."""
+    """Their mean by examples (FedNTD Eq. 2) is the global model after the round, which is kept too,
+    as is the one before it; a file is as large as one model."""
     clients = run.kept_clients(3)
     rows = run.clients.query("round == 3").set_index("client")["examples"]
     assert clients == sorted(rows.index)
@@ -134,14 +168,21 @@ def test_the_local_models_of_a_round_are_kept(run):
     with pytest.raises(ConfigError, match=r"no model of client 99 is kept of round 3; clients: "):
         run.model(3, client=99)
     with pytest.raises(
-        ConfigError, match=r"no local model of round 2 is kept; rounds: 3; keep_local_models=\[<rounds>\]"
+        ConfigError,
+        match=r"no local model of round 2 is kept; rounds: 3; keep_local_models=\[<rounds>\]",
     ):
         run.model(2, client=clients[0])
 
 
 @pytest.mark.parametrize(
     ("kept", "local", "rounds"),
-    [(2, None, [2, 4]), ([0, 3], None, [0, 3]), (None, [1, 4], [0, 1, 3, 4]), (None, 3, [2, 3]), (None, None, [])],
+    [
+        (2, None, [2, 4]),
+        ([0, 3], None, [0, 3]),
+        (None, [1, 4], [0, 1, 3, 4]),
+        (None, 3, [2, 3]),
+        (None, None, []),
+    ],
 )
 def test_rounds_whose_global_model_is_kept(kept, local, rounds):
     """Those of keep_models, and before and after each of keep_local_models."""
@@ -152,7 +193,8 @@ def test_rounds_whose_global_model_is_kept(kept, local, rounds):
 @pytest.mark.parametrize("wrong", [0, "all", True, [], [0], [1, "2"]])
 def test_what_chooses_no_rounds(wrong):
     with pytest.raises(
-        ConfigError, match=r"keep_local_models=.*must be n for every n-th round, a list of rounds from 1"
+        ConfigError,
+        match=r"keep_local_models=.*must be n for every n-th round, a list of rounds from 1",
     ):
         replace(SETTINGS, keep_local_models=wrong)
 
@@ -202,7 +244,9 @@ def test_a_run_of_python_is_that_of_the_command_line(run, tmp_path, monkeypatch)
     steady = [name for name in run.rounds if not name.endswith(("seconds", "_per_second"))]
     pd.testing.assert_frame_equal(run.rounds[steady], other.rounds[steady])
     assert other.summary["fingerprint"] == run.summary["fingerprint"]
-    assert (other.directory / "class_accuracy.csv").read_bytes() == (run.directory / "class_accuracy.csv").read_bytes()
+    assert (other.directory / "class_accuracy.csv").read_bytes() == (
+        run.directory / "class_accuracy.csv"
+    ).read_bytes()
     assert other.kept_rounds == [3, 4]
 
 
@@ -260,19 +304,25 @@ def test_what_hydra_held_before_is_there_again(tmp_path):
 
 
 def test_a_run_that_fails_says_so_in_its_directory(tmp_path):
-    """A class of the user's whose aggregation raises: the exception comes through, and error.txt has it too."""
+    """A class of the user's whose aggregation raises: the exception comes through, and error.txt
+    has it too."""
     (tmp_path / "conf" / "algorithm").mkdir(parents=True)
     (tmp_path / "conf/algorithm/broken.yaml").write_text("_target_: broken_for_python.Broken\n")
     module = tmp_path / "broken_for_python.py"
     module.write_text(
-        "from dataclasses import dataclass\nfrom fedexp.algorithms.base import FedAvg\n\n\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Broken(FedAvg):\n"
-        "    def aggregate(self, server, messages, round):\n        raise RuntimeError('the aggregation broke')\n"
+        "from dataclasses import dataclass\nfrom fedexp.algorithms.base import"
+        " FedAvg\n\n\n@dataclass(frozen=True, kw_only=True)\nclass Broken(FedAvg):\n    def"
+        " aggregate(self, server, messages, round):\n        raise RuntimeError('the aggregation"
+        " broke')\n"
     )
     sys.path.insert(0, str(tmp_path))
     try:
         with pytest.raises(RuntimeError, match="the aggregation broke"):
-            fedexp.run([*SMALL, "algorithm=broken"], directory=tmp_path / "run", config_dir=tmp_path / "conf")
+            fedexp.run(
+                [*SMALL, "algorithm=broken"],
+                directory=tmp_path / "run",
+                config_dir=tmp_path / "conf",
+            )
         failed = fedexp.load_run(tmp_path / "run", config_dir=tmp_path / "conf")
         assert failed.status == "failed"
         assert "the aggregation broke" in (tmp_path / "run" / "error.txt").read_text()
@@ -296,12 +346,22 @@ def test_evaluate_finds_the_numbers_of_the_run(run, capsys, tmp_path):
     assert found.classes["examples"].sum() == 360
     assert fedexp.evaluate(run.directory, round=2).accuracy == run.rounds["test_accuracy"][2]
     table = tmp_path / "classes.csv"
-    assert main.main(["evaluate", str(run.directory), "dataset=digits", "--round", "2", "--out", str(table)]) == 0
+    assert (
+        main.main(
+            ["evaluate", str(run.directory), "dataset=digits", "--round", "2", "--out", str(table)]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
-    assert f"digits, 360 test examples, model after round 2: accuracy {run.rounds['test_accuracy'][2]:.4f}" in said
+    assert (
+        "digits, 360 test examples, model after round 2: accuracy"
+        f" {run.rounds['test_accuracy'][2]:.4f}" in said
+    )
     written = pd.read_csv(table)
     assert list(written) == ["class", "name", "examples", "correct", "accuracy"]
-    assert (written["correct"] / written["examples"]).tolist() == pytest.approx(written["accuracy"].tolist())
+    assert (written["correct"] / written["examples"]).tolist() == pytest.approx(
+        written["accuracy"].tolist()
+    )
 
 
 def image_folder(root: Path, images: np.ndarray, labels: np.ndarray, names: list[str]) -> list[str]:
@@ -317,71 +377,104 @@ def image_folder(root: Path, images: np.ndarray, labels: np.ndarray, names: list
 
 
 def test_evaluate_on_another_test_set(run, tmp_path):
-    """Digits enlarged eight times, on a scale to 255, in folders of two classes alone: the classes are found by their
-    names, the images come back to 8 x 8 and the run's normalisation, whatever the data set's own is."""
+    """Digits enlarged eight times, on a scale to 255, in folders of two classes alone: the classes
+    are found by their names, the images come back to 8 x 8 and the run's normalisation, whatever
+    the data set's own is."""
     digits = load_digits()
     chosen = np.flatnonzero(np.isin(digits.target, [3, 7]))[:60]
     large = np.kron(digits.images[chosen], np.ones((8, 8))) * 15  # 0..240: 15 a grey level
     names = [str(c) for c in range(10)]
-    overrides = image_folder(tmp_path / "photos", large.astype(np.uint8), digits.target[chosen], names)
+    overrides = image_folder(
+        tmp_path / "photos", large.astype(np.uint8), digits.target[chosen], names
+    )
     found = fedexp.evaluate(run, "image_folder", overrides=[*overrides, f"data_dir={tmp_path}"])
     assert found.examples == 60
     assert found.classes["examples"][[3, 7]].sum() == 60
     assert found.classes["accuracy"].drop([3, 7]).isna().all()
-    # Averaging 8 x 8 equal pixels (antialiased, so neighbours weigh in) is close to the original, not equal to it.
+    # Averaging 8 x 8 equal pixels (antialiased, so neighbours weigh in) is close to the original,
+    # not equal to it.
     reference = (digits.images[chosen] * 15 / 255 - 0.3054) / 0.3761
     with torch.no_grad():
-        right = run.model()(torch.from_numpy(reference)[:, None]).argmax(1).numpy() == digits.target[chosen]
+        right = (
+            run.model()(torch.from_numpy(reference)[:, None]).argmax(1).numpy()
+            == digits.target[chosen]
+        )
     assert found.accuracy == pytest.approx(right.mean(), abs=0.15)
 
 
 def test_classes_are_matched_by_name(run, tmp_path):
-    """The same images in folders whose sorted order is another one than the labels' (10 before 3 as texts would be):
-    each counts for the class of its name; and names that nobody knows are refused where their number differs."""
+    """The same images in folders whose sorted order is another one than the labels' (10 before 3 as
+    texts would be): each counts for the class of its name; and names that nobody knows are refused
+    where their number differs."""
     digits = load_digits()
     chosen = np.flatnonzero(np.isin(digits.target, [7, 9]))[:20]
     images = (digits.images[chosen] * 15).astype(np.uint8)
-    overrides = image_folder(tmp_path / "a", images, (digits.target[chosen] == 9).astype(int), ["7", "9"])
+    overrides = image_folder(
+        tmp_path / "a", images, (digits.target[chosen] == 9).astype(int), ["7", "9"]
+    )
     found = fedexp.evaluate(run, "image_folder", overrides=[*overrides, f"data_dir={tmp_path}"])
     assert found.classes["examples"][7] == (digits.target[chosen] == 7).sum()
     assert found.classes["examples"][9] == (digits.target[chosen] == 9).sum()
-    overrides = image_folder(tmp_path / "b", images, (digits.target[chosen] == 9).astype(int), ["cat", "dog"])
-    with pytest.raises(ConfigError, match=r"2 classes \(cat, \.\.\.\), and the run 10 \(0, \.\.\. of digits\)"):
+    overrides = image_folder(
+        tmp_path / "b", images, (digits.target[chosen] == 9).astype(int), ["cat", "dog"]
+    )
+    with pytest.raises(
+        ConfigError, match=r"2 classes \(cat, \.\.\.\), and the run 10 \(0, \.\.\. of digits\)"
+    ):
         fedexp.evaluate(run, "image_folder", overrides=[*overrides, f"data_dir={tmp_path}"])
 
 
 @pytest.mark.slow
 def test_a_stream_whose_algorithm_has_a_head_for_each_task(tmp_path):
-    """The heads of randomly drawn tasks, from the directory alone; on another test set the task follows from the class,
-    whose 360 images are all of the digits' own test part."""
-    stream = ["scenario=class_incremental", "scenario.num_tasks=5", "scenario.rounds_per_task=1", "partition=iid"]
+    """The heads of randomly drawn tasks, from the directory alone; on another test set the task
+    follows from the class, whose 360 images are all of the digits' own test part."""
+    stream = [
+        "scenario=class_incremental",
+        "scenario.num_tasks=5",
+        "scenario.rounds_per_task=1",
+        "partition=iid",
+    ]
     stream += ["scenario.shuffle_classes=true"]
     small = [option for option in SMALL if not option.startswith("min_size")]
-    done = fedexp.run([*small, *stream, "algorithm=fedmultihead", "num_clients=4"], directory=tmp_path / "run")
+    done = fedexp.run(
+        [*small, *stream, "algorithm=fedmultihead", "num_clients=4"], directory=tmp_path / "run"
+    )
     found = fedexp.evaluate(done)
     assert found.accuracy == pytest.approx(done.summary["accuracy"], abs=1e-12)
     wanted = done.class_accuracy.query("round == 5")["accuracy"]
     assert found.classes["accuracy"].tolist() == pytest.approx(wanted.tolist(), abs=1e-12)
     other = fedexp.evaluate(done, "digits")
     assert other.examples == 360
-    # Told the task, a model chooses between two classes; a single head of ten with as little training is far below.
+    # Told the task, a model chooses between two classes; a single head of ten with as little
+    # training is far below.
     assert other.accuracy > 0.4
 
 
 @pytest.mark.slow
 def test_a_run_on_texts(tmp_path):
-    """Its own vocabulary is that of another set of texts too, also where that set would make another one."""
+    """Its own vocabulary is that of another set of texts too, also where that set would make
+    another one."""
     rng = np.random.default_rng(0)
     words = [chr(0x4E00 + k) for k in range(30)]
     for name, first in (("thucnews", 0), ("sina2019", 10)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "class.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
         for split in ("train", "test"):
-            lines = [f"{words[first + 5 * (k % 3) + rng.integers(5)] * 4}\t{k % 3}" for k in range(60)]
+            lines = [
+                f"{words[first + 5 * (k % 3) + rng.integers(5)] * 4}\t{k % 3}" for k in range(60)
+            ]
             (tmp_path / name / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
-    own = ["dataset=thucnews", "model=textcnn", "dataset.vocabulary=null", "dataset.vectors=null", "rounds=2"]
+    own = [
+        "dataset=thucnews",
+        "model=textcnn",
+        "dataset.vocabulary=null",
+        "dataset.vectors=null",
+        "rounds=2",
+    ]
     small = [option for option in SMALL if not option.startswith("num_clients")]
-    done = fedexp.run([*small, *own, "num_clients=4", f"data_dir={tmp_path}"], directory=tmp_path / "run")
+    done = fedexp.run(
+        [*small, *own, "num_clients=4", f"data_dir={tmp_path}"], directory=tmp_path / "run"
+    )
     found = fedexp.evaluate(done)
     assert found.accuracy == pytest.approx(done.summary["accuracy"], abs=1e-12)
     again = fedexp.evaluate(done, "thucnews", overrides=[*own[2:4], f"data_dir={tmp_path}"])
@@ -438,7 +531,8 @@ def test_export_as_a_state_dict(run, tmp_path):
 
 
 def test_export_as_safetensors(run, tmp_path):
-    """Read back by the layout of the format: 8 bytes of length, json, then the tensors one after the other."""
+    """Read back by the layout of the format: 8 bytes of length, json, then the tensors one after
+    the other."""
     pytest.importorskip("safetensors")
     content = fedexp.export(run, tmp_path / "model.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -450,7 +544,9 @@ def test_export_as_safetensors(run, tmp_path):
     assert header.keys() == state.keys()
     for name, value in state.items():
         start, stop = header[name]["data_offsets"]
-        assert np.array_equal(np.frombuffer(data[start:stop], dtype="<f8").reshape(value.shape), value.numpy())
+        assert np.array_equal(
+            np.frombuffer(data[start:stop], dtype="<f8").reshape(value.shape), value.numpy()
+        )
 
 
 def test_export_refuses_another_suffix_and_says_what_is_missing(run, tmp_path, monkeypatch):
@@ -475,8 +571,12 @@ def copied(run: fedexp.Run, target: Path, **changes: object) -> Path:
 
 
 def test_a_class_in_a_configuration_is_not_called(run, tmp_path):
-    other = copied(run, tmp_path / "a", model={"_target_": "subprocess.Popen", "args": ["touch", "x"]})
-    with pytest.raises(ConfigError, match=r"config\.yaml: model\._target_=subprocess\.Popen: lies outside fedexp"):
+    other = copied(
+        run, tmp_path / "a", model={"_target_": "subprocess.Popen", "args": ["touch", "x"]}
+    )
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml: model\._target_=subprocess\.Popen: lies outside fedexp"
+    ):
         fedexp.load_run(other).model()
 
 
@@ -537,7 +637,9 @@ def test_a_sweep_as_tables(sweep):
     assert done["algorithm"].tolist() == ["fedavg", "fedavg", "fedntd", "fedntd"]
     assert done["seed"].tolist() == [0, 1, 0, 1]
     assert runs["status"].tolist() == ["completed"] * 4 + ["failed"]
-    assert done["accuracy"].tolist() == [run.summary["accuracy"] for run in found if run.status == "completed"]
+    assert done["accuracy"].tolist() == [
+        run.summary["accuracy"] for run in found if run.status == "completed"
+    ]
     assert np.isnan(runs["accuracy"]["gone"])
     assert not runs.columns.duplicated().any()
     rounds = found.rounds
@@ -562,7 +664,9 @@ def test_the_reports_of_a_sweep_have_the_personalised_test(sweep, capsys, tmp_pa
     for algorithm in ("fedavg", "fedntd"):
         own = table[table.index.str.contains(algorithm)].iloc[0]
         for name in ("personal_accuracy", "personal_accuracy_worst"):
-            assert own[name] == pytest.approx(runs.query(f"algorithm == '{algorithm}'")[name].mean())
+            assert own[name] == pytest.approx(
+                runs.query(f"algorithm == '{algorithm}'")[name].mean()
+            )
 
 
 def test_load_run_of_a_sweep_points_to_load_sweep(sweep):
@@ -571,13 +675,22 @@ def test_load_run_of_a_sweep_points_to_load_sweep(sweep):
 
 
 def test_which_options_vary():
-    """alpha is shown once; beta is FedNTD's own and equal in its runs; tau differs between two of them; what is free
-    (figures) and what all share (rounds) is left out."""
+    """alpha is shown once; beta is FedNTD's own and equal in its runs; tau differs between two of
+    them; what is free (figures) and what all share (rounds) is left out."""
 
     def config(algorithm: str, alpha: float, **own: float) -> dict:
         node = {"_target_": f"x.{algorithm}", **own}
-        base = {"choices": {"algorithm": algorithm, "dataset": "digits"}, "rounds": 3, "figures": alpha > 1}
-        return base | {"alpha": alpha, "partition": {"alpha": alpha}, "algorithm": node, "test_views": ["plain"]}
+        base = {
+            "choices": {"algorithm": algorithm, "dataset": "digits"},
+            "rounds": 3,
+            "figures": alpha > 1,
+        }
+        return base | {
+            "alpha": alpha,
+            "partition": {"alpha": alpha},
+            "algorithm": node,
+            "test_views": ["plain"],
+        }
 
     configs = [
         config("fedavg", 0.1),
@@ -592,4 +705,6 @@ def test_which_options_vary():
     assert varying_options([]) == []
     assert varying_options([config("fedavg", 0.1), {}]) == [{}, {}]
     tasks = [{"scenario": {"classes": [[0, 1], [2, second]]}} for second in (3, 4)]
-    assert varying_options(tasks) == [{"scenario.classes": ((0, 1), (2, second))} for second in (3, 4)]
+    assert varying_options(tasks) == [
+        {"scenario.classes": ((0, 1), (2, second))} for second in (3, 4)
+    ]

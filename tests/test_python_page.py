@@ -1,4 +1,5 @@
-"""The code of docs/guide/python.md and of its notebook, executed block after block as a reader would."""
+"""The code of docs/guide/python.md and of its notebook, executed block after block as a reader
+would."""
 
 import json
 import re
@@ -22,7 +23,8 @@ def cells_of_the_notebook() -> list[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory, and the engine of one process, which begins sooner and gives the same numbers."""
+    """An empty directory, and the engine of one process, which begins sooner and gives the same
+    numbers."""
     import matplotlib
 
     import fedexp
@@ -30,13 +32,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     matplotlib.use("agg")
     monkeypatch.chdir(tmp_path)
     train = fedexp.run
-    small = ["hardware.engine=sequential", "hardware.threads=1", "figures=false", "participation=0.03"]
-    monkeypatch.setattr(fedexp, "run", lambda overrides, **given: train([*overrides, *small], **given))
+    small = [
+        "hardware.engine=sequential",
+        "hardware.threads=1",
+        "figures=false",
+        "participation=0.03",
+    ]
+    monkeypatch.setattr(
+        fedexp, "run", lambda overrides, **given: train([*overrides, *small], **given)
+    )
     return tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blocks", [blocks_of_the_page(), cells_of_the_notebook()], ids=["page", "notebook"])
+@pytest.mark.parametrize(
+    "blocks", [blocks_of_the_page(), cells_of_the_notebook()], ids=["page", "notebook"]
+)
 def test_the_code_runs(blocks: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for block in blocks:
@@ -51,7 +62,10 @@ def test_the_notebook_is_one_and_has_no_outputs() -> None:
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     for cell in notebook["cells"]:
         assert cell.keys() >= {"cell_type", "id", "metadata", "source"}
-        assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
+        assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == (
+            [],
+            None,
+        )
 
 
 def test_what_the_page_says_of_shapes() -> None:

@@ -37,7 +37,14 @@ def every_group() -> list[list[str]]:
 def described(node: Any, key: str = "") -> dict[str, Any]:
     """Types, flags, order and values of a node and all that is in it."""
     about = node._metadata
-    own = [type(node).__name__, about.flags, str(about.ref_type), str(about.object_type), about.optional, about.key]
+    own = [
+        type(node).__name__,
+        about.flags,
+        str(about.ref_type),
+        str(about.object_type),
+        about.optional,
+        about.key,
+    ]
     if not isinstance(node, DictConfig | ListConfig) or isinstance(node._content, str | None):
         return {key: [*own, node._value()]}
     keys = list(node._content) if isinstance(node, DictConfig) else list(range(len(node._content)))
@@ -63,10 +70,13 @@ def composed(lines: list[list[str]]) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("lines", [FEW, pytest.param(every_group(), marks=pytest.mark.slow)], ids=["few", "every"])
+@pytest.mark.parametrize(
+    "lines", [FEW, pytest.param(every_group(), marks=pytest.mark.slow)], ids=["few", "every"]
+)
 def test_compositions_are_those_of_hydra(lines, monkeypatch):
     first, again = composed(lines), composed(lines)
-    assert sum(isinstance(each, dict) for each in first) >= len(lines)  # in both modes, but for bad command lines
+    # in both modes, but for bad command lines
+    assert sum(isinstance(each, dict) for each in first) >= len(lines)
     monkeypatch.setattr(ConfigRepository, "load_config", quick_hydra.load_config)
     monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", quick_hydra.compose)
     monkeypatch.setattr(DictConfig, "__deepcopy__", quick_hydra.deepcopy)

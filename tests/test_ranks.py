@@ -1,4 +1,5 @@
-"""Friedman and Nemenyi tests against the example of Demsar (JMLR 2006), and the report of a benchmark."""
+"""Friedman and Nemenyi tests against the example of Demsar (JMLR 2006), and the report of a
+benchmark."""
 
 import math
 from types import SimpleNamespace
@@ -25,9 +26,10 @@ from fedexp.analysis.view.collect import benchmark
 
 
 def test_the_numbers_of_the_paper():
-    """Section 3.2.2: C4.5, +m, +cf, +m+cf on 14 data sets have mean ranks 3.143, 2.000, 2.893, 1.964. By hand: the sum
-    of squares is 9.878 + 4 + 8.369 + 3.857 = 26.105, minus 4 * 25 / 4 = 25, times 12 * 14 / 20 = 8.4 gives 9.28;
-    F = 13 * 9.28 / (14 * 3 - 9.28) = 3.69; CD = 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25 at 0.05 and 1.12 at 0.10."""
+    """Section 3.2.2: C4.5, +m, +cf, +m+cf on 14 data sets have mean ranks 3.143, 2.000, 2.893,
+    1.964. By hand: the sum of squares is 9.878 + 4 + 8.369 + 3.857 = 26.105, minus 4 * 25 / 4 = 25,
+    times 12 * 14 / 20 = 8.4 gives 9.28; F = 13 * 9.28 / (14 * 3 - 9.28) = 3.69; CD = 2.569 sqrt(4 *
+    5 / (6 * 14)) = 1.25 at 0.05 and 1.12 at 0.10."""
     means = np.array([3.143, 2.000, 2.893, 1.964])
     assert friedman(means, 14) == pytest.approx(9.28, abs=0.01)
     assert iman_davenport(9.28, 14, 4) == pytest.approx(3.69, abs=0.01)
@@ -38,7 +40,8 @@ def test_the_numbers_of_the_paper():
 @pytest.mark.parametrize(
     ("chi_square", "blocks", "expected"),
     [
-        (2.0, 2, 1 / 2),  # F = 1 * 2 / (2 * 2 - 2) = 1, with 2 and 2 degrees of freedom: (1 + 2 * 1 / 2)^(-1)
+        # F = 1 * 2 / (2 * 2 - 2) = 1, with 2 and 2 degrees of freedom: (1 + 2 * 1 / 2)^(-1)
+        (2.0, 2, 1 / 2),
         (3.0, 3, 1 / 4),  # F = 2 * 3 / (3 * 2 - 3) = 2, with 2 and 4: (1 + 2 * 2 / 4)^(-2)
         (0.0, 3, 1.0),
     ],
@@ -50,7 +53,9 @@ def test_the_probability_of_three_methods(chi_square, blocks, expected):
 
 @pytest.mark.parametrize(("count", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
 def test_quantiles_of_the_paper_s_table(count, q):
-    assert critical_difference(count, 1) / math.sqrt(count * (count + 1) / 6) == pytest.approx(q, abs=0.001)
+    assert critical_difference(count, 1) / math.sqrt(count * (count + 1) / 6) == pytest.approx(
+        q, abs=0.001
+    )
 
 
 def test_friedman_is_that_of_scipy_without_ties():
@@ -75,13 +80,15 @@ def test_groups_that_do_not_differ():
 
 
 def test_a_group_within_another_is_left_out():
-    """With CD 1 the first three are one group; the second with the third is a part of it. 3.0 differs from all."""
+    """With CD 1 the first three are one group; the second with the third is a part of it. 3.0
+    differs from all."""
     found = Comparison(("a", "b", "c", "d"), (1.0, 1.25, 1.5, 3.0), 5, 0.01, 1.0)
     assert found.cliques == [(0, 2)]
 
 
 def test_the_critical_difference_itself_is_a_difference():
-    """Demsar (JMLR 2006), section 3.2.2: mean ranks that differ by at least the critical difference."""
+    """Demsar (JMLR 2006), section 3.2.2: mean ranks that differ by at least the critical
+    difference."""
     assert Comparison(("a", "b", "c"), (1.0, 1.5, 2.0), 5, 0.01, 1.0).cliques == [(0, 1), (1, 2)]
 
 
@@ -95,7 +102,9 @@ def summary(accuracy, forgetting, **more):
 def run_of(overrides, sent, **values):
     diverged = values.get("status") == "diverged"
     columns = {"bytes_up": [sent], "bytes_down": [sent], "seconds": [1.5, 1.5]}
-    return SimpleNamespace(overrides=overrides, summary=values, diverged=diverged, values=columns.__getitem__)
+    return SimpleNamespace(
+        overrides=overrides, summary=values, diverged=diverged, values=columns.__getitem__
+    )
 
 
 @pytest.fixture
@@ -132,23 +141,32 @@ def finished():
 
 
 def test_the_tables_of_a_benchmark(sweep, finished):
-    """Accuracy in per cent with F, mean and standard deviation (0.1 / sqrt(2) = 7.1 points over two seeds); what was
-    sent both ways, and the seconds of all rounds."""
+    """Accuracy in per cent with F, mean and standard deviation (0.1 / sqrt(2) = 7.1 points over two
+    seeds); what was sent both ways, and the seconds of all rounds."""
     results, costs, *ranks = benchmark_sections(sweep, finished)
-    assert results.table.loc["FedAvg"].tolist() == ["55.0 ± 7.1 (0.30 ± 0.00)", "40.0 ± 0.0 (0.50 ± 0.00)"]
+    assert results.table.loc["FedAvg"].tolist() == [
+        "55.0 ± 7.1 (0.30 ± 0.00)",
+        "40.0 ± 0.0 (0.50 ± 0.00)",
+    ]
     assert results.table.loc["FedNTD", "tasks"] == "40.0 (0.50), 1 of 2 diverged"
     assert results.table.loc["CFeD", "skew"] == "-"
     assert set(costs.table["tasks"]) == {"4.0 MB, 3.0 s"}
-    assert [len(each.table) for each in ranks] == [2, 2, 3, 3], "in both settings; where there are tasks, with CFeD"
+    assert [len(each.table) for each in ranks] == [2, 2, 3, 3], (
+        "in both settings; where there are tasks, with CFeD"
+    )
 
 
 def test_the_ranks_of_a_benchmark(sweep, finished):
-    """By hand, accuracy, (skew 0, skew 1, tasks 0, tasks 1): FedNTD wins both of skew, ties in tasks 0 and has diverged
-    in tasks 1: (1 + 1 + 1.5 + 2) / 4 = 1.375, FedAvg 1.625. With tasks alone CFeD is first in both, then FedAvg
-    (2.5 + 2) / 2 and FedNTD (2.5 + 3) / 2. Less forgetting is better."""
+    """By hand, accuracy, (skew 0, skew 1, tasks 0, tasks 1): FedNTD wins both of skew, ties in
+    tasks 0 and has diverged in tasks 1: (1 + 1 + 1.5 + 2) / 4 = 1.375, FedAvg 1.625. With tasks
+    alone CFeD is first in both, then FedAvg (2.5 + 2) / 2 and FedNTD (2.5 + 3) / 2. Less forgetting
+    is better."""
     both, forgetting, tasks, _ = rankings(sweep, runs_of(sweep, finished))
     assert (both.settings, both.seeds) == (("skew", "tasks"), (0, 1))
-    assert dict(zip(both.comparison.methods, both.comparison.ranks, strict=True)) == {"FedNTD": 1.375, "FedAvg": 1.625}
+    assert dict(zip(both.comparison.methods, both.comparison.ranks, strict=True)) == {
+        "FedNTD": 1.375,
+        "FedAvg": 1.625,
+    }
     assert (both.measure, forgetting.measure) == ("accuracy", "F")
     assert forgetting.comparison.methods[0] == "FedNTD"
     assert tasks.settings == ("tasks",)
@@ -162,10 +180,14 @@ def test_a_method_without_all_seeds_is_not_ranked(sweep, finished):
 
 def test_the_diagram_names_every_method(sweep, finished):
     figure = diagram(rankings(sweep, runs_of(sweep, finished))[2])
-    assert {"CFeD  1.0", "2.8  FedNTD", "FedAvg  2.2"} <= {text.get_text() for text in figure.axes[0].texts}
+    assert {"CFeD  1.0", "2.8  FedNTD", "FedAvg  2.2"} <= {
+        text.get_text() for text in figure.axes[0].texts
+    }
 
 
-def test_the_page_of_a_sweep_shows_the_tables_of_a_benchmark(sweep, finished, monkeypatch, tmp_path):
+def test_the_page_of_a_sweep_shows_the_tables_of_a_benchmark(
+    sweep, finished, monkeypatch, tmp_path
+):
     monkeypatch.setattr(aggregate, "sweep_of", lambda directory: sweep)
     shown = benchmark(tmp_path, [SimpleNamespace(**vars(run), finished=True) for run in finished])
     assert shown[0]["columns"] == ["method", "skew", "tasks"]

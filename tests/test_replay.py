@@ -42,16 +42,19 @@ def test_class_balanced_by_hand():
 
 
 def test_class_balanced_takes_examples_of_later_tasks_of_the_same_classes():
-    """Two classes in three tasks, ten examples of each a task, and a third class in the last task; size 8. After task 2
-    a class has 8 // 2 = 4 places and 20 examples: each is held with probability 1/5. After task 3 it has 8 // 3 = 2
-    places: of 30 examples, each with 1/15, and of class 1, which is not in task 3, of 20, each with 1/10. In 3,000
-    draws a count has a deviation of at most sqrt(3000 * 0.16) = 22."""
+    """Two classes in three tasks, ten examples of each a task, and a third class in the last task;
+    size 8. After task 2 a class has 8 // 2 = 4 places and 20 examples: each is held with
+    probability 1/5. After task 3 it has 8 // 3 = 2 places: of 30 examples, each with 1/15, and of
+    class 1, which is not in task 3, of 20, each with 1/10. In 3,000 draws a count has a deviation
+    of at most sqrt(3000 * 0.16) = 22."""
     labels = np.concatenate([np.arange(40) % 2, np.zeros(10, int), np.full(10, 2)])
     parts, draws = [np.arange(20), np.arange(20, 40), np.arange(40, 60)], 3000
     second, third = np.zeros(60), np.zeros(60)
     for seed in range(draws):
         _, _, now = buffers(parts, labels, 8, "class_balanced", np.random.default_rng(seed))
-        *_, last = buffers([*parts, parts[0][:0]], labels, 8, "class_balanced", np.random.default_rng(seed))
+        *_, last = buffers(
+            [*parts, parts[0][:0]], labels, 8, "class_balanced", np.random.default_rng(seed)
+        )
         assert (len(now), len(last)) == (8, 6)
         second[now] += 1
         third[last] += 1
@@ -62,7 +65,8 @@ def test_class_balanced_takes_examples_of_later_tasks_of_the_same_classes():
 
 
 def test_class_balanced_of_tasks_without_a_common_class_is_the_first_of_a_shuffle():
-    """Of each class the first size // classes in the order in which its task was shuffled, one shuffle a task."""
+    """Of each class the first size // classes in the order in which its task was shuffled, one
+    shuffle a task."""
     rng = np.random.default_rng(5)
     orders = [rng.permutation(part) for part in PARTS]
     held = buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(5))
@@ -74,17 +78,27 @@ def test_class_balanced_of_tasks_without_a_common_class_is_the_first_of_a_shuffl
 
 @pytest.mark.slow
 def test_a_reservoir_is_uniform():
-    """Ten of forty examples, 4,000 draws: each is held 1,000 times in the mean, with a deviation of 27."""
+    """Ten of forty examples, 4,000 draws: each is held 1,000 times in the mean, with a deviation of
+    27."""
     held = Counter()
     for seed in range(4000):
-        held.update(buffers(PARTS, LABELS, 10, "reservoir", np.random.default_rng(seed))[2].tolist())
+        held.update(
+            buffers(PARTS, LABELS, 10, "reservoir", np.random.default_rng(seed))[2].tolist()
+        )
     counts = np.array([held[number] for number in range(40)])
     assert counts.sum() == 40_000
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(4000 * 0.25 * 0.75)
 
 
 def federations(*overrides):
-    given = ("scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=4", "rounds=1", *overrides)
+    given = (
+        "scenario=class_incremental",
+        "partition=lda",
+        "alpha=5",
+        "num_clients=4",
+        "rounds=1",
+        *overrides,
+    )
     _, parts = divide(build(composed(*given)))
     return [part.federation for part in parts]
 
@@ -99,11 +113,17 @@ def test_clients_train_on_their_buffers():
             assert set(own) <= set(both)
             assert set(both) - set(own) <= earlier
             assert len(both) == len(own) + (12 if task else 0)
-            assert after.counts[client].tolist() == np.bincount(after.labels[both], minlength=10).tolist()
+            assert (
+                after.counts[client].tolist()
+                == np.bincount(after.labels[both], minlength=10).tolist()
+            )
 
 
 def test_a_buffer_depends_on_the_seed_of_the_partition_alone():
-    first, again = federations("scenario.replay=12", "seed=3"), federations("scenario.replay=12", "seed=3")
+    first, again = (
+        federations("scenario.replay=12", "seed=3"),
+        federations("scenario.replay=12", "seed=3"),
+    )
     other = federations("scenario.replay=12", "seed=4")
     assert [part.tolist() for part in first[2].parts] == [part.tolist() for part in again[2].parts]
     assert [part.tolist() for part in first[2].parts] != [part.tolist() for part in other[2].parts]
@@ -111,7 +131,10 @@ def test_a_buffer_depends_on_the_seed_of_the_partition_alone():
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [("scenario.replay=-1", "at least 0"), ("scenario.replay_policy=reservior", "nearest: 'reservoir'")],
+    [
+        ("scenario.replay=-1", "at least 0"),
+        ("scenario.replay_policy=reservior", "nearest: 'reservoir'"),
+    ],
 )
 def test_bad_buffers(override, message):
     with pytest.raises(ConfigError, match=message):

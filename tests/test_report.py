@@ -9,13 +9,35 @@ from fedexp.analysis.report import main
 from fedexp.rundir import files
 
 BEFORE = (  # the columns of a table without streams of tasks
-    *("dataset", "algorithm", "seed", "status", "rounds", "accuracy", "last5_accuracy", "best_accuracy"),
-    *("forgetting", "round_forgetting", "seconds_per_round", "mb_up_per_client", "mb_down_per_client"),
+    *(
+        "dataset",
+        "algorithm",
+        "seed",
+        "status",
+        "rounds",
+        "accuracy",
+        "last5_accuracy",
+        "best_accuracy",
+    ),
+    *(
+        "forgetting",
+        "round_forgetting",
+        "seconds_per_round",
+        "mb_up_per_client",
+        "mb_down_per_client",
+    ),
 )
 PLAIN = {
-    "status": "completed", "algorithm": "fedavg", "dataset": "digits", "seed": 0, "rounds": 2,
-    "accuracy": 0.5, "best_accuracy": 0.75, "forgetting": 0.125, "round_forgetting": None,
-}  # fmt: skip
+    "status": "completed",
+    "algorithm": "fedavg",
+    "dataset": "digits",
+    "seed": 0,
+    "rounds": 2,
+    "accuracy": 0.5,
+    "best_accuracy": 0.75,
+    "forgetting": 0.125,
+    "round_forgetting": None,
+}
 
 
 def make_run(directory, **summary):
@@ -23,7 +45,9 @@ def make_run(directory, **summary):
     directory.mkdir(parents=True)
     (directory / files.SUMMARY).write_text(json.dumps(PLAIN | summary))
     rows = "0,0.125,,,\n1,0.25,4e6,2e6,1.5\n2,0.5,4e6,2e6,2.5\n"
-    (directory / files.ROUNDS).write_text(f"round,test_accuracy,bytes_up,bytes_down,seconds\n{rows}")
+    (directory / files.ROUNDS).write_text(
+        f"round,test_accuracy,bytes_up,bytes_down,seconds\n{rows}"
+    )
     if "tasks" in summary:
         write_tasks(directory)
     (directory / files.CLASSES).write_text("round,class,accuracy\n0,0,0.125\n1,0,0.25\n2,0,0.5\n")
@@ -41,11 +65,21 @@ def write_tasks(directory):
 def stream(*averages, new=0.9):
     """The part of the summary that a stream of tasks adds."""
     tasks = [
-        {"task": t, "average_accuracy": a, "new_task_accuracy": new, "accuracies": [a] * len(averages)}
+        {
+            "task": t,
+            "average_accuracy": a,
+            "new_task_accuracy": new,
+            "accuracies": [a] * len(averages),
+        }
         for t, a in enumerate(averages, 1)
     ]
     forgetting = 0.25 if len(averages) > 1 else None
-    return {"scenario": "class_incremental", "partition": "shards", "tasks": tasks, "task_forgetting": forgetting}
+    return {
+        "scenario": "class_incremental",
+        "partition": "shards",
+        "tasks": tasks,
+        "task_forgetting": forgetting,
+    }
 
 
 def table(folder):
@@ -67,8 +101,10 @@ def test_without_tasks_the_table_is_as_it_was(tmp_path, capsys):
     assert columns == list(BEFORE)
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedntd"]
     text = (tmp_path / "table.md").read_text()
-    assert text.splitlines()[2] == (
-        "| digits | fedavg | 0 | completed | 2 | 0.5000 | 0.3750 | 0.7500 | 0.125 |  | 2.0 | 2.00 | 1.00 |"
+    assert (
+        text.splitlines()[2]
+        == "| digits | fedavg | 0 | completed | 2 | 0.5000 | 0.3750 | 0.7500 | 0.125 |  | 2.0 |"
+        " 2.00 | 1.00 |"
     )
     assert capsys.readouterr().out == text
 
@@ -78,20 +114,34 @@ def test_accuracies_after_each_task(tmp_path):
     columns, (row,) = table(tmp_path)
     after = ["average_task2", "new_task2", "average_task3", "new_task3", "task_forgetting"]
     assert columns == ["dataset", "scenario", "partition", *BEFORE[1:], *after]
-    assert (row["scenario"], row["partition"]) == ("class_incremental", "equal_shards")  # as it is called now
+    # as it is called now
+    assert (row["scenario"], row["partition"]) == ("class_incremental", "equal_shards")
     assert [float(row[name]) for name in after] == [0.625, 0.9, 0.5, 0.9, 0.25]
-    assert (tmp_path / "table.md").read_text().endswith("| 0.6250 | 0.9000 | 0.5000 | 0.9000 | 0.2500 |\n")
+    assert (
+        (tmp_path / "table.md")
+        .read_text()
+        .endswith("| 0.6250 | 0.9000 | 0.5000 | 0.9000 | 0.2500 |\n")
+    )
 
 
 def test_runs_of_different_lengths_leave_cells_empty(tmp_path):
     make_run(tmp_path / "long", algorithm="cfed", **stream(0.9, 0.6, 0.5))
-    make_run(tmp_path / "broken", algorithm="fedewc", **stream(0.9))  # interrupted in its second task
+    # interrupted in its second task
+    make_run(tmp_path / "broken", algorithm="fedewc", **stream(0.9))
     make_run(tmp_path / "old")  # a run from before there were streams
     columns, rows = table(tmp_path)
     assert columns[-1] == "task_forgetting"
     by_name = {row["algorithm"]: row for row in rows}
-    assert [by_name[name]["average_task2"] for name in ("cfed", "fedewc", "fedavg")] == ["0.6", "", ""]
-    assert [by_name[name]["task_forgetting"] for name in ("cfed", "fedewc", "fedavg")] == ["0.25", "", ""]
+    assert [by_name[name]["average_task2"] for name in ("cfed", "fedewc", "fedavg")] == [
+        "0.6",
+        "",
+        "",
+    ]
+    assert [by_name[name]["task_forgetting"] for name in ("cfed", "fedewc", "fedavg")] == [
+        "0.25",
+        "",
+        "",
+    ]
     assert by_name["fedavg"]["scenario"] == ""
 
 
@@ -114,14 +164,18 @@ def test_options_are_what_runs_on_one_data_set_do_not_share(tmp_path):
     from fedexp.analysis.report import what_differs
 
     base = {"dataset": "mnist"}
-    runs = [base | {"overrides": ["dataset=mnist", "local.lr=0.1", "seed=0"]},
-            base | {"overrides": ["local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]},
-            {"dataset": "digits", "overrides": ["local.lr=0.2"]}]  # fmt: skip
+    runs = [
+        base | {"overrides": ["dataset=mnist", "local.lr=0.1", "seed=0"]},
+        base
+        | {"overrides": ["local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]},
+        {"dataset": "digits", "overrides": ["local.lr=0.2"]},
+    ]
     assert what_differs(runs) == ["", "algorithm.lambda_d=1", ""]
 
 
 def test_a_table_that_cannot_be_written_is_one_message(tmp_path, capsys):
-    """A file stands where a directory would have to be, and a directory where the table of a sweep would be."""
+    """A file stands where a directory would have to be, and a directory where the table of a sweep
+    would be."""
     make_run(tmp_path / "sweep" / "a")
     (tmp_path / "file").touch()
     assert main([str(tmp_path / "sweep"), "--out", str(tmp_path / "file" / "table")]) == 1

@@ -1,4 +1,5 @@
-"""Corrections of methods: runs of before stand for none of after, are not resumed, and are shown but not judged."""
+"""Corrections of methods: runs of before stand for none of after, are not resumed, and are shown
+but not judged."""
 
 import functools
 import json
@@ -22,7 +23,12 @@ from toy_federation import composed
 DMC = "algorithm=feddmc scenario=class_incremental surrogate.fraction=0.1"
 # Command lines whose numbers a correction has changed, and like ones whose numbers it has not.
 CHANGED = {
-    "algorithm=fedcurv": ["algorithm=fedavg", "algorithm=fedntd", "algorithm=fedewc", "algorithm=fedka"],
+    "algorithm=fedcurv": [
+        "algorithm=fedavg",
+        "algorithm=fedntd",
+        "algorithm=fedewc",
+        "algorithm=fedka",
+    ],
     "algorithm=fedala": [],
     "algorithm=feddf algorithm.epochs_on_server=0": ["algorithm=feddf"],
     "algorithm=cfed_c surrogate.fraction=0.1": ["algorithm=cfed surrogate.fraction=0.1"],
@@ -30,7 +36,9 @@ CHANGED = {
         "dataset=thucnews model=textcnn algorithm=cfed",
         "algorithm=cfed algorithm.server_distillation=true",  # its model has no dropout
     ],
-    "partition=file partition.path=x.json surrogate.fraction=0.1": ["partition=file partition.path=x.json"],
+    "partition=file partition.path=x.json surrogate.fraction=0.1": [
+        "partition=file partition.path=x.json"
+    ],
     "scenario=rotations scenario.replay=9 scenario.replay_policy=class_balanced": [
         "scenario=rotations scenario.replay=9",
         "scenario=rotations scenario.replay_policy=class_balanced",
@@ -143,9 +151,16 @@ def test_runs_of_between_the_corrections_and_their_notes_have_them():
 
 
 def test_the_next_correction(monkeypatch):
-    """FedCurv once more, and FedNTD for the first time: a run of today is older code then, one of between too."""
-    more = (revisions.Revision("algorithm", "FedCurv", 3, "x"), revisions.Revision("algorithm", "FedNTD", 2, "y"))
-    today = [container(f"experiment=fedntd/cifar10_s2 algorithm={name}") for name in ("fedcurv", "fedntd")]
+    """FedCurv once more, and FedNTD for the first time: a run of today is older code then, one of
+    between too."""
+    more = (
+        revisions.Revision("algorithm", "FedCurv", 3, "x"),
+        revisions.Revision("algorithm", "FedNTD", 2, "y"),
+    )
+    today = [
+        container(f"experiment=fedntd/cifar10_s2 algorithm={name}")
+        for name in ("fedcurv", "fedntd")
+    ]
     between = {key: value for key, value in today[1].items() if key != "revisions"}
     monkeypatch.setattr(revisions, "REVISIONS", REVISIONS + more)
     assert [outdated(each) for each in (*today, between)] == [
@@ -163,13 +178,15 @@ def test_a_user_cannot_give_the_number():
 
 
 def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
-    """`complete` looks below multirun/ for a finished run with the same result; the seed's directory of before has
-    another name."""
+    """`complete` looks below multirun/ for a finished run with the same result; the seed's
+    directory of before has another name."""
     values = container("algorithm=fedcurv")
     for name, config in (("old", as_before(values)), ("new", values)):
         run = tmp_path / "multirun" / name / "run"
         run_directory(run, COMMITTED["fedntd_table1"][0])
-        (run / "config.yaml").write_text(yaml.safe_dump(config | {"choices": {"algorithm": "fedcurv"}}))
+        (run / "config.yaml").write_text(
+            yaml.safe_dump(config | {"choices": {"algorithm": "fedcurv"}})
+        )
     job = tmp_path / "multirun" / "c" / "job"
     assert elsewhere.complete(job, values) == tmp_path / "multirun" / "new" / "run"
     shutil.rmtree(tmp_path / "multirun" / "new")
@@ -181,11 +198,13 @@ def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
 
 
 def test_older_code_is_shown_but_not_judged(tmp_path):
-    """FedCurv of before its correction, beside FedAvg of the same commit, which was not corrected."""
+    """FedCurv of before its correction, beside FedAvg of the same commit, which was not
+    corrected."""
     chosen = [
-        run for run in COMMITTED["fedntd_table1"] if run["rounds"] in ("cifar10_s2_fedcurv_rounds.csv",
-                                                                      "cifar10_s2_fedavg_rounds.csv")
-    ]  # fmt: skip
+        run
+        for run in COMMITTED["fedntd_table1"]
+        if run["rounds"] in ("cifar10_s2_fedcurv_rounds.csv", "cifar10_s2_fedavg_rounds.csv")
+    ]
     for i, run in enumerate(chosen):
         run_directory(tmp_path / f"run{i}", run)
     mark(tmp_path, "fedntd_table1")
@@ -195,11 +214,19 @@ def test_older_code_is_shown_but_not_judged(tmp_path):
     assert table.loc[("FedAvg", "accuracy"), "protocol"] == "full"
     old = table.loc[("FedCurv", "accuracy")]
     assert (old["protocol"], old["verdict"]) == ("reduced", "not judged: reduced protocol")
-    assert old["changes"] == "older code: FedCurv (the Fisher information is taken on a pass of its own)"
+    assert (
+        old["changes"]
+        == "older code: FedCurv (the Fisher information is taken on a pass of its own)"
+    )
     config = yaml.safe_load((tmp_path / "run1" / "config.yaml").read_text())
     summary = json.loads((tmp_path / "run1" / "summary.json").read_text())
-    assert (config["algorithm"]["_target_"].rpartition(".")[2], summary["algorithm"]) == ("FedCurv", "fedcurv")
-    (tmp_path / "run1" / "config.yaml").write_text(yaml.safe_dump(config | {"revisions": {"algorithm": 2}}))
+    assert (config["algorithm"]["_target_"].rpartition(".")[2], summary["algorithm"]) == (
+        "FedCurv",
+        "fedcurv",
+    )
+    (tmp_path / "run1" / "config.yaml").write_text(
+        yaml.safe_dump(config | {"revisions": {"algorithm": 2}})
+    )
     write_tables(tmp_path)
     table = pd.read_csv(tmp_path / "table.csv", keep_default_na=False)
     assert set(table.loc[table["n"] > 0, "protocol"]) == {"full"}

@@ -27,9 +27,9 @@ def test_quarter_turns_move_every_pixel_to_its_place(quarters):
 
 
 def test_what_turns_in_from_outside_is_black():
-    """By 45 degrees, of 3 x 3: the corner (0, 0) lies at (y, x) = (-1, -1) from the centre, its source at
-    (sin x + cos y, cos x - sin y) = (-sqrt(2), 0) from there, which is (-0.41, 1), nearest pixel (0, 1). Of 9 x 9 it is
-    (-5.66, 0), and outside."""
+    """By 45 degrees, of 3 x 3: the corner (0, 0) lies at (y, x) = (-1, -1) from the centre, its
+    source at (sin x + cos y, cos x - sin y) = (-sqrt(2), 0) from there, which is (-0.41, 1),
+    nearest pixel (0, 1). Of 9 x 9 it is (-5.66, 0), and outside."""
     x = torch.arange(1, 10, dtype=torch.uint8).view(1, 3, 3, 1)
     found = turned(x, 45.0)[0, :, :, 0]
     assert (found[1, 1], found[0, 0]) == (5, 2)
@@ -53,8 +53,11 @@ def test_an_image_is_for_training_or_for_testing_in_all_tasks():
 
 @pytest.mark.parametrize("withheld", [(), ("surrogate.fraction=0.2", "public.fraction=0.1")])
 def test_a_validation_image_is_trained_on_at_no_angle(withheld):
-    """Of 1,437 images 143, the same in all three tasks; neither clients nor server have them at another angle."""
-    data, parts = divide(build(composed("scenario=rotations", "validation.fraction=0.1", *withheld)))
+    """Of 1,437 images 143, the same in all three tasks; neither clients nor server have them at
+    another angle."""
+    data, parts = divide(
+        build(composed("scenario=rotations", "validation.fraction=0.1", *withheld))
+    )
     size = len(data.y_train) // 3
     sets = [part.partition.validation for part in parts]
     held = set((sets[0] % size).tolist())
@@ -63,7 +66,12 @@ def test_a_validation_image_is_trained_on_at_no_angle(withheld):
     assert [set((numbers // size).tolist()) for numbers in sets] == [{0}, {1}, {2}]
     assert torch.equal(data.validation, torch.from_numpy(np.concatenate(sets)))
     for part in parts:
-        used = [*part.partition.parts, part.partition.public, part.federation.unlabelled, part.federation.shared]
+        used = [
+            *part.partition.parts,
+            part.partition.public,
+            part.federation.unlabelled,
+            part.federation.shared,
+        ]
         assert not held & set((np.concatenate(used) % size).tolist())
 
 
@@ -74,7 +82,9 @@ def test_clients_cannot_hold_out_images_of_their_own():
 
 
 def test_angles_must_differ():
-    with pytest.raises(ConfigError, match=r"scenario.angles=\[0.0, 360.0\]: must be different angles"):
+    with pytest.raises(
+        ConfigError, match=r"scenario.angles=\[0.0, 360.0\]: must be different angles"
+    ):
         rotations([0.0, 360.0])
 
 

@@ -23,14 +23,17 @@ NOTES = ROOT / "docs" / "reproduction"
 
 
 def test_exponential_moving_average():
-    """0.6 and 0.4 on 1, 0, 2: 1, then 0.6, then 0.36 + 0.8 = 1.16. The other reading: 1, 0.4, 0.16 + 1.2 = 1.36."""
+    """0.6 and 0.4 on 1, 0, 2: 1, then 0.6, then 0.36 + 0.8 = 1.16. The other reading: 1, 0.4, 0.16
+    + 1.2 = 1.36."""
     assert ema([1.0], 0.6) == 1
     assert ema([1.0, 0.0], 0.6) == pytest.approx(0.6)
     assert ema([1.0, 0.0, 2.0], 0.6) == pytest.approx(1.16)
     assert ema([1.0, 0.0, 2.0], 0.4) == pytest.approx(1.36)
     values = np.random.default_rng(0).random(50)
     weights = 0.4 * 0.6 ** np.arange(49)[::-1]  # of x_2, ..., x_50; x_1 has what is left, 0.6^49
-    assert ema(values.tolist(), 0.6) == pytest.approx(0.6**49 * values[0] + weights @ values[1:], abs=1e-14)
+    assert ema(values.tolist(), 0.6) == pytest.approx(
+        0.6**49 * values[0] + weights @ values[1:], abs=1e-14
+    )
 
 
 def test_what_the_two_readings_of_the_weight_differ_by():
@@ -49,7 +52,12 @@ def test_what_the_two_readings_of_the_weight_differ_by():
 
 @pytest.mark.parametrize(
     ("value", "accuracy", "forgetting"),
-    [("last", 0.3, 0.4), ("best", 0.5, 0.1), ("mean_of_last(2)", 0.4, 0.25), ("mean_of_last(10)", 0.3, 0.3)],
+    [
+        ("last", 0.3, 0.4),
+        ("best", 0.5, 0.1),
+        ("mean_of_last(2)", 0.4, 0.25),
+        ("mean_of_last(10)", 0.3, 0.3),
+    ],
 )
 def test_what_each_rule_reports(value, accuracy, forgetting):
     """Accuracies 0.1, 0.5, 0.3; forgetting 0.4, 0.1, 0.4."""
@@ -59,7 +67,9 @@ def test_what_each_rule_reports(value, accuracy, forgetting):
     assert rule.reported([], "accuracy") is None
 
 
-@pytest.mark.parametrize("value", ["ema", "ema(1)", "ema(1.5)", "mean_of_last(0)", "mean_of_last", "median"])
+@pytest.mark.parametrize(
+    "value", ["ema", "ema(1)", "ema(1.5)", "mean_of_last(0)", "mean_of_last", "median"]
+)
 def test_rules_that_are_none(value):
     with pytest.raises(ValueError, match=r"report\.value="):
         Rule(value)
@@ -71,8 +81,9 @@ def test_an_unknown_view():
 
 
 def test_standard_error_of_a_reported_number():
-    """The last ten rounds are 1 and 3 in turn: s = sqrt(10/9) = 1.0541. One round varies by s, the mean of ten by
-    s / sqrt(10) = 1/3, EMA(0.6) by s sqrt(0.4 / 1.6) = s / 2. What was before the last ten does not count."""
+    """The last ten rounds are 1 and 3 in turn: s = sqrt(10/9) = 1.0541. One round varies by s, the
+    mean of ten by s / sqrt(10) = 1/3, EMA(0.6) by s sqrt(0.4 / 1.6) = s / 2. What was before the
+    last ten does not count."""
     values = [100.0] + [1.0, 3.0] * 5
     s = math.sqrt(10 / 9)
     assert Rule("last").standard_error(values) == pytest.approx(s)
@@ -83,16 +94,20 @@ def test_standard_error_of_a_reported_number():
 
 
 def test_the_error_of_a_mean_of_more_rounds_than_there_are():
-    """Four rounds 1, 3, 1, 3: the mean of all four varies by sqrt(4/3) / sqrt(4) = sqrt(1/3). Of fifteen rounds the
-    last ten have s = sqrt(10/9); a mean of twenty is one of fifteen, a mean of twelve one of twelve."""
-    assert Rule("mean_of_last(10)").standard_error([1.0, 3.0, 1.0, 3.0]) == pytest.approx(math.sqrt(1 / 3))
+    """Four rounds 1, 3, 1, 3: the mean of all four varies by sqrt(4/3) / sqrt(4) = sqrt(1/3). Of
+    fifteen rounds the last ten have s = sqrt(10/9); a mean of twenty is one of fifteen, a mean of
+    twelve one of twelve."""
+    assert Rule("mean_of_last(10)").standard_error([1.0, 3.0, 1.0, 3.0]) == pytest.approx(
+        math.sqrt(1 / 3)
+    )
     values = [100.0] * 5 + [1.0, 3.0] * 5
     assert Rule("mean_of_last(20)").standard_error(values) == pytest.approx(math.sqrt(10 / 9 / 15))
     assert Rule("mean_of_last(12)").standard_error(values) == pytest.approx(math.sqrt(10 / 9 / 12))
 
 
 def test_the_error_of_an_average_of_independent_rounds():
-    """Drawn: the standard deviation of EMA(0.6) over 4,000 runs of 40 independent rounds is half of that of a round."""
+    """Drawn: the standard deviation of EMA(0.6) over 4,000 runs of 40 independent rounds is half of
+    that of a round."""
     drawn = np.random.default_rng(1).standard_normal((4000, 40))
     assert np.std([ema(row.tolist(), 0.6) for row in drawn]) == pytest.approx(0.5, rel=0.05)
 
@@ -112,7 +127,11 @@ def test_noise_from_seeds_or_from_one_run():
 def test_noise_is_part_of_the_tolerance():
     accuracy = {"unit": "percent", "metric": "accuracy", "value": "40", "std": ""}
     assert [tolerance(accuracy, error) for error in (None, 0.9, 1.5)] == [2.0, 2.0, 3.0]
-    assert [tolerance(accuracy | {"std": "1.4"}, error) for error in (None, 1.3, 1.5)] == [2.8, 2.8, 3.0]
+    assert [tolerance(accuracy | {"std": "1.4"}, error) for error in (None, 1.3, 1.5)] == [
+        2.8,
+        2.8,
+        3.0,
+    ]
     lost = {"unit": "fraction", "metric": "forgetting", "value": "0.4", "std": ""}
     assert [tolerance(lost, error) for error in (None, 0.02, 0.04)] == [0.05, 0.05, 0.08]
     rounds = {"unit": "rounds", "metric": "rounds_to_A", "value": "100", "std": ""}
@@ -120,39 +139,63 @@ def test_noise_is_part_of_the_tolerance():
 
 
 def test_spearman_s_rho():
-    """Ranks 1..5 against 2, 1, 4, 3, 5: d = 1, 1, 1, 1, 0, so rho = 1 - 6 x 4 / (5 x 24) = 0.8. With a tie, 1, 2.5,
-    2.5, 4 against 1..4: covariance 4.5, variances 4.5 and 5, so 4.5 / sqrt(22.5) = 0.9487."""
+    """Ranks 1..5 against 2, 1, 4, 3, 5: d = 1, 1, 1, 1, 0, so rho = 1 - 6 x 4 / (5 x 24) = 0.8.
+    With a tie, 1, 2.5, 2.5, 4 against 1..4: covariance 4.5, variances 4.5 and 5, so 4.5 /
+    sqrt(22.5) = 0.9487."""
     printed = pd.Series([10.0, 20.0, 30.0, 40.0, 50.0])
     assert spearman(pd.Series([2.0, 1.0, 4.0, 3.0, 5.0]), printed) == pytest.approx(0.8)
     assert spearman(printed**3, printed) == pytest.approx(1)
     assert spearman(-printed, printed) == pytest.approx(-1)
-    assert spearman(pd.Series([1.0, 2.0, 2.0, 9.0]), printed[:4]) == pytest.approx(4.5 / math.sqrt(22.5))
+    assert spearman(pd.Series([1.0, 2.0, 2.0, 9.0]), printed[:4]) == pytest.approx(
+        4.5 / math.sqrt(22.5)
+    )
     assert spearman(pd.Series([1.0, 1.0, 1.0]), printed[:3]) is None
 
 
 def column(ours, errors, printed, stds):
-    names = {"method": ["A", "B", "C"], "ours": ours, "ours_error": errors, "printed": printed, "printed_std": stds}
+    names = {
+        "method": ["A", "B", "C"],
+        "ours": ours,
+        "ours_error": errors,
+        "printed": printed,
+        "printed_std": stds,
+    }
     return pd.DataFrame(names)
 
 
 def test_swaps_beyond_noise_are_named():
-    """Printed A 50 > B 40 > C 38. Ours B 46 > A 42: 4 apart, noise 2 sqrt(1 + 1) = 2.83, so swapped; with errors of
-    1.5 each it is 4.24 and nothing can be said. C above B by 1 where the print has 2 between: within noise."""
+    """Printed A 50 > B 40 > C 38. Ours B 46 > A 42: 4 apart, noise 2 sqrt(1 + 1) = 2.83, so
+    swapped; with errors of 1.5 each it is 4.24 and nothing can be said. C above B by 1 where the
+    print has 2 between: within noise."""
     printed, none = [50.0, 40.0, 38.0], [None] * 3
-    assert swapped(column([42.0, 46.0, 30.0], [1.0, 1.0, 1.0], printed, none)) == (["B above A"], [])
+    assert swapped(column([42.0, 46.0, 30.0], [1.0, 1.0, 1.0], printed, none)) == (
+        ["B above A"],
+        [],
+    )
     assert swapped(column([42.0, 46.0, 30.0], [1.5, 1.5, 1.5], printed, none)) == ([], [])
     assert swapped(column([60.0, 46.0, 47.0], [1.0, 1.0, 1.0], printed, none)) == ([], [])
-    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, none)) == (["C above B"], [])
+    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, none)) == (
+        ["C above B"],
+        [],
+    )
     # The print's own standard deviations, 1 each: 2 apart is less than 2 sqrt(2).
-    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, [1.0, 1.0, 1.0])) == ([], [])
-    # Without a known error of A nothing can be said of A and B; of a pair in the printed order nothing need be known.
+    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, [1.0, 1.0, 1.0])) == (
+        [],
+        [],
+    )
+    # Without a known error of A nothing can be said of A and B; of a pair in the printed order
+    # nothing need be known.
     assert swapped(column([42.0, 46.0, 30.0], [None, 1.0, 1.0], printed, none)) == ([], ["A"])
     assert swapped(column([60.0, 46.0, 30.0], [None, None, 1.0], printed, none)) == ([], [])
-    assert swapped(column([42.0, 46.0, 50.0], [None, 1.0, 1.0], printed, none)) == (["C above B"], ["A"])
+    assert swapped(column([42.0, 46.0, 50.0], [None, 1.0, 1.0], printed, none)) == (
+        ["C above B"],
+        ["A"],
+    )
 
 
 def test_equal_values_are_no_swap():
-    """Printed A 50 = B 50, or ours A 46 = B 46: neither stands above the other, whatever is known of the noise."""
+    """Printed A 50 = B 50, or ours A 46 = B 46: neither stands above the other, whatever is known
+    of the noise."""
     none, twice, apart = [None] * 3, [50.0, 50.0, 38.0], [50.0, 40.0, 38.0]
     assert swapped(column([60.0, 40.0, 30.0], [1.0, 1.0, 1.0], twice, none)) == ([], [])
     assert swapped(column([40.0, 60.0, 30.0], [1.0, 1.0, 1.0], twice, none)) == ([], [])
@@ -162,32 +205,57 @@ def test_equal_values_are_no_swap():
 
 
 def test_a_swap_is_more_than_two_standard_errors():
-    """Errors of 1.5 and 2 are 2 sqrt(2.25 + 4) = 5 together: a difference of 5 is within noise, 5.5 is not."""
+    """Errors of 1.5 and 2 are 2 sqrt(2.25 + 4) = 5 together: a difference of 5 is within noise, 5.5
+    is not."""
     printed, none = [50.0, 45.0, 38.0], [None] * 3
     assert swapped(column([41.0, 46.0, 30.0], [1.5, 2.0, 1.0], printed, none)) == ([], [])
-    assert swapped(column([40.5, 46.0, 30.0], [1.5, 2.0, 1.0], printed, none)) == (["B above A"], [])
+    assert swapped(column([40.5, 46.0, 30.0], [1.5, 2.0, 1.0], printed, none)) == (
+        ["B above A"],
+        [],
+    )
     assert swapped(column([10.0, 90.0, 5.0], [1.5, 2.0, 1.0], printed, [1.5, 2.0, 1.0])) == ([], [])
-    assert swapped(column([10.0, 90.0, 5.0], [1.5, 2.0, 1.0], [50.5, *printed[1:]], [1.5, 2.0, 1.0])) == (
-        ["B above A"], []
-    )  # fmt: skip
+    assert swapped(
+        column([10.0, 90.0, 5.0], [1.5, 2.0, 1.0], [50.5, *printed[1:]], [1.5, 2.0, 1.0])
+    ) == (["B above A"], [])
 
 
-@pytest.mark.parametrize(("difference", "expected"), [(2.0, "within"), (-2.0, "within"), (2.01, "outside"),
-                                                      (-2.01, "outside"), (None, "not judged: no number")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("difference", "expected"),
+    [
+        (2.0, "within"),
+        (-2.0, "within"),
+        (2.01, "outside"),
+        (-2.01, "outside"),
+        (None, "not judged: no number"),
+    ],
+)
 def test_the_tolerance_itself_is_within(difference, expected):
-    assert verdict({"note": "", "metric": "accuracy"}, [False], 1, 0, difference, 2.0, reduced=False) == expected
+    assert (
+        verdict({"note": "", "metric": "accuracy"}, [False], 1, 0, difference, 2.0, reduced=False)
+        == expected
+    )
 
 
 def test_a_cell_of_which_half_the_runs_diverged():
-    """The other half is judged. What is printed as failed has failed here too only where all runs have."""
-    accuracy, half, failed = {"note": "", "metric": "accuracy"}, [True, False], 'failed; printed "10.00 (Failure)"'
+    """The other half is judged. What is printed as failed has failed here too only where all runs
+    have."""
+    accuracy, half, failed = (
+        {"note": "", "metric": "accuracy"},
+        [True, False],
+        'failed; printed "10.00 (Failure)"',
+    )
     assert verdict(accuracy, half, 2, 0, 1.0, 2.0, reduced=False) == "within"
     assert verdict(accuracy, [True, True], 2, 0, 1.0, 2.0, reduced=False) == "outside"
     printed = accuracy | {"note": failed}
     for runs, mean, expected in (
-        (half, 40.0, "outside"), ([True, True], 40.0, "failed as printed"), ([True, True], None, "failed as printed"),
-        (half, 12.0, "failed as printed"), (half, 8.0, "failed as printed"), (half, 12.5, "outside"),  # 10 +- 2
-    ):  # fmt: skip
+        (half, 40.0, "outside"),
+        ([True, True], 40.0, "failed as printed"),
+        ([True, True], None, "failed as printed"),
+        # 10 +- 2
+        (half, 12.0, "failed as printed"),
+        (half, 8.0, "failed as printed"),
+        (half, 12.5, "outside"),
+    ):
         assert verdict(printed, runs, 2, 0, None, None, reduced=False, mean=mean) == expected
     lost = printed | {"metric": "forgetting"}
     assert verdict(lost, half, 2, 0, None, None, reduced=False) == "not judged: no printed number"
@@ -195,35 +263,47 @@ def test_a_cell_of_which_half_the_runs_diverged():
 
 
 def tidy(mean, last10):
-    table = {"method": list("ABCD"), "error": 0.1, "plain_error": 0.1, "printed": [3.0, 2.0, 1.0, 0.0]}
+    table = {
+        "method": list("ABCD"),
+        "error": 0.1,
+        "plain_error": 0.1,
+        "printed": [3.0, 2.0, 1.0, 0.0],
+    }
     table |= {"printed_std": None, "rule": "the rule", "n": 1, "diverged": 0}
     return pd.DataFrame(table).head(len(mean)).assign(mean=mean, plain_last10=last10)
 
 
 def test_the_order_of_a_column():
-    """By the paper's rule where all have it, or have diverged; else by the plain test, for all; not with two
-    methods."""
+    """By the paper's rule where all have it, or have diverged; else by the plain test, for all; not
+    with two methods."""
     ruled = order(tidy([9.0, 8.0, 7.0], [1.0, 2.0, 3.0]))
-    assert ruled == {"rho": pytest.approx(1), "order": "no swap beyond noise", "order_by": "the rule"}
+    assert ruled == {
+        "rho": pytest.approx(1),
+        "order": "no swap beyond noise",
+        "order_by": "the rule",
+    }
     plain = order(tidy([9.0, None, 7.0], [1.0, 2.0, 3.0]))
     assert (plain["rho"], plain["order_by"]) == (pytest.approx(-1), "mean_of_last(10), plain test")
     assert plain["order"] == "swapped: B above A; C above A; C above B"
     lost = tidy([9.0, 8.0, 7.0, None], [1.0, 2.0, 3.0, None]).assign(diverged=[0, 0, 0, 1])
     assert order(lost) == ruled
-    half = lost.assign(n=2)  # one of two runs diverged, so the method takes part, and has no number under the rule
+    # one of two runs diverged, so the method takes part, and has no number under the rule
+    half = lost.assign(n=2)
     assert order(half)["order_by"] == "mean_of_last(10), plain test"
     assert order(half.assign(mean=[9.0, 8.0, 7.0, 6.0]))["order_by"] == "the rule"
     assert order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"
 
 
 def test_an_order_without_known_noise_is_not_called_reproduced():
-    """The print has A > B > C. Of A no error is known and B is above it: that is neither noise nor a swap. A swap that
-    is known beside it counts; where all stand as printed, no noise need be known."""
+    """The print has A > B > C. Of A no error is known and B is above it: that is neither noise nor
+    a swap. A swap that is known beside it counts; where all stand as printed, no noise need be
+    known."""
     table = tidy([8.0, 9.0, 7.0], [1.0] * 3).assign(error=[None, 0.1, 0.1])
     found = order(table)
     assert (found["rho"], found["order"]) == (
-        pytest.approx(0.5), "not judged: no seeds or rounds to take the noise of A from"
-    )  # fmt: skip
+        pytest.approx(0.5),
+        "not judged: no seeds or rounds to take the noise of A from",
+    )
     table = table.assign(**dict.fromkeys(COLUMN, "x"), **found)
     assert judged_orders(table) == []
     assert judged_orders(table.assign(order="no swap beyond noise")) == ["no swap beyond noise"]
@@ -232,14 +312,18 @@ def test_an_order_without_known_noise_is_not_called_reproduced():
 
 
 def cfed_column(protocols, changes):
-    """A column of CFeD's table: three methods in the printed order, of a metric that has no rule."""
-    table = tidy([9.0, 8.0, 7.0], [3.0, 2.0, 1.0]).assign(protocol=protocols, changes=changes, note="", rule="")
+    """A column of CFeD's table: three methods in the printed order, of a metric that has no
+    rule."""
+    table = tidy([9.0, 8.0, 7.0], [3.0, 2.0, 1.0]).assign(
+        protocol=protocols, changes=changes, note="", rule=""
+    )
     table["printed"] = [3.0, 2.0, 1.0]
     return with_order(table.assign(**dict.fromkeys(COLUMN, "x")))
 
 
 def test_runs_on_other_data_are_judged_by_order_alone():
-    """The bundled titles: 10,000 of 502,180. Not beside runs in full, nor with other options, nor mixed."""
+    """The bundled titles: 10,000 of 502,180. Not beside runs in full, nor with other options, nor
+    mixed."""
     other = "data: 10,000 training examples, not 502,180"
     found = cfed_column("reduced", other)
     assert found["rho"].tolist() == pytest.approx([1, 1, 1])
@@ -248,9 +332,12 @@ def test_runs_on_other_data_are_judged_by_order_alone():
     assert set(cfed_column("reduced", f"rounds=5; {other}")["order"]) == {""}
     assert set(cfed_column("reduced", f"older code: FedCurv (x); {other}")["order"]) == {""}
     assert cfed_column(["full", "reduced", "reduced"], ["", other, other])["order"].tolist() == [
-        "not judged: 1 of 3 methods", "", ""
-    ]  # fmt: skip
-    fewer = ["surrogate.examples=300; " + other, other, other]  # one method with fewer surrogate examples
+        "not judged: 1 of 3 methods",
+        "",
+        "",
+    ]
+    # one method with fewer surrogate examples
+    fewer = ["surrogate.examples=300; " + other, other, other]
     assert set(cfed_column("reduced", fewer)["order"]) == {"no swap beyond noise"}
     assert set(cfed_column("reduced", "surrogate.examples=300")["order"]) == {""}
     mixed = cfed_column("reduced", [other, other, "data: 9 classes, not 10"])
@@ -262,23 +349,31 @@ def test_runs_on_other_data_are_judged_by_order_alone():
 
 @pytest.mark.parametrize("name", list_options("sweep", [CONF]))
 def test_every_sweep_states_its_rule(name):
-    """All of FedNTD's the same one, with both views tested, but for the table made with FedAlign's code and the figure
-    of its runs; a run without them is still at the sweep's protocol."""
+    """All of FedNTD's the same one, with both views tested, but for the table made with FedAlign's
+    code and the figure of its runs; a run without them is still at the sweep's protocol."""
     sweep = load_sweep(name, [CONF])
     own_code = sweep.paper == "FedNTD" and name not in ("fedntd_table13", "fedntd_fig14")
     inferred = Rule("ema(0.6)", "augmented", "inferred protocol")
     assert sweep.rule == (inferred if own_code else Rule("last", "plain"))
     views = ["test_views=[plain,augmented]"] if own_code else []
     assert sweep.common == views
-    assert all([o for o in each if o.startswith("test_views")] == views for each in launches(sweep, []))
+    assert all(
+        [o for o in each if o.startswith("test_views")] == views for each in launches(sweep, [])
+    )
     asked = ["test_views=[plain]"]
-    assert all([o for o in each if o.startswith("test_views")] == asked for each in launches(sweep, asked))
+    assert all(
+        [o for o in each if o.startswith("test_views")] == asked for each in launches(sweep, asked)
+    )
     assert protocol_of(sweep, views) == []
 
 
 def table8(folder):
-    return one(cells(load_sweep("fedntd_table8", [CONF]), load_jobs(folder)), setting="E=5", method="FedAvg",
-               metric="accuracy")  # fmt: skip
+    return one(
+        cells(load_sweep("fedntd_table8", [CONF]), load_jobs(folder)),
+        setting="E=5",
+        method="FedAvg",
+        metric="accuracy",
+    )
 
 
 def test_a_run_without_the_view_is_not_judged(tmp_path):
@@ -297,10 +392,13 @@ def test_a_run_without_the_view_is_not_judged(tmp_path):
 
 
 def test_one_seed_s_noise_widens_the_tolerance(tmp_path):
-    """Rounds 0.30 and 0.50: s = 0.1414, EMA 0.38, its error s / 2 = 0.0707, so a tolerance of 14.14 points."""
+    """Rounds 0.30 and 0.50: s = 0.1414, EMA 0.38, its error s / 2 = 0.0707, so a tolerance of 14.14
+    points."""
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.3, 0.5])
     row = table8(tmp_path)
-    assert (row["mean"], row["error"], row["tolerance"]) == pytest.approx((38, 5 * 2**0.5, 10 * 2**0.5))
+    assert (row["mean"], row["error"], row["tolerance"]) == pytest.approx(
+        (38, 5 * 2**0.5, 10 * 2**0.5)
+    )
     assert (row["error_from"], row["verdict"]) == ("last ten rounds of one seed", "within")
 
 

@@ -1,4 +1,5 @@
-"""Changes of the clients' data within a run: what they are, when they come, and that a resumed run has them too."""
+"""Changes of the clients' data within a run: what they are, when they come, and that a resumed run
+has them too."""
 
 import json
 
@@ -17,7 +18,8 @@ from fedexp.metrics.history import load_history
 from toy_federation import LARGER, Ragged, composed, make_simulation, play
 
 LABELS = np.array([0] * 10 + [1] * 5 + [0] * 3)
-TWO = Partition.build([np.arange(15), np.arange(15, 18)], LABELS, 3, {})  # client 1 holds class 0 alone
+# client 1 holds class 0 alone
+TWO = Partition.build([np.arange(15), np.arange(15, 18)], LABELS, 3, {})
 
 
 def schedule(partition=(), classes=(), clients=None):
@@ -32,8 +34,8 @@ def schedule(partition=(), classes=(), clients=None):
 
 
 def test_a_share_of_a_class_by_hand():
-    """Client 0 has ten examples of class 0 and five of class 1: shares 0.25 and 0.5 keep floor(3.0) = 3 and
-    floor(3.0) = 3; client 1 keeps floor(0.25 * 3 + 0.5) = 1 of its three."""
+    """Client 0 has ten examples of class 0 and five of class 1: shares 0.25 and 0.5 keep floor(3.0)
+    = 3 and floor(3.0) = 3; client 1 keeps floor(0.25 * 3 + 0.5) = 1 of its three."""
     found = reduced(TWO, {0: 0.25, 1: 0.5}, None, LABELS, 3, seed=1)
     assert found.counts.tolist() == [[3, 3, 0], [1, 0, 0]]
     assert set(found.parts[0]) < set(TWO.parts[0])
@@ -42,7 +44,9 @@ def test_a_share_of_a_class_by_hand():
 
 
 def test_a_smaller_share_keeps_a_part_of_a_larger_one():
-    kept = [set(reduced(TWO, {0: share}, [0], LABELS, 3, seed=1).parts[0]) for share in (1, 0.7, 0.2, 0)]
+    kept = [
+        set(reduced(TWO, {0: share}, [0], LABELS, 3, seed=1).parts[0]) for share in (1, 0.7, 0.2, 0)
+    ]
     assert kept[0] == set(TWO.parts[0])
     assert kept[0] > kept[1] > kept[2] > kept[3] == set(range(10, 15))
     assert kept[2] != set(reduced(TWO, {0: 0.2}, [0], LABELS, 3, seed=2).parts[0])
@@ -66,7 +70,12 @@ def test_what_holds_in_a_round():
     first, second = IID(), Sharding(shards_per_client=2)
     found = schedule([(9, second), (3, first)], [(5, {1: 0.5}), (7, {2: 0.1}), (9, {1: 0.2})])
     assert found.rounds == [3, 5, 7, 9]
-    assert [found.shares_at(n) for n in (4, 5, 8, 20)] == [{}, {1: 0.5}, {1: 0.5, 2: 0.1}, {1: 0.2, 2: 0.1}]
+    assert [found.shares_at(n) for n in (4, 5, 8, 20)] == [
+        {},
+        {1: 0.5},
+        {1: 0.5, 2: 0.1},
+        {1: 0.2, 2: 0.1},
+    ]
     assert found.partition_at(2) is None
     assert [found.partition_at(n).partition for n in (3, 8, 9)] == [first, first, second]
 
@@ -75,8 +84,11 @@ def test_what_holds_in_a_round():
 
 
 def test_stages_of_a_simulation():
-    """Clients of 1, 3, 7, 12 and 10 examples until round 1; equal ones in round 2, and in round 3 without class 0."""
-    simulation = make_simulation(schedule=schedule([(2, IID())], [(3, {0: 0.0})]), public=0.1, rounds=4, sizes=LARGER)
+    """Clients of 1, 3, 7, 12 and 10 examples until round 1; equal ones in round 2, and in round 3
+    without class 0."""
+    simulation = make_simulation(
+        schedule=schedule([(2, IID())], [(3, {0: 0.0})]), public=0.1, rounds=4, sizes=LARGER
+    )
     sizes = [[len(part) for part in simulation.stage_of(n).federation.parts] for n in (1, 2, 3, 4)]
     assert sorted(sizes[0]) == [1, 3, 7, 10, 12]
     assert sizes[1] == [7] * 5  # 40 examples, four of them public, floor(36 / 5) each
@@ -93,8 +105,11 @@ def test_stages_of_a_simulation():
 
 
 def test_metrics_use_the_data_of_the_round():
-    """Round 2 has other counts than round 1, in the run and in what is read back from a checkpoint."""
-    simulation = make_simulation(schedule=schedule([(2, Ragged(sizes=(8,) * 5))]), forgetting_metric=InOutLocal())
+    """Round 2 has other counts than round 1, in the run and in what is read back from a
+    checkpoint."""
+    simulation = make_simulation(
+        schedule=schedule([(2, Ragged(sizes=(8,) * 5))]), forgetting_metric=InOutLocal()
+    )
     history = simulation.initial_state().history
     again = type(history).from_tree(history.to_tree())
     for each in (history, again):
@@ -115,7 +130,10 @@ def test_a_run_until_the_change_is_that_without_one():
 
 
 def test_options_become_partitions():
-    written = ["schedule.partition={101:{name:lda,alpha:0.3},11:iid}", "schedule.classes={50:{3:0.1,4:0}}"]
+    written = [
+        "schedule.partition={101:{name:lda,alpha:0.3},11:iid}",
+        "schedule.classes={50:{3:0.1,4:0}}",
+    ]
     built = build(composed(*written, "schedule.clients=[2]"))
     lda = LDA(alpha=0.3, min_size=10, balance=True, max_draws=10000)
     assert built.schedule == schedule([(11, IID()), (101, lda)], [(50, {3: 0.1, 4: 0.0})], [2])
@@ -125,18 +143,39 @@ def test_options_become_partitions():
     ("override", "message"),
     [
         ("schedule.partition=[iid]", "schedule.partition"),
-        ("schedule.partition={1:iid}", "schedule.partition: 1 is no round in which something can change (2, 3, ...)"),
-        ("schedule.partition={5:{name:ldaa}}", "schedule.partition.5.name=ldaa: must be one of iid, lda, sharding"),
-        ("schedule.partition={5:{alpha:1}}", "schedule.partition.5={'alpha': 1}: must be the name of a partition"),
+        (
+            "schedule.partition={1:iid}",
+            "schedule.partition: 1 is no round in which something can change (2, 3, ...)",
+        ),
+        (
+            "schedule.partition={5:{name:ldaa}}",
+            "schedule.partition.5.name=ldaa: must be one of iid, lda, sharding",
+        ),
+        (
+            "schedule.partition={5:{alpha:1}}",
+            "schedule.partition.5={'alpha': 1}: must be the name of a partition",
+        ),
         (
             "schedule.partition={5:{name:lda,alfa:1}}",
             "schedule.partition.5.alfa: lda has no such key (nearest: 'alpha')",
         ),
         ("schedule.partition={5:{name:lda,alpha:0}}", "alpha"),
-        ("schedule.classes={5:0.1}", "schedule.classes.5=0.1: must be classes with their share, such as {3: 0.1}"),
-        ("schedule.classes={5:{3:2}}", "schedule.classes.5.3=2: must be a share of the examples from 0 to 1"),
-        ("schedule.classes={5:{cat:1}}", "schedule.classes.5: cat is no class; classes are numbered 0, 1, ..."),
-        ("schedule.clients=[-1]", "schedule.clients=[-1]: must be a list of clients from 0 on, or null"),
+        (
+            "schedule.classes={5:0.1}",
+            "schedule.classes.5=0.1: must be classes with their share, such as {3: 0.1}",
+        ),
+        (
+            "schedule.classes={5:{3:2}}",
+            "schedule.classes.5.3=2: must be a share of the examples from 0 to 1",
+        ),
+        (
+            "schedule.classes={5:{cat:1}}",
+            "schedule.classes.5: cat is no class; classes are numbered 0, 1, ...",
+        ),
+        (
+            "schedule.clients=[-1]",
+            "schedule.clients=[-1]: must be a list of clients from 0 on, or null",
+        ),
     ],
 )
 def test_bad_values(override, message):
@@ -149,10 +188,22 @@ def test_bad_values(override, message):
 def test_what_a_run_cannot_change(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fedexp"])
     for overrides, message in (
-        (["schedule.partition={31:iid}"], "schedule.partition: round 31 is after the last one (rounds=30)"),
-        (["schedule.classes={5:{3:0.1}}", "scenario=class_incremental"], "schedule: goes with scenario=none"),
-        (["schedule.partition={5:iid}", "partition=file", "partition.path=x.npz"], "goes with partition=iid, lda,"),
-        (["schedule.partition={5:iid}", "validation.fraction=0.1", "validation.per_client=true"], "per_client=false"),
+        (
+            ["schedule.partition={31:iid}"],
+            "schedule.partition: round 31 is after the last one (rounds=30)",
+        ),
+        (
+            ["schedule.classes={5:{3:0.1}}", "scenario=class_incremental"],
+            "schedule: goes with scenario=none",
+        ),
+        (
+            ["schedule.partition={5:iid}", "partition=file", "partition.path=x.npz"],
+            "goes with partition=iid, lda,",
+        ),
+        (
+            ["schedule.partition={5:iid}", "validation.fraction=0.1", "validation.per_client=true"],
+            "per_client=false",
+        ),
     ):
         assert main.main([*overrides, "tracker=none"]) == 2
         assert message in capsys.readouterr().err
@@ -164,17 +215,32 @@ def test_what_a_run_cannot_change(monkeypatch, capsys):
 def test_a_resumed_run_changes_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = ["local.epochs=1", "num_clients=4", "participation=0.5", "partition=iid", "tracker=none", "figures=false"]
+    small = [
+        "local.epochs=1",
+        "num_clients=4",
+        "participation=0.5",
+        "partition=iid",
+        "tracker=none",
+        "figures=false",
+    ]
     small += ["hardware.engine=sequential", "hardware.threads=1", "forgetting_metric=in_out_local"]
     small += ["model.channels=[4]", "model.hidden=[8]"]
     small += ["schedule.partition={2:{name:lda,alpha:0.1}}", "schedule.classes={3:{0:0.5}}"]
     assert main.main([*small, "rounds=4", "hydra.run.dir=whole"]) == 0
     assert main.main([*small, "rounds=3", "hydra.run.dir=part"]) == 0
     assert main.main(["resume=part", "rounds=4"]) == 0
-    for name in ("class_accuracy.csv", "clients.csv", "partition_from_round2.npz", "partition_from_round3.npz"):
+    for name in (
+        "class_accuracy.csv",
+        "clients.csv",
+        "partition_from_round2.npz",
+        "partition_from_round3.npz",
+    ):
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
-    assert [(each["round"], each["scheme"]) for each in summary["schedule"]] == [(2, "LDA"), (3, "LDA")]
+    assert [(each["round"], each["scheme"]) for each in summary["schedule"]] == [
+        (2, "LDA"),
+        (3, "LDA"),
+    ]
     assert summary["schedule"][1]["shares"] == {"0": 0.5}
     log = (tmp_path / "whole" / "run.log").read_text()
     assert "schedule: from round 2 on 4 clients" in log
@@ -182,10 +248,13 @@ def test_a_resumed_run_changes_too(tmp_path, monkeypatch):
     assert "kept: 0.5 of class 0" in log
     history = load_history(tmp_path / "whole")
     assert history.starts == (1, 2, 3)
-    np.testing.assert_array_equal(history.counts[2, :, 0], np.floor(history.counts[1, :, 0] / 2 + 0.5))
+    np.testing.assert_array_equal(
+        history.counts[2, :, 0], np.floor(history.counts[1, :, 0] / 2 + 0.5)
+    )
     # The metric of a round is that of the round's data.
     values = InOutLocal().local_values(history, 1)["in_local_accuracy"]
     counts = history.counts[1][history.sampled[1]]
     expected = (history.local_class_accuracy[1] * counts).sum(1) / counts.sum(1)
     np.testing.assert_allclose(values, expected, rtol=1e-12)
-    assert main.main(["resume=part", "rounds=4", "schedule.classes={3:{0:0.4}}"]) == 2  # another configuration
+    # another configuration
+    assert main.main(["resume=part", "rounds=4", "schedule.classes={3:{0:0.4}}"]) == 2

@@ -15,7 +15,14 @@ from fedexp.core.settings import NO_STOP, Stop
 from fedexp.core.views import VALIDATION
 from fedexp.training.stopping import Stopping, is_over, waited
 
-OPTIONS = {"n_trials": 4, "n_jobs": None, "sampler": "tpe", "seed": 0, "pruner": "median", "startup_trials": 1}
+OPTIONS = {
+    "n_trials": 4,
+    "n_jobs": None,
+    "sampler": "tpe",
+    "seed": 0,
+    "pruner": "median",
+    "startup_trials": 1,
+}
 OPTIONS |= {"warmup_rounds": 1}
 
 
@@ -31,9 +38,14 @@ def test_without_an_objective_test_data_are_not_used():
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("validation_accuracy", "max"), ("best_accuracy", "max"), ("forgetting", "min"), ("seconds", "min"),
-     ("train_samples_per_second", "max")],
-)  # fmt: skip
+    [
+        ("validation_accuracy", "max"),
+        ("best_accuracy", "max"),
+        ("forgetting", "min"),
+        ("seconds", "min"),
+        ("train_samples_per_second", "max"),
+    ],
+)
 def test_the_direction_follows_from_the_name(name, expected):
     assert direction_of(name, None) == expected
     assert direction_of(name, "min") == "min"
@@ -41,8 +53,9 @@ def test_the_direction_follows_from_the_name(name, expected):
 
 def test_an_objective_is_a_finite_number_of_the_summary():
     summary = {"accuracy": 0.5, "rounds": 3, "forgetting": None, "status": "completed"}
-    assert [value_of(summary, name) for name in ("accuracy", "rounds", "forgetting", "status", "none")] == [
-        0.5, 3.0, None, None, None]  # fmt: skip
+    assert [
+        value_of(summary, name) for name in ("accuracy", "rounds", "forgetting", "status", "none")
+    ] == [0.5, 3.0, None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +63,11 @@ def test_an_objective_is_a_finite_number_of_the_summary():
     [
         ("validation_acuracy", ("validation",), r"nearest: 'validation_accuracy'"),
         ("accuracy", ("validation",), "not evaluated there; it needs evaluate_on=both"),
-        ("validation_forgetting", ("plain",), r"it needs a validation set \(validation\.fraction=0\.1\)"),
+        (
+            "validation_forgetting",
+            ("plain",),
+            r"it needs a validation set \(validation\.fraction=0\.1\)",
+        ),
     ],
 )
 def test_an_objective_that_a_run_will_not_have_is_refused(name, views, words):
@@ -65,8 +82,16 @@ def test_an_objective_that_a_run_will_not_have_is_refused(name, views, words):
 def test_sweeps_of_hydra_become_distributions():
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    given = ["a=interval(0.1,1.0)", "b=tag(log,interval(0.001,0.1))", "c=int(interval(1,5))", "d=range(2,9,3)", "e=x,y",
-             "f=choice(0.5,0.9)", "rounds=3", "alpha=1e-3"]  # fmt: skip
+    given = [
+        "a=interval(0.1,1.0)",
+        "b=tag(log,interval(0.001,0.1))",
+        "c=int(interval(1,5))",
+        "d=range(2,9,3)",
+        "e=x,y",
+        "f=choice(0.5,0.9)",
+        "rounds=3",
+        "alpha=1e-3",
+    ]
     space, fixed = space_of(given)
     assert fixed == ["rounds=3", "alpha=1e-3"]
     assert space == {
@@ -94,10 +119,13 @@ def test_options_out_of_range_are_refused(wrong):
 
 
 def test_the_median_of_the_others_decides_over_a_trial():
-    """Of two finished trials with 0.5 and 0.7 after round 2 the median is 0.6: 0.55 is pruned, 0.65 is not."""
+    """Of two finished trials with 0.5 and 0.7 after round 2 the median is 0.6: 0.55 is pruned, 0.65
+    is not."""
     import optuna
 
-    study = optuna.create_study(pruner=Options(**OPTIONS | {"startup_trials": 2}).make_pruner(5), direction="maximize")
+    study = optuna.create_study(
+        pruner=Options(**OPTIONS | {"startup_trials": 2}).make_pruner(5), direction="maximize"
+    )
     for value in (0.5, 0.7):
         trial = study.ask()
         for round in (1, 2):
@@ -112,7 +140,9 @@ def test_the_median_of_the_others_decides_over_a_trial():
 
 def test_a_search_that_is_not_installed_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setattr(launchers, "importable", lambda module: module != "optuna")
-    with pytest.raises(ConfigError, match=r"^hydra/sweeper=optuna: is not installed; pip install -e '\.\[optuna\]'"):
+    with pytest.raises(
+        ConfigError, match=r"^hydra/sweeper=optuna: is not installed; pip install -e '\.\[optuna\]'"
+    ):
         launchers.check_installed(["hydra/sweeper=optuna"])
 
 
@@ -145,23 +175,36 @@ def seen(*accuracy):
 
 
 def test_patience_is_over_after_as_many_rounds_without_a_better_one():
-    """Patience 2: one round after the best it goes on, two after it ends; an equal accuracy is no better one."""
+    """Patience 2: one round after the best it goes on, two after it ends; an equal accuracy is no
+    better one."""
     stop = Stop(patience=2, metric=None, minutes=None)
     stopping = Stopping(SimpleNamespace(stop=stop), None, None)
     ended = {"by": "patience", "patience": 2}
     assert stopping.reason(seen(0.5), 0.0) == stopping.reason(seen(0.5, 0.4), 0.0) == {}
     assert stopping.reason(seen(0.5, 0.4, 0.6), 0.0) == {}
-    assert stopping.reason(seen(0.5, 0.4, 0.3), 0.0) == stopping.reason(seen(0.5, 0.4, 0.5), 0.0) == ended
+    assert (
+        stopping.reason(seen(0.5, 0.4, 0.3), 0.0)
+        == stopping.reason(seen(0.5, 0.4, 0.5), 0.0)
+        == ended
+    )
 
 
 def test_minutes_are_over_where_the_next_round_would_end_after_them(monkeypatch):
-    """Two minutes from second 1,000 on end at 1,120. At 1,100 a round of 19 seconds is begun, one of 20 is not."""
+    """Two minutes from second 1,000 on end at 1,120. At 1,100 a round of 19 seconds is begun, one
+    of 20 is not."""
     now = [1000.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    stopping = Stopping(SimpleNamespace(stop=Stop(patience=None, metric=None, minutes=2.0)), None, None)
+    stopping = Stopping(
+        SimpleNamespace(stop=Stop(patience=None, metric=None, minutes=2.0)), None, None
+    )
     ended = {"by": "minutes", "minutes": 2.0}
     now[0] = 1100.0
-    assert [stopping.reason(seen(0.5), seconds) for seconds in (0.0, 19.0, 20.0, 21.0)] == [{}, {}, ended, ended]
+    assert [stopping.reason(seen(0.5), seconds) for seconds in (0.0, 19.0, 20.0, 21.0)] == [
+        {},
+        {},
+        ended,
+        ended,
+    ]
     now[0] = 1120.0
     assert stopping.reason(seen(0.5), 0.0) == ended
 
@@ -170,7 +213,10 @@ def test_what_a_stopped_run_has_left_to_do():
     patient = {"status": "stopped", "stopped": {"by": "patience", "patience": 3}}
     timed = {"status": "stopped", "stopped": {"by": "minutes", "minutes": 5.0}}
     pruned = {"status": "stopped", "stopped": {"by": "search"}}
-    three, five = Stop(patience=3, metric=None, minutes=None), Stop(patience=None, metric=None, minutes=5.0)
+    three, five = (
+        Stop(patience=3, metric=None, minutes=None),
+        Stop(patience=None, metric=None, minutes=5.0),
+    )
     assert is_over({"status": "completed"}, NO_STOP, True)
     assert is_over(patient, three, True)
     assert not is_over(patient, NO_STOP, False)
@@ -191,14 +237,22 @@ def open_for(directory, **changes):
     given = {"objective": "accuracy", "direction": "max"}
     space = changes.pop("space", {"local.lr": None})
     fixed = changes.pop("fixed", ["rounds=1", "algorithm=fedavg"])
-    return search.open_study(directory, Options(**OPTIONS), given | changes | search.subject_of(space, fixed), 1)
+    return search.open_study(
+        directory, Options(**OPTIONS), given | changes | search.subject_of(space, fixed), 1
+    )
 
 
 def test_a_study_is_about_one_experiment(tmp_path):
-    """The same command in another order, on other hardware or with another tracker goes on with it; another number of
-    rounds, another method, key or objective is refused."""
+    """The same command in another order, on other hardware or with another tracker goes on with it;
+    another number of rounds, another method, key or objective is refused."""
     open_for(tmp_path)
-    free = ["algorithm=fedavg", "hydra.sweeper.n_trials=9", "tracker=none", "hardware.threads=1", "rounds=1"]
+    free = [
+        "algorithm=fedavg",
+        "hydra.sweeper.n_trials=9",
+        "tracker=none",
+        "hardware.threads=1",
+        "rounds=1",
+    ]
     open_for(tmp_path, fixed=free)
     open_for(tmp_path, fixed=["objective=accuracy", "rounds=3", "rounds=1", "algorithm=fedavg"])
     others = [
@@ -209,7 +263,9 @@ def test_a_study_is_about_one_experiment(tmp_path):
         {"fixed": ["rounds=1", "rounds=3", "algorithm=fedavg"]},  # the last one counts
     ]
     for other in others:
-        with pytest.raises(ConfigError, match=r"holds a study of .*, not of .*; choose another directory"):
+        with pytest.raises(
+            ConfigError, match=r"holds a study of .*, not of .*; choose another directory"
+        ):
             open_for(tmp_path, **other)
 
 
@@ -223,4 +279,6 @@ def test_a_study_of_an_early_version_goes_on(tmp_path):
 def optuna_study(directory):
     import optuna
 
-    return optuna.create_study(study_name=search.NAME, storage=search.store_of(directory), direction="maximize")
+    return optuna.create_study(
+        study_name=search.NAME, storage=search.store_of(directory), direction="maximize"
+    )

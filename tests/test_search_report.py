@@ -10,8 +10,11 @@ CIFAR = "experiment=fedka/cifar10"
 
 
 def test_the_best_value_of_each_method(tmp_path):
-    """FedKA: beta 0.1 has 50 and 60 % (mean 55), 0.01 has 57, 0.5 diverged at a higher accuracy; FedProx one value."""
-    for i, (beta, accuracy) in enumerate([("0.1", 0.5), ("0.1", 0.6), ("0.01", 0.57), ("0.5", 0.9)]):
+    """FedKA: beta 0.1 has 50 and 60 % (mean 55), 0.01 has 57, 0.5 diverged at a higher accuracy;
+    FedProx one value."""
+    for i, (beta, accuracy) in enumerate(
+        [("0.1", 0.5), ("0.1", 0.6), ("0.01", 0.57), ("0.5", 0.9)]
+    ):
         status = "diverged" if beta == "0.5" else "completed"
         overrides = [CIFAR, f"algorithm.beta={beta}", "algorithm=fedka", f"seed={i}"]
         make_run(tmp_path, overrides, [accuracy], status=status)
@@ -20,8 +23,13 @@ def test_the_best_value_of_each_method(tmp_path):
     write_tables(tmp_path)
     text = (tmp_path / "table.md").read_text()
     assert "### Chosen values: the highest accuracy in the last round, mean over seeds" in text
-    assert "| fedka fedka/cifar10 | `algorithm.beta=0.01` | 0.1: 55.00, 0.01: 57.00; 2 of 4 without a number |" in text
-    assert "| fedprox fedka/cifar10 | `algorithm.mu=1` | 1: 40.00; 3 of 4 without a number |" in text
+    assert (
+        "| fedka fedka/cifar10 | `algorithm.beta=0.01` | 0.1: 55.00, 0.01: 57.00; 2 of 4 without a"
+        " number |" in text
+    )
+    assert (
+        "| fedprox fedka/cifar10 | `algorithm.mu=1` | 1: 40.00; 3 of 4 without a number |" in text
+    )
 
 
 def test_which_sweeps_are_searches():

@@ -1,4 +1,5 @@
-"""What fedexp reads cannot run code: no pickle but between its own processes, no unchecked extraction, no eval."""
+"""What fedexp reads cannot run code: no pickle but between its own processes, no unchecked
+extraction, no eval."""
 
 import ast
 import io
@@ -16,12 +17,23 @@ from fedexp.rundir import contents
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
-# The engines' processes send each other pickles, over a socket pair or torch.distributed; CIFAR's files are read by
-# an unpickler that builds nothing but arrays.
-PICKLES = ("engine/processes/channel.py", "engine/processes/distributed.py", "data/torchvision_files.py")
+# The engines' processes send each other pickles, over a socket pair or torch.distributed; CIFAR's
+# files are read by an unpickler that builds nothing but arrays.
+PICKLES = (
+    "engine/processes/channel.py",
+    "engine/processes/distributed.py",
+    "data/torchvision_files.py",
+)
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 CALLS = {"eval", "exec", "compile", "__import__", "unsafe_load", "full_load", "read_pickle"}
-CALLS |= {"extractall", "extract", "extract_archive", "unpack_archive", "download_and_extract_archive", "fromregex"}
+CALLS |= {
+    "extractall",
+    "extract",
+    "extract_archive",
+    "unpack_archive",
+    "download_and_extract_archive",
+    "fromregex",
+}
 NEEDED = {"np.load": ("allow_pickle", False), "numpy.load": ("allow_pickle", False)}
 NEEDED |= {"torch.load": ("weights_only", True)}
 
@@ -53,7 +65,8 @@ def call_faults(node: ast.Call) -> list[str]:
         or given.get("allow_pickle") is True
     ):
         return [name]
-    method_of_model = last in ("compile", "eval") and "." in name  # re.compile, torch.compile, net.eval()
+    # re.compile, torch.compile, net.eval()
+    method_of_model = last in ("compile", "eval") and "." in name
     return [name] if last in CALLS and not method_of_model else []
 
 
@@ -76,10 +89,32 @@ def test_the_loader_of_yaml_files_makes_plain_values():
 @pytest.mark.parametrize(
     "text",
     [
-        *("import pickle", "from pickle import loads", "import torch, dill", "eval(x)", "exec(x)", "os.system(x)"),
-        *("np.load(p)", "np.load(p, allow_pickle=True)", "np.load(p, allow_pickle=flag)", "torch.load(p)"),
-        *("torch.load(p, weights_only=False)", "yaml.load(x)", "yaml.unsafe_load(x)", "tar.extractall(p)"),
-        *("subprocess.run(x, shell=True)", "shutil.unpack_archive(a)", "pd.read_pickle(p)", "__import__(x)"),
+        *(
+            "import pickle",
+            "from pickle import loads",
+            "import torch, dill",
+            "eval(x)",
+            "exec(x)",
+            "os.system(x)",
+        ),
+        *(
+            "np.load(p)",
+            "np.load(p, allow_pickle=True)",
+            "np.load(p, allow_pickle=flag)",
+            "torch.load(p)",
+        ),
+        *(
+            "torch.load(p, weights_only=False)",
+            "yaml.load(x)",
+            "yaml.unsafe_load(x)",
+            "tar.extractall(p)",
+        ),
+        *(
+            "subprocess.run(x, shell=True)",
+            "shutil.unpack_archive(a)",
+            "pd.read_pickle(p)",
+            "__import__(x)",
+        ),
     ],
 )
 def test_the_check_finds(text):

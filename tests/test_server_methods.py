@@ -1,4 +1,5 @@
-"""FedAvgM, FedNova, SCAFFOLD, FedDyn, FedCurv: aggregation, control variates and penalties against closed forms."""
+"""FedAvgM, FedNova, SCAFFOLD, FedDyn, FedCurv: aggregation, control variates and penalties against
+closed forms."""
 
 from dataclasses import replace
 
@@ -41,7 +42,9 @@ def one_round(algorithm, rounds=2, **changes):
     state = play(simulation, rounds - 1)
     cohort = assemble(simulation, state, rounds)
     lr = simulation.bench.local.lr_at(rounds)
-    trained = simulation.engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False)
+    trained = simulation.engine.train(
+        algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False
+    )
     return simulation, state, cohort, trained, describe(simulation, state, cohort, trained)
 
 
@@ -49,14 +52,17 @@ def one_round(algorithm, rounds=2, **changes):
 
 
 def test_fedavgm_is_momentum_on_the_server():
-    """v_1 = w_0 - mean_1; v_2 = beta v_1 + (w_1 - mean_2); w_2 = w_1 - v_2, with the means of the messages."""
+    """v_1 = w_0 - mean_1; v_2 = beta v_1 + (w_1 - mean_2); w_2 = w_1 - v_2, with the means of the
+    messages."""
     algorithm, w, v = FedAvgM(beta=0.6), None, 0.0
     simulation = make_simulation(algorithm)
     state = simulation.initial_state()
     for number in (1, 2, 3):
         w = flat(state.server["params"])
         cohort, lr = assemble(simulation, state, number), LOCAL.lr_at(number)
-        trained = simulation.engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False)
+        trained = simulation.engine.train(
+            algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False
+        )
         sizes = [len(simulation.stages[0].federation.parts[c]) for c in cohort.clients]
         models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(sizes))]
         mean = sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes)
@@ -76,7 +82,11 @@ def test_effective_steps_are_the_way_of_a_constant_gradient(momentum, steps):
     for _ in range(steps):
         buffer = momentum * buffer + 1
         position += buffer
-    assert_close(effective_steps(torch.tensor(float(steps), dtype=torch.float64), momentum).item(), position, 1e-10)
+    assert_close(
+        effective_steps(torch.tensor(float(steps), dtype=torch.float64), momentum).item(),
+        position,
+        1e-10,
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -104,26 +114,32 @@ def test_fednova_by_the_paper_s_formula():
 
 
 def test_fednova_with_adam_counts_steps():
-    """a_k = tau_k, and the correction of the variants is refused: its size is not that of gradients."""
+    """a_k = tau_k, and the correction of the variants is refused: its size is not that of
+    gradients."""
     adam = replace(LOCAL, optimizer="adam", lr=0.01)
     simulation = make_simulation(FedNova(variant="plain"), adam)
     result = play_round(simulation, simulation.initial_state())
     assert len({schedule.steps for schedule in result.cohort.schedules}) > 1
     cohort = assemble(simulation, simulation.initial_state(), 1)
     sent = broadcast(simulation, simulation.initial_state())
-    trained = simulation.engine.train(simulation.algorithm, simulation.bench, sent, cohort, 0.01, False)
+    trained = simulation.engine.train(
+        simulation.algorithm, simulation.bench, sent, cohort, 0.01, False
+    )
     assert trained.messages["a"].tolist() == [schedule.steps for schedule in cohort.schedules]
     with pytest.raises(ConfigError, match=r"local\.optimizer=adam: FedNova is defined for sgd"):
         make_simulation(FedNova(variant="ccvr"), adam)
 
 
 def test_fednova_mean_direction():
-    """d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, and what clients keep is their d_k."""
+    """d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, and what clients keep is their
+    d_k."""
     simulation, state, cohort, trained, about = one_round(FedNova(variant="ccvr"))
     sizes = np.array([len(part) for part in simulation.stages[0].federation.parts])
     share = torch.from_numpy(sizes[cohort.clients] / sizes.sum())
     expected = (1 - share.sum()) * flat(state.server["d"])
-    expected = expected + sum(s * flat(kept["d"]) for s, kept in zip(share, trained.states, strict=True))
+    expected = expected + sum(
+        s * flat(kept["d"]) for s, kept in zip(share, trained.states, strict=True)
+    )
     new = simulation.algorithm.aggregate(state.server, trained.messages, about)["d"]
     assert_close(flat(new), expected)
 
@@ -152,10 +168,13 @@ def test_server_state_is_mean_or_sum_over_all_clients(algorithm, server, client,
 
 
 def test_scaffold_s_variate_by_examples_counts_every_client():
-    """With two of five clients a round c is sum_k (n_k / n) c_k over all five, n = 1 + 3 + 7 + 8 + 6 = 25; those that
-    have never taken part count with 0. So c moves by less than the mean over the two."""
+    """With two of five clients a round c is sum_k (n_k / n) c_k over all five, n = 1 + 3 + 7 + 8 +
+    6 = 25; those that have never taken part count with 0. So c moves by less than the mean over the
+    two."""
     algorithm = Scaffold(divisor="steps", variates="examples")
-    simulation = make_simulation(algorithm, participation=0.4, local=replace(LOCAL, lr=0.02), sizes=(1, 3, 7, 8, 6))
+    simulation = make_simulation(
+        algorithm, participation=0.4, local=replace(LOCAL, lr=0.02), sizes=(1, 3, 7, 8, 6)
+    )
     state = play(simulation, 4)
     sizes = [len(part) for part in simulation.stages[0].federation.parts]
     assert sizes == [1, 3, 7, 8, 6]
@@ -167,23 +186,34 @@ def test_scaffold_s_variate_by_examples_counts_every_client():
 
 @pytest.mark.parametrize("divisor", ["steps", "effective"])
 def test_a_client_without_a_step_keeps_its_variate(divisor):
-    """Its gradient is not 0 but unknown: c_k <- c_k, and nothing to add to c. With a step c_k - c is added."""
+    """Its gradient is not 0 but unknown: c_k <- c_k, and nothing to add to c. With a step c_k - c
+    is added."""
     algorithm = Scaffold(divisor=divisor, variates="uniform")
     w, c = {"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([0.5, -0.25])}
     ctx = Context(
-        {"params": w, "c": c}, {}, {"c": {"w": torch.tensor([2.0, 7.0])}}, {}, {}, 0.1, torch.tensor(0.0), LOCAL
+        {"params": w, "c": c},
+        {},
+        {"c": {"w": torch.tensor([2.0, 7.0])}},
+        {},
+        {},
+        0.1,
+        torch.tensor(0.0),
+        LOCAL,
     )
     message, kept = algorithm.finish(None, w, None, ctx)
     assert kept["c"]["w"].tolist() == [2.0, 7.0]
     assert message["change"]["w"].tolist() == [0.0, 0.0]
     message, kept = algorithm.finish(None, w, None, replace(ctx, steps=torch.tensor(1.0)))
-    assert kept["c"]["w"].tolist() == [1.5, 7.25]  # it has not moved: the mean gradient is 0, so the change is -c
+    # it has not moved: the mean gradient is 0, so the change is -c
+    assert kept["c"]["w"].tolist() == [1.5, 7.25]
     assert message["change"]["w"].tolist() == [-0.5, 0.25]
 
 
-# --- a strongly convex problem: softmax regression with weight decay, full batches, every client in every round
+# --- a strongly convex problem: softmax regression with weight decay, full batches, every client in
+# every round
 
-# Each step contracts by at least 1 - lr * weight_decay = 0.9, each round of five steps by 0.59: 45 rounds by 5e-11.
+# Each step contracts by at least 1 - lr * weight_decay = 0.9, each round of five steps by 0.59: 45
+# rounds by 5e-11.
 CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=1.0)
 
 
@@ -196,7 +226,9 @@ def optimum(simulation, weights):
 
     def objective(p):
         losses = [F.cross_entropy(bench.net(p, x).logits, y) for x, y in batches]
-        return (shares * torch.stack(losses)).sum() + 0.5 * CONVEX.weight_decay * sum((w**2).sum() for w in p.values())
+        return (shares * torch.stack(losses)).sum() + 0.5 * CONVEX.weight_decay * sum(
+            (w**2).sum() for w in p.values()
+        )
 
     names, sizes = sorted(params), [params[name].numel() for name in sorted(params)]
 
@@ -206,16 +238,25 @@ def optimum(simulation, weights):
 
     point = flat(params)
     for _ in range(8):
-        slope, curve = (d(lambda v: objective(unflat(v)))(point) for d in (torch.func.grad, torch.func.hessian))
+        slope, curve = (
+            d(lambda v: objective(unflat(v)))(point) for d in (torch.func.grad, torch.func.hessian)
+        )
         point = point - torch.linalg.solve(curve, slope)
     assert torch.func.grad(lambda v: objective(unflat(v)))(point).abs().max() < 1e-12
     return point
 
 
 def distances(algorithm, sizes, *weights, rounds=45):
-    """How far the end of a run is from the optimum of the clients' objectives with each of these weights."""
+    """How far the end of a run is from the optimum of the clients' objectives with each of these
+    weights."""
     simulation = make_simulation(
-        algorithm, CONVEX, sizes, SoftmaxRegression(), participation=1.0, rounds=rounds, augment=False
+        algorithm,
+        CONVEX,
+        sizes,
+        SoftmaxRegression(),
+        participation=1.0,
+        rounds=rounds,
+        augment=False,
     )
     found = flat(play(simulation, rounds).server["params"])
     return [(found - optimum(simulation, each)).abs().max() for each in weights]
@@ -227,7 +268,10 @@ def distances(algorithm, sizes, *weights, rounds=45):
     [
         pytest.param(FedAvg(), False, 45, marks=pytest.mark.slow),
         (Scaffold(divisor="steps", variates="uniform"), True, 45),
-        pytest.param(FedDyn(alpha=0.5, clip=0.0, per_client_alpha=False), True, 150, marks=pytest.mark.slow),  # slower
+        # slower
+        pytest.param(
+            FedDyn(alpha=0.5, clip=0.0, per_client_alpha=False), True, 150, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -238,9 +282,12 @@ def test_fixed_point(algorithm, reaches, rounds):
 
 @pytest.mark.slow
 def test_scaffold_s_fixed_point_depends_on_how_variates_are_averaged():
-    """Models are averaged with n_k in both cases: only the weights of the variates decide what is minimised."""
+    """Models are averaged with n_k in both cases: only the weights of the variates decide what is
+    minimised."""
     sizes = (3, 7, 10, 12)
-    to_mean, to_weighted = distances(Scaffold(divisor="steps", variates="uniform"), sizes, [1] * 4, sizes)
+    to_mean, to_weighted = distances(
+        Scaffold(divisor="steps", variates="uniform"), sizes, [1] * 4, sizes
+    )
     assert to_mean < 1e-7
     assert to_weighted > 1e-4
     (to_weighted,) = distances(Scaffold(divisor="steps", variates="examples"), sizes, sizes)
@@ -261,8 +308,8 @@ def test_feddyn_clips_as_torch_does():
 
 
 def test_feddyn_is_the_paper_s_form():
-    """Algorithm 1 with h_k: L + -<h_k, w> + alpha/2 ||w - w_t||^2; h <- h - alpha/K sum (w_k - w_t); w = mean -
-    h/alpha."""
+    """Algorithm 1 with h_k: L + -<h_k, w> + alpha/2 ||w - w_t||^2; h <- h - alpha/K sum (w_k -
+    w_t); w = mean - h/alpha."""
     alpha, algorithm = 0.3, FedDyn(alpha=0.3, clip=0.0, per_client_alpha=False)
     simulation = make_simulation(algorithm, weighting="uniform")
     state, bench = simulation.initial_state(), simulation.bench
@@ -273,12 +320,19 @@ def test_feddyn_is_the_paper_s_form():
         for client, schedule in zip(cohort.clients, cohort.schedules, strict=True):
             w = {k: v.clone().requires_grad_() for k, v in start.items()}
             optimizer = torch.optim.SGD(
-                w.values(), LOCAL.lr_at(number), momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay
+                w.values(),
+                LOCAL.lr_at(number),
+                momentum=LOCAL.momentum,
+                weight_decay=LOCAL.weight_decay,
             )
             for batch in ScheduledData(bench, schedule).batches():
                 point = flat(w)
                 loss = F.cross_entropy(bench.net(w, batch.x).logits, batch.y)
-                loss = loss - (h[client] * point).sum() + alpha / 2 * ((point - flat(start)) ** 2).sum()
+                loss = (
+                    loss
+                    - (h[client] * point).sum()
+                    + alpha / 2 * ((point - flat(start)) ** 2).sum()
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -286,14 +340,19 @@ def test_feddyn_is_the_paper_s_form():
             h[client] = h[client] - alpha * (models[-1] - flat(start))
         server_h = server_h - alpha / 5 * sum(m - flat(start) for m in models)
         advance(state, play_round(simulation, state))
-        assert_close(flat(state.server["params"]), sum(models) / len(models) - server_h / alpha, 1e-10)
+        assert_close(
+            flat(state.server["params"]), sum(models) / len(models) - server_h / alpha, 1e-10
+        )
 
 
 def test_feddyn_alpha_of_each_client():
     simulation = make_simulation(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
     for client, part in enumerate(simulation.stages[0].federation.parts):
-        plan = simulation.algorithm.host_plan(simulation.stages[0].federation, client, np.random.default_rng(0))
-        assert_close(plan["alpha"], 0.3 / (len(part) * 5 / 25))  # n_k K / n, with n = 1 + 3 + 7 + 8 + 6
+        plan = simulation.algorithm.host_plan(
+            simulation.stages[0].federation, client, np.random.default_rng(0)
+        )
+        # n_k K / n, with n = 1 + 3 + 7 + 8 + 6
+        assert_close(plan["alpha"], 0.3 / (len(part) * 5 / 25))
 
 
 # --- FedCurv
@@ -301,19 +360,24 @@ def test_feddyn_alpha_of_each_client():
 
 def fisher_context(estimator, samples, local):
     algorithm = FedCurv(lambda_=1.0, samples=samples, estimator=estimator)
-    simulation = make_simulation(algorithm, local, (10,), SoftmaxRegression(), participation=1.0, augment=False)
+    simulation = make_simulation(
+        algorithm, local, (10,), SoftmaxRegression(), participation=1.0, augment=False
+    )
     state = simulation.initial_state()
     cohort = assemble(simulation, state, 1)
     data = ScheduledData(simulation.bench, cohort.schedules[0])
     plan = to_tensors(cohort.plans[0], simulation.bench.device)
-    ctx = Context({}, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local)
+    ctx = Context(
+        {}, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local
+    )
     fresh = [Batch(b.x[mask > 0], b.y[mask > 0], None, b.step) for b, mask in fresh_pass(data, ctx)]
     params = state.server["params"]
     return algorithm.fisher(simulation.bench.net, params, data, ctx), params, fresh
 
 
 def analytic(params, batch):
-    """Gradient of the cross-entropy of each example: (softmax - one-hot) outer x, and without x for the bias."""
+    """Gradient of the cross-entropy of each example: (softmax - one-hot) outer x, and without x for
+    the bias."""
     x = batch.x.flatten(1)
     z = x @ params["classifier.weight"].T + params["classifier.bias"]
     delta = z.softmax(-1)
@@ -333,8 +397,8 @@ def test_fedcurv_s_fisher_of_softmax_regression():
 
 
 def test_fedcurv_looks_at_a_pass_of_its_own():
-    """All examples once, in another order and with other augmentation than in training; fewer batches where `samples`
-    needs no more; the other batches of a shorter client are masked."""
+    """All examples once, in another order and with other augmentation than in training; fewer
+    batches where `samples` needs no more; the other batches of a shorter client are masked."""
     local = replace(LOCAL, epochs=2, batch_size=4)
     algorithm = FedCurv(lambda_=1.0, samples=500, estimator="batch")
     simulation = make_simulation(algorithm, local, (10, 3), SoftmaxRegression(), participation=1.0)
@@ -348,7 +412,9 @@ def test_fedcurv_looks_at_a_pass_of_its_own():
     assert plan["after_index"][mask].tolist() not in epochs
     assert not np.array_equal(plan["after_draws"][mask], schedule.draws[:3].numpy()[mask])
     assert (cohort.plans[1]["after_mask"].sum(1) == [3, 0, 0]).all()
-    few = make_simulation(replace(algorithm, samples=4), local, (10, 3), SoftmaxRegression(), participation=1.0)
+    few = make_simulation(
+        replace(algorithm, samples=4), local, (10, 3), SoftmaxRegression(), participation=1.0
+    )
     assert assemble(few, few.initial_state(), 1).plans[0]["after_index"].shape == (2, 4)
 
 
@@ -379,6 +445,8 @@ def test_fedcurv_s_penalty_is_the_sum_over_the_others():
         return 0.7 * total
 
     points = [start, {k: v + 0.1 for k, v in start.items()}]
-    ours, expected = ([f(p) for p in points] for f in (lambda p: algorithm.penalty(None, p, ctx), written_out))
+    ours, expected = (
+        [f(p) for p in points] for f in (lambda p: algorithm.penalty(None, p, ctx), written_out)
+    )
     assert_close(ours[1] - ours[0], expected[1] - expected[0])
     assert abs(expected[1] - expected[0]) > 1e-6

@@ -1,4 +1,5 @@
-"""Methods against label skew, each against its formula written a second time, in float64 on tiny tensors."""
+"""Methods against label skew, each against its formula written a second time, in float64 on tiny
+tensors."""
 
 from dataclasses import replace
 
@@ -22,9 +23,20 @@ from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.settings import LocalTraining
 from fedexp.models import Output
-from toy_federation import ENGINES, LARGER, assemble, broadcast, describe, flat, make_simulation, play
+from toy_federation import (
+    ENGINES,
+    LARGER,
+    assemble,
+    broadcast,
+    describe,
+    flat,
+    make_simulation,
+    play,
+)
 
-SGD = LocalTraining(epochs=1, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=1.0, momentum=0.9, weight_decay=0.01)
+SGD = LocalTraining(
+    epochs=1, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=1.0, momentum=0.9, weight_decay=0.01
+)
 
 
 class Table:
@@ -63,7 +75,10 @@ def test_fedlmd_is_the_released_formula(tau):
     minority = torch.tensor([0.0, 1, 1, 0, 1], dtype=torch.float64)
     method = FedLMD(beta=0.7, tau=tau, teacher=True)
     loss = method.example_loss(
-        Table(), {"z": z}, batch_of(y), context({"params": {"z": teacher}}, plan={"minority": minority})
+        Table(),
+        {"z": z},
+        batch_of(y),
+        context({"params": {"z": teacher}}, plan={"minority": minority}),
     )
     label, major = F.one_hot(y, 5), 1 - minority
     p = (teacher / tau - 1000 * major - 1000 * label).softmax(1)
@@ -73,12 +88,15 @@ def test_fedlmd_is_the_released_formula(tau):
 
 
 def test_fedlmd_without_a_teacher_by_hand():
-    """C = 4, y = 0, majority {0, 1}: p = 1/2 on classes 2 and 3. With z = (0, 0, 0, log 2): q over {1, 2, 3} is
-    (1, 1, 2) / 4, so KL = 1/2 log((1/2) / (1/4)) + 1/2 log((1/2) / (1/2)) = log(2) / 2."""
+    """C = 4, y = 0, majority {0, 1}: p = 1/2 on classes 2 and 3. With z = (0, 0, 0, log 2): q over
+    {1, 2, 3} is (1, 1, 2) / 4, so KL = 1/2 log((1/2) / (1/4)) + 1/2 log((1/2) / (1/2)) = log(2) /
+    2."""
     z = torch.tensor([[0.0, 0, 0, np.log(2)]], dtype=torch.float64)
     minority = torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)
     method = FedLMD(beta=1.0, tau=1.0, teacher=False)
-    loss = method.example_loss(Table(), {"z": z}, batch_of([0]), context(plan={"minority": minority}))
+    loss = method.example_loss(
+        Table(), {"z": z}, batch_of([0]), context(plan={"minority": minority})
+    )
     torch.testing.assert_close(loss, F.cross_entropy(z, torch.tensor([0]))[None] + np.log(2) / 2)
 
 
@@ -88,14 +106,18 @@ def test_fedlmd_distils_nothing_where_no_class_is_left():
     sent = context({"params": {"z": logits(2, 3, seed=1)}}, plan={"minority": minority})
     loss = method.example_loss(Table(), {"z": z}, batch_of([0, 0]), sent)
     torch.testing.assert_close(loss, F.cross_entropy(z, torch.tensor([0, 0]), reduction="none"))
-    grads = torch.func.grad(lambda p: method.example_loss(Table(), p, batch_of([0, 0]), sent).sum())({"z": z})
+    grads = torch.func.grad(
+        lambda p: method.example_loss(Table(), p, batch_of([0, 0]), sent).sum()
+    )({"z": z})
     assert grads["z"].isfinite().all()
 
 
 def test_fedlmd_majority_has_more_examples_than_a_class_on_average():
     simulation = make_simulation(FedLMD(beta=1.0, tau=1.0, teacher=True))
     for client, counts in enumerate(simulation.stages[0].federation.counts):
-        plan = simulation.algorithm.host_plan(simulation.stages[0].federation, client, np.random.default_rng(0))
+        plan = simulation.algorithm.host_plan(
+            simulation.stages[0].federation, client, np.random.default_rng(0)
+        )
         assert plan["minority"].tolist() == [float(n * len(counts) <= sum(counts)) for n in counts]
 
 
@@ -104,15 +126,19 @@ def test_feddecorr_is_numpys_correlation(variant):
     features = logits(6, 4)
     K = torch.from_numpy(np.corrcoef(features.numpy().T))
     outside = K[~torch.eye(4, dtype=torch.bool)] ** 2
-    expected = outside.sum() / 16 if variant == "paper" else 25 * outside.mean() / 6  # C = (n - 1) K, n = 6
-    torch.testing.assert_close(decorrelation(features, None, variant), expected, rtol=1e-6, atol=0)  # eps
+    # C = (n - 1) K, n = 6
+    expected = outside.sum() / 16 if variant == "paper" else 25 * outside.mean() / 6
+    # eps
+    torch.testing.assert_close(decorrelation(features, None, variant), expected, rtol=1e-6, atol=0)
 
 
 def test_feddecorr_ignores_padding_and_single_examples():
     features, mask = logits(6, 4), torch.tensor([1.0, 0, 1, 1, 0, 1], dtype=torch.float64)
     for variant in ("released", "paper"):
         expected = decorrelation(features[mask > 0], None, variant)
-        torch.testing.assert_close(decorrelation(features, mask, variant), expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            decorrelation(features, mask, variant), expected, rtol=1e-12, atol=0
+        )
         assert decorrelation(features[:1], None, variant) == 0
     whole = FedDecorr(beta=0.3, variant="paper")
     loss = whole.objective(Table(), {"z": features}, batch_of([0, 1, 2, 3, 0, 1]), context())
@@ -125,8 +151,13 @@ def test_fedlc_by_hand():
     -log(e^-1 / (e^-1 + e^-2)) = log(1 + e^-1)."""
     z = torch.tensor([[0.0, 0, 5]], dtype=torch.float64)
     simulation = make_simulation(FedLC(tau=2.0))
-    info = replace(simulation.stages[0].federation, counts=np.array([[16, 1, 0]]), parts=(np.arange(17),))
-    plan = {k: torch.as_tensor(v) for k, v in FedLC(tau=2.0).host_plan(info, 0, np.random.default_rng(0)).items()}
+    info = replace(
+        simulation.stages[0].federation, counts=np.array([[16, 1, 0]]), parts=(np.arange(17),)
+    )
+    plan = {
+        k: torch.as_tensor(v)
+        for k, v in FedLC(tau=2.0).host_plan(info, 0, np.random.default_rng(0)).items()
+    }
     loss = FedLC(tau=2.0).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
     torch.testing.assert_close(loss, torch.tensor([np.log1p(np.exp(-1))]))
 
@@ -143,13 +174,16 @@ def test_fedrs_restricts_the_classes_without_an_example():
     """One example is enough for a class to be there."""
     simulation = make_simulation(FedRS(alpha=0.25))
     info = replace(simulation.stages[0].federation, counts=np.array([[5, 1, 0], [0, 2, 0]]))
-    factors = [FedRS(alpha=0.25).host_plan(info, k, np.random.default_rng(0))["factor"].tolist() for k in (0, 1)]
+    factors = [
+        FedRS(alpha=0.25).host_plan(info, k, np.random.default_rng(0))["factor"].tolist()
+        for k in (0, 1)
+    ]
     assert factors == [[1.0, 1.0, 0.25], [0.25, 1.0, 0.25]]
 
 
 def test_fedssd_s_credibility_by_hand():
-    """Of class 0, 3 of 4 are right and 1 is taken for class 1; of class 1, 1 of 2 and 1 for class 0; none of class 2.
-    M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""
+    """Of class 0, 3 of 4 are right and 1 is taken for class 1; of class 1, 1 of 2 and 1 for class
+    0; none of class 2. M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""
     labels, answers = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 0])
     found = credibility(F.one_hot(answers, 3).double(), labels)
     torch.testing.assert_close(found, torch.tensor([3 / 8, 3 / 8, 0], dtype=torch.float64))
@@ -171,7 +205,8 @@ def test_fedssd_s_loss_by_loops():
 
 
 def test_fedssd_believes_the_model_that_is_sent():
-    """In round 1 nothing; then the accuracies of each global model on the public examples, counted one by one."""
+    """In round 1 nothing; then the accuracies of each global model on the public examples, counted
+    one by one."""
     simulation = make_simulation(FedSSD(m_max=1.0, threshold=0.0), public=0.2, sizes=LARGER)
     assert simulation.initial_state().server["credibility"].tolist() == [0, 0, 0, 0]
     server, public = play(simulation, 2).server, simulation.stages[0].public
@@ -185,7 +220,8 @@ def test_fedssd_believes_the_model_that_is_sent():
 
 
 def test_fedgkd_distils_from_the_mean_of_the_last_models():
-    """Three rounds, two models: the teacher is the mean of the global models after rounds 2 and 3."""
+    """Three rounds, two models: the teacher is the mean of the global models after rounds 2 and
+    3."""
     simulation = make_simulation(FedGKD(gamma=0.5, tau=2.0, models=2))
     assert simulation.algorithm.broadcast(simulation.initial_state().server)["distils"] == 0
     two, three = (play(simulation, rounds).server for rounds in (2, 3))
@@ -259,22 +295,30 @@ def test_fedsmoo_step():
 
 
 def trained(algorithm, rounds=1):
-    """Return (simulation, state, cohort's messages, what the server knows) of the round after `rounds`."""
+    """Return (simulation, state, cohort's messages, what the server knows) of the round after
+    `rounds`."""
     simulation = make_simulation(algorithm)
     state = play(simulation, rounds)
     cohort = assemble(simulation, state, rounds + 1)
     engine = ENGINES["sequential"]
-    result = engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, 0.1, False)
+    result = engine.train(
+        algorithm, simulation.bench, broadcast(simulation, state), cohort, 0.1, False
+    )
     return state, result.messages, describe(simulation, state, cohort, result)
 
 
 def test_fedexp_extrapolates():
     state, messages, about = trained(FedExPStep(eps=1e-3))
     start = flat(state.server["params"])
-    updates = [flat({k: v[i] for k, v in messages["params"].items()}) - start for i in range(len(about.weights))]
+    updates = [
+        flat({k: v[i] for k, v in messages["params"].items()}) - start
+        for i in range(len(about.weights))
+    ]
     share = (about.weights / about.weights.sum()).double()
     mean = sum(p * u for p, u in zip(share, updates, strict=True))
-    spread = sum(p * (u @ u) for p, u in zip(share, updates, strict=True)) / (2 * (mean @ mean + 1e-3))
+    spread = sum(p * (u @ u) for p, u in zip(share, updates, strict=True)) / (
+        2 * (mean @ mean + 1e-3)
+    )
     new = FedExPStep(eps=1e-3).aggregate(state.server, messages, about)["params"]
     torch.testing.assert_close(flat(new), start + max(1.0, float(spread)) * mean)
     small = FedExPStep(eps=1e9).aggregate(state.server, messages, about)["params"]
@@ -282,7 +326,10 @@ def test_fedexp_extrapolates():
 
 
 def test_fedspeed_and_fedsmoo_servers():
-    for algorithm in (FedSpeed(rho=0.1, lambda_=0.5, alpha=1.0, clip=0.0), FedSMOO(rho=0.1, lambda_=0.5, clip=0.0)):
+    for algorithm in (
+        FedSpeed(rho=0.1, lambda_=0.5, alpha=1.0, clip=0.0),
+        FedSMOO(rho=0.1, lambda_=0.5, clip=0.0),
+    ):
         state, messages, about = trained(algorithm)
         server = algorithm.aggregate(state.server, messages, about)
         share, start = (about.weights / about.weights.sum()).double(), state.server["params"]
@@ -296,9 +343,12 @@ def test_fedspeed_and_fedsmoo_servers():
 
 
 def test_fedgkd_remembers_the_models_that_were_sent():
-    """With a server optimizer the global model is not the average: the teacher is the mean of what was sent."""
+    """With a server optimizer the global model is not the average: the teacher is the mean of what
+    was sent."""
     method = FedGKD(gamma=0.5, tau=2.0, models=2)
-    simulation = replace(make_simulation(method), server_optimizer=ServerOptimizer(optimizer="adam", lr=0.01))
+    simulation = replace(
+        make_simulation(method), server_optimizer=ServerOptimizer(optimizer="adam", lr=0.01)
+    )
     two, three = (play(simulation, rounds).server for rounds in (2, 3))
     expected = {k: (two["params"][k] + three["params"][k]) / 2 for k in three["params"]}
     torch.testing.assert_close(method.broadcast(three)["teacher"], expected)

@@ -80,7 +80,9 @@ def test_an_extra_is_installed_from_the_checkout_or_by_name(monkeypatch, tmp_pat
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_left_empty_or_does_not_go_together_is_one_message(arguments, message, tmp_path, monkeypatch, capsys):
+def test_what_is_left_empty_or_does_not_go_together_is_one_message(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     assert main.main([*arguments, "tracker=none", "rounds=1"]) == 2
@@ -97,7 +99,10 @@ def test_a_run_needs_a_working_directory_that_is_there(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert main.main(["rounds=1", "tracker=none"]) == 2
-    assert capsys.readouterr().err == "fedexp: the working directory has been removed; go to one that is there\n"
+    assert (
+        capsys.readouterr().err
+        == "fedexp: the working directory has been removed; go to one that is there\n"
+    )
 
 
 def test_a_resumed_run_stays_in_its_directory(tmp_path):

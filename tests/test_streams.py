@@ -26,27 +26,42 @@ from test_views import full_run
 from toy_federation import composed, make_simulation, play, play_round
 
 TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(3)]
-STREAM = dict(rounds_per_task=2, num_tasks=2, shuffle_classes=False, classes=None, split=None, evaluate_on="test")
+STREAM = dict(
+    rounds_per_task=2,
+    num_tasks=2,
+    shuffle_classes=False,
+    classes=None,
+    split=None,
+    evaluate_on="test",
+)
 
 
 def test_blurring_deals_a_share_of_each_task_to_the_others():
-    """0.3 of 20: six leave each task, three to each of the others; sizes stay, and no example is lost or doubled."""
+    """0.3 of 20: six leave each task, three to each of the others; sizes stay, and no example is
+    lost or doubled."""
     found = blurred(TASKS, 0.3, np.random.default_rng(0))
-    assert [(task.name, task.classes) for task in found] == [(task.name, task.classes) for task in TASKS]
+    assert [(task.name, task.classes) for task in found] == [
+        (task.name, task.classes) for task in TASKS
+    ]
     for number, task in enumerate(found):
-        assert Counter((task.train // 20).tolist()) == {t: 14 if t == number else 3 for t in range(3)}
+        assert Counter((task.train // 20).tolist()) == {
+            t: 14 if t == number else 3 for t in range(3)
+        }
         assert (np.diff(task.train) > 0).all()
     assert sorted(np.concatenate([task.train for task in found])) == list(range(60))
 
 
 def test_a_single_task_is_not_blurred():
     """0.3 of its examples would go to nobody."""
-    with pytest.raises(ConfigError, match=r"scenario\.blur=0\.3: must be 0 where there is only one task"):
+    with pytest.raises(
+        ConfigError, match=r"scenario\.blur=0\.3: must be 0 where there is only one task"
+    ):
         blurred(TASKS[:1], 0.3, np.random.default_rng(0))
 
 
 def test_orders_are_balanced():
-    """Of eight clients and three tasks, every task is met by two or three clients at every stage."""
+    """Of eight clients and three tasks, every task is met by two or three clients at every
+    stage."""
     orders = task_orders(8, 3, np.random.default_rng(1))
     assert all(sorted(order) == [0, 1, 2] for order in orders.tolist())
     assert all(sorted(np.bincount(stage)) == [2, 3, 3] for stage in orders.T)
@@ -54,8 +69,9 @@ def test_orders_are_balanced():
 
 
 def test_values_of_clients_with_orders_of_their_own_by_hand():
-    """Accuracies after stages 1 and 2: (0.9, 0.1), (0.5, 0.8). Client 0 meets task 1 first: it forgets 0.9 - 0.5 = 0.4,
-    client 1, the other way round, 0.1 - 0.8 = -0.7. New tasks: 0.9 and 0.1, then 0.8 and 0.5."""
+    """Accuracies after stages 1 and 2: (0.9, 0.1), (0.5, 0.8). Client 0 meets task 1 first: it
+    forgets 0.9 - 0.5 = 0.4, client 1, the other way round, 0.1 - 0.8 = -0.7. New tasks: 0.9 and
+    0.1, then 0.8 and 0.5."""
     rows = [(0, [0.2, 0.2]), (1, [0.9, 0.1]), (2, [0.5, 0.8])]
     summary = TaskHistory.of(rows, 1, np.array([[0, 1], [1, 0]])).summary()
     assert summary["task_forgetting"] == pytest.approx((0.4 - 0.7) / 2)
@@ -71,7 +87,14 @@ def test_values_of_clients_with_orders_of_their_own_by_hand():
 
 @functools.cache
 def stages(*overrides):
-    given = ("scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=5", "rounds=1", *overrides)
+    given = (
+        "scenario=class_incremental",
+        "partition=lda",
+        "alpha=5",
+        "num_clients=5",
+        "rounds=1",
+        *overrides,
+    )
     return divide(build(composed(*given)))[1]
 
 
@@ -97,15 +120,25 @@ def test_a_task_of_a_blurred_stream_has_classes_of_others():
     for part, (low, high) in zip(mixed, ((0, 3), (3, 6), (6, 10)), strict=True):
         counts = part.federation.counts.sum(0)
         assert 0.15 < 1 - counts[low:high].sum() / counts.sum() < 0.25
-    everything = [np.sort(np.concatenate([e for part in parts for e in part.partition.parts])).tolist()
-                  for parts in (plain, mixed)]  # fmt: skip
+    everything = [
+        np.sort(np.concatenate([e for part in parts for e in part.partition.parts])).tolist()
+        for parts in (plain, mixed)
+    ]
     assert everything[0] == everything[1]
 
 
 @pytest.mark.parametrize("per_client", ["true", "false"])
 def test_a_validation_example_counts_for_its_own_task(per_client):
-    """As the test examples do, of which those of a task have its classes alone; a fifth was dealt to other tasks."""
-    lines = "scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=5", "rounds=1", "scenario.blur=0.2"
+    """As the test examples do, of which those of a task have its classes alone; a fifth was dealt
+    to other tasks."""
+    lines = (
+        "scenario=class_incremental",
+        "partition=lda",
+        "alpha=5",
+        "num_clients=5",
+        "rounds=1",
+        "scenario.blur=0.2",
+    )
     held_out = "validation.fraction=0.2", f"validation.per_client={per_client}"
     data, parts = divide(build(composed(*lines, *held_out)))
     task = np.repeat([0, 1, 2], [3, 3, 4])  # of each class
@@ -117,7 +150,8 @@ def test_a_validation_example_counts_for_its_own_task(per_client):
 
 
 def test_a_run_with_orders_of_clients(tmp_path):
-    """Two tasks, five clients: the values from tasks.csv, client by client; the report of the run has the same."""
+    """Two tasks, five clients: the values from tasks.csv, client by client; the report of the run
+    has the same."""
     scenario = ClassIncremental(**STREAM, order="per_client", blur=0.1)
     simulation = make_simulation(scenario=scenario, sizes=(3, 4, 5), participation=1.0)
     _, summary = full_run(simulation, tmp_path)
@@ -132,7 +166,14 @@ def test_a_run_with_orders_of_clients(tmp_path):
     assert measured["last_accuracy"] == pytest.approx(a[1].mean(), abs=1e-12)
 
 
-DMC = FedDMC(targets="split", student="initial", new_model="old", epochs_factor=1, rate_factor=1.0, whole_set=False)
+DMC = FedDMC(
+    targets="split",
+    student="initial",
+    new_model="old",
+    epochs_factor=1,
+    rate_factor=1.0,
+    whole_set=False,
+)
 
 
 @pytest.mark.parametrize("changed", [{"blur": 0.1}, {"order": "per_client"}])
@@ -144,8 +185,9 @@ def test_methods_of_separate_tasks_refuse_mixed_ones(algorithm, changed):
 
 
 def test_methods_of_separate_tasks_refuse_a_replay_buffer():
-    """The loss of an old example is infinite under FedMultiHead's head of the present task, and 1e30 under TARGET's
-    (finite, so that a run would go on). GLFC, which keeps examples itself, and FedLwF train on a buffer."""
+    """The loss of an old example is infinite under FedMultiHead's head of the present task, and
+    1e30 under TARGET's (finite, so that a run would go on). GLFC, which keeps examples itself, and
+    FedLwF train on a buffer."""
     made = dict(batches=2, batch_size=4, steps=3, width=3, lr_generator=0.05, temperature=2.0)
     target = TARGET(kd=5.0, **made)
     glfc = GLFC(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=True, proxy=False)
@@ -160,7 +202,8 @@ def test_methods_of_separate_tasks_refuse_a_replay_buffer():
 
 
 @pytest.mark.parametrize(
-    ("changed", "key"), [({"blur": 1.0}, "scenario.blur"), ({"blur": -0.1}, "blur"), ({"order": "own"}, "per_client")]
+    ("changed", "key"),
+    [({"blur": 1.0}, "scenario.blur"), ({"blur": -0.1}, "blur"), ({"order": "own"}, "per_client")],
 )
 def test_wrong_values_are_refused(changed, key):
     with pytest.raises(ConfigError, match=key):
@@ -169,7 +212,9 @@ def test_wrong_values_are_refused(changed, key):
 
 def test_the_defaults_change_no_fingerprint():
     config = OmegaConf.to_container(composed("scenario=class_incremental"), resolve=True)
-    older = config | {"scenario": {k: v for k, v in config["scenario"].items() if k not in ("order", "blur")}}
+    older = config | {
+        "scenario": {k: v for k, v in config["scenario"].items() if k not in ("order", "blur")}
+    }
     assert fingerprint(config, {}) == fingerprint(older, {})
     mixed = config | {"scenario": config["scenario"] | {"blur": 0.1}}
     assert fingerprint(mixed, {}) != fingerprint(older, {})

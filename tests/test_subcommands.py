@@ -20,7 +20,8 @@ def usage(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split("\n\n")[0].split())
 
 
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # they are, of the help before
+# they are, of the help before
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_each_has_a_help_under_the_name_that_it_was_called_by(name: str, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -60,8 +61,10 @@ def test_arguments_and_exit_codes_are_passed_on(tmp_path: Path, monkeypatch, cap
 )
 def test_an_unknown_word_is_refused_with_the_nearest_name(word: str, hint: str, capsys):
     assert main.main([word, "multirun/x"]) == 2
-    assert capsys.readouterr().err == (
-        f"fedexp: {word}: not of the form key=value, and no subcommand{hint}; subcommands: {', '.join(SUBCOMMANDS)}\n"
+    assert (
+        capsys.readouterr().err
+        == f"fedexp: {word}: not of the form key=value, and no subcommand{hint}; subcommands:"
+        f" {', '.join(SUBCOMMANDS)}\n"
     )
 
 

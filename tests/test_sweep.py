@@ -40,18 +40,28 @@ def load(name):
 
 @every_sweep
 def test_each_printed_cell_has_exactly_one_job(name):
-    """But the cells in which the paper prints that it has no number, and Flashback's A, which belongs to no method. A
-    second reading has only those that it reads in another way."""
+    """But the cells in which the paper prints that it has no number, and Flashback's A, which
+    belongs to no method. A second reading has only those that it reads in another way."""
     sweep = load(name)
     with TABLES.open(encoding="utf-8", newline="") as file:
-        printed = [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == (sweep.paper, sweep.table)]
+        printed = [
+            row
+            for row in csv.DictReader(file)
+            if (row["paper"], row["table"]) == (sweep.paper, sweep.table)
+        ]
     assert bool(printed) == all(word not in name for word in ("fig", "search", "benchmark"))
     hits = Counter()
     for block in sweep.blocks:
         for combination in block.combinations():
             for measure in block.measures:
-                wanted = block.fields(combination) | {k: measure[k] for k in ("metric", "setting") if k in measure}
-                found = [i for i, row in enumerate(printed) if all(row[k] == str(v) for k, v in wanted.items())]
+                wanted = block.fields(combination) | {
+                    k: measure[k] for k in ("metric", "setting") if k in measure
+                }
+                found = [
+                    i
+                    for i, row in enumerate(printed)
+                    if all(row[k] == str(v) for k, v in wanted.items())
+                ]
                 assert len(found) == 1, (combination, measure)
                 hits.update(found)
     for i, row in enumerate(printed):
@@ -59,7 +69,8 @@ def test_each_printed_cell_has_exactly_one_job(name):
         excused |= name == "cfed_table1_lr1e-6" and not (
             row["setting"].endswith("; centralized") and not row["method"].startswith("CFeD")
         )
-        other_reading = name.endswith(("_released", "_mean", "_tau3", "_titles"))  # of some of a table's cells
+        # of some of a table's cells
+        other_reading = name.endswith(("_released", "_mean", "_tau3", "_titles"))
         assert hits[i] <= 1 if other_reading else hits[i] == (0 if excused else 1), row
     assert hits or not printed, "a second reading, too, has cells"
 
@@ -78,14 +89,15 @@ def test_a_run_finds_its_cell_again(name):
 
 
 def test_truth_values_and_interpolations_as_hydra_notes_them():
-    """Hydra's sweeper writes `True` and `$\\{rounds\\}` into overrides.yaml; a sweep's file has `true`, `${rounds}`."""
+    """Hydra's sweeper writes `True` and `$\\{rounds\\}` into overrides.yaml; a sweep's file has
+    `true`, `${rounds}`."""
     assert as_written(r"keep_local_models=$\{rounds\}") == "keep_local_models=${rounds}"
     assert as_written("forgetting_metric.local=True") == "forgetting_metric.local=true"
     assert as_written("algorithm=fedavg") == "algorithm=fedavg"
     assert as_written("local.lr=1e-3") == as_written("local.lr=1.0e-3") == "local.lr=0.001"
     assert as_written("rounds=20") == "rounds=20"
     sweep = load_sweep("fedntd_fig15", [CONF])
-    (job, *_) = [job for job in launches(sweep, []) if "algorithm.tau_squared=false" in job]
+    job, *_ = [job for job in launches(sweep, []) if "algorithm.tau_squared=false" in job]
     job = next(each for each in expand(job))
     noted = [option.replace("=false", "=False") for option in job]
     assert cell_of(sweep, noted) == cell_of(sweep, job) is not None
@@ -93,8 +105,9 @@ def test_truth_values_and_interpolations_as_hydra_notes_them():
 
 
 def jobs_with_new_values(name, seen):
-    """The jobs of a sweep with a value of an option that no job before had (`seen`, which grows). What belongs to an
-    option of a group, such as `algorithm.mu=1`, is new for each of these options."""
+    """The jobs of a sweep with a value of an option that no job before had (`seen`, which grows).
+    What belongs to an option of a group, such as `algorithm.mu=1`, is new for each of these
+    options."""
     for overrides in launches(load(name), ["tracker=none"]):
         for job in expand(overrides):
             options = dict(text.split("=", 1) for text in job if not is_value(text))
@@ -132,23 +145,40 @@ def test_overrides_restrict_axes_or_add_to_them():
     (only,) = launches(sweep, ["algorithm=fedntd", "local.epochs=1,20", "seed=0,1", "rounds=5"])
     more = ["rounds=5", *sweep.common]
     assert sorted(map(sorted, expand(only))) == sorted(
-        sorted(["experiment=fedntd/cifar10_s2", f"local.epochs={e}", "algorithm=fedntd", f"seed={s}", *more])
+        sorted(
+            [
+                "experiment=fedntd/cifar10_s2",
+                f"local.epochs={e}",
+                "algorithm=fedntd",
+                f"seed={s}",
+                *more,
+            ]
+        )
         for e in (1, 20)
         for s in (0, 1)
     )
     nova = launches(sweep, ["algorithm=fednova"])
     assert all("algorithm.variant=ccvr" in job for each in nova for job in expand(each))
     known, new = launches(sweep, ["algorithm=fedavg,feddyn", "local.epochs=5"])
-    assert [job for each in (known, new) for job in expand(each) if "algorithm=feddyn" in job] == list(expand(new))
+    assert [
+        job for each in (known, new) for job in expand(each) if "algorithm=feddyn" in job
+    ] == list(expand(new))
     with pytest.raises(ConfigError, match="no run has all of"):
         launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
 
 
 def test_a_rate_that_hydra_s_sweeper_has_written_anew_is_that_of_the_sweep():
-    """`local.lr=1e-3` of the file is noted as 0.001 where a command has several jobs, as it is where it has one."""
+    """`local.lr=1e-3` of the file is noted as 0.001 where a command has several jobs, as it is
+    where it has one."""
     sweep = load("cfed_table1")
     for rate in ("1e-3", "0.001"):
-        run = ["experiment=cfed/text_class", "algorithm=lwf", "rounds=1", "local.epochs=20", "local.batch_size=128"]
+        run = [
+            "experiment=cfed/text_class",
+            "algorithm=lwf",
+            "rounds=1",
+            "local.epochs=20",
+            "local.batch_size=128",
+        ]
         found = cell_of(sweep, [*run, f"local.lr={rate}", "seed=0"])
         assert found is not None
         assert found[1]["method"] == "LwF"
@@ -164,15 +194,20 @@ def test_overrides_restrict_what_blocks_fix():
     (overrides,) = launches(sweep, ["algorithm=cfed_c", "experiment=cfed/text_class"])
     jobs = list(expand(overrides))
     assert all("algorithm=cfed_c" in job for job in jobs)
-    assert [next(each for each in job if "local.lr" in each) for job in jobs] == ["local.lr=1e-06", "local.lr=0.001"]
+    assert [next(each for each in job if "local.lr" in each) for job in jobs] == [
+        "local.lr=1e-06",
+        "local.lr=0.001",
+    ]
     both = launches(sweep, ["algorithm=lwf,cfed_c", "experiment=cfed/text_class"])
     assert [len(list(expand(each))) for each in both] == [1, 2]
-    slow = launches(sweep, ["local.lr=1e-3", "experiment=cfed/text_class"])  # fixed for the centralised baselines
+    # fixed for the centralised baselines
+    slow = launches(sweep, ["local.lr=1e-3", "experiment=cfed/text_class"])
     assert [len(list(expand(each))) for each in slow] == [5, 1]
 
 
 def test_a_mapping_of_the_command_line_stands_instead_of_the_sweep_s():
-    """Hydra would merge both, and refuse the second round of the clients' data as an unknown key."""
+    """Hydra would merge both, and refuse the second round of the clients' data as an unknown
+    key."""
     given = ["rounds=4", "schedule.partition={4:{name:sharding,shards_per_client:3}}"]
     (overrides,) = launches(load("fedntd_fig18"), given)
     (job,) = expand(overrides)
@@ -182,25 +217,46 @@ def test_a_mapping_of_the_command_line_stands_instead_of_the_sweep_s():
 
 
 def test_the_place_of_a_run_whose_fixed_overrides_are_replaced():
-    """By what all runs share or, where a mapping stands for it, by any mapping. It is no run of a printed cell."""
+    """By what all runs share or, where a mapping stands for it, by any mapping. It is no run of a
+    printed cell."""
     fig18, fig19, fig3 = map(load, ("fedntd_fig18", "fedntd_fig19", "fedka_fig3"))
-    run = ["experiment=fedntd/cifar10_iid", "algorithm=fedavg", "model=cnn_circle", "rounds=4",
-           "keep_local_models=[4]", "schedule.partition={4:iid}"]  # fmt: skip
+    run = [
+        "experiment=fedntd/cifar10_iid",
+        "algorithm=fedavg",
+        "model=cnn_circle",
+        "rounds=4",
+        "keep_local_models=[4]",
+        "schedule.partition={4:iid}",
+    ]
     assert cell_of(fig18, run) is None
-    assert cell_of(fig18, run, ["rounds=4", "keep_local_models=[4]"])[1]["setting"] == "IID, then s=2"
+    assert (
+        cell_of(fig18, run, ["rounds=4", "keep_local_models=[4]"])[1]["setting"] == "IID, then s=2"
+    )
     assert cell_of(fig18, run, ["rounds=4"]) is None
     assert cell_of(fig18, run[:-1], run) is None
     for partition, name in (("{4:iid}", "homogeneous"), ("null", "heterogeneous")):
-        run = ["experiment=fedntd/cifar10_s2", "algorithm=fedavg", "rounds=4", "keep_local_models=[4]"]
+        run = [
+            "experiment=fedntd/cifar10_s2",
+            "algorithm=fedavg",
+            "rounds=4",
+            "keep_local_models=[4]",
+        ]
         assert cell_of(fig19, [*run, f"schedule.partition={partition}"], run)[1]["setting"] == name
     for block in fig3.blocks:  # which differ by rounds and a mapping: the literal one counts
         run = ["experiment=fedka/cifar10", "algorithm=fedavg", *block.fixed]
         assert cell_of(fig3, run, [])[0] == cell_of(fig3, run)[0] == block
-        assert cell_of(fig3, [*(each for each in run if "rounds" not in each), "rounds=9"], ["rounds=9"])[0] == block
+        assert (
+            cell_of(
+                fig3, [*(each for each in run if "rounds" not in each), "rounds=9"], ["rounds=9"]
+            )[0]
+            == block
+        )
 
 
 def test_an_unknown_sweep_is_named():
-    with pytest.raises(ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"):
+    with pytest.raises(
+        ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"
+    ):
         load("fedntd_tabel1")
 
 
@@ -222,7 +278,12 @@ def whole_text(path):
     """An experiment's file, and those that it builds on."""
     text = path.read_text(encoding="utf-8")
     bases = re.findall(r"^  - (\w+/_\w+)$", text, re.MULTILINE)
-    return "\n".join([text, *((CONF / "experiment" / f"{base}.yaml").read_text(encoding="utf-8") for base in bases)])
+    return "\n".join(
+        [
+            text,
+            *((CONF / "experiment" / f"{base}.yaml").read_text(encoding="utf-8") for base in bases),
+        ]
+    )
 
 
 @pytest.mark.slow  # composes 35 configurations
@@ -231,7 +292,8 @@ def test_experiments_say_all_of_their_protocol():
     for name in list_options("experiment", [CONF]):
         text = whole_text(CONF / "experiment" / f"{name}.yaml")
         keys = (
-            "num_clients participation rounds weighting epochs batch_size optimizer lr lr_decay momentum weight_decay"
+            "num_clients participation rounds weighting epochs batch_size optimizer lr lr_decay"
+            " momentum weight_decay"
         )
         for key in [*keys.split(), "override /model", "override /partition"]:
             assert f"{key}:" in text, f"{name} does not say {key}"
@@ -241,12 +303,16 @@ def test_experiments_say_all_of_their_protocol():
 def test_tuned_values_are_used_by_themselves_and_yield_to_the_command_line():
     assert composed("dataset=mnist", "algorithm=fedreg").algorithm.eta_s == 0.2
     assert composed("dataset=cifar100", "algorithm=fedreg").algorithm.gamma == 0.25
-    assert composed("dataset=mnist", "algorithm=fedreg", "algorithm.eta_s=0.3").algorithm.eta_s == 0.3
+    assert (
+        composed("dataset=mnist", "algorithm=fedreg", "algorithm.eta_s=0.3").algorithm.eta_s == 0.3
+    )
     assert composed("experiment=fedntd/mnist_s2", "algorithm=fedreg").weighting == "uniform"
 
 
 def test_the_command_line_wins_over_the_setting():
-    config = composed("experiment=fedntd/cifar10_s3", "dataset=digits", "rounds=2", "shards_per_client=5")
+    config = composed(
+        "experiment=fedntd/cifar10_s3", "dataset=digits", "rounds=2", "shards_per_client=5"
+    )
     assert (config.dataset.name, config.rounds, config.shards_per_client) == ("digits", 2, 5)
     assert config.local.epochs == 5
 
@@ -260,10 +326,23 @@ def test_a_name_stands_for_what_decides_the_result():
     def digest(*overrides):
         return short_hash(OmegaConf.to_container(composed(*overrides), resolve=True))
 
-    same = ["tracker=none", "figures=false", "hardware.workers=2", "checkpoint_interval=5", "data_dir=elsewhere"]
+    same = [
+        "tracker=none",
+        "figures=false",
+        "hardware.workers=2",
+        "checkpoint_interval=5",
+        "data_dir=elsewhere",
+    ]
     same += ["test_views=[plain]", "cohorts.path=null"]
     assert len({digest(override) for override in ("seed=0", *same)}) == 1
-    different = ["seed=1", "alpha=0.2", "algorithm=fedntd", "local.lr=0.02", "hardware.precision=fp64", "rounds=31"]
+    different = [
+        "seed=1",
+        "alpha=0.2",
+        "algorithm=fedntd",
+        "local.lr=0.02",
+        "hardware.precision=fp64",
+        "rounds=31",
+    ]
     different += ["test_views=[plain,augmented]", "cohorts.path=cohorts.json"]
     assert len({digest(override) for override in ("seed=0", *different)}) == 9
     assert "tracker.mode" not in essential(OmegaConf.to_container(composed(), resolve=True))
@@ -274,11 +353,24 @@ def test_repetitions_with_other_seeds_are_one_group():
 
     def group(*overrides):
         choices = {"algorithm": "fedavg", "dataset": "digits", "partition": "lda", "model": "cnn"}
-        return group_name(OmegaConf.to_container(composed(*overrides), resolve=True) | {"choices": choices})
+        return group_name(
+            OmegaConf.to_container(composed(*overrides), resolve=True) | {"choices": choices}
+        )
 
     assert group("seed=0").startswith("fedavg_digits_lda0.1_")
-    assert len({group(override) for override in ("seed=0", "seed=1", "seeds.sampling=3", "tracker=none")}) == 1
-    assert len({group(override) for override in ("seed=0", "alpha=0.2", "local.lr=0.02", "rounds=31")}) == 4
+    assert (
+        len(
+            {
+                group(override)
+                for override in ("seed=0", "seed=1", "seeds.sampling=3", "tracker=none")
+            }
+        )
+        == 1
+    )
+    assert (
+        len({group(override) for override in ("seed=0", "alpha=0.2", "local.lr=0.02", "rounds=31")})
+        == 4
+    )
 
 
 @pytest.mark.slow
@@ -286,7 +378,14 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
     """One job made, one interrupted, one new: what preview=true shows; nothing is run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = ["rounds=2", "local.epochs=1", "num_clients=4", "alpha=1", "tracker=none", "figures=false"]
+    small = [
+        "rounds=2",
+        "local.epochs=1",
+        "num_clients=4",
+        "alpha=1",
+        "tracker=none",
+        "figures=false",
+    ]
     small += ["hydra.sweep.dir=multirun/s", "hardware.engine=sequential", "hardware.threads=1"]
     assert main.main(["--multirun", *small, "seed=0"]) == 0
     capsys.readouterr()
@@ -300,7 +399,9 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
     size = sum(file.stat().st_size for file in done.rglob("*") if file.is_file())
     peak = json.loads((done / "summary.json").read_text())["peak_memory"]["host"]
     assert peak > 50e6  # Python and torch
-    assert all(f"disk {size / 1e9:.2f} GB, memory {peak / 1e9:.2f} GB" in line for line in lines[1:3])
+    assert all(
+        f"disk {size / 1e9:.2f} GB, memory {peak / 1e9:.2f} GB" in line for line in lines[1:3]
+    )
     assert f"{2 * size / 1e9:.2f} GB of disk (from measured rounds, files)" in lines[-3]
     assert lines[-2] == f"memory of one job at a time: {peak / 1e9:.2f} GB, the measured peak"
     jobs = plan([["seed=0,1", *small]], CONF, [])
@@ -311,8 +412,8 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
 
 
 def test_what_a_job_will_take(tmp_path):
-    """From a run of 2 rounds with 300 growing bytes, 1000 others and two client states of 50: of 10 rounds, 20 clients
-    and three tasks of a stream, 7 of the 30 rounds done."""
+    """From a run of 2 rounds with 300 growing bytes, 1000 others and two client states of 50: of 10
+    rounds, 20 clients and three tasks of a stream, 7 of the 30 rounds done."""
     rounds = "round,seconds,loss\n0,0,1\n1,2,1\n2,2,1."
     (tmp_path / "rounds.csv").write_text(rounds.ljust(99, "0") + "\n")
     for name, size in (("clients.csv", 200), ("model.txt", 1000)):
@@ -322,21 +423,44 @@ def test_what_a_job_will_take(tmp_path):
         (tmp_path / "checkpoint" / "clients" / f"{client}.pt").write_bytes(b"x" * 50)
     for task in (2, 3):
         (tmp_path / f"partition_task{task}.npz").touch()
-    config = {"dataset": {"name": "digits"}, "num_clients": 20, "rounds": 10, "algorithm": {"_target_": "a"}}
+    config = {
+        "dataset": {"name": "digits"},
+        "num_clients": 20,
+        "rounds": 10,
+        "algorithm": {"_target_": "a"},
+    }
     run = replace(preview.measure(RunDirectory(tmp_path), seconds=2.0), config=config)
-    assert (run.fixed, run.per_round, run.per_client, run.tasks, run.memory) == (1000, 150, 50, 3, None)
+    assert (run.fixed, run.per_round, run.per_client, run.tasks, run.memory) == (
+        1000,
+        150,
+        50,
+        3,
+        None,
+    )
     found = estimate(Planned(tmp_path, config), "interrupted at 7", [run])
-    assert (found.seconds, found.disk, found.memory, found.about) == (46, 1000 + 30 * 150 + 20 * 50, None, "")
+    assert (found.seconds, found.disk, found.memory, found.about) == (
+        46,
+        1000 + 30 * 150 + 20 * 50,
+        None,
+        "",
+    )
     other = estimate(Planned(tmp_path, config | {"algorithm": {"_target_": "b"}}), "new", [run])
     assert (other.seconds, other.about) == (60, " (another algorithm's rounds)")
     assert estimate(Planned(tmp_path, config | {"num_clients": 30}), "new", [run]) is None
 
 
 def test_neither_a_rate_nor_the_name_of_the_device_changes_what_a_round_takes():
-    """hardware.device=auto is the CPU here, unless there is a GPU; more epochs and a GPU do change it."""
+    """hardware.device=auto is the CPU here, unless there is a GPU; more epochs and a GPU do change
+    it."""
 
     def config(device, **local):
-        local = {"epochs": 5, "batch_size": 50, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9} | local
+        local = {
+            "epochs": 5,
+            "batch_size": 50,
+            "optimizer": "sgd",
+            "lr": 0.1,
+            "momentum": 0.9,
+        } | local
         return {"dataset": {"name": "digits"}, "hardware": {"device": device}, "local": local}
 
     here = "cuda" if torch.cuda.is_available() else "cpu"
@@ -349,32 +473,52 @@ def test_no_time_is_said_where_no_round_was_measured(tmp_path, capsys):
     jobs = [Planned(tmp_path / name, {"rounds": 2}) for name in "ab"]
     preview.show(jobs, [])
     *_, why, left, counts = capsys.readouterr().out.splitlines()
-    assert why == "no measured round for 2 of them (?): a run with rounds=1 below here gives an estimate"
+    assert (
+        why
+        == "no measured round for 2 of them (?): a run with rounds=1 below here gives an estimate"
+    )
     assert (left, counts) == ("left: ? (no measured round)", "2 jobs: 0 done, 2 new")
 
 
 def test_a_run_that_its_options_have_ended_is_done_for_those_options_alone(tmp_path):
     why = {"by": "minutes", "minutes": 1.0}
-    summary = {"status": "stopped", "stopped": why, "rounds": 3, "algorithm": "fedavg", "dataset": "digits"}
-    (tmp_path / "summary.json").write_text(json.dumps(summary | {"accuracy": 0.5, "best_accuracy": 0.5}))
+    summary = {
+        "status": "stopped",
+        "stopped": why,
+        "rounds": 3,
+        "algorithm": "fedavg",
+        "dataset": "digits",
+    }
+    (tmp_path / "summary.json").write_text(
+        json.dumps(summary | {"accuracy": 0.5, "best_accuracy": 0.5})
+    )
     (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.5\n2,0.5\n3,0.5\n")
-    (tmp_path / "class_accuracy.csv").write_text("round,class,accuracy\n0,0,0.1\n1,0,0.5\n2,0,0.5\n3,0,0.5\n")
+    (tmp_path / "class_accuracy.csv").write_text(
+        "round,class,accuracy\n0,0,0.1\n1,0,0.5\n2,0,0.5\n3,0,0.5\n"
+    )
     (tmp_path / "config.yaml").write_text("{choices: {}, rounds: 9}\n")
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("[]\n")
 
     def found(minutes):
-        return preview.status(Planned(tmp_path, composed("tracker=none", f"stop.minutes={json.dumps(minutes)}")))
+        return preview.status(
+            Planned(tmp_path, composed("tracker=none", f"stop.minutes={json.dumps(minutes)}"))
+        )
 
     assert (RunDirectory(tmp_path).problems, RunDirectory(tmp_path).status) == ([], "stopped")
-    assert [found(minutes) for minutes in (1.0, None, 2.0)] == ["stopped", *["interrupted at 3"] * 2]
+    assert [found(minutes) for minutes in (1.0, None, 2.0)] == [
+        "stopped",
+        *["interrupted at 3"] * 2,
+    ]
 
 
 def test_peak_memory_counts_the_processes_of_a_run():
     """A child that holds 64 MB more raises it by about as much."""
     program = "import sys; held = b'x' * 64_000_000; print(len(held), flush=True); sys.stdin.read()"
     before = peak_memory(torch.device("cpu"))
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         child.stdout.readline()
         during = peak_memory(torch.device("cpu"))
         child.stdin.close()
@@ -399,7 +543,10 @@ def test_one_process_at_a_time(tmp_path):
     assert not is_occupied(tmp_path)
     with occupied(tmp_path):
         assert is_occupied(tmp_path)
-        with pytest.raises(Occupied, match=r"process \d+ on .* is working there"), occupied(tmp_path):
+        with (
+            pytest.raises(Occupied, match=r"process \d+ on .* is working there"),
+            occupied(tmp_path),
+        ):
             pass
     assert not is_occupied(tmp_path)
 
@@ -422,7 +569,8 @@ def test_bad_sweeps(arguments, message, capsys):
 
 
 def text_files(folder):
-    """Tiny data sets in the layouts of thucnews, sina2019, sogoucs and weibo: 12 titles of each of nine classes."""
+    """Tiny data sets in the layouts of thucnews, sina2019, sogoucs and weibo: 12 titles of each of
+    nine classes."""
     names = [f"class{c}" for c in range(9)]
     lines = [f"{'abcdefghi'[c] * 5} title {i}\t{c}" for i in range(12) for c in range(9)]
     for name in ("thucnews", "sina2019", "sogoucs"):
@@ -431,12 +579,27 @@ def text_files(folder):
             (folder / name / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (folder / name / "class.txt").write_text("\n".join(names), encoding="utf-8")
     rows = [f"post {i} of somebody,,0" for i in range(40)]
-    (folder / "thucnews" / "weibo_surrogate.csv").write_text("article,content,target\n" + "\n".join(rows) + "\n")
+    (folder / "thucnews" / "weibo_surrogate.csv").write_text(
+        "article,content,target\n" + "\n".join(rows) + "\n"
+    )
 
 
-SMOKE = ["rounds=1", "local.epochs=1", "num_clients=10", "participation=0.2", "tracker=none", "figures=false"]
+SMOKE = [
+    "rounds=1",
+    "local.epochs=1",
+    "num_clients=10",
+    "participation=0.2",
+    "tracker=none",
+    "figures=false",
+]
 SMOKE += ["hardware.engine=sequential", "hardware.threads=1", "local.lr=0.01"]
-IMAGES = ["dataset=digits", "model=cnn", "dataset.mean=[0.3]", "dataset.std=[0.4]", "surrogate.total_shards=20"]
+IMAGES = [
+    "dataset=digits",
+    "model=cnn",
+    "dataset.mean=[0.3]",
+    "dataset.std=[0.4]",
+    "surrogate.total_shards=20",
+]
 TEXTS = [
     "dataset.vocabulary=null",
     "dataset.vectors=null",
@@ -473,9 +636,13 @@ def test_the_first_job_of_every_sweep_runs_small(name, tmp_path, monkeypatch):
 
 
 def test_the_centralised_baselines_of_cfed_have_two_rates():
-    """1e-6 is printed for CFeD alone: each baseline has a run at 1e-3 and one at 1e-6, in sweeps of their own."""
+    """1e-6 is printed for CFeD alone: each baseline has a run at 1e-3 and one at 1e-6, in sweeps of
+    their own."""
     names = {"multihead", "finetuning", "ewc", "lwf", "dmc"}
-    for sweep, rate in (("cfed_table1", "local.lr=0.001"), ("cfed_table1_lr1e-6", "local.lr=1e-06")):
+    for sweep, rate in (
+        ("cfed_table1", "local.lr=0.001"),
+        ("cfed_table1_lr1e-6", "local.lr=1e-06"),
+    ):
         jobs = [set(job) for overrides in launches(load(sweep), []) for job in expand(overrides)]
         baselines = [job for job in jobs if any(f"algorithm={name}" in job for name in names)]
         assert len(baselines) == 4 + 5 + 5

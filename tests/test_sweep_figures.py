@@ -1,4 +1,5 @@
-"""Pictures of sweeps: which are drawn, how runs are grouped, and that they show exactly what the files say."""
+"""Pictures of sweeps: which are drawn, how runs are grouped, and that they show exactly what the
+files say."""
 
 import json
 
@@ -14,17 +15,42 @@ from fedexp.metrics.forgetting import local_round_drop, round_drop
 from test_figures import make_run as make_files
 
 
-def make_run(folder, overrides, seed=0, status="completed", rounds=3, local=False, classes=3, column=None, **summary):
+def make_run(
+    folder,
+    overrides,
+    seed=0,
+    status="completed",
+    rounds=3,
+    local=False,
+    classes=3,
+    column=None,
+    **summary,
+):
     """A run directory with random class accuracies; returns them [rounds + 1, C]."""
     directory = folder / f"run{len(list(folder.glob('run*'))):02d}"
     (directory / ".hydra").mkdir(parents=True)
     rng = np.random.default_rng([seed, len(str(overrides))])
     accuracy = rng.uniform(0, 1, (rounds + 1, classes))
     make_files(directory, rounds=rounds, classes=classes, accuracy=accuracy, local=local)
-    (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump([*overrides, f"seed={seed}"]))
-    algorithm = next((o.partition("=")[2] for o in overrides if o.startswith("algorithm=")), "fedavg")
-    content = {"status": status, "algorithm": algorithm, "dataset": "digits", "partition": "lda", "seed": seed}
-    content |= {"rounds": rounds, "accuracy": accuracy[-1].mean(), "best_accuracy": 0.9, "forgetting": 0.1} | summary
+    (directory / ".hydra" / "overrides.yaml").write_text(
+        yaml.safe_dump([*overrides, f"seed={seed}"])
+    )
+    algorithm = next(
+        (o.partition("=")[2] for o in overrides if o.startswith("algorithm=")), "fedavg"
+    )
+    content = {
+        "status": status,
+        "algorithm": algorithm,
+        "dataset": "digits",
+        "partition": "lda",
+        "seed": seed,
+    }
+    content |= {
+        "rounds": rounds,
+        "accuracy": accuracy[-1].mean(),
+        "best_accuracy": 0.9,
+        "forgetting": 0.1,
+    } | summary
     (directory / "summary.json").write_text(json.dumps(content))
     return accuracy
 
@@ -38,15 +64,31 @@ def methods(setting):
 
 
 def test_methods_stand_side_by_side_in_each_setting(tmp_path):
-    """Seeds are together; what all runs share is said once; rounds=5 is a setting of its own, never mixed in."""
+    """Seeds are together; what all runs share is said once; rounds=5 is a setting of its own, never
+    mixed in."""
     for experiment in ("fedntd/cifar10_s2", "fedntd/mnist_s2"):
-        for method in (["algorithm=fedavg"], ["algorithm=fedntd"], ["algorithm=fednova", "algorithm.variant=ccvr"]):
+        for method in (
+            ["algorithm=fedavg"],
+            ["algorithm=fedntd"],
+            ["algorithm=fednova", "algorithm.variant=ccvr"],
+        ):
             for seed in (1, 0):
-                make_run(tmp_path, [f"experiment={experiment}", *method, "data_dir=x", "participation=0.2"], seed)
-    make_run(tmp_path, ["experiment=fedntd/mnist_s2", "algorithm=fedavg", "participation=0.2", "rounds=5"])
+                make_run(
+                    tmp_path,
+                    [f"experiment={experiment}", *method, "data_dir=x", "participation=0.2"],
+                    seed,
+                )
+    make_run(
+        tmp_path,
+        ["experiment=fedntd/mnist_s2", "algorithm=fedavg", "participation=0.2", "rounds=5"],
+    )
     found = settings(tmp_path)
     assert list(found) == ["fedntd/cifar10_s2", "fedntd/mnist_s2", "fedntd/mnist_s2 rounds=5"]
-    assert methods(found["fedntd/mnist_s2"]) == {"fedavg": 2, "fedntd": 2, "fednova variant=ccvr": 2}
+    assert methods(found["fedntd/mnist_s2"]) == {
+        "fedavg": 2,
+        "fedntd": 2,
+        "fednova variant=ccvr": 2,
+    }
     assert methods(found["fedntd/mnist_s2 rounds=5"]) == {"fedavg": 1}
     assert [run.summary["seed"] for run in found["fedntd/mnist_s2"].methods[0].runs] == [0, 1]
     assert found["fedntd/mnist_s2"].title == "fedntd/mnist_s2, participation=0.2"
@@ -55,7 +97,10 @@ def test_methods_stand_side_by_side_in_each_setting(tmp_path):
 def test_one_algorithm_s_options_are_its_methods(tmp_path):
     for lr in (0.1, 0.01):
         make_run(tmp_path, [f"local.lr={lr}"])
-    assert methods(settings(tmp_path)["digits lda"]) == {"fedavg local.lr=0.1": 1, "fedavg local.lr=0.01": 1}
+    assert methods(settings(tmp_path)["digits lda"]) == {
+        "fedavg local.lr=0.1": 1,
+        "fedavg local.lr=0.01": 1,
+    }
 
 
 def test_curves_are_mean_and_standard_deviation(tmp_path):
@@ -72,7 +117,9 @@ def test_curves_are_mean_and_standard_deviation(tmp_path):
     spread = abs(both[0] - both[1]) / 2**0.5  # the standard deviation of two
     for r in range(3):
         edges = band[band[:, 0] == r, 1]
-        np.testing.assert_allclose([edges.min(), edges.max()], both.mean(0)[r] + [-spread[r], spread[r]], rtol=1e-9)
+        np.testing.assert_allclose(
+            [edges.min(), edges.max()], both.mean(0)[r] + [-spread[r], spread[r]], rtol=1e-9
+        )
     assert figure.legends[0].get_texts()[0].get_text() == "fedntd (1 of 2 diverged), n=2"
 
 
@@ -96,7 +143,8 @@ def test_heat_maps_have_the_lowest_seed_of_every_method_and_one_scale(tmp_path):
 
 
 def test_distributions_of_round_forgetting(tmp_path):
-    """Global over rounds 2, 3, ... and, where local models were evaluated, over the same rounds and clients."""
+    """Global over rounds 2, 3, ... and, where local models were evaluated, over the same rounds and
+    clients."""
     x, share = draw_sweep.distribution(np.array([0.3, 0.1, np.nan, 0.2, 0.1]))
     assert x.tolist() == [0.1, 0.1, 0.1, 0.2, 0.3]
     assert share.tolist() == [0, 0.25, 0.5, 0.75, 1]
@@ -116,11 +164,18 @@ def test_accuracy_and_forgetting_against_a_parameter(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path, ["experiment=a", "algorithm=fedavg"], seed, accuracy=0.3)
         for beta, accuracy in ((3, 0.6), (0.3, 0.5), (1, 0.7)):
-            make_run(tmp_path, ["experiment=a", "algorithm=fedntd", f"algorithm.beta={beta}"], seed,
-                     accuracy=accuracy + 0.1 * seed, forgetting=beta / 10)  # fmt: skip
+            make_run(
+                tmp_path,
+                ["experiment=a", "algorithm=fedntd", f"algorithm.beta={beta}"],
+                seed,
+                accuracy=accuracy + 0.1 * seed,
+                forgetting=beta / 10,
+            )
         for tau in (1, 2):
             make_run(tmp_path, ["experiment=a", "algorithm=fedntd", f"algorithm.tau={tau}"], seed)
-    beta, tau = sorted(sweep_figures.parameter_sweeps(load_runs(tmp_path)), key=lambda each: each.key)
+    beta, tau = sorted(
+        sweep_figures.parameter_sweeps(load_runs(tmp_path)), key=lambda each: each.key
+    )
     assert (beta.key, tau.key) == ("algorithm.beta", "algorithm.tau")
     (line,) = beta.lines
     assert line.name == "fedntd"
@@ -139,7 +194,10 @@ def test_a_stream_of_tasks_has_the_curves_of_its_own_measures(tmp_path):
     make_run(tmp_path, ["algorithm=cfed"])
     directory = tmp_path / "run00"
     table = pd.read_csv(directory / "rounds.csv")
-    table["average_accuracy"], table["new_task_accuracy"] = [np.nan, 0.1, 0.2, 0.3], [np.nan, 0.4, 0.5, 0.6]
+    table["average_accuracy"], table["new_task_accuracy"] = (
+        [np.nan, 0.1, 0.2, 0.3],
+        [np.nan, 0.4, 0.5, 0.6],
+    )
     table.to_csv(directory / "rounds.csv", index=False)
     rows = [{"round": r, "task": min(r, 1), "evaluated_task": 1, "accuracy": 0.5} for r in range(4)]
     pd.DataFrame(rows).to_csv(directory / "tasks.csv", index=False)

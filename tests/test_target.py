@@ -1,4 +1,5 @@
-"""TARGET: the generator and the local loss against loops of the released code's form; statistics by hand."""
+"""TARGET: the generator and the local loss against loops of the released code's form; statistics by
+hand."""
 
 import copy
 
@@ -35,9 +36,9 @@ def test_the_generator_has_the_size_of_the_images(height, width):
 
 
 def test_images_are_made_as_in_the_released_code():
-    """Two batches of three steps with a batch norm teacher, whose statistics hooks look at; the labels are 1 or 3. The
-    released teacher has outputs for these two alone, so the cross-entropy is over these: of 0 and 2, which may be
-    classes of later tasks, it knows nothing."""
+    """Two batches of three steps with a batch norm teacher, whose statistics hooks look at; the
+    labels are 1 or 3. The released teacher has outputs for these two alone, so the cross-entropy is
+    over these: of 0 and 2, which may be classes of later tasks, it knows nothing."""
     simulation = make_simulation(model=Normed(), participation=1.0)
     state = play(simulation, 2)
     teacher = copy.deepcopy(simulation.bench.net.module).requires_grad_(False).eval()
@@ -51,13 +52,21 @@ def test_images_are_made_as_in_the_released_code():
         z = torch.randn(4, generator.LATENT).double().requires_grad_()
         places = torch.randint(2, (4,))
         fast, total, best = copy.deepcopy(net), None, None
-        optimizer = torch.optim.Adam([{"params": fast.parameters()}, {"params": [z], "lr": 0.01}], 0.05, (0.5, 0.999))
+        optimizer = torch.optim.Adam(
+            [{"params": fast.parameters()}, {"params": [z], "lr": 0.01}], 0.05, (0.5, 0.999)
+        )
         for _ in range(3):
             images = fast(z)
             logits = teacher((images - 0.4) / 0.3).logits
             mean, var = seen["x"].mean((0, 2, 3)), seen["x"].var((0, 2, 3), correction=0)
-            used = (mean, var) if moving is None else (0.1 * mean + 0.9 * moving[0], 0.1 * var + 0.9 * moving[1])
-            distance = (teacher.norm.running_mean - used[0]).norm() + (teacher.norm.running_var - used[1]).norm()
+            used = (
+                (mean, var)
+                if moving is None
+                else (0.1 * mean + 0.9 * moving[0], 0.1 * var + 0.9 * moving[1])
+            )
+            distance = (teacher.norm.running_mean - used[0]).norm() + (
+                teacher.norm.running_var - used[1]
+            ).norm()
             loss = 0.5 * F.cross_entropy(logits[:, [1, 3]], places) + 10.0 * distance
             if best is None or float(loss.detach()) < best[0]:
                 best = float(loss.detach()), images.detach()
@@ -70,23 +79,31 @@ def test_images_are_made_as_in_the_released_code():
             parameter.grad = grad
         meta.step()
         now = mean.detach(), var.detach()
-        moving = now if moving is None else tuple(0.9 * m + 0.1 * n for m, n in zip(moving, now, strict=True))
+        moving = (
+            now
+            if moving is None
+            else tuple(0.9 * m + 0.1 * n for m, n in zip(moving, now, strict=True))
+        )
         expected.append((best[1] * 255).to(torch.uint8))
     before = torch.random.get_rng_state()
     simulation.bench.net.set_buffers(state.server["buffers"])
     model = state.server["params"] | state.server["buffers"]
-    made = images_of(LiveNetwork(simulation.bench.net), model, [1, 3], PIXELS, 11, lr=0.05, width=3, **SMALL)
+    made = images_of(
+        LiveNetwork(simulation.bench.net), model, [1, 3], PIXELS, 11, lr=0.05, width=3, **SMALL
+    )
     assert torch.equal(made, torch.cat(expected))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert made.shape == (8, 1, 6, 6)
 
 
 def test_moving_statistics_by_hand():
-    """One layer of one channel, running mean 1 and variance 2. First batch (3, 4): 2 + 2. Second (5, 6), a tenth of it
-    and nine of the first: mean 3.2, variance 4.2: 2.2 + 2.2."""
+    """One layer of one channel, running mean 1 and variance 2. First batch (3, 4): 2 + 2. Second
+    (5, 6), a tenth of it and nine of the first: mean 3.2, variance 4.2: 2.2 + 2.2."""
     one, two = (torch.tensor([value]) for value in (1.0, 2.0))
     seen = Statistics()
-    first, second = ([(torch.tensor([m]), torch.tensor([v]), one, two)] for m, v in ((3.0, 4.0), (5.0, 6.0)))
+    first, second = (
+        [(torch.tensor([m]), torch.tensor([v]), one, two)] for m, v in ((3.0, 4.0), (5.0, 6.0))
+    )
     assert float(seen.distance(first)) == pytest.approx(4.0)
     seen.add(first)
     assert float(seen.distance(second)) == pytest.approx(4.4)
@@ -96,22 +113,37 @@ def test_moving_statistics_by_hand():
 
 
 def test_the_teacher_recognises_its_images():
-    """After some steps, most images are taken for the labels that they were made for, of the three classes that the
-    teacher knows. The labels are drawn after the generator and z."""
+    """After some steps, most images are taken for the labels that they were made for, of the three
+    classes that the teacher knows. The labels are drawn after the generator and z."""
     simulation = make_simulation(participation=1.0)
     model = play(simulation, 3).server["params"]
-    made = images_of(LiveNetwork(simulation.bench.net), model, [0, 2, 3], PIXELS, 0, batches=1, batch_size=16, steps=60,
-                     lr=0.02, width=4)  # fmt: skip
+    made = images_of(
+        LiveNetwork(simulation.bench.net),
+        model,
+        [0, 2, 3],
+        PIXELS,
+        0,
+        batches=1,
+        batch_size=16,
+        steps=60,
+        lr=0.02,
+        width=4,
+    )
     torch.manual_seed(0)
     Generator(PIXELS.shape, 4)
     torch.randn(16, generator.LATENT)
     places = torch.randint(3, (16,))
-    answers = simulation.bench.net(model, normalised(made.double() / 255, PIXELS)).logits[:, [0, 2, 3]].argmax(1)
+    answers = (
+        simulation.bench.net(model, normalised(made.double() / 255, PIXELS))
+        .logits[:, [0, 2, 3]]
+        .argmax(1)
+    )
     assert (answers == places).double().mean() > 0.75
 
 
 def test_the_local_loss_by_loops():
-    """Classes 0 and 1 are old, 2 is new, 3 is to come: CE over class 2 and, of the images, KD over classes 0 and 1."""
+    """Classes 0 and 1 are old, 2 is new, 3 is to come: CE over class 2 and, of the images, KD over
+    classes 0 and 1."""
     torch.manual_seed(0)
     new, old = (torch.tensor(row).double() for row in ([0, 0, 1, 0], [1, 1, 0, 0]))
     weight, before = torch.randn(36, 4).double(), torch.randn(36, 4).double()
@@ -120,24 +152,37 @@ def test_the_local_loss_by_loops():
     def net(params, x, mask=None):
         return Output(x.flatten(1), x.flatten(1) @ params["w"])
 
-    scale = {name: torch.tensor([v], dtype=torch.float64) for name, v in (("mean", 0.4), ("std", 0.3))}
-    server = {"params": {"w": weight}, "old": {"w": before}, "new": new, "known": old, "images": stored}
+    scale = {
+        name: torch.tensor([v], dtype=torch.float64) for name, v in (("mean", 0.4), ("std", 0.3))
+    }
+    server = {
+        "params": {"w": weight},
+        "old": {"w": before},
+        "new": new,
+        "known": old,
+        "images": stored,
+    }
     plan = {"order": torch.tensor([5, 0, 3, 1, 2, 4])}
     ctx = Context(server | {"scale": scale}, {}, {}, plan, {}, 0.1, torch.tensor(2.0), LOCAL)
     x, y = torch.randn(3, 1, 6, 6).double(), torch.tensor([2, 2, 0])
     batch = Batch(x, y, torch.tensor([1.0, 1.0, 0.0]).double(), 1)  # the last row is padding
-    drawn = (stored[[2, 4, 5, 0]].double() / 255 - 0.4) / 0.3  # step 1 of four at a time: places 4, 5, 0, 1
+    # step 1 of four at a time: places 4, 5, 0, 1
+    drawn = (stored[[2, 4, 5, 0]].double() / 255 - 0.4) / 0.3
     student, teacher = ((drawn.flatten(1) @ w)[:, :2] / 2.0 for w in (weight, before))
     kd = -(teacher.softmax(1) * student.log_softmax(1)).sum(1).mean()
-    assert_close(TARGET_.objective(net, server["params"], batch, ctx), 5.0 * kd)  # CE over one class is 0
+    # CE over one class is 0
+    assert_close(TARGET_.objective(net, server["params"], batch, ctx), 5.0 * kd)
     two = ctx.server | {"new": torch.tensor([0, 0, 1, 1]).double()}
-    found = TARGET_.objective(net, server["params"], batch, Context(two, *list(vars(ctx).values())[1:]))
+    found = TARGET_.objective(
+        net, server["params"], batch, Context(two, *list(vars(ctx).values())[1:])
+    )
     logits = (x.flatten(1) @ weight)[:2, 2:]
     assert_close(found, F.cross_entropy(logits, torch.tensor([0, 0])) + 5.0 * kd)
 
 
 def test_what_the_server_keeps_and_sends():
-    """In task 1 neither old model nor images; in task 2 those made at its beginning, the same until its end."""
+    """In task 1 neither old model nor images; in task 2 those made at its beginning, the same until
+    its end."""
     simulation = stream()
     first, second, third = (play(simulation, rounds).server for rounds in (2, 3, 4))
     assert first.keys() == {"params", "buffers", "new"}
@@ -147,7 +192,9 @@ def test_what_the_server_keeps_and_sends():
     assert second["images"].dtype == torch.uint8
     assert torch.equal(second["images"], third["images"])
     assert_close(second["old"], first["params"], 0.0)
-    plan = simulation.algorithm.host_plan(simulation.stages[1].federation, 0, np.random.default_rng(0))
+    plan = simulation.algorithm.host_plan(
+        simulation.stages[1].federation, 0, np.random.default_rng(0)
+    )
     assert sorted(plan["order"]) == list(range(8))
 
 
@@ -155,4 +202,6 @@ def test_it_is_for_images_and_new_classes():
     with pytest.raises(ConfigError, match="scenario=class_incremental"):
         make_simulation(TARGET_)
     with pytest.raises(ConfigError, match=r"algorithm\.batch_size"):
-        TARGET(kd=5.0, temperature=2.0, lr_generator=0.05, width=3, batches=1, batch_size=1, steps=1)
+        TARGET(
+            kd=5.0, temperature=2.0, lr_generator=0.05, width=3, batches=1, batch_size=1, steps=1
+        )

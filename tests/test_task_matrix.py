@@ -16,7 +16,8 @@ BY_HAND = {
     "forgetting_from_best": ((0.875 - 0.25) + (0.5 - 0.625)) / 2,  # best before the end: 0.875, 0.5
     "forgetting_from_any": ((0.875 - 0.25) + (0.625 - 0.625)) / 2,
     "forgetting_from_learning": ((0.75 - 0.25) + (0.5 - 0.625)) / 2,
-    "forgetting_over_tasks": ((0.75 - 0.25) + (0.875 - 0.625) + (1.0 - 1.0)) / 3,  # largest of each row: 0.75, 0.875, 1
+    # largest of each row: 0.75, 0.875, 1
+    "forgetting_over_tasks": ((0.75 - 0.25) + (0.875 - 0.625) + (1.0 - 1.0)) / 3,
     "backward_transfer": ((0.25 - 0.75) + (0.625 - 0.5)) / 2,
     "forward_transfer": ((0.25 - 0.125) + (0.125 - 0.0625)) / 2,
     "average_incremental_accuracy": (0.75 + (0.875 + 0.5) / 2 + (0.25 + 0.625 + 1.0) / 3) / 3,
@@ -32,13 +33,19 @@ def test_by_hand(name):
 @pytest.mark.parametrize("name", MEASURES)
 def test_tasks_to_come_do_not_count(name):
     wide = np.hstack([A, np.full((3, 2), 0.99)])
-    assert MEASURES[name](wide, np.append(INITIAL, [0.9, 0.9])) == pytest.approx(BY_HAND[name], abs=1e-15)
+    assert MEASURES[name](wide, np.append(INITIAL, [0.9, 0.9])) == pytest.approx(
+        BY_HAND[name], abs=1e-15
+    )
 
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_one_task(name):
     """What compares tasks is undefined; what does not is that task's accuracy; LANDER's is 0."""
-    expected = {"average_incremental_accuracy": 0.75, "last_accuracy": 0.75, "forgetting_over_tasks": 0.0}
+    expected = {
+        "average_incremental_accuracy": 0.75,
+        "last_accuracy": 0.75,
+        "forgetting_over_tasks": 0.0,
+    }
     assert MEASURES[name](A[:1], INITIAL) == pytest.approx(expected.get(name, np.nan), nan_ok=True)
 
 
@@ -52,14 +59,29 @@ def test_the_measure_that_runs_log_is_one_of_them():
 @pytest.fixture
 def finished(tmp_path):
     """A directory with one finished run of three tasks and one without tasks."""
-    ends = [{"task": t, "average_accuracy": row[:t].mean(), "new_task_accuracy": row[t - 1], "accuracies": row.tolist()}
-            for t, row in enumerate(A, 1)]  # fmt: skip
-    make_run(tmp_path / "streams", scenario="class_incremental", partition="shards", tasks=ends, task_forgetting=0.1875)
+    ends = [
+        {
+            "task": t,
+            "average_accuracy": row[:t].mean(),
+            "new_task_accuracy": row[t - 1],
+            "accuracies": row.tolist(),
+        }
+        for t, row in enumerate(A, 1)
+    ]
+    make_run(
+        tmp_path / "streams",
+        scenario="class_incremental",
+        partition="shards",
+        tasks=ends,
+        task_forgetting=0.1875,
+    )
     make_run(tmp_path / "plain")
     rows = [f"0,0,{s},{b}" for s, b in enumerate(INITIAL, 1)]
     for t, row in enumerate(A, 1):
         rows += [f"{2 * t},{t},{s},{a}" for s, a in enumerate(row, 1)]
-    (tmp_path / "streams" / files.TASKS).write_text("round,task,evaluated_task,accuracy\n" + "\n".join(rows) + "\n")
+    (tmp_path / "streams" / files.TASKS).write_text(
+        "round,task,evaluated_task,accuracy\n" + "\n".join(rows) + "\n"
+    )
     return tmp_path
 
 
@@ -67,15 +89,24 @@ def test_a_report_shows_any_measure(finished, capsys):
     assert report.main([str(finished), "--metric", ",".join(MEASURES)]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     names = [cell.strip() for cell in head.strip("|").split("|")]
-    cells = [dict(zip(names, (c.strip() for c in row.strip("|").split("|")), strict=True)) for row in rows]
+    cells = [
+        dict(zip(names, (c.strip() for c in row.strip("|").split("|")), strict=True))
+        for row in rows
+    ]
     assert len(cells) == 2
     (run,) = (row for row in cells if row["last_accuracy"])
     assert {name: float(run[name]) for name in MEASURES} == pytest.approx(BY_HAND, abs=5e-5)
-    assert not any(path.name.startswith("table") for path in finished.iterdir())  # nothing is written unasked
+    # nothing is written unasked
+    assert not any(path.name.startswith("table") for path in finished.iterdir())
 
 
 def test_measures_stand_in_a_table_too(finished, capsys):
-    assert report.main([str(finished), "--out", str(finished / "table"), "--metric", "forward_transfer"]) == 0
+    assert (
+        report.main(
+            [str(finished), "--out", str(finished / "table"), "--metric", "forward_transfer"]
+        )
+        == 0
+    )
     assert "forward_transfer" in (finished / "table.csv").read_text().splitlines()[0]
 
 

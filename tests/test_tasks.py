@@ -1,4 +1,5 @@
-"""Sequences of tasks, surrogate sets, shards, the continual metrics, and what of it a command line reaches."""
+"""Sequences of tasks, surrogate sets, shards, the continual metrics, and what of it a command line
+reaches."""
 
 import json
 from dataclasses import replace
@@ -68,14 +69,20 @@ def rng():
 
 
 def test_class_incremental_tasks():
-    """Disjoint classes 3, 3, 4; of every class 70/10/20 %; nothing twice; images keep their labels."""
+    """Disjoint classes 3, 3, 4; of every class 70/10/20 %; nothing twice; images keep their
+    labels."""
     data = images()
     sequence = class_incremental().sequence(Loads(data), rng())
     assert [task.classes for task in sequence.tasks] == [(0, 1, 2), (3, 4, 5), (6, 7, 8, 9)]
     out = sequence.data
     assert out.test_tasks.tolist() == sorted(out.test_tasks.tolist())
-    label = dict(zip(number(torch.cat([data.x_train, data.x_test])), data.y_train.tolist() + data.y_test.tolist(),
-                     strict=True))  # fmt: skip
+    label = dict(
+        zip(
+            number(torch.cat([data.x_train, data.x_test])),
+            data.y_train.tolist() + data.y_test.tolist(),
+            strict=True,
+        )
+    )
     everything = number(out.x_train) + number(out.x_test)
     assert len(set(everything)) == len(everything) == 450  # 50 of validation stay out
     assert [label[n] for n in everything] == out.y_train.tolist() + out.y_test.tolist()
@@ -83,14 +90,17 @@ def test_class_incremental_tasks():
         counts = np.bincount(out.y_train[task.train].numpy(), minlength=10)
         assert counts[list(task.classes)].tolist() == [35] * len(task.classes)
         tested = out.y_test[out.test_tasks == t].numpy()
-        assert np.bincount(tested, minlength=10).tolist() == [10 * (c in task.classes) for c in range(10)]
+        assert np.bincount(tested, minlength=10).tolist() == [
+            10 * (c in task.classes) for c in range(10)
+        ]
     assert np.concatenate([task.train for task in sequence.tasks]).tolist() == list(range(350))
 
 
 def test_validation_instead_of_test():
     """The three parts are the same whichever of the last two is evaluated on."""
     test, validation = (
-        class_incremental(evaluate_on=on).sequence(Loads(images()), rng()).data for on in ("test", "validation")
+        class_incremental(evaluate_on=on).sequence(Loads(images()), rng()).data
+        for on in ("test", "validation")
     )
     assert torch.equal(test.x_train, validation.x_train)
     assert len(validation.x_test) == 50
@@ -113,28 +123,42 @@ def test_own_split_of_the_data_set():
     ],
 )
 def test_classes_of_the_tasks(changes, expected):
-    assert [t.classes for t in class_incremental(**changes).sequence(Loads(images()), rng()).tasks] == expected
+    assert [
+        t.classes for t in class_incremental(**changes).sequence(Loads(images()), rng()).tasks
+    ] == expected
 
 
 def test_shuffled_classes():
-    tasks = class_incremental(num_tasks=5, shuffle_classes=True).sequence(Loads(images()), rng()).tasks
+    tasks = (
+        class_incremental(num_tasks=5, shuffle_classes=True).sequence(Loads(images()), rng()).tasks
+    )
     assert sorted(c for task in tasks for c in task.classes) == list(range(10))
     assert [len(task.classes) for task in tasks] == [2] * 5
     assert [task.classes for task in tasks] != [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
 
 
 def test_domain_incremental_tasks():
-    """One task a data set; three of the classes, numbered anew; each example stays with its own domain."""
+    """One task a data set; three of the classes, numbered anew; each example stays with its own
+    domain."""
     first, second = images("a"), images("b", train=200, test=100, seed=1)
-    scenario = DomainIncremental(rounds_per_task=1, domains=[Loads(second)], classes=[7, 2, 4], **SPLIT)
+    scenario = DomainIncremental(
+        rounds_per_task=1, domains=[Loads(second)], classes=[7, 2, 4], **SPLIT
+    )
     sequence = scenario.sequence(Loads(first), rng())
     assert [(t.name, t.classes) for t in sequence.tasks] == [("a", (0, 1, 2)), ("b", (0, 1, 2))]
     assert sequence.data.classes == ("c7", "c2", "c4")
     for task, source in zip(sequence.tasks, (first, second), strict=True):
-        label = dict(zip(number(torch.cat([source.x_train, source.x_test])),
-                         source.y_train.tolist() + source.y_test.tolist(), strict=True))  # fmt: skip
+        label = dict(
+            zip(
+                number(torch.cat([source.x_train, source.x_test])),
+                source.y_train.tolist() + source.y_test.tolist(),
+                strict=True,
+            )
+        )
         y = sequence.data.y_train[task.train]
-        assert [[7, 2, 4][c] for c in y.tolist()] == [label[n] for n in number(sequence.data.x_train[task.train])]
+        assert [[7, 2, 4][c] for c in y.tolist()] == [
+            label[n] for n in number(sequence.data.x_train[task.train])
+        ]
     assert [len(task.train) for task in sequence.tasks] == [3 * 35, 3 * 21]
     assert sequence.data.test_tasks.bincount().tolist() == [3 * 10, 3 * 6]
 
@@ -142,7 +166,9 @@ def test_domain_incremental_tasks():
 def test_test_examples_are_no_surrogate_examples():
     """Of 359 test images of digits divided anew, 286 are among its own training images."""
     lines = "scenario=class_incremental", "surrogate.dataset=digits"
-    with pytest.raises(ConfigError, match=r"surrogate\.dataset=digits: scenario=class_incremental divides"):
+    with pytest.raises(
+        ConfigError, match=r"surrogate\.dataset=digits: scenario=class_incremental divides"
+    ):
         check_surrogate(build(composed(*lines)))
     for others in (("scenario.split=null",), ("dataset=mnist",)):
         check_surrogate(build(composed(*lines, *others)))
@@ -150,14 +176,16 @@ def test_test_examples_are_no_surrogate_examples():
 
 
 def test_a_class_has_one_label_in_all_domains():
-    """c0 and c1 have changed places in the second data set. Of labels 2 to 9 alone, or under other names, nothing is
-    wrong."""
+    """c0 and c1 have changed places in the second data set. Of labels 2 to 9 alone, or under other
+    names, nothing is wrong."""
     first, names = images("a"), ("c1", "c0", *(f"c{c}" for c in range(2, 10)))
     given = dict(rounds_per_task=1, **SPLIT)
 
     def run(classes, names):
         second = replace(images("b"), classes=names)
-        return DomainIncremental(domains=[Loads(second)], classes=classes, **given).sequence(Loads(first), rng())
+        return DomainIncremental(domains=[Loads(second)], classes=classes, **given).sequence(
+            Loads(first), rng()
+        )
 
     for classes in (None, [0, 1, 2]):
         with pytest.raises(ConfigError, match="the class c1 has the label 1 in a and 0 in b"):
@@ -167,7 +195,9 @@ def test_a_class_has_one_label_in_all_domains():
 
 
 def test_domains_must_share_their_labels():
-    scenario = DomainIncremental(rounds_per_task=1, domains=[Loads(images("b", classes=5))], classes=None, **SPLIT)
+    scenario = DomainIncremental(
+        rounds_per_task=1, domains=[Loads(images("b", classes=5))], classes=None, **SPLIT
+    )
     with pytest.raises(ConfigError, match="b has 5 classes, a 10"):
         scenario.sequence(Loads(images("a")), rng())
 
@@ -177,7 +207,10 @@ def test_domains_must_share_their_labels():
     [
         ({"split": [0.5, 0.5]}, "scenario.split"),
         ({"split": [0.7, 0.1, 0.1]}, "scenario.split"),
-        ({"split": [0.8, 0.0, 0.2], "evaluate_on": "validation"}, "more than 0 for the validation part"),
+        (
+            {"split": [0.8, 0.0, 0.2], "evaluate_on": "validation"},
+            "more than 0 for the validation part",
+        ),
         ({"split": None, "evaluate_on": "validation"}, "nothing is held out"),
         ({"classes": [[0, 1], [1]]}, "no class stands twice"),
         ({"classes": [[0], []]}, "not empty"),
@@ -192,7 +225,8 @@ def test_bad_scenarios(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"num_tasks": 11}, "at most 10"), ({"classes": [[0], [12]]}, "from 0 to 9")]
+    ("changes", "message"),
+    [({"num_tasks": 11}, "at most 10"), ({"classes": [[0], [12]]}, "from 0 to 9")],
 )
 def test_scenarios_that_do_not_fit_the_data(changes, message):
     with pytest.raises(ConfigError, match=message):
@@ -231,7 +265,10 @@ def surrogate(**changes):
 
 def test_a_withheld_part_is_unlabelled_and_nobody_s():
     data = images()
-    tasks = (Task("first", tuple(range(10)), np.arange(200)), Task("second", tuple(range(10)), np.arange(200, 400)))
+    tasks = (
+        Task("first", tuple(range(10)), np.arange(200)),
+        Task("second", tuple(range(10)), np.arange(200, 400)),
+    )
     attached, left, numbers = surrogate(fraction=0.25).attach(data, tasks, rng())
     assert len(numbers) == 100
     assert (attached.y_train[numbers] == -1).all()
@@ -252,7 +289,8 @@ def test_another_data_set_is_put_behind():
 
 
 def test_a_surrogate_set_without_official_split_is_all_of_it():
-    """Caltech-256, whose test part is drawn here; not where it is the data set that is tested on."""
+    """Caltech-256, whose test part is drawn here; not where it is the data set that is tested
+    on."""
     data, other = images(), images("other", train=60, test=15, seed=3)
     loads = Loads(other)
     loads.splits_itself = Caltech256.splits_itself
@@ -260,7 +298,9 @@ def test_a_surrogate_set_without_official_split_is_all_of_it():
     assert len(numbers) == 75
     assert torch.equal(attached.x_train[400:], torch.cat([other.x_train, other.x_test]))
     both = torch.cat([other.y_train, other.y_test])
-    assert len(surrogate(dataset=loads, classes=[5]).attach(data, (), rng())[2]) == int((both == 5).sum())
+    assert len(surrogate(dataset=loads, classes=[5]).attach(data, (), rng())[2]) == int(
+        (both == 5).sum()
+    )
     loads.data = replace(other, name=data.name)
     assert len(surrogate(dataset=loads).attach(data, (), rng())[2]) == 60
 
@@ -285,14 +325,18 @@ def test_only_some_classes_of_another_data_set():
 
 
 def test_only_some_examples_of_another_data_set():
-    """20 of 60 different images, in their order; other ones with another seed, and all of them with their number."""
+    """20 of 60 different images, in their order; other ones with another seed, and all of them with
+    their number."""
     data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
     found = []
     for seed in (0, 1):
         live = surrogate(dataset=Loads(other), examples=20)
         attached, _, numbers = live.attach(data, (), np.random.default_rng(seed))
         assert numbers.tolist() == list(range(400, 420))
-        places = [(other.x_train == each).flatten(1).all(1).nonzero().item() for each in attached.x_train[400:]]
+        places = [
+            (other.x_train == each).flatten(1).all(1).nonzero().item()
+            for each in attached.x_train[400:]
+        ]
         assert places == sorted(set(places))
         found.append(places)
     assert found[0] != found[1]
@@ -316,15 +360,22 @@ def test_only_some_examples_of_another_data_set():
         ({"fraction": 0.5, "classes": []}, "surrogate.classes=.*different labels, or null"),
         ({"fraction": 0.5, "classes": [1, 1]}, "surrogate.classes=.*different labels, or null"),
         ({"fraction": 0.5, "classes": [10]}, "surrogate.classes=.*labels from 0 to 9"),
-        ({"classes": [1]}, "surrogate.classes=.*null without a surrogate.dataset or surrogate.fraction"),
+        (
+            {"classes": [1]},
+            "surrogate.classes=.*null without a surrogate.dataset or surrogate.fraction",
+        ),
     ],
 )
 def test_classes_that_surrogate_examples_cannot_have(changes, message):
     with pytest.raises(ConfigError, match=message):
-        surrogate(**changes).attach(images(), (Task("all", tuple(range(10)), np.arange(400)),), rng())
+        surrogate(**changes).attach(
+            images(), (Task("all", tuple(range(10)), np.arange(400)),), rng()
+        )
 
 
-@pytest.mark.parametrize(("shards", "clients", "total"), [(2, 100, None), (4, 100, None), (1, 7, 9), (40, 100, 200)])
+@pytest.mark.parametrize(
+    ("shards", "clients", "total"), [(2, 100, None), (4, 100, None), (1, 7, 9), (40, 100, 200)]
+)
 def test_dealing_shards(shards, clients, total):
     """Everybody has `shards` different shards of about equal size; disjoint while they last."""
     numbers = np.arange(1000, 3305)
@@ -342,10 +393,11 @@ def test_dealing_shards(shards, clients, total):
 
 @pytest.mark.parametrize("clients", [2, 3])
 def test_everybody_draws_shards_of_their_own(clients):
-    """Two of four shards of one example each, over 180 seeds. The draw of the server and, with three clients, for whom
-    there are too few, that of another client are independent of the first client's: of the six pairs of shards one has
-    no shard in common with it, four have one, one has both. So 30, 120 and 30 are expected, with deviations of 5, 6.3
-    and 5. Two clients share the four shards."""
+    """Two of four shards of one example each, over 180 seeds. The draw of the server and, with
+    three clients, for whom there are too few, that of another client are independent of the first
+    client's: of the six pairs of shards one has no shard in common with it, four have one, one has
+    both. So 30, 120 and 30 are expected, with deviations of 5, 6.3 and 5. Two clients share the
+    four shards."""
     numbers, first, server, second = np.arange(4), [], [], []
     for seed in range(180):
         dealt = surrogate(total_shards=4).deal(numbers, clients, np.random.default_rng(seed))
@@ -356,14 +408,20 @@ def test_everybody_draws_shards_of_their_own(clients):
     assert len(set(first)) == 6
     assert all(abs(first.count(pair) - 30) <= 20 for pair in set(first))
     for common in (server, second) if clients == 3 else (server,):
-        assert all(abs(common.count(n) - expected) <= 20 for n, expected in enumerate((30, 120, 30)))
+        assert all(
+            abs(common.count(n) - expected) <= 20 for n, expected in enumerate((30, 120, 30))
+        )
     assert clients == 3 or set(second) == {0}
 
 
 def test_shards_are_cut_from_a_random_order():
-    """Two shards of two of four examples, one for each client: six halves, 30 of 180 each with a deviation of 5."""
+    """Two shards of two of four examples, one for each client: six halves, 30 of 180 each with a
+    deviation of 5."""
     deal = surrogate(shards=1, server_shards=1, total_shards=2).deal
-    halves = [tuple(deal(np.arange(4), 2, np.random.default_rng(seed)).clients[0].tolist()) for seed in range(180)]
+    halves = [
+        tuple(deal(np.arange(4), 2, np.random.default_rng(seed)).clients[0].tolist())
+        for seed in range(180)
+    ]
     assert len(set(halves)) == 6
     assert all(abs(halves.count(half) - 30) <= 20 for half in set(halves))
 
@@ -389,13 +447,16 @@ def test_images_of_another_form():
     step = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
     step[:, :, 4:] = 200
     halved = resized(step, 255, images(shape=(4, 4, 1)))[0, :, :, 0]
-    assert halved[0].tolist() == [0, 25, 175, 200]  # triangle filter of width 4: weights 1/8, 3/8, 3/8, 1/8
+    # triangle filter of width 4: weights 1/8, 3/8, 3/8, 1/8
+    assert halved[0].tolist() == [0, 25, 175, 200]
 
 
 def test_domains_of_texts_after_images_name_the_option():
     """sina2019 and sogoucs are the default, which nobody has typed."""
     built = build(composed("scenario=domain_incremental"))
-    with pytest.raises(ConfigError, match=r"scenario\.domains=\[sina2019,sogoucs\]: dataset=digits has images, "):
+    with pytest.raises(
+        ConfigError, match=r"scenario\.domains=\[sina2019,sogoucs\]: dataset=digits has images, "
+    ):
         check_domains(built.dataset, built.scenario)
     built = build(composed("scenario=domain_incremental", "scenario.domains=[mnist]"))
     check_domains(built.dataset, built.scenario)
@@ -414,7 +475,8 @@ def test_texts_and_images_do_not_mix():
 
 @pytest.mark.parametrize("sort_by_label", [False, True])
 def test_shards_partition(sort_by_label):
-    """s shards of equal size each; sorted, a client's two shards hold at most four classes, mostly two."""
+    """s shards of equal size each; sorted, a client's two shards hold at most four classes, mostly
+    two."""
     labels = np.repeat(np.arange(10), 100)
     split = Shards(shards_per_client=2, sort_by_label=sort_by_label).split(labels, 50, rng())
     assert split.sizes.tolist() == [20] * 50
@@ -433,15 +495,23 @@ def test_shards_partition(sort_by_label):
 
 def test_metrics_by_hand():
     """Three tasks of two rounds. After task 1: .9; task 2: .5, .8; task 3: .3, .4, .7."""
-    rows = [(0, [0.1, 0.1, 0.1]), (1, [0.6, 0, 0]), (2, [0.9, 0, 0]), (4, [0.5, 0.8, 0]), (5, [0.4, 0.5, 0.5]),
-            (6, [0.3, 0.4, 0.7])]  # fmt: skip
+    rows = [
+        (0, [0.1, 0.1, 0.1]),
+        (1, [0.6, 0, 0]),
+        (2, [0.9, 0, 0]),
+        (4, [0.5, 0.8, 0]),
+        (5, [0.4, 0.5, 0.5]),
+        (6, [0.3, 0.4, 0.7]),
+    ]
     history = TaskHistory.of(rows, 2)
     assert history.matrix().tolist() == [[0.9, 0, 0], [0.5, 0.8, 0], [0.3, 0.4, 0.7]]
     summary = history.summary()
     assert summary["average_accuracy"] == pytest.approx((0.3 + 0.4 + 0.7) / 3)
     assert summary["new_task_accuracy"] == 0.7
     assert summary["task_forgetting"] == pytest.approx(((0.9 - 0.3) + (0.8 - 0.4)) / 2)
-    assert [end["average_accuracy"] for end in summary["tasks"]] == pytest.approx([0.9, 0.65, 1.4 / 3])
+    assert [end["average_accuracy"] for end in summary["tasks"]] == pytest.approx(
+        [0.9, 0.65, 1.4 / 3]
+    )
     assert [end["new_task_accuracy"] for end in summary["tasks"]] == [0.9, 0.8, 0.7]
     middle = TaskHistory.of(rows[:5], 2).values()
     assert middle["task_forgetting"] == pytest.approx(((0.9 - 0.4) + (0.8 - 0.5)) / 2)
@@ -463,8 +533,13 @@ def test_metrics_are_defined_at_the_edges():
 
 
 def test_named_data_sets_are_filled_in():
-    config = composed("scenario=domain_incremental", "scenario.domains=[mnist]", "surrogate.dataset=image_folder",
-                      "+surrogate.options.size=8", "data_dir=here")  # fmt: skip
+    config = composed(
+        "scenario=domain_incremental",
+        "scenario.domains=[mnist]",
+        "surrogate.dataset=image_folder",
+        "+surrogate.options.size=8",
+        "data_dir=here",
+    )
     values = resolve(config)
     assert values["scenario"]["domains"][0]["_target_"].endswith("TorchvisionDataset")
     assert values["scenario"]["domains"][0]["data_dir"] == "here"
@@ -478,7 +553,10 @@ def test_named_data_sets_are_filled_in():
     ("override", "message"),
     [
         ("surrogate.dataset=mnits", "surrogate.dataset=mnits: no such data set (nearest: 'mnist')"),
-        ("+surrogate.options.rooot=x", "surrogate.options.rooot: image_folder has no such value (nearest: 'root')"),
+        (
+            "+surrogate.options.rooot=x",
+            "surrogate.options.rooot: image_folder has no such value (nearest: 'root')",
+        ),
         ("scenario.domains=[minst]", "scenario.domains=minst: no such data set (nearest: 'mnist')"),
     ],
 )
@@ -496,13 +574,19 @@ def test_bad_names(override, message):
         (["dataset=thucnews"], "dataset=thucnews has text, and the model CNN reads images"),
         (["model=textcnn"], "dataset=digits has images, and the model TextCNN reads text"),
         (["algorithm=fedewc"], "scenario=none: FedEWC is defined for scenario=class_incremental"),
-        (["algorithm=feddmc", "scenario=domain_incremental"], "FedDMC is defined for scenario=class_incremental"),
+        (
+            ["algorithm=feddmc", "scenario=domain_incremental"],
+            "FedDMC is defined for scenario=class_incremental",
+        ),
         (
             ["dataset=thucnews", "model=textcnn", "algorithm=fedreg", "local.optimizer=sgd"],
             "FedReg is defined for images",
         ),
         (["algorithm.paradigm=central"], "one of federated, centralized (nearest: 'centralized')"),
-        (["scenario=class_incremental", "partition=file", "partition.path=x"], "scenario=none only"),
+        (
+            ["scenario=class_incremental", "partition=file", "partition.path=x"],
+            "scenario=none only",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(overrides, message):
@@ -517,16 +601,24 @@ def test_one_place_holds_everything():
     simulation = prepare(built).simulation
     sizes = [stage.federation.parts[0].size for stage in simulation.stages]
     assert simulation.settings.cohort_size == simulation.stages[0].federation.num_clients == 1
-    assert sum(sizes) + len(simulation.stages[0].federation.unlabelled) == len(simulation.bench.data.y_train)
-    assert simulation.stages[0].federation.surrogate[0].tolist() == simulation.stages[0].federation.unlabelled.tolist()
+    assert sum(sizes) + len(simulation.stages[0].federation.unlabelled) == len(
+        simulation.bench.data.y_train
+    )
+    assert (
+        simulation.stages[0].federation.surrogate[0].tolist()
+        == simulation.stages[0].federation.unlabelled.tolist()
+    )
 
 
 @pytest.mark.parametrize("partition", ["equal_shards", "iid", "lda", "sharding"])
 def test_every_partition_divides_a_task(partition):
-    """A partition sees the task's classes alone: all of its examples (but the rest of a division), of its labels."""
+    """A partition sees the task's classes alone: all of its examples (but the rest of a division),
+    of its labels."""
     extra = ["min_size=1", "alpha=1"] if partition == "lda" else []
     extra += ["num_clients=6"]
-    data, parts = divide(build(composed("scenario=class_incremental", f"partition={partition}", *extra)))
+    data, parts = divide(
+        build(composed("scenario=class_incremental", f"partition={partition}", *extra))
+    )
     for part in parts:
         classes = list(part.federation.tasks[part.federation.task])
         outside = [c for c in range(10) if c not in classes]
@@ -536,27 +628,48 @@ def test_every_partition_divides_a_task(partition):
 
 
 def run_once(directory, *overrides):
-    config = composed("scenario=class_incremental", "partition=equal_shards", "tracker=none", "figures=false",
-                      "rounds=2", "local.epochs=1", "hardware.engine=sequential", "hardware.threads=1",
-                      *overrides)  # fmt: skip
-    choices = {"algorithm": "a", "dataset": "digits", "partition": "equal_shards", "model": "cnn", "scenario": "class"}
+    config = composed(
+        "scenario=class_incremental",
+        "partition=equal_shards",
+        "tracker=none",
+        "figures=false",
+        "rounds=2",
+        "local.epochs=1",
+        "hardware.engine=sequential",
+        "hardware.threads=1",
+        *overrides,
+    )
+    choices = {
+        "algorithm": "a",
+        "dataset": "digits",
+        "partition": "equal_shards",
+        "model": "cnn",
+        "scenario": "class",
+    }
     return train_run(Job(config, directory, [], choices, None))
 
 
 def test_files_of_a_sequence(tmp_path):
-    """tasks.csv, the columns of rounds.csv and the summary agree; one partition file for each task; roles are named."""
-    summary = run_once(tmp_path, "algorithm=cfed", "surrogate.fraction=0.2", "surrogate.total_shards=40")
+    """tasks.csv, the columns of rounds.csv and the summary agree; one partition file for each task;
+    roles are named."""
+    summary = run_once(
+        tmp_path, "algorithm=cfed", "surrogate.fraction=0.2", "surrogate.total_shards=40"
+    )
     tasks, rounds = (pd.read_csv(tmp_path / name) for name in ("tasks.csv", "rounds.csv"))
     assert len(tasks) == 7 * 3
     assert rounds["task"].tolist() == [0, 1, 1, 2, 2, 3, 3]
     table = tasks.pivot(index="round", columns="evaluated_task", values="accuracy").to_numpy()
-    assert rounds["new_task_accuracy"][1:].tolist() == pytest.approx([table[r, -(-r // 2) - 1] for r in range(1, 7)])
+    assert rounds["new_task_accuracy"][1:].tolist() == pytest.approx(
+        [table[r, -(-r // 2) - 1] for r in range(1, 7)]
+    )
     assert rounds["average_accuracy"][1:].tolist() == pytest.approx(
         [table[r, : -(-r // 2)].mean() for r in range(1, 7)]
     )
     assert json.loads((tmp_path / "summary.json").read_text())["tasks"] == summary["tasks"]
     assert [end["accuracies"] for end in summary["tasks"]] == [table[r].tolist() for r in (2, 4, 6)]
-    assert summary["task_forgetting"] == pytest.approx((table[2, 0] - table[6, 0] + table[4, 1] - table[6, 1]) / 2)
+    assert summary["task_forgetting"] == pytest.approx(
+        (table[2, 0] - table[6, 0] + table[4, 1] - table[6, 1]) / 2
+    )
     per_class = pd.read_csv(tmp_path / "class_accuracy.csv")
     assert per_class.groupby("round")["accuracy"].count().unique().tolist() == [10]
     assert sorted(p.name for p in tmp_path.glob("partition*")) == [
@@ -564,14 +677,20 @@ def test_files_of_a_sequence(tmp_path):
         "partition_task2.npz",
         "partition_task3.npz",
     ]
-    roles = pd.read_csv(tmp_path / "clients.csv").groupby("round")["role"].value_counts().unstack(fill_value=0)
+    roles = (
+        pd.read_csv(tmp_path / "clients.csv")
+        .groupby("round")["role"]
+        .value_counts()
+        .unstack(fill_value=0)
+    )
     assert roles["reviewer"].tolist() == [0, 0, 4, 4, 4, 4]
     assert roles["learner"].tolist() == [10, 10, 6, 6, 6, 6]
 
 
 @pytest.mark.slow
 def test_local_metrics_know_the_task(tmp_path):
-    """In-local accuracy needs the label counts of the round's own task: with those of task 1 it would be undefined."""
+    """In-local accuracy needs the label counts of the round's own task: with those of task 1 it
+    would be undefined."""
     run_once(tmp_path, "forgetting_metric=in_out_local", "algorithm=fedlwf")
     rounds = pd.read_csv(tmp_path / "rounds.csv")
     assert rounds["in_local_accuracy"][1:].notna().all()

@@ -1,4 +1,5 @@
-"""Texts: both file layouts and that of CFeD, vocabularies and vectors, and TextCNN with its repeatable dropout."""
+"""Texts: both file layouts and that of CFeD, vocabularies and vectors, and TextCNN with its
+repeatable dropout."""
 
 import copy
 import json
@@ -17,7 +18,15 @@ from torch.func import functional_call, grad, vmap
 
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
-from fedexp.data.text import PAD, UNK, DropoutKeys, TextDataset, UnlabelledTexts, encode, most_frequent
+from fedexp.data.text import (
+    PAD,
+    UNK,
+    DropoutKeys,
+    TextDataset,
+    UnlabelledTexts,
+    encode,
+    most_frequent,
+)
 from fedexp.data.types import TextShape
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import FunctionalNetwork
@@ -31,7 +40,14 @@ SMALL = TextCNN(filters=5, heights=(1, 3), hidden=4, dropout=0.25, dimension=3)
 
 
 def dataset(data_dir: Path, **values: Any) -> TextDataset:
-    defaults = {"name": "news", "length": 4, "max_words": 10, "vocabulary": None, "vectors": None, "classes": None}
+    defaults = {
+        "name": "news",
+        "length": 4,
+        "max_words": 10,
+        "vocabulary": None,
+        "vectors": None,
+        "classes": None,
+    }
     defaults["layout"] = None
     return TextDataset(data_dir=str(data_dir), **{**defaults, **values})
 
@@ -47,14 +63,19 @@ def write(data_dir: Path, **files: str) -> Path:
 
 
 def write_vocabulary(folder: Path, words: list[str], **arrays: np.ndarray) -> None:
-    (folder / "vocab.json").write_text(json.dumps({word: k for k, word in enumerate(words)}), encoding="utf-8")
+    (folder / "vocab.json").write_text(
+        json.dumps({word: k for k, word in enumerate(words)}), encoding="utf-8"
+    )
     np.savez(folder / "vectors.npz", **arrays)
 
 
 def decoded(data, x: torch.Tensor) -> list[str]:
     """Texts as they were encoded, with _ for padding and ? for the unknown."""
     marks = {PAD: "_", UNK: "?"}
-    return ["".join(marks.get(data.vocabulary[k], data.vocabulary[k]) for k in row) for row in x.tolist()]
+    return [
+        "".join(marks.get(data.vocabulary[k], data.vocabulary[k]) for k in row)
+        for row in x.tolist()
+    ]
 
 
 def message_of(action) -> str:
@@ -82,7 +103,12 @@ def test_lines_of_text_and_class_number(tmp_path):
 
 
 def test_byte_order_mark_windows_line_ends_and_blank_lines_are_no_text(tmp_path):
-    write(tmp_path, train_txt="\ufeffa\t0\r\n\r\nb\t1\r\n", test_txt="\ufeffb\t1", class_txt="\ufeffx\r\ny\r\n")
+    write(
+        tmp_path,
+        train_txt="\ufeffa\t0\r\n\r\nb\t1\r\n",
+        test_txt="\ufeffb\t1",
+        class_txt="\ufeffx\r\ny\r\n",
+    )
     data = dataset(tmp_path).load()
     assert data.vocabulary == ("a", "b", UNK, PAD)
     assert data.classes == ("x", "y")
@@ -115,13 +141,19 @@ def test_csv_files_with_numbers_of_classes(tmp_path):
 
 
 def test_order_of_classes_can_be_given(tmp_path):
-    write(tmp_path, train_csv="body,label\na,y\nb,x\n", test_csv="body,label\na,y\n", class_txt="x\ny\n")
+    write(
+        tmp_path,
+        train_csv="body,label\na,y\nb,x\n",
+        test_csv="body,label\na,y\n",
+        class_txt="x\ny\n",
+    )
     assert dataset(tmp_path).load().y_train.tolist() == [1, 0]
     assert dataset(tmp_path, classes=("y", "x")).load().y_train.tolist() == [0, 1]
 
 
 def test_files_of_cfeds_code(tmp_path):
-    """Columns 0, 1, 2 (perhaps after an index), tasks in files of their own; eval files are training data."""
+    """Columns 0, 1, 2 (perhaps after an index), tasks in files of their own; eval files are
+    training data."""
     folder = write(tmp_path)
     for k in range(3):
         for split in ("train", "eval", "test"):
@@ -137,7 +169,10 @@ def test_files_of_cfeds_code(tmp_path):
     assert len(dataset(tmp_path).load().x_train) == 6  # of classIL alone: the two overlap
     assert len(dataset(tmp_path, layout="class_il").load().x_train) == 6
     assert len(dataset(tmp_path, layout="domain_il").load().x_train) == 1
-    for layout, message in (("csv", r"dataset.layout=csv: .*news has no train.csv"), ("xml", "dataset.layout=xml")):
+    for layout, message in (
+        ("csv", r"dataset.layout=csv: .*news has no train.csv"),
+        ("xml", "dataset.layout=xml"),
+    ):
         with pytest.raises(ConfigError, match=message):
             dataset(tmp_path, layout=layout).load()
     for path in folder.glob("*classIL*"):
@@ -147,7 +182,8 @@ def test_files_of_cfeds_code(tmp_path):
 
 
 def test_the_server_s_texts_come_with_dropout_where_it_is_drawn(tmp_path):
-    """A key behind each text, another for each use; TextCNN in training then differs from evaluation."""
+    """A key behind each text, another for each use; TextCNN in training then differs from
+    evaluation."""
     write(tmp_path, **TXT)
     data = dataset(tmp_path).load()
     module = SMALL.build(data.shape, 2)
@@ -174,7 +210,8 @@ def test_surrogate_texts_have_no_labels_and_no_test_set(tmp_path):
         vectors=None,
     )
     data = surrogate.load(like)
-    assert decoded(data, data.x_train) == ["京?", "北_"]  # 大 is beyond the two characters of the other set
+    # 大 is beyond the two characters of the other set
+    assert decoded(data, data.x_train) == ["京?", "北_"]
     assert data.y_train.tolist() == [-1, -1]
     assert (data.x_test.shape, len(data.y_test), data.classes) == ((0, 2), 0, ())
     assert surrogate.load().shape == TextShape(9, 6, None)
@@ -211,7 +248,9 @@ def test_vocabulary_and_vectors_from_files(tmp_path):
 
 def test_entries_for_unknown_and_padding_are_added_with_vectors(tmp_path):
     folder = write(tmp_path, **TXT)
-    write_vocabulary(folder, ["新", "京"], anything=np.array([[1.0, 2.0], [3.0, 6.0]]), label=np.zeros(3))
+    write_vocabulary(
+        folder, ["新", "京"], anything=np.array([[1.0, 2.0], [3.0, 6.0]]), label=np.zeros(3)
+    )
     data = dataset(tmp_path, vocabulary="vocab.json", vectors="vectors.npz").load()
     assert data.vocabulary == ("新", "京", UNK, PAD)
     assert data.vectors.tolist() == [[1, 2], [3, 6], [2, 4], [0, 0]]
@@ -239,7 +278,11 @@ def test_another_set_shares_vocabulary_length_and_vectors(tmp_path):
     [
         ({"test_txt": None}, {}, "test.txt: is missing beside train.txt"),
         ({"train_txt": None}, {}, "train.txt: is missing beside test.txt"),
-        ({"train_txt": "a\t0\nbc 1\n"}, {}, "train.txt, line 2: must be a text, a tab and the number of its class"),
+        (
+            {"train_txt": "a\t0\nbc 1\n"},
+            {},
+            "train.txt, line 2: must be a text, a tab and the number of its class",
+        ),
         (
             {"train_txt": "a\t0\n\nb\t2\n"},
             {},
@@ -251,19 +294,55 @@ def test_another_set_shares_vocabulary_length_and_vectors(tmp_path):
             "test.txt, line 1: the class '-1' must be a number from 0 to 1 or one of sport, g",
         ),
         ({"test_txt": "a\t\n"}, {}, "test.txt, line 1: the class '' must be"),
-        ({"class_txt": None, "test_txt": "a\t5\n"}, {}, "test.txt, line 1: the class '5' must be a number from 0 to 1"),
-        ({"class_txt": None, "train_txt": "a\t0\nb\t2\n"}, {}, "news: class 1 has no training text"),
-        ({"class_txt": "\n"}, {}, "class.txt: must have the name of a class in each line, all different"),
-        ({"class_txt": "a\na\n"}, {}, "class.txt: must have the name of a class in each line, all different"),
+        (
+            {"class_txt": None, "test_txt": "a\t5\n"},
+            {},
+            "test.txt, line 1: the class '5' must be a number from 0 to 1",
+        ),
+        (
+            {"class_txt": None, "train_txt": "a\t0\nb\t2\n"},
+            {},
+            "news: class 1 has no training text",
+        ),
+        (
+            {"class_txt": "\n"},
+            {},
+            "class.txt: must have the name of a class in each line, all different",
+        ),
+        (
+            {"class_txt": "a\na\n"},
+            {},
+            "class.txt: must have the name of a class in each line, all different",
+        ),
         ({"train_txt": ""}, {}, "train.txt: has no texts"),
         ({"test_txt": "\n \n"}, {}, "test.txt: has no texts"),
         ({"vocab_json": None}, {"vocabulary": "vocab.json"}, "vocab.json: cannot be read"),
         ({"vocab_json": "{"}, {"vocabulary": "vocab.json"}, "vocab.json: is not a json file"),
-        ({"vocab_json": "{}"}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character to a number of its"),
-        ({"vocab_json": "[1]"}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character"),
-        ({"vocab_json": '{"a":0,"b":2}'}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character"),
-        ({"vocab_json": '{"a":0,"b":0}'}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character"),
-        ({"vocab_json": '{"a":0,"b":"1"}'}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character"),
+        (
+            {"vocab_json": "{}"},
+            {"vocabulary": "vocab.json"},
+            "vocab.json: must map each character to a number of its",
+        ),
+        (
+            {"vocab_json": "[1]"},
+            {"vocabulary": "vocab.json"},
+            "vocab.json: must map each character",
+        ),
+        (
+            {"vocab_json": '{"a":0,"b":2}'},
+            {"vocabulary": "vocab.json"},
+            "vocab.json: must map each character",
+        ),
+        (
+            {"vocab_json": '{"a":0,"b":0}'},
+            {"vocabulary": "vocab.json"},
+            "vocab.json: must map each character",
+        ),
+        (
+            {"vocab_json": '{"a":0,"b":"1"}'},
+            {"vocabulary": "vocab.json"},
+            "vocab.json: must map each character",
+        ),
     ],
 )
 def test_bad_files_are_named_with_line_and_what_is_allowed(files, values, message, tmp_path):
@@ -279,7 +358,10 @@ def test_bad_files_are_named_with_line_and_what_is_allowed(files, values, messag
     [
         ("", "train.csv: has no texts"),
         ("body,label\n", "train.csv: has no texts"),
-        ("text,label\na,0\n", "train.csv, line 1: the columns text, label must have at least one of title, body, con"),
+        (
+            "text,label\na,0\n",
+            "train.csv, line 1: the columns text, label must have at least one of title, body, con",
+        ),
         ("body\na\n", "and one of label, target"),
         ("body,label,target\na,0,0\n", "and one of label, target"),
         ('body,label\n"a\nb",x\nc\n', "train.csv, line 4: has 1 values, must have 2"),
@@ -306,7 +388,13 @@ def test_files_in_another_encoding_are_refused(name, tmp_path):
 
 def test_missing_files_are_listed(tmp_path):
     text = message_of(dataset(tmp_path).load)
-    for part in (str(tmp_path / "news"), "train.txt", "class.txt", "train.csv", "cannot be downloaded"):
+    for part in (
+        str(tmp_path / "news"),
+        "train.txt",
+        "class.txt",
+        "train.csv",
+        "cannot be downloaded",
+    ):
         assert part in text
 
 
@@ -320,11 +408,23 @@ def test_bad_vectors(tmp_path):
     folder = write(tmp_path, **TXT)
     words, news = ["新", "京"], dataset(tmp_path, vocabulary="vocab.json", vectors="vectors.npz")
     for arrays, message in [
-        ({"embeddings": np.ones((3, 2))}, rf"vectors.npz: has 3 vectors, but {folder / 'vocab.json'} 2 entries"),
-        ({"a": np.ones((2, 2)), "b": np.ones((2, 2))}, "the arrays a, b must include one matrix, or one named embed"),
+        (
+            {"embeddings": np.ones((3, 2))},
+            rf"vectors.npz: has 3 vectors, but {folder / 'vocab.json'} 2 entries",
+        ),
+        (
+            {"a": np.ones((2, 2)), "b": np.ones((2, 2))},
+            "the arrays a, b must include one matrix, or one named embed",
+        ),
         ({"embeddings": np.ones(2)}, "the arrays embeddings must include one matrix"),
-        ({"embeddings": np.full((2, 2), np.nan)}, "embeddings must have finite floating-point numbers"),
-        ({"embeddings": np.array([["a", "b"]] * 2)}, "embeddings must have finite floating-point numbers"),
+        (
+            {"embeddings": np.full((2, 2), np.nan)},
+            "embeddings must have finite floating-point numbers",
+        ),
+        (
+            {"embeddings": np.array([["a", "b"]] * 2)},
+            "embeddings must have finite floating-point numbers",
+        ),
         (
             {"embeddings": np.array([[None, 1]] * 2)},
             "vectors.npz: cannot be read as an .npz file",
@@ -336,7 +436,12 @@ def test_bad_vectors(tmp_path):
     np.savez_compressed(path, embeddings=np.random.default_rng(0).random((2, 500)))
     whole = path.read_bytes()
     middle = len(whole) // 2
-    for damaged in (b"", b"text", whole[:middle], whole[:middle] + bytes(50) + whole[middle + 50 :]):
+    for damaged in (
+        b"",
+        b"text",
+        whole[:middle],
+        whole[:middle] + bytes(50) + whole[middle + 50 :],
+    ):
         path.write_bytes(damaged)
         assert "vectors.npz: cannot be read as an .npz file" in message_of(news.load)
     with path.open("wb") as file:
@@ -375,8 +480,18 @@ def test_options_build_under_their_own_names(option):
 def test_options_bring_the_protocol_of_cfed(option):
     built = build(composed(f"dataset={option}"))
     local = built.local
-    assert (built.settings.num_clients, built.settings.cohort_size, built.settings.rounds) == (100, 10, 20)
-    assert (local.optimizer, local.batch_size, local.epochs, local.lr_decay, local.weight_decay) == (
+    assert (built.settings.num_clients, built.settings.cohort_size, built.settings.rounds) == (
+        100,
+        10,
+        20,
+    )
+    assert (
+        local.optimizer,
+        local.batch_size,
+        local.epochs,
+        local.lr_decay,
+        local.weight_decay,
+    ) == (
         "adam",
         10,
         10,
@@ -387,7 +502,12 @@ def test_options_bring_the_protocol_of_cfed(option):
 
 @pytest.mark.slow
 def test_kinds_of_models_and_data_match():
-    for option, kind in (("cnn", "images"), ("resnet10", "images"), ("resnet18", "images"), ("textcnn", "text")):
+    for option, kind in (
+        ("cnn", "images"),
+        ("resnet10", "images"),
+        ("resnet18", "images"),
+        ("textcnn", "text"),
+    ):
         model = build(composed(f"model={option}")).model
         assert (model.reads, model.mixes_examples) == (kind, option.startswith("resnet"))
         assert model.vectorises
@@ -458,8 +578,12 @@ def test_initialisation_is_xavier_normal_with_the_fans_of_a_convolution_over_a_p
     model = textcnn().build(TextShape(32, 10, None), 9)
     for layer, height in zip(model.convolutions, (2, 3, 4), strict=True):
         area = height * 300
-        assert float(layer.weight.detach().std()) == pytest.approx((2 / (area + 256 * area)) ** 0.5, rel=0.02)
-    assert float(model.hidden.weight.detach().std()) == pytest.approx((2 / (768 + 100)) ** 0.5, rel=0.02)
+        assert float(layer.weight.detach().std()) == pytest.approx(
+            (2 / (area + 256 * area)) ** 0.5, rel=0.02
+        )
+    assert float(model.hidden.weight.detach().std()) == pytest.approx(
+        (2 / (768 + 100)) ** 0.5, rel=0.02
+    )
     for layer in (*model.convolutions, model.hidden, model.classifier):
         assert not layer.bias.any()
 
@@ -470,7 +594,10 @@ def obvious(model, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for layer in model.convolutions:
         height = layer.weight.shape[2]
         for weight, bias in zip(layer.weight[:, 0], layer.bias, strict=True):
-            values = [(weight * vectors[k : k + height]).sum() + bias for k in range(len(words) - height + 1)]
+            values = [
+                (weight * vectors[k : k + height]).sum() + bias
+                for k in range(len(words) - height + 1)
+            ]
             outputs.append(torch.stack(values).clamp(min=0).max())
     features = model.hidden.weight @ torch.stack(outputs) + model.hidden.bias
     return features, model.classifier.weight @ features + model.classifier.bias
@@ -489,12 +616,16 @@ def test_equals_the_obvious_implementation():
     model = small_model().eval()
     x = torch.randint(9, (7, 6))
     out = model(x)
-    expected = [torch.stack(rows) for rows in zip(*(obvious(model, words) for words in x), strict=True)]
+    expected = [
+        torch.stack(rows) for rows in zip(*(obvious(model, words) for words in x), strict=True)
+    ]
     torch.testing.assert_close(out.features, expected[0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(out.logits, expected[1], rtol=1e-12, atol=1e-12)
     loss, same = out.logits.logsumexp(1).sum(), expected[1].logsumexp(1).sum()
     parameters = list(model.parameters())
-    for got, want in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(same, parameters), strict=True):
+    for got, want in zip(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(same, parameters), strict=True
+    ):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
@@ -507,7 +638,10 @@ def test_bad_sizes_of_the_model_are_named(key):
     ("values", "message"),
     [
         ({"heights": ()}, "model.heights=[]: must be a non-empty list of positive integers"),
-        ({"heights": (2, 0)}, "model.heights=[2, 0]: must be a non-empty list of positive integers"),
+        (
+            {"heights": (2, 0)},
+            "model.heights=[2, 0]: must be a non-empty list of positive integers",
+        ),
         ({"dropout": 1.0}, "model.dropout=1.0: must be at least 0 and less than 1"),
         ({"dropout": -0.1}, "model.dropout=-0.1: must be at least 0 and less than 1"),
     ],
@@ -517,7 +651,10 @@ def test_bad_values_of_the_model_are_named(values, message):
 
 
 def test_texts_shorter_than_a_filter_are_refused():
-    with pytest.raises(ConfigError, match=re.escape("model.heights=[2, 3, 4]: needs texts of at least 4 characters")):
+    with pytest.raises(
+        ConfigError,
+        match=re.escape("model.heights=[2, 3, 4]: needs texts of at least 4 characters"),
+    ):
         textcnn().build(TextShape(3, 10, None), 2)
 
 
@@ -536,12 +673,22 @@ def splitmix(key: int, unit: int) -> int:
 
 
 def test_kept_units_are_those_of_the_integer_hash():
-    # SplitMix64's first number from the state 0 (prng.di.unimi.it/splitmix64.c); the finaliser leaves 0 as it is.
+    # SplitMix64's first number from the state 0 (prng.di.unimi.it/splitmix64.c); the finaliser
+    # leaves 0 as it is.
     assert splitmix(0, 0) == 0xE220A8397B1DCDAF
-    keys = [0, -1, 2**63 - 1, -(2**63), *DropoutKeys().draw(np.random.default_rng(1), 20)[:, 0].tolist()]
+    keys = [
+        0,
+        -1,
+        2**63 - 1,
+        -(2**63),
+        *DropoutKeys().draw(np.random.default_rng(1), 20)[:, 0].tolist(),
+    ]
     for p in (0.1, 0.5, 0.93):
         # A signed comparison against the threshold orders numbers as bits with the sign flipped do.
-        expected = [[(splitmix(key, unit) + 2**63) % 2**64 >= round(p * 2**64) for unit in range(50)] for key in keys]
+        expected = [
+            [(splitmix(key, unit) + 2**63) % 2**64 >= round(p * 2**64) for unit in range(50)]
+            for key in keys
+        ]
         assert kept(torch.tensor(keys)[:, None], 50, p).tolist() == expected
 
 
@@ -557,19 +704,26 @@ def test_masks_are_uniform_and_independent(p, kind):
     keys = drawn if kind == "random" else torch.arange(-1000, 1000)[:, None]
     mask = kept(keys, 768, p)
     deviation = (p * (1 - p)) ** 0.5
-    for share, n in ((mask.double().mean(), mask.numel()), (mask.double().mean(0), 2000), (mask.double().mean(1), 768)):
+    for share, n in (
+        (mask.double().mean(), mask.numel()),
+        (mask.double().mean(0), 2000),
+        (mask.double().mean(1), 768),
+    ):
         assert float((share - (1 - p)).abs().max()) < 5 * deviation / n**0.5
     for key_step, unit_step in ((1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (256, 0), (0, 256)):
         rows, columns = 2000 - key_step, 768 - unit_step
         moved = mask[key_step:, unit_step:]
         assert abs(correlation(mask[:rows, :columns], moved)) < 5 / moved.numel() ** 0.5
-    if p == 0.5:  # of 1024 patterns of ten units, 2000 draws meet 1024 (1 - exp(-2000 / 1024)) = 879
+    # of 1024 patterns of ten units, 2000 draws meet 1024 (1 - exp(-2000 / 1024)) = 879
+    if p == 0.5:
         patterns = (mask[:, :10] * 2 ** torch.arange(10)).sum(1)
         assert len(patterns.unique()) == pytest.approx(879, abs=50)
 
 
 def keyed(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    return torch.cat([x, torch.from_numpy(DropoutKeys().draw(np.random.default_rng(seed), len(x)))], 1)
+    return torch.cat(
+        [x, torch.from_numpy(DropoutKeys().draw(np.random.default_rng(seed), len(x)))], 1
+    )
 
 
 def test_dropout_scales_what_it_keeps_and_repeats():
@@ -600,7 +754,10 @@ def test_clients_with_their_own_weights_under_vmap(train):
     """Losses and gradients of three clients at once are those of each alone."""
     model = small_model().train(train)
     stacked = {k: torch.randn(3, *p.shape, dtype=p.dtype) for k, p in model.named_parameters()}
-    x, y = torch.stack([keyed(torch.randint(9, (4, 6)), seed) for seed in range(3)]), torch.randint(3, (3, 4))
+    x, y = (
+        torch.stack([keyed(torch.randint(9, (4, 6)), seed) for seed in range(3)]),
+        torch.randint(3, (3, 4)),
+    )
 
     def loss(params, x, y):
         return F.cross_entropy(functional_call(model, params, (x,)).logits, y)
@@ -616,9 +773,13 @@ def test_the_vectorised_engine_drops_out_in_training_alone():
     """What is differentiated runs in train mode, with the keys of its texts; a teacher does not."""
     model, x = small_model(), keyed(torch.randint(9, (4, 6)), 1)
     params = {k: p.detach() for k, p in model.named_parameters()}
-    trained, tested = (getattr(copy.deepcopy(model), mode)()(x).logits.sum() for mode in ("train", "eval"))
+    trained, tested = (
+        getattr(copy.deepcopy(model), mode)()(x).logits.sum() for mode in ("train", "eval")
+    )
     net = ClientNetwork(FunctionalNetwork(model, "fp64"), {})
-    _, value = net.gradient(lambda p: net(p, x).logits.sum() - 3 * net(params, x).logits.sum(), params)
+    _, value = net.gradient(
+        lambda p: net(p, x).logits.sum() - 3 * net(params, x).logits.sum(), params
+    )
     torch.testing.assert_close(value, (trained - 3 * tested).detach())
     assert abs(float(trained - tested)) > 1e-3
 
@@ -630,10 +791,14 @@ def test_the_vectorised_engine_drops_out_in_training_alone():
 def test_real_thucnews_and_weibo():
     data_dir = Path(os.environ.get("FEDEXP_DATA", "data")).absolute()
     if not (data_dir / "thucnews" / "train.txt").exists():
-        pytest.skip(f"{data_dir / 'thucnews'} is not there; set FEDEXP_DATA to the folder that has it")
+        pytest.skip(
+            f"{data_dir / 'thucnews'} is not there; set FEDEXP_DATA to the folder that has it"
+        )
     data = build(composed("dataset=thucnews", f"data_dir='{data_dir}'")).dataset.load()
     assert (data.x_train.shape, data.x_test.shape) == ((10_000, 32), (10_000, 32))
-    assert torch.bincount(data.y_train).tolist() == torch.bincount(data.y_test).tolist() == [1000] * 10
+    assert (
+        torch.bincount(data.y_train).tolist() == torch.bincount(data.y_test).tolist() == [1000] * 10
+    )
     assert (data.classes[0], data.classes[9]) == ("finance", "entertainment")
     assert decoded(data, data.x_train[:1]) == ["体验2D巅峰 倚天屠龙记十大创新概览".ljust(32, "_")]
     assert (data.vocabulary[0], data.vocabulary[-2:]) == (" ", (UNK, PAD))

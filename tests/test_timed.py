@@ -1,4 +1,5 @@
-"""The choice of the fastest way to compute: with a clock of our own, and no assertion on what anything took."""
+"""The choice of the fastest way to compute: with a clock of our own, and no assertion on what
+anything took."""
 
 import json
 import logging
@@ -25,7 +26,8 @@ from toy_federation import HARDWARE, make_simulation
 
 WINOGRAD, DIRECT, BF16 = Way("fp32", "winograd"), Way("fp32", "direct"), Way("bf16", "direct")
 QUESTION = {"machine": "a", "inputs": [5, 3, 8, 8]}
-DEEP = CNN(channels=(40, 40), kernel=3, padding=1, hidden=(4,))  # on 32 x 32 pixels the second convolution saves
+# on 32 x 32 pixels the second convolution saves
+DEEP = CNN(channels=(40, 40), kernel=3, padding=1, hidden=(4,))
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,9 @@ def ask(clock, ways=(WINOGRAD, DIRECT), question=QUESTION):
     return timed.fastest(ways, question, clock.step_of, clock)
 
 
-@pytest.mark.parametrize(("winograd", "direct", "way"), [(0.034, 0.031, DIRECT), (0.025, 0.031, WINOGRAD)])
+@pytest.mark.parametrize(
+    ("winograd", "direct", "way"), [(0.034, 0.031, DIRECT), (0.025, 0.031, WINOGRAD)]
+)
 def test_the_fastest_is_taken_and_noted(winograd, direct, way, cache):
     clock = Clock(fp32_winograd=winograd, fp32_direct=direct)
     found = ask(clock)
@@ -69,7 +73,9 @@ def test_the_fastest_is_taken_and_noted(winograd, direct, way, cache):
     assert ask(again) == found
     assert not again.calls
     (file,) = cache.glob("*.json")
-    assert json.loads(file.read_text())["question"] == QUESTION | {"ways": ["fp32 winograd", "fp32 direct"]}
+    assert json.loads(file.read_text())["question"] == QUESTION | {
+        "ways": ["fp32 winograd", "fp32 direct"]
+    }
 
 
 def test_the_fastest_step_counts():
@@ -132,15 +138,18 @@ def test_where_notes_lie(tmp_path, monkeypatch):
 
 
 def test_one_of_several_at_once_measures():
-    """Three, with steps of a hundredth of a second: two find what the third has noted. The lock is one of files, which
-    stops threads as it does processes."""
+    """Three, with steps of a hundredth of a second: two find what the third has noted. The lock is
+    one of files, which stops threads as it does processes."""
     steps = []
 
     def step_of(way):
         return lambda: (steps.append(way), time.sleep(0.01))
 
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(timed.fastest, [WINOGRAD, DIRECT], {"machine": "a"}, step_of) for _ in range(3)]
+        asked = [
+            pool.submit(timed.fastest, [WINOGRAD, DIRECT], {"machine": "a"}, step_of)
+            for _ in range(3)
+        ]
         answers = [each.result() for each in asked]
     assert len(steps) == 2 * (1 + timed.STEPS)
     assert len({answer.way for answer in answers}) == 1
@@ -159,7 +168,10 @@ def test_one_of_several_processes_measures(tmp_path):
         timed.fastest(ways, {"machine": "a"}, step_of)
         print(len(steps))
     """)
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     counts = sorted(int(process.communicate(timeout=100)[0]) for process in processes)
     assert counts == [0, 0, 2 * (1 + timed.STEPS)]
 
@@ -168,7 +180,9 @@ def test_one_of_several_processes_measures(tmp_path):
 
 
 def resolved(**changes):
-    return Hardware(**HARDWARE | {"engine": "sequential"} | changes).resolve(vectorises=True, cohort_size=4)
+    return Hardware(**HARDWARE | {"engine": "sequential"} | changes).resolve(
+        vectorises=True, cohort_size=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +226,9 @@ def found(monkeypatch):
     """Seconds of each way by name; what is asked is appended to `asked`."""
     seconds = {"fp32 winograd": 3.0, "fp32 direct": 2.0, "bf16 direct": 1.0}
     monkeypatch.setattr("fedexp.engine.hardware.trouble_with_bf16", lambda: None)
-    monkeypatch.setattr(timed, "measure", lambda steps, clock: {name: seconds[name] for name in steps})
+    monkeypatch.setattr(
+        timed, "measure", lambda steps, clock: {name: seconds[name] for name in steps}
+    )
     return seconds
 
 
@@ -229,7 +245,8 @@ def test_the_choice_and_what_the_summary_says(found, caplog):
     assert chosen.convolves == "direct"
     assert chosen.as_dict()["seconds_of_a_step"] == {"fp32 winograd": 3.0, "fp32 direct": 2.0}
     assert caplog.messages == [
-        "timed, a step of 12 examples: fp32 winograd 3000.0 ms, fp32 direct 2000.0 ms; taking fp32 direct"
+        "timed, a step of 12 examples: fp32 winograd 3000.0 ms, fp32 direct 2000.0 ms; taking fp32"
+        " direct"
     ]
     decisive = chosen.arithmetic()
     assert (decisive["convolution"], decisive["by_timing"]) == ("direct", ["convolution"])
@@ -252,18 +269,26 @@ def test_a_named_way_is_not_timed(monkeypatch):
     for changes in ({"convolution": "direct"}, {"convolution": "winograd"}, {"precision": "fp64"}):
         chosen = choose(**changes)
         assert chosen.as_dict().keys() & {"by_timing", "seconds_of_a_step"} == set()
-    chosen = choose(model=CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)), size=6)  # nothing saves multiplications
+    # nothing saves multiplications
+    chosen = choose(model=CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)), size=6)
     assert chosen.measured is None
 
 
 def test_a_resumed_run_keeps_its_way(found):
     new = choose()
-    assert (new.convolves, fastest.way_of(new)) == ("direct", {"precision": "fp32", "convolution": "direct"})
+    assert (new.convolves, fastest.way_of(new)) == (
+        "direct",
+        {"precision": "fp32", "convolution": "direct"},
+    )
     kept = choose({"precision": "fp32", "convolution": "winograd"})
     assert (kept.convolves, kept.measured.seconds) == ("winograd", {})
-    assert kept.arithmetic()["by_timing"] == new.arithmetic()["by_timing"]  # one span of rounds, no two
-    assert choose({"precision": "bf16", "convolution": "direct"}, precision="auto").precision == "bf16"
-    assert choose({"precision": "tf32", "convolution": "streams"}).convolves == "direct"  # begun on a GPU
+    # one span of rounds, no two
+    assert kept.arithmetic()["by_timing"] == new.arithmetic()["by_timing"]
+    assert (
+        choose({"precision": "bf16", "convolution": "direct"}, precision="auto").precision == "bf16"
+    )
+    # begun on a GPU
+    assert choose({"precision": "tf32", "convolution": "streams"}).convolves == "direct"
     found["bf16 direct"] = 0.5
     other = choose({"precision": "fp32", "convolution": "streams"}, precision="auto")
     assert (other.precision, other.measured.seconds) == ("fp32", {})
@@ -274,17 +299,23 @@ def test_a_resumed_run_keeps_its_way(found):
 def test_a_run_directory_notes_the_way(tmp_path):
     data = make_simulation().bench.data
     origin.note(tmp_path, {}, data, {"precision": "fp32", "convolution": "direct"})
-    assert origin.mapping_of(origin.read(tmp_path), "way") == {"precision": "fp32", "convolution": "direct"}
+    assert origin.mapping_of(origin.read(tmp_path), "way") == {
+        "precision": "fp32",
+        "convolution": "direct",
+    }
 
 
 def test_a_run_that_ended_before_its_first_state_chooses_as_a_new_one(tmp_path, found):
-    """Nothing was noted when it was killed. It must end as a run that was not: with the way that timing chooses."""
+    """Nothing was noted when it was killed. It must end as a run that was not: with the way that
+    timing chooses."""
     assert resuming.way_before(tmp_path) is None
     assert choose(resuming.way_before(tmp_path)).convolves == choose().convolves == "direct"
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / files.CHECKPOINT).touch()
     assert resuming.way_before(tmp_path) == {}  # of a version that did not note it
-    origin.note(tmp_path, {}, make_simulation().bench.data, {"precision": "fp32", "convolution": "winograd"})
+    origin.note(
+        tmp_path, {}, make_simulation().bench.data, {"precision": "fp32", "convolution": "winograd"}
+    )
     assert choose(resuming.way_before(tmp_path)).convolves == "winograd"
 
 

@@ -1,4 +1,5 @@
-"""`hardware.jobs_together`: runs whose clients are trained as one cohort have the results that each has alone."""
+"""`hardware.jobs_together`: runs whose clients are trained as one cohort have the results that each
+has alone."""
 
 import json
 import logging
@@ -53,7 +54,13 @@ def rounds_of(simulation, count=3):
     for _ in range(count):
         result = play_round(simulation, state)
         advance(state, result)
-        tests.append((result.train_loss, result.local_class_correct, evaluate(simulation, state.server, state.round)))
+        tests.append(
+            (
+                result.train_loss,
+                result.local_class_correct,
+                evaluate(simulation, state.server, state.round),
+            )
+        )
     return state.server, state.clients, tests
 
 
@@ -89,26 +96,35 @@ def assert_alike(found, expected):
         }
 
 
-@one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *LOSSES, *STRUCTURE, "prepare", "initial_params", "client_setup")
+@one_of_each_kind(
+    "name", ROWS, *KEPT, *DRAWN, *LOSSES, *STRUCTURE, "prepare", "initial_params", "client_setup"
+)
 def test_runs_of_other_seeds_have_the_results_that_each_has_alone(name):
-    """Other initial models, other cohorts, other examples; in a stream, whose tasks a seed divides, the same ones."""
+    """Other initial models, other cohorts, other examples; in a stream, whose tasks a seed divides,
+    the same ones."""
     stream = ROWS[name] in CONTINUAL
-    count = 3 if stream else 2  # into the second task; what is kept of the first round counts in the second
+    # into the second task; what is kept of the first round counts in the second
+    count = 3 if stream else 2
     seeds = [replace(seeded(number), partition=0 if stream else number) for number in (0, 1)]
     alone = [vectorised(simulation(name, seeds=each)) for each in seeds]
     engine = Counting()
     joined = [replace(each, engine=engine) for each in alone]
     expected = [rounds_of(each, count) for each in alone]
     assert not all(map(torch.equal, *(list(state[0]["params"].values()) for state in expected)))
-    for found, wanted in zip(in_lockstep(joined, lambda each: rounds_of(each, count)), expected, strict=True):
+    for found, wanted in zip(
+        in_lockstep(joined, lambda each: rounds_of(each, count)), expected, strict=True
+    ):
         assert_alike(found, wanted)
     assert set(engine.joined) == {2}
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_running_statistics_and_local_tests_are_each_run_s_own(chunk):
-    """Batch norm; three runs; the augmented view, which each draws by its own seed; clients three at a time."""
-    settings = dict(model=Normed(), forgetting_metric=RoundDrop(local=True), test_views=("plain", "augmented"))
+    """Batch norm; three runs; the augmented view, which each draws by its own seed; clients three
+    at a time."""
+    settings = dict(
+        model=Normed(), forgetting_metric=RoundDrop(local=True), test_views=("plain", "augmented")
+    )
     alone = [vectorised(make_simulation(NTD, seeds=seeded(n), **settings), chunk) for n in range(3)]
     for found, wanted in zip(in_lockstep(alone), [rounds_of(each) for each in alone], strict=True):
         assert_alike(found, wanted)
@@ -117,7 +133,9 @@ def test_running_statistics_and_local_tests_are_each_run_s_own(chunk):
 def request(simulation, lr=0.1, **changes):
     state = play(simulation, 1)
     server = state.server
-    asked = Request(simulation.algorithm, simulation.bench, server, assemble(simulation, state, 2), lr, False)
+    asked = Request(
+        simulation.algorithm, simulation.bench, server, assemble(simulation, state, 2), lr, False
+    )
     return replace(asked, **changes)
 
 
@@ -132,7 +150,14 @@ def test_only_runs_that_are_alike_are_trained_as_one():
         request(make_simulation(seeds=seeded(3)), evaluate_local=True),
         request(make_simulation(seeds=seeded(4))),
     ]
-    assert Joint(Vectorised()).groups([request(first), *others]) == [[0, 1, 7], [2], [3], [4], [5], [6]]
+    assert Joint(Vectorised()).groups([request(first), *others]) == [
+        [0, 1, 7],
+        [2],
+        [3],
+        [4],
+        [5],
+        [6],
+    ]
 
 
 def test_other_data_and_frozen_parameters_are_not_trained_as_one():
@@ -159,12 +184,19 @@ def test_runs_of_other_lengths_go_on_without_those_that_have_ended():
 def test_an_interrupt_ends_all_after_a_round(monkeypatch):
     """Each run is told at its next cohort, and can save what it has."""
     lockstep, played, stopped = Lockstep(), [], []
-    joined = [lockstep.join(Prepared(vectorised(make_simulation(seeds=seeded(n))), None)).simulation for n in (0, 1)]
+    joined = [
+        lockstep.join(Prepared(vectorised(make_simulation(seeds=seeded(n))), None)).simulation
+        for n in (0, 1)
+    ]
     joining, main_thread = threading.Thread.join, threading.current_thread()
 
     def join(thread, timeout=None):
         """Ctrl+C in the main thread, once both have played a round."""
-        if threading.current_thread() is main_thread and len(played) >= 2 and not lockstep._interrupted:
+        if (
+            threading.current_thread() is main_thread
+            and len(played) >= 2
+            and not lockstep._interrupted
+        ):
             raise KeyboardInterrupt
         joining(thread, 0.01)
 
@@ -188,10 +220,23 @@ def test_an_interrupt_ends_all_after_a_round(monkeypatch):
 
 # --- the command
 
-SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu",
-         "hardware.engine=vectorised", "hardware.threads=1", "hardware.precision=fp64", "checkpoint_interval=1",
-         "model.channels=[4]", "model.hidden=[8]", "local.batch_size=60", "rounds=2",
-         "forgetting_metric=in_out_local"]  # fmt: skip
+SMALL = [
+    "num_clients=8",
+    "participation=0.5",
+    "local.epochs=1",
+    "min_size=2",
+    "figures=false",
+    "hardware=cpu",
+    "hardware.engine=vectorised",
+    "hardware.threads=1",
+    "hardware.precision=fp64",
+    "checkpoint_interval=1",
+    "model.channels=[4]",
+    "model.hidden=[8]",
+    "local.batch_size=60",
+    "rounds=2",
+    "forgetting_metric=in_out_local",
+]
 
 
 def sweep(*arguments):
@@ -208,7 +253,8 @@ def loud_prepare(built, *rest):
 
 
 def test_a_sweep_together_has_the_files_of_one_job_after_another(tmp_path, monkeypatch, capsys):
-    """Three seeds, two at a time: the third waits for the end. The same command finds all complete."""
+    """Three seeds, two at a time: the third waits for the end. The same command finds all
+    complete."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     monkeypatch.setattr(job, "prepare", loud_prepare)
@@ -221,7 +267,9 @@ def test_a_sweep_together_has_the_files_of_one_job_after_another(tmp_path, monke
     assert len(alone) == 3
     for seed, (one, other) in enumerate(zip(alone, together, strict=True)):
         for name in ("class_accuracy.csv", "clients.csv"):
-            pd.testing.assert_frame_equal(pd.read_csv(one / name), pd.read_csv(other / name), rtol=1e-9)
+            pd.testing.assert_frame_equal(
+                pd.read_csv(one / name), pd.read_csv(other / name), rtol=1e-9
+            )
         for each in (one, other):
             lines = (each / "run.log").read_text()
             assert lines.count("partition=") == 1  # its own lines alone
@@ -250,8 +298,13 @@ def test_one_job_of_a_group_may_fail(tmp_path, monkeypatch, capsys):
         return aggregate(self, server, messages, round)
 
     monkeypatch.setattr(FedAvg, "aggregate", broken)
-    assert sweep("seed=0,1,2", "tracker=none", "hydra.sweep.dir=some", "hardware.jobs_together=3") == 1
-    states = [json.loads((path / "summary.json").read_text())["status"] for path in jobs_in(tmp_path / "some")]
+    assert (
+        sweep("seed=0,1,2", "tracker=none", "hydra.sweep.dir=some", "hardware.jobs_together=3") == 1
+    )
+    states = [
+        json.loads((path / "summary.json").read_text())["status"]
+        for path in jobs_in(tmp_path / "some")
+    ]
     assert sorted(states) == ["completed", "completed", "failed"]
     assert "the aggregation broke" in capsys.readouterr().err
 
@@ -259,9 +312,18 @@ def test_one_job_of_a_group_may_fail(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hardware.jobs_together=0", "tracker=none"], "hardware.jobs_together=0: must be auto or at least 1"),
-        (["hardware.jobs_together=many", "tracker=none"], "hardware.jobs_together=many: must be auto or at least 1"),
-        (["hardware.jobs_together=2", "tracker=wandb", "tracker.mode=offline"], "Wandb has one run in a process"),
+        (
+            ["hardware.jobs_together=0", "tracker=none"],
+            "hardware.jobs_together=0: must be auto or at least 1",
+        ),
+        (
+            ["hardware.jobs_together=many", "tracker=none"],
+            "hardware.jobs_together=many: must be auto or at least 1",
+        ),
+        (
+            ["hardware.jobs_together=2", "tracker=wandb", "tracker.mode=offline"],
+            "Wandb has one run in a process",
+        ),
     ],
 )
 def test_what_cannot_be_together(arguments, message, tmp_path, monkeypatch, capsys):

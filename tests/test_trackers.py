@@ -29,7 +29,9 @@ from fedexp.training.recorder import TAIL as RECORD_TAIL
 from wandb_runs import CONF, clean_home, make_config, make_info, read_run, run_folders  # noqa: F401 (a fixture)
 
 HISTORY = History(np.ones((4, 3), dtype=np.int64), rounds=[0], class_accuracy=[np.ones(3)])
-TABLE = pd.DataFrame({"round": [0, 0, 1], "class": ["cat", "dog", "cat"], "accuracy": [0.1, 0.2, np.nan]})
+TABLE = pd.DataFrame(
+    {"round": [0, 0, 1], "class": ["cat", "dog", "cat"], "accuracy": [0.1, 0.2, np.nan]}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,9 @@ def empty_cwd(tmp_path, monkeypatch):
 def make_record(number: int) -> RoundRecord:
     accuracy = np.array([0.1 * number, 0.5, np.nan]) if number != 2 else None
     values = {"test_accuracy": 0.2 * number, "test_loss": [2.0, 0.5, 0.75, 1.0, 1.0][number]}
-    return RoundRecord(number, values | {"forgetting": number / 4 if number else None}, accuracy, HISTORY)
+    return RoundRecord(
+        number, values | {"forgetting": number / 4 if number else None}, accuracy, HISTORY
+    )
 
 
 def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
@@ -55,12 +59,21 @@ def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
         tracker.log_round(make_record(number))
     picture = info.directory / "curves.png"
     Image.new("RGB", (20, 10), "red").save(picture)
-    summary = {"status": "completed", "accuracy": 0.6, "rounds_to_target": {"0.5": 3, "0.9": None}, "commit": None}
+    summary = {
+        "status": "completed",
+        "accuracy": 0.6,
+        "rounds_to_target": {"0.5": 3, "0.9": None},
+        "commit": None,
+    }
     tracker.finish(summary, [picture], {"class_accuracy": TABLE})
 
 
 def warnings(caplog) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "fedexp"]
+    return [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelno >= logging.WARNING and r.name == "fedexp"
+    ]
 
 
 def test_offline_run_reads_back(tmp_path, caplog, capfd):
@@ -70,13 +83,20 @@ def test_offline_run_reads_back(tmp_path, caplog, capfd):
     (folder,) = run_folders(tmp_path)
     run, history, records = read_run(folder)
     assert run["config"] == make_info(tmp_path).config
-    assert (run["run_id"], run["name"], run["project"]) == (tracker.run_id, "digits_fedntd", "fedexp")
+    assert (run["run_id"], run["name"], run["project"]) == (
+        tracker.run_id,
+        "digits_fedntd",
+        "fedexp",
+    )
     assert run["tags"] == ["digits", "lda", "mine"]
     assert (run["state"], run["exit_code"]) == ("finished", 0)
     record = next(r["run"] for r in records if r["type"] == "run")
     assert (record["run_group"], record["job_type"]) == ("sweep", "fedntd")
 
-    metrics = {m.get("glob_name", m.get("name")): m for m in (r["metric"] for r in records if r["type"] == "metric")}
+    metrics = {
+        m.get("glob_name", m.get("name")): m
+        for m in (r["metric"] for r in records if r["type"] == "metric")
+    }
     assert set(metrics) == {"round", *SUMMARIES}
     assert all(metrics[name]["step_metric"] == "round" for name in SUMMARIES)
     rounds = history[:4]
@@ -100,10 +120,14 @@ def test_offline_run_reads_back(tmp_path, caplog, capfd):
     assert (image["width"], image["height"]) == (20, 10)
     assert (folder / "files" / image["path"]).read_bytes() == (tmp_path / "curves.png").read_bytes()
     assert (table["nrows"], table["ncols"]) == (3, 3)
-    assert json.loads((folder / "files" / table["path"]).read_text())["columns"] == list(TABLE.columns)
+    assert json.loads((folder / "files" / table["path"]).read_text())["columns"] == list(
+        TABLE.columns
+    )
 
     assert warnings(caplog) == []
-    assert [m for m in caplog.messages if "wandb sync" in m] == [f"W&B is offline; upload with: wandb sync {folder}"]
+    assert [m for m in caplog.messages if "wandb sync" in m] == [
+        f"W&B is offline; upload with: wandb sync {folder}"
+    ]
     assert capfd.readouterr() == ("", "")
 
 
@@ -147,7 +171,10 @@ def test_aborted_run_resumes_under_its_id(tmp_path):
     (before, _, _), (after, history, _) = (read_run(folder) for folder in run_folders(tmp_path))
     assert before["run_id"] == after["run_id"] == first.run_id
     assert (before["exit_code"], after["exit_code"]) == (1, 0)
-    assert [row["_step"] for row in history[:2]] == [20, 30]  # steps go on, so an upload of both fits together
+    assert [row["_step"] for row in history[:2]] == [
+        20,
+        30,
+    ]  # steps go on, so an upload of both fits together
 
 
 def test_a_run_that_is_given_more_rounds_loses_none(tmp_path):
@@ -159,12 +186,16 @@ def test_a_run_that_is_given_more_rounds_loses_none(tmp_path):
     for rounds in (range(0), range(3, 5)):
         time.sleep(1)  # wandb names its folders by the second
         again = make_config(mode="offline").create()
-        track(again, make_info(tmp_path, wandb_id=first.run_id, first_round=2, total_rounds=4), rounds)
+        track(
+            again, make_info(tmp_path, wandb_id=first.run_id, first_round=2, total_rounds=4), rounds
+        )
     parts = [read_run(folder)[1] for folder in run_folders(tmp_path)]
     kept, following = [], 0
     for part in parts:
         for row in part:
-            step = row["_step"] if "test/accuracy" in row else max(row["_step"], following)  # results have no own step
+            step = (
+                row["_step"] if "test/accuracy" in row else max(row["_step"], following)
+            )  # results have no own step
             if step >= following:
                 kept.append(row)
                 following = step + 1
@@ -218,7 +249,9 @@ def test_background_process_that_dies_is_one_warning(tmp_path, caplog):
     assert len(warnings(caplog)) == 1
 
 
-@pytest.mark.parametrize("server", ["refuses", pytest.param("never answers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "server", ["refuses", pytest.param("never answers", marks=pytest.mark.slow)]
+)
 def test_unreachable_server_falls_back_to_offline(tmp_path, caplog, capfd, monkeypatch, server):
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
@@ -254,10 +287,14 @@ def test_no_key_no_question(tmp_path):
     master, slave = pty.openpty()
     command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "run")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, close_fds=True, env=environment)
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, close_fds=True, env=environment
+    )
     os.close(slave)
     assert process.wait(timeout=100) == 0
-    first, *others, last = [line for line in os.read(master, 100_000).decode().split("\r\n") if line]
+    first, *others, last = [
+        line for line in os.read(master, 100_000).decode().split("\r\n") if line
+    ]
     os.close(master)
     assert (first, last) == ("end of auto", "end of online")
     (warning,) = others
@@ -286,7 +323,8 @@ def test_images_every_n_rounds(tmp_path, monkeypatch):
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, format="png")
     monkeypatch.setattr(
-        "fedexp.figures.interim_pictures", lambda directory, history, further: {"map": picture.getvalue()}
+        "fedexp.figures.interim_pictures",
+        lambda directory, history, further: {"map": picture.getvalue()},
     )
     tracker = make_config(mode="offline", log_images_every=2).create()
     tracker.start(make_info(tmp_path, total_rounds=6))
@@ -294,11 +332,14 @@ def test_images_every_n_rounds(tmp_path, monkeypatch):
         tracker.log_round(replace(make_record(min(number, 4)), round=number))
     tracker.finish({}, [], {})
     _, history, _ = read_run(run_folders(tmp_path)[0])
-    assert [row["round"] for row in history if any(key.startswith("figures/map") for key in row)] == [4]  # not the last
+    assert [
+        row["round"] for row in history if any(key.startswith("figures/map") for key in row)
+    ] == [4]  # not the last
 
 
 @pytest.mark.parametrize(
-    ("every", "rounds", "interval"), [(0, 200, None), (7, 200, 7), (0.1, 200, 20), (0.1, 30, 10), (0.25, 3000, 750)]
+    ("every", "rounds", "interval"),
+    [(0, 200, None), (7, 200, 7), (0.1, 200, 20), (0.1, 30, 10), (0.25, 3000, 750)],
 )
 def test_interval_of_images(every, rounds, interval):
     assert make_config(log_images_every=every).image_interval(rounds) == interval
@@ -306,10 +347,25 @@ def test_interval_of_images(every, rounds, interval):
 
 def test_names_are_in_sections():
     """Every column that a run can have is in one of the six sections, and no two share a name."""
-    columns = {*RECORD_TAIL, *TASK_COLUMNS, *metric_columns(), "test_accuracy", "test_loss", "train_loss", "lr", "task"}
+    columns = {
+        *RECORD_TAIL,
+        *TASK_COLUMNS,
+        *metric_columns(),
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "lr",
+        "task",
+    }
     names = [metric_name(column) for column in columns]
     assert len(set(names)) == len(names)
-    assert {name.partition("/")[0] for name in names} == {"test", "forgetting", "local", "time", "comm"}
+    assert {name.partition("/")[0] for name in names} == {
+        "test",
+        "forgetting",
+        "local",
+        "time",
+        "comm",
+    }
     assert all(name.count("/") == 1 for name in names)
     assert columns >= NAMES.keys()
     assert metric_name("round_forgetting") == "forgetting/round"
@@ -328,7 +384,10 @@ def metric_columns() -> set[str]:
 
 
 def test_targets_in_the_summary():
-    summary = {"accuracy": 0.5, "rounds_to_target": {"0.5": 7, "0.375": 3, "0.9*best": 12, "1.0*best": None}}
+    summary = {
+        "accuracy": 0.5,
+        "rounds_to_target": {"0.5": 7, "0.375": 3, "0.9*best": 12, "1.0*best": None},
+    }
     flat = {
         "rounds_to_50pct": 7,
         "rounds_to_37_5pct": 3,

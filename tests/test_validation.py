@@ -1,4 +1,5 @@
-"""The validation set: who holds what, what is evaluated on it, and that without one nothing changes."""
+"""The validation set: who holds what, what is evaluated on it, and that without one nothing
+changes."""
 
 import json
 from dataclasses import replace
@@ -31,10 +32,18 @@ from fedexp.training.rounds import run_rounds
 from fedexp.training.simulation import State
 from toy_federation import ENGINES, assemble, composed, make_simulation, play
 
-CENTRAL, OWN = Validation(fraction=0.25, per_client=False), Validation(fraction=0.25, per_client=True)
+CENTRAL, OWN = (
+    Validation(fraction=0.25, per_client=False),
+    Validation(fraction=0.25, per_client=True),
+)
 SIZES = (1, 3, 7, 9, 8)  # 28 of the 30 examples that are left of 40
 TWO_TASKS = ClassIncremental(
-    rounds_per_task=1, split=None, evaluate_on="test", num_tasks=2, shuffle_classes=False, classes=None
+    rounds_per_task=1,
+    split=None,
+    evaluate_on="test",
+    num_tasks=2,
+    shuffle_classes=False,
+    classes=None,
 )
 
 
@@ -43,7 +52,8 @@ def make(validation=CENTRAL, **options):
 
 
 def slow_test(simulation, model):
-    """(right answers per class [C], mean loss) of a model on the validation set, example after example."""
+    """(right answers per class [C], mean loss) of a model on the validation set, example after
+    example."""
     data = simulation.bench.data
     correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
     for number in data.validation.tolist():
@@ -61,7 +71,11 @@ def recorded(directory, **options):
     recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()
     run_rounds(simulation, state, recorder)
     simulation.stages[0].partition.save(directory / files.PARTITION, simulation.bench.data.classes)
-    summary = {"status": state.status, "algorithm": "fedavg", "dataset": "noise"} | recorder.summary(state)
+    summary = {
+        "status": state.status,
+        "algorithm": "fedavg",
+        "dataset": "noise",
+    } | recorder.summary(state)
     write_results(directory, state, summary, Pictures(draw=False))
     recorder.close()
     return simulation, state, json.loads((directory / files.SUMMARY).read_text())
@@ -85,7 +99,10 @@ def test_central_the_set_is_drawn_before_the_clients_and_the_public_set_get_thei
 def test_per_client_each_gives_a_quarter_of_what_it_would_have_held():
     before = make_simulation(sizes=(1, 3, 7, 12, 10)).stages[0].partition
     simulation = make(OWN, sizes=(1, 3, 7, 12, 10))
-    partition, numbers = simulation.stages[0].partition, set(simulation.bench.data.validation.tolist())
+    partition, numbers = (
+        simulation.stages[0].partition,
+        set(simulation.bench.data.validation.tolist()),
+    )
     assert partition.sizes.tolist() == [1, 3, 6, 9, 8]  # without floor(n / 4) = 0, 0, 1, 3, 2
     for rest, whole in zip(partition.parts, before.parts, strict=True):
         assert set(rest) <= set(whole)
@@ -110,12 +127,16 @@ def test_the_partition_is_kept_with_the_set(validation, tmp_path):
     loaded = Partition.load(tmp_path / "partition.npz")
     assert loaded.validation.tolist() == partition.validation.tolist()
     assert loaded.hash == partition.hash
-    make_simulation().stages[0].partition.save(tmp_path / "without.npz", simulation.bench.data.classes)
+    make_simulation().stages[0].partition.save(
+        tmp_path / "without.npz", simulation.bench.data.classes
+    )
     assert "validation" not in np.load(tmp_path / "without.npz").files
 
 
 def test_of_each_task_the_set_has_its_part():
-    simulation = make(Validation(fraction=0.5, per_client=False), scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1)
+    simulation = make(
+        Validation(fraction=0.5, per_client=False), scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1
+    )
     data = simulation.bench.data
     assert [len(stage.partition.validation) for stage in simulation.stages] == [10, 10]
     tasks = data.validation_tasks.tolist()
@@ -140,12 +161,20 @@ def test_every_engine_evaluates_the_set_example_by_example(engine):
     assert found.class_correct.tolist() == correct.tolist()
     assert float(found.loss) == pytest.approx(loss, abs=1e-12)
     trained = engine.train(
-        simulation.algorithm, simulation.bench, state.server, assemble(simulation, state, 3), 0.1, True
+        simulation.algorithm,
+        simulation.bench,
+        state.server,
+        assemble(simulation, state, 3),
+        0.1,
+        True,
     )
     assert list(trained.class_correct) == ["plain", "validation"]
     for i in range(4):
         local = {name: value[i] for name, value in trained.messages["params"].items()}
-        assert trained.class_correct["validation"][i].tolist() == slow_test(simulation, local)[0].tolist()
+        assert (
+            trained.class_correct["validation"][i].tolist()
+            == slow_test(simulation, local)[0].tolist()
+        )
 
 
 def test_by_default_test_data_are_not_used_where_there_is_a_validation_set():
@@ -159,7 +188,12 @@ def test_by_default_test_data_are_not_used_where_there_is_a_validation_set():
 
 def test_columns_say_on_which_set_they_were_measured():
     names = ("test_accuracy", "test_loss", "forgetting", "best_accuracy")
-    expected = ["validation_accuracy", "validation_loss", "validation_forgetting", "validation_best_accuracy"]
+    expected = [
+        "validation_accuracy",
+        "validation_loss",
+        "validation_forgetting",
+        "validation_best_accuracy",
+    ]
     assert [named(name, "validation") for name in names] == expected
     assert named("test_accuracy", "augmented") == "test_accuracy_augmented"
     shown = [metric_name(name) for name in expected[:3]]
@@ -225,12 +259,19 @@ def test_a_run_resumes_with_its_validation_history(tmp_path):
 def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
     half = Validation(fraction=0.5, per_client=False)
     simulation, state, summary = recorded(
-        tmp_path / "run", validation=half, scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1, evaluate_on="both"
+        tmp_path / "run",
+        validation=half,
+        scenario=TWO_TASKS,
+        sizes=(2, 3, 5),
+        rounds=1,
+        evaluate_on="both",
     )
     table = pd.read_csv(tmp_path / "run" / "tasks.csv")
     data = simulation.bench.data.tested_on_validation()
-    logits = simulation.bench.net(state.server["params"], data.inputs(data.x_test, torch.arange(20), None, None,
-                                  torch.float64)).logits  # fmt: skip
+    logits = simulation.bench.net(
+        state.server["params"],
+        data.inputs(data.x_test, torch.arange(20), None, None, torch.float64),
+    ).logits
     right = (logits.argmax(-1) == data.y_test).double()
     last = table[table["round"] == 2].set_index("evaluated_task")["validation_accuracy"]
     for task in (0, 1):
@@ -244,7 +285,10 @@ def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"validation": replace(CENTRAL, fraction=0.0), "evaluate_on": "both"}, "there is no validation set"),
+        (
+            {"validation": replace(CENTRAL, fraction=0.0), "evaluate_on": "both"},
+            "there is no validation set",
+        ),
         ({"validation": replace(CENTRAL, fraction=0.01)}, "less than one of 40 training examples"),
         ({"validation": replace(OWN, fraction=0.05)}, "less than one of each client's examples"),
     ],
@@ -266,6 +310,10 @@ def test_values_out_of_range_are_refused():
 
 def test_the_defaults_have_the_fingerprint_of_a_run_from_before_there_were_any():
     config = OmegaConf.to_container(composed("dataset=mnist"), resolve=False)
-    older = {key: value for key, value in config.items() if key not in ("validation", "evaluate_on")}
+    older = {
+        key: value for key, value in config.items() if key not in ("validation", "evaluate_on")
+    }
     assert fingerprint(config, {}) == fingerprint(older, {})
-    assert fingerprint(config | {"validation": {"fraction": 0.1, "per_client": False}}, {}) != fingerprint(older, {})
+    assert fingerprint(
+        config | {"validation": {"fraction": 0.1, "per_client": False}}, {}
+    ) != fingerprint(older, {})

@@ -1,4 +1,5 @@
-"""The vectorised engine's fast paths, each against the slow obvious one; what needs a GPU is marked so."""
+"""The vectorised engine's fast paths, each against the slow obvious one; what needs a GPU is marked
+so."""
 
 import logging
 from contextlib import contextmanager
@@ -34,13 +35,16 @@ from test_algorithms import EveryHook, SignDescent, train
 from toy_federation import LARGER, LOCAL, advance, assemble, make_simulation, play, play_round
 
 NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
-DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))  # the second convolution needs the gradient of its input
+# the second convolution needs the gradient of its input
+DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))
 SINGLE = replace(LOCAL, batch_size=1, epochs=1)
 ALGORITHMS = [FedAvg(), NTD, EveryHook(pull=0.5), SignDescent(scale=0.5)]
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 # One that fails there leaves a transform active, with which later tests fail too.
-traces = pytest.mark.skipif(TORCH < (2, 8), reason="torch 2.6 cannot observe operations within torch.func")
+traces = pytest.mark.skipif(
+    TORCH < (2, 8), reason="torch 2.6 cannot observe operations within torch.func"
+)
 
 
 def assert_equal(actual, expected, atol=0.0):
@@ -54,7 +58,9 @@ def assert_same_training(actual, expected, atol=1e-12):
 
 
 def normal(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape))
+    )
 
 
 # --- convolutions
@@ -72,7 +78,8 @@ class Calls:
 
 
 def value_and_gradients(function, x, weight, bias):
-    """For stacked tensors: outputs and the gradients of a non-linear function of them by all inputs."""
+    """For stacked tensors: outputs and the gradients of a non-linear function of them by all
+    inputs."""
 
     def loss(x, weight, bias):
         y = function(x, weight, bias)
@@ -85,15 +92,26 @@ def value_and_gradients(function, x, weight, bias):
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "padding"),
-    [((3, 3), (1, 1)), ((5, 5), (2, 2)), ((1, 1), (0, 0)), ((3, 2), (0, 1)), ((5, 3), (4, 0)), ((6, 7), (0, 0))],
+    [
+        ((3, 3), (1, 1)),
+        ((5, 5), (2, 2)),
+        ((1, 1), (0, 0)),
+        ((3, 2), (0, 1)),
+        ((5, 3), (4, 0)),
+        ((6, 7), (0, 0)),
+    ],
 )
 @pytest.mark.parametrize("channels", [1, 6])
 def test_convolution_client_by_client(channels, kernel, padding, channels_last):
     x, weight, bias = normal(3, 2, channels, 6, 7), normal(3, 5, channels, *kernel), normal(3, 5)
     if channels_last:
-        x, weight = (t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (x, weight))
+        x, weight = (
+            t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (x, weight)
+        )
     ours = value_and_gradients(lambda *inputs: convolve(*inputs, padding), x, weight, bias)
-    torchs = value_and_gradients(lambda *inputs: F.conv2d(*inputs, padding=padding), x, weight, bias)
+    torchs = value_and_gradients(
+        lambda *inputs: F.conv2d(*inputs, padding=padding), x, weight, bias
+    )
     torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
 
 
@@ -103,7 +121,9 @@ def test_convolution_with_strides(channels, stride):
     """Also such that the last rows and columns are in no window."""
     x, weight, bias = normal(3, 2, channels, 8, 7), normal(3, 5, channels, 3, 3), normal(3, 5)
     ours = value_and_gradients(lambda *inputs: convolve(*inputs, (1, 1), stride), x, weight, bias)
-    torchs = value_and_gradients(lambda *inputs: F.conv2d(*inputs, stride=stride, padding=1), x, weight, bias)
+    torchs = value_and_gradients(
+        lambda *inputs: F.conv2d(*inputs, stride=stride, padding=1), x, weight, bias
+    )
     torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
 
 
@@ -117,7 +137,9 @@ def test_gradients_of_each_example_of_each_client(channels):
         return vmap(vmap(one, in_dims=(None, None, 0)))(weight, bias, x)
 
     ours = gradients(lambda *inputs: convolve(*inputs, (1, 1)))
-    torch.testing.assert_close(ours, gradients(partial(F.conv2d, padding=1)), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        ours, gradients(partial(F.conv2d, padding=1)), rtol=1e-11, atol=1e-11
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +167,9 @@ def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypa
         with stacked_module._Replaced("streams"):
             return function(*inputs)
 
-    torch.testing.assert_close(value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11
+    )
     assert calls.count == taken
 
 
@@ -154,8 +178,13 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     calls = Calls(stacked_module.convolve)
     monkeypatch.setattr(stacked_module, "convolve", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
-    net, shared = StackedNetwork(FunctionalNetwork(module, "fp64"), "streams"), dict(module.named_parameters())
-    stacked = {name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()}
+    net, shared = (
+        StackedNetwork(FunctionalNetwork(module, "fp64"), "streams"),
+        dict(module.named_parameters()),
+    )
+    stacked = {
+        name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()
+    }
     x = normal(3, 2, 1, 6, 6)
     vmap(lambda one: net(shared, one).logits)(x)
     vmap(lambda params: net(params, x[0]).logits)(stacked)
@@ -180,7 +209,9 @@ def test_engine_with_streams_is_the_sequential_one(algorithm, monkeypatch):
 
 def test_convolution_must_be_known():
     simulation = make_simulation()
-    with pytest.raises(ConfigError, match=r"hardware.convolution=stream: must be .*nearest: 'streams'"):
+    with pytest.raises(
+        ConfigError, match=r"hardware.convolution=stream: must be .*nearest: 'streams'"
+    ):
         train(Vectorised(convolution="stream"), simulation, simulation.initial_state())
 
 
@@ -188,11 +219,14 @@ def test_convolution_must_be_known():
 
 
 class Limited:
-    """Stands for `run_steps` on a device where at most `limit` clients fit, and fails in the middle of the steps."""
+    """Stands for `run_steps` on a device where at most `limit` clients fit, and fails in the middle
+    of the steps."""
 
     def __init__(self, limit, error=None):
         self.limit, self.counts = limit, []
-        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        self.error = error or torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB."
+        )
 
     def __call__(self, clients, graphs):
         self.counts.append(clients.count)
@@ -206,16 +240,21 @@ class Limited:
     "error",
     [
         None,
-        pytest.param(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), marks=pytest.mark.slow),
+        pytest.param(
+            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), marks=pytest.mark.slow
+        ),
         pytest.param(RuntimeError("CUDA error: out of memory"), marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, caplog):
-    """5 clients: 5 and 2 at a time do not fit, so each is trained alone; the next round starts with that."""
+    """5 clients: 5 and 2 at a time do not fit, so each is trained alone; the next round starts with
+    that."""
     simulation = make_simulation(EveryHook(pull=0.5), participation=1.0)
     state = play(simulation, 1)
-    before = tree.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state.server)
+    before = tree.map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state.server
+    )
     cohort = assemble(simulation, state, 2)
     states = tree.map(torch.clone, list(cohort.states))
     expected = train(Vectorised(1), simulation, state, cohort, evaluate_local)
@@ -256,7 +295,9 @@ def test_out_of_memory_in_a_later_chunk(monkeypatch):
 def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
     simulation = make_simulation()
     monkeypatch.setattr(engine_module, "run_steps", Limited(0))
-    with pytest.raises(OutOfMemory, match=r"try hardware.precision=bf16, .* smaller local.batch_size"):
+    with pytest.raises(
+        OutOfMemory, match=r"try hardware.precision=bf16, .* smaller local.batch_size"
+    ):
         train(Vectorised(), simulation, simulation.initial_state())
 
 
@@ -282,7 +323,9 @@ def test_first_chunk_from_free_memory(monkeypatch):
     for each, chunk in ((120, 4), (501, 1), (0, 500)):
         monkeypatch.setattr(engine_module, "memory_of_one", lambda job, cohort, each=each: each)
         assert engine_module.chunk_that_fits(job, None) == chunk
-    monkeypatch.setattr(engine_module, "memory_of_one", lambda job, cohort: Limited(0)(Clients0(), None))
+    monkeypatch.setattr(
+        engine_module, "memory_of_one", lambda job, cohort: Limited(0)(Clients0(), None)
+    )
     assert engine_module.chunk_that_fits(job, None) == 1
 
 
@@ -303,7 +346,8 @@ class Clients0:
     ids=["one step", "two steps"],
 )
 def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatch):
-    """Images of 6 x 6 pixels in float64, batches of 4; clients of 1, 3, 7, 12, 10 examples for 2 epochs."""
+    """Images of 6 x 6 pixels in float64, batches of 4; clients of 1, 3, 7, 12, 10 examples for 2
+    epochs."""
     simulation = make_simulation(NTD, participation=1.0, sizes=LARGER)
     state = play(simulation, 1)
     expected = train(Vectorised(), simulation, state)
@@ -326,7 +370,9 @@ def test_evaluation_of_all_local_models_at_once():
     stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
     job = Job(FedAvg(), bench, bench.net, server, 0.1)
     correct = engine_module.evaluate_together(job, stacked)
-    expected = [bench.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)]
+    expected = [
+        bench.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)
+    ]
     assert_equal(correct, torch.stack(expected))
     assert len(set(correct.sum(1).tolist())) > 5
 
@@ -337,7 +383,15 @@ def test_evaluation_of_all_local_models_at_once():
 class NoWaiting(TorchDispatchMode):
     """Refuses what makes a CUDA device tell the host a value or the size of a result."""
 
-    REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim", "bincount")
+    REFUSED = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "unique",
+        "_unique2",
+        "unique_dim",
+        "bincount",
+    )
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
@@ -349,7 +403,8 @@ class NoWaiting(TorchDispatchMode):
 
 @contextmanager
 def no_waiting():
-    """The mode above, and these, which it does not see, since on a CPU they read the memory of the tensor."""
+    """The mode above, and these, which it does not see, since on a CPU they read the memory of the
+    tensor."""
 
     def refuse(*args):
         raise AssertionError("reads a tensor")
@@ -361,8 +416,20 @@ def no_waiting():
 
 
 def test_the_check_itself():
-    reads = ("values[0].item()", "values.tolist()", "values.cpu()", "int(values[0])", "bool(values[0])")
-    for code in (*reads, "values.nonzero()", "values[values > 1]", "values.bincount()", "values.unique()"):
+    reads = (
+        "values[0].item()",
+        "values.tolist()",
+        "values.cpu()",
+        "int(values[0])",
+        "bool(values[0])",
+    )
+    for code in (
+        *reads,
+        "values.nonzero()",
+        "values[values > 1]",
+        "values.bincount()",
+        "values.unique()",
+    ):
         with pytest.raises(AssertionError), no_waiting():
             eval(code, {"values": torch.arange(3)})
 
@@ -399,7 +466,8 @@ class Closures:
 
 
 class Traces:
-    """A capture that keeps kernels and the memory that they work on, and never calls the step again, as CUDA does."""
+    """A capture that keeps kernels and the memory that they work on, and never calls the step
+    again, as CUDA does."""
 
     def __init__(self, fail=False):
         self.fail, self.recorded, self.replayed = fail, 0, 0
@@ -411,10 +479,13 @@ class Traces:
     def record(self, step):
         if self.fail:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        changed = [leaf for r in self.graphs._recorded.values() for leaf in changed_by_a_step(r.frame)]
+        changed = [
+            leaf for r in self.graphs._recorded.values() for leaf in changed_by_a_step(r.frame)
+        ]
         before = [leaf.clone() for leaf in changed]
         traced = make_fx(lambda: step())()
-        for leaf, value in zip(changed, before, strict=True):  # tracing carries the step out, recording must not
+        # tracing carries the step out, recording must not
+        for leaf, value in zip(changed, before, strict=True):
             leaf.copy_(value)
         self.recorded += 1
 
@@ -427,7 +498,12 @@ class Traces:
 
 
 def changed_by_a_step(frame):
-    return [*frame.params.values(), *frame.buffers.values(), *frame.memory["momentum"].values(), frame.losses]
+    return [
+        *frame.params.values(),
+        *frame.buffers.values(),
+        *frame.memory["momentum"].values(),
+        frame.losses,
+    ]
 
 
 def recording(capture, *options):
@@ -444,7 +520,9 @@ def recording(capture, *options):
         pytest.param(
             *(algorithm, capture, options),
             id=f"{type(algorithm).__name__}-{capture.__name__}-{options}",
-            marks=() if isinstance(algorithm, EveryHook) and capture is Traces and not options else pytest.mark.slow,
+            marks=()
+            if isinstance(algorithm, EveryHook) and capture is Traces and not options
+            else pytest.mark.slow,
         )
         for algorithm in ALGORITHMS
         for capture in (Closures, Traces)
@@ -452,7 +530,8 @@ def recording(capture, *options):
     ],
 )
 def test_recorded_steps_are_the_steps(algorithm, capture, options):
-    """Over rounds with other clients, learning rates and server states, which a recording must not have kept."""
+    """Over rounds with other clients, learning rates and server states, which a recording must not
+    have kept."""
     simulation = make_simulation(algorithm, model=DEEP if "streams" in options else None)
     state, capture = simulation.initial_state(), capture()
     engine = recording(capture, *options)
@@ -465,7 +544,8 @@ def test_recorded_steps_are_the_steps(algorithm, capture, options):
         assert_same_training(recorded, plain, atol=1e-13)
         advance(state, play_round(simulation, state))
     if isinstance(capture, Traces):
-        assert 0 < capture.recorded <= 8  # at most once for each number of clients, in each of two frames
+        # at most once for each number of clients, in each of two frames
+        assert 0 < capture.recorded <= 8
         assert capture.replayed > 2 * capture.recorded
     assert not engine._graphs.failed
 
@@ -478,9 +558,13 @@ def test_local_models_are_tested_in_recorded_steps_too():
     state, engine = simulation.initial_state(), recording(Closures())
     for number in range(1, 4):  # carried out, recorded, replayed
         cohort = assemble(simulation, state, number)
-        cohort = replace(cohort, probes=probes_of(simulation, cohort, simulation.stages[0].federation.parts))
+        cohort = replace(
+            cohort, probes=probes_of(simulation, cohort, simulation.stages[0].federation.parts)
+        )
         plain, recorded = (
-            one.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False).probed
+            one.train(
+                simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False
+            ).probed
             for one in (Vectorised(), engine)
         )
         assert all(torch.equal(plain[name], recorded[name]) for name in ("test", "train"))
@@ -490,7 +574,9 @@ def test_local_models_are_tested_in_recorded_steps_too():
 @traces
 def test_clients_that_are_done_are_left_alone_by_larger_graphs():
     """11 clients of 1 to 3 steps: graphs of 11, 10 for the 9 that have a second step, 3."""
-    simulation = make_simulation(NTD, sizes=(1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3), participation=1.0, local=SINGLE)
+    simulation = make_simulation(
+        NTD, sizes=(1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3), participation=1.0, local=SINGLE
+    )
     state = simulation.initial_state()
     expected = train(Vectorised(cuda_graphs=False), simulation, state)
     engine = recording(Closures())
@@ -521,9 +607,14 @@ def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
     engine = recording(Traces(fail=True))
     with caplog.at_level(logging.WARNING, "fedexp"):
         for _ in range(2):
-            assert_same_training(train(engine, simulation, state), train(Vectorised(), simulation, state))
+            assert_same_training(
+                train(engine, simulation, state), train(Vectorised(), simulation, state)
+            )
     (record,) = caplog.records
-    assert "(operation not permitted when stream is capturing); going on without graphs" in record.message
+    assert (
+        "(operation not permitted when stream is capturing); going on without graphs"
+        in record.message
+    )
 
 
 @traces
@@ -543,8 +634,12 @@ def test_out_of_memory_while_recording_halves_the_chunk(caplog):
 
     capture.record = large_ones_fail
     with caplog.at_level(logging.WARNING, "fedexp"):
-        assert_same_training(train(engine, simulation, state), train(Vectorised(2), simulation, state), atol=1e-13)
-    assert [r.message for r in caplog.records] == ["out of memory with 4 clients at a time; round 2 again with 2"]
+        assert_same_training(
+            train(engine, simulation, state), train(Vectorised(2), simulation, state), atol=1e-13
+        )
+    assert [r.message for r in caplog.records] == [
+        "out of memory with 4 clients at a time; round 2 again with 2"
+    ]
 
 
 def test_sizes_of_graphs():
@@ -561,8 +656,29 @@ def test_sizes_of_graphs():
 class Kernels(TorchDispatchMode):
     """Counts operations that launch a kernel; views and empty tensors launch none."""
 
-    FREE = ("empty", "new_empty", "expand", "view", "reshape", "permute", "transpose", "select", "slice", "unfold", "t")
-    FREE += ("_unsafe_view", "squeeze", "unsqueeze", "as_strided", "detach", "alias", "movedim", "empty_like")
+    FREE = (
+        "empty",
+        "new_empty",
+        "expand",
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "select",
+        "slice",
+        "unfold",
+        "t",
+    )
+    FREE += (
+        "_unsafe_view",
+        "squeeze",
+        "unsqueeze",
+        "as_strided",
+        "detach",
+        "alias",
+        "movedim",
+        "empty_like",
+    )
     FREE += ("empty_strided", "split", "unbind", "lift_fresh")
 
     def __init__(self):
@@ -575,12 +691,16 @@ class Kernels(TorchDispatchMode):
 
 
 @traces
-@pytest.mark.parametrize(("algorithm", "most"), [(FedAvg(), 60), (NTD, 105)], ids=["FedAvg", "FedNTD"])
+@pytest.mark.parametrize(
+    ("algorithm", "most"), [(FedAvg(), 60), (NTD, 105)], ids=["FedAvg", "FedNTD"]
+)
 def test_few_kernels_a_step(algorithm, most):
     """What a step costs on a GPU whose kernels are short; the update is one for all parameters."""
     counts = []
     for epochs in (2, 12):
-        simulation = make_simulation(algorithm, sizes=(8, 8), participation=1.0, local=replace(LOCAL, epochs=epochs))
+        simulation = make_simulation(
+            algorithm, sizes=(8, 8), participation=1.0, local=replace(LOCAL, epochs=epochs)
+        )
         state = simulation.initial_state()
         cohort = assemble(simulation, state, 1)
         with Kernels() as kernels:
@@ -594,14 +714,17 @@ def test_few_kernels_a_step(algorithm, most):
 
 @pytest.mark.parametrize("convolution", ["grouped", "streams"])
 def test_bf16_is_near_fp32(convolution):
-    """bf16 keeps 8 bits: one rounding is at most 2^-9 = 0.2 %; after 6 steps, a few per cent of the change."""
+    """bf16 keeps 8 bits: one rounding is at most 2^-9 = 0.2 %; after 6 steps, a few per cent of the
+    change."""
     simulation = make_simulation(NTD, model=DEEP)
     state = tree.map(lambda leaf: leaf.float(), simulation.initial_state().server)
     cohort = assemble(simulation, simulation.initial_state(), 1)
     outcomes = {}
     for precision in ("fp32", "bf16"):
         module = simulation.bench.net.module.float()
-        bench = replace(simulation.bench, net=FunctionalNetwork(module, precision), dtype=torch.float32)
+        bench = replace(
+            simulation.bench, net=FunctionalNetwork(module, precision), dtype=torch.float32
+        )
         engine = Vectorised(convolution=convolution)
         outcomes[precision] = engine.train(NTD, bench, state, cohort, 0.1, False)
     full, half = (outcomes[p].messages["params"] for p in ("fp32", "bf16"))
@@ -620,7 +743,9 @@ def move(values, device, dtype=None):
     """A tree on a device, its floating-point leaves in `dtype`."""
     return tree.map(
         lambda leaf: (
-            leaf.to(device, dtype if leaf.is_floating_point() else None) if isinstance(leaf, torch.Tensor) else leaf
+            leaf.to(device, dtype if leaf.is_floating_point() else None)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
         ),
         values,
     )
@@ -638,7 +763,9 @@ class OnGpu:
         """What comes back stays on the device."""
         cohort = replace(cohort, states=move(list(cohort.states), self.device, self.dtype))
         server = move(server, self.device, self.dtype)
-        return engine.train(self.simulation.algorithm, self.bench, server, cohort, lr, evaluate_local)
+        return engine.train(
+            self.simulation.algorithm, self.bench, server, cohort, lr, evaluate_local
+        )
 
 
 @pytest.mark.gpu
@@ -647,10 +774,16 @@ class OnGpu:
 def test_gpu_is_the_cpu(algorithm, convolution):
     """In float64, which has no graphs."""
     simulation = make_simulation(algorithm, model=DEEP, participation=1.0)
-    state, gpu, engine = simulation.initial_state(), OnGpu(simulation), Vectorised(convolution=convolution)
+    state, gpu, engine = (
+        simulation.initial_state(),
+        OnGpu(simulation),
+        Vectorised(convolution=convolution),
+    )
     for number in range(1, 4):
         cohort = assemble(simulation, state, number)
-        expected = simulation.engine.train(algorithm, simulation.bench, state.server, cohort, 0.1 / number, True)
+        expected = simulation.engine.train(
+            algorithm, simulation.bench, state.server, cohort, 0.1 / number, True
+        )
         trained = gpu.train(engine, state.server, cohort, 0.1 / number)
         on_host = {name: move(value, "cpu") for name, value in trained.tree().items()}
         assert_same_training(replace(trained, **on_host), expected, atol=1e-11)
@@ -662,13 +795,18 @@ def test_gpu_is_the_cpu(algorithm, convolution):
 @every_algorithm
 @pytest.mark.parametrize("convolution", ["grouped", "streams"])
 def test_gpu_graphs_are_the_steps(algorithm, convolution):
-    """In float32, rounds with other clients, server states and learning rates: the same kernels, recorded."""
+    """In float32, rounds with other clients, server states and learning rates: the same kernels,
+    recorded."""
     simulation = make_simulation(algorithm, model=DEEP)
     state, gpu = simulation.initial_state(), OnGpu(simulation, torch.float32)
-    eager, engine = (Vectorised(convolution=convolution, cuda_graphs=graphs) for graphs in (False, True))
+    eager, engine = (
+        Vectorised(convolution=convolution, cuda_graphs=graphs) for graphs in (False, True)
+    )
     for number in range(1, 6):
         cohort, lr = assemble(simulation, state, number), 0.1 / number
-        plain, recorded = (gpu.train(one, state.server, cohort, lr, False) for one in (eager, engine))
+        plain, recorded = (
+            gpu.train(one, state.server, cohort, lr, False) for one in (eager, engine)
+        )
         assert_same_training(recorded, plain, atol=1e-5)
         advance(state, play_round(simulation, state))
     assert not engine._graphs.failed
@@ -686,7 +824,9 @@ def test_gpu_streams_share_memory_of_the_stream_that_waits_for_them(monkeypatch)
 
     monkeypatch.setattr(tree, "room_for", recording)
     x, weight = normal(3, 2, 6, 6, 6).cuda(), normal(3, 5, 6, 3, 3).cuda()
-    vmap(grad(lambda *inputs: (convolve(*inputs, None, (1, 1)) ** 2).sum(), argnums=(0, 1)))(x, weight)
+    vmap(grad(lambda *inputs: (convolve(*inputs, None, (1, 1)) ** 2).sum(), argnums=(0, 1)))(
+        x, weight
+    )
     assert allocated == [torch.cuda.current_stream()] * 3
 
 
@@ -695,24 +835,33 @@ def test_gpu_streams_do_not_disturb_each_other():
     """As large as in training, so that the streams are at work at the same time."""
 
     def gradients(x, weight):
-        return grad(lambda *inputs: (convolve(*inputs, None, (2, 2)) ** 2).mean(), argnums=(0, 1))(x, weight)
+        return grad(lambda *inputs: (convolve(*inputs, None, (2, 2)) ** 2).mean(), argnums=(0, 1))(
+            x, weight
+        )
 
     generator = torch.Generator("cuda").manual_seed(0)
     for _ in range(20):
-        x = torch.randn(10, 50, 16, 16, 32, device="cuda", generator=generator).permute(0, 1, 4, 2, 3)
-        weight = torch.randn(10, 64, 5, 5, 32, device="cuda", generator=generator).permute(0, 1, 4, 2, 3)
+        x = torch.randn(10, 50, 16, 16, 32, device="cuda", generator=generator).permute(
+            0, 1, 4, 2, 3
+        )
+        weight = torch.randn(10, 64, 5, 5, 32, device="cuda", generator=generator).permute(
+            0, 1, 4, 2, 3
+        )
         together = vmap(gradients)(x, weight)
         for i in range(10):
             alone = [t[i].clone().requires_grad_() for t in (x, weight)]
             expected = torch.autograd.grad((F.conv2d(*alone, padding=2) ** 2).mean(), alone)
-            torch.testing.assert_close([t[i] for t in together], list(expected), rtol=1e-3, atol=1e-6)
+            torch.testing.assert_close(
+                [t[i] for t in together], list(expected), rtol=1e-3, atol=1e-6
+            )
 
 
 @pytest.mark.gpu
 @every_algorithm
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
-    """torch refuses every wait, after some rounds, since making constants and recording wait once."""
+    """torch refuses every wait, after some rounds, since making constants and recording wait
+    once."""
     simulation = make_simulation(algorithm, model=DEEP)
     state, gpu, engine = (
         simulation.initial_state(),
@@ -731,7 +880,8 @@ def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
 
 @pytest.mark.gpu
 def test_gpu_out_of_memory(monkeypatch):
-    """Each client takes a twentieth of the free memory besides: 64 and 32 at a time are too many, 16 are not."""
+    """Each client takes a twentieth of the free memory besides: 64 and 32 at a time are too many,
+    16 are not."""
     simulation = make_simulation(FedAvg(), model=DEEP)
     state, gpu, seen = simulation.initial_state(), OnGpu(simulation), []
     cohort = assemble(simulation, state, 1)

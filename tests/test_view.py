@@ -1,4 +1,5 @@
-"""`python -m fedexp.view`: what is in the page, that its data cannot break out of it, and that a browser shows it."""
+"""`python -m fedexp.view`: what is in the page, that its data cannot break out of it, and that a
+browser shows it."""
 
 import base64
 import csv
@@ -31,12 +32,25 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 
 def write_run(
-    directory: Path, overrides: dict[str, str], rounds: int = 6, classes: int = 3, status="completed", names=None
+    directory: Path,
+    overrides: dict[str, str],
+    rounds: int = 6,
+    classes: int = 3,
+    status="completed",
+    names=None,
 ) -> Path:
-    """A run directory as a run leaves it, without the training: accuracy of class c after round r is known."""
-    chosen = {"algorithm": "fedavg", "dataset": "digits", "partition": "lda", "seed": "0"} | overrides
+    """A run directory as a run leaves it, without the training: accuracy of class c after round r
+    is known."""
+    chosen = {
+        "algorithm": "fedavg",
+        "dataset": "digits",
+        "partition": "lda",
+        "seed": "0",
+    } | overrides
     (directory / ".hydra").mkdir(parents=True)
-    (directory / ".hydra/overrides.yaml").write_text(yaml.safe_dump([f"{k}={v}" for k, v in overrides.items()]))
+    (directory / ".hydra/overrides.yaml").write_text(
+        yaml.safe_dump([f"{k}={v}" for k, v in overrides.items()])
+    )
     groups = {key: chosen[key] for key in ("algorithm", "dataset", "partition")}
     config = {k: yaml.safe_load(v) for k, v in chosen.items() if k not in groups} | {
         "rounds": rounds,
@@ -45,7 +59,11 @@ def write_run(
     }
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     shift = 0.01 * int(chosen["seed"]) + 0.05 * (chosen["algorithm"] != "fedavg")
-    accuracy = {(r, c): min(1.0, r / (rounds + 1 + c) + shift) for r in range(rounds + 1) for c in range(classes)}
+    accuracy = {
+        (r, c): min(1.0, r / (rounds + 1 + c) + shift)
+        for r in range(rounds + 1)
+        for c in range(classes)
+    }
     write_csv(
         directory / "class_accuracy.csv",
         [{"round": r, "class": c, "accuracy": a} for (r, c), a in accuracy.items()],
@@ -67,7 +85,10 @@ def write_run(
             for r in range(rounds + 1)
         ],
     )
-    np.savez(directory / "partition.npz", classes=np.array(names or [f"class {c}" for c in range(classes)]))
+    np.savez(
+        directory / "partition.npz",
+        classes=np.array(names or [f"class {c}" for c in range(classes)]),
+    )
     summary = {
         "status": status,
         "seed": int(chosen["seed"]),
@@ -85,7 +106,9 @@ def write_run(
     return directory
 
 
-def write_sweep(folder: Path, algorithms=("fedavg", "fedntd"), alphas=("0.1", "1"), seeds=2, **options) -> Path:
+def write_sweep(
+    folder: Path, algorithms=("fedavg", "fedntd"), alphas=("0.1", "1"), seeds=2, **options
+) -> Path:
     for algorithm in algorithms:
         for alpha in alphas:
             for seed in range(seeds):
@@ -97,7 +120,9 @@ def write_sweep(folder: Path, algorithms=("fedavg", "fedntd"), alphas=("0.1", "1
 def add_augmented(directory: Path) -> list[float]:
     """A second view with half of every accuracy; those of the first, class by class."""
     table = pd.read_csv(directory / "class_accuracy.csv")
-    table.assign(accuracy=table["accuracy"] / 2).to_csv(directory / "class_accuracy_augmented.csv", index=False)
+    table.assign(accuracy=table["accuracy"] / 2).to_csv(
+        directory / "class_accuracy_augmented.csv", index=False
+    )
     return table["accuracy"].tolist()
 
 
@@ -121,7 +146,10 @@ def test_a_sweep(tmp_path):
     assert data["settings"] == ["digits lda alpha=0.1", "digits lda alpha=1"]
     run = next(run for run in data["runs"] if run["name"] == "fedntd_1_1")
     assert (run["status"], run["seed"], run["problems"]) == ("completed", 1, [])
-    assert (data["methods"][run["method"]], data["settings"][run["setting"]]) == ("fedntd", "digits lda alpha=1")
+    assert (data["methods"][run["method"]], data["settings"][run["setting"]]) == (
+        "fedntd",
+        "digits lda alpha=1",
+    )
     assert data["axes"][run["axis"]] == list(range(7))
     expected = [np.mean([min(1, r / (7 + c) + 0.06) for c in range(3)]) for r in range(7)]
     assert run["curves"]["test_accuracy"] == [float(f"{value:.4g}") for value in expected]
@@ -151,7 +179,9 @@ def test_tables_are_those_of_the_report(tmp_path):
         written = pd.read_csv(sweep / name)
         written = written.drop(columns=set(written) & {"seeds", "commits", "hardware"})
         assert table[kind]["columns"] == list(written)
-        values = pd.DataFrame([row[1:] for row in table[kind]["rows"]], columns=list(written)[1:]).fillna(np.nan)
+        values = pd.DataFrame(
+            [row[1:] for row in table[kind]["rows"]], columns=list(written)[1:]
+        ).fillna(np.nan)
         pd.testing.assert_frame_equal(values, written.iloc[:, 1:], check_dtype=False, rtol=5e-4)
     assert table["means"]["rows"][0][0] == "digits lda fedavg alpha=0.1"
 
@@ -159,13 +189,22 @@ def test_tables_are_those_of_the_report(tmp_path):
 def test_a_named_sweep_beside_the_print(tmp_path):
     sweep = tmp_path / "fedntd_table1"
     for seed in ("0", "1"):
-        write_run(sweep / f"run{seed}", {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg", "seed": seed})
+        write_run(
+            sweep / f"run{seed}",
+            {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg", "seed": seed},
+        )
     data = collect([sweep])
     (table,) = data["tables"]
     assert data["title"] == load_sweep("fedntd_table1", [CONF]).title
     accuracy, forgetting = table["cells"]["FedAvg"]["MNIST s=2"]
-    assert (accuracy["printed"], accuracy["n"], accuracy["verdict"]) == ("78.63", 2, "not judged: no augmented view")
-    assert accuracy["ours"] == "76.29", "plain test, last round: mean of 6/7, 6/8 and 6/9, and 1 point more"
+    assert (accuracy["printed"], accuracy["n"], accuracy["verdict"]) == (
+        "78.63",
+        2,
+        "not judged: no augmented view",
+    )
+    assert accuracy["ours"] == "76.29", (
+        "plain test, last round: mean of 6/7, 6/8 and 6/9, and 1 point more"
+    )
     assert (forgetting["metric"], forgetting["printed"]) == ("forgetting", "0.20")
     empty = table["cells"]["FedNTD"]["MNIST s=2"][0]
     assert (empty["n"], empty["verdict"], empty["ours"]) == (0, "not run", "")
@@ -197,7 +236,9 @@ def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
     (sweep / "fedntd_1_2/summary.json").unlink()
     failed = sweep / "went_wrong"
     failed.mkdir()
-    (failed / "summary.json").write_text('{"status": "failed", "error": "boom", "algorithm": "fedavg"}')
+    (failed / "summary.json").write_text(
+        '{"status": "failed", "error": "boom", "algorithm": "fedavg"}'
+    )
     (failed / "error.txt").write_text("Traceback\nValueError: boom")
     runs = {run["name"]: run for run in collect([sweep])["runs"]}
     assert runs["fedavg_1_0"]["problems"] == ["class_accuracy.csv: is missing"]
@@ -213,7 +254,10 @@ def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
         "unfinished",
         ["summary.json: is missing"],
     )
-    assert (runs["went_wrong"]["status"], runs["went_wrong"]["error"]) == ("failed", "Traceback\nValueError: boom")
+    assert (runs["went_wrong"]["status"], runs["went_wrong"]["error"]) == (
+        "failed",
+        "Traceback\nValueError: boom",
+    )
     assert runs["went_wrong"]["setting"] is None
 
 
@@ -227,7 +271,12 @@ def test_long_runs_are_thinned_and_it_is_said(tmp_path):
 
 def test_names_of_settings():
     words = ["a lda x=1 y=1", "a lda x=2 y=1", "b lda z=3", None]
-    assert distinct([text and text.split() for text in words]) == ["a lda x=1", "a lda x=2", "b lda", None]
+    assert distinct([text and text.split() for text in words]) == [
+        "a lda x=1",
+        "a lda x=2",
+        "b lda",
+        None,
+    ]
 
 
 def test_the_data_cannot_leave_their_element(tmp_path):
@@ -267,7 +316,10 @@ def test_bad_input(case, tmp_path, capsys):
         "missing": ([str(tmp_path / "sweeps/mien")], "mien: no such directory (nearest: 'mine')"),
         "a file": ([str(next(sweep.glob("*/rounds.csv")))], "rounds.csv: is not a directory"),
         "empty": ([str(tmp_path / "empty")], "empty: neither a run nor a directory of runs"),
-        "unwritable": ([str(sweep), "--out", str(tmp_path / "taken")], "taken: cannot be written (Is a directory)"),
+        "unwritable": (
+            [str(sweep), "--out", str(tmp_path / "taken")],
+            "taken: cannot be written (Is a directory)",
+        ),
     }[case]
     before = sorted(tmp_path.rglob("*"))
     assert main(arguments) == 2
@@ -278,7 +330,8 @@ def test_bad_input(case, tmp_path, capsys):
 
 
 def test_the_selector_of_test_images_has_both_heat_maps(tmp_path):
-    """Its two values are the names of a run's heat maps in the data; a run of one view has the first alone."""
+    """Its two values are the names of a run's heat maps in the data; a run of one view has the
+    first alone."""
     sweep = write_sweep(tmp_path / "mine", seeds=1)
     accuracies = add_augmented(sweep / "fedavg_0.1_0")
     main([str(sweep)])
@@ -289,7 +342,9 @@ def test_the_selector_of_test_images_has_both_heat_maps(tmp_path):
     runs = {run["name"]: run for run in page_data(text)["runs"]}
     both = [name for name, run in runs.items() if values[1] in run]
     assert both == ["fedavg_0.1_0"]
-    first, second = (np.frombuffer(base64.b64decode(runs[both[0]][name]["data"]), np.uint8) for name in values)
+    first, second = (
+        np.frombuffer(base64.b64decode(runs[both[0]][name]["data"]), np.uint8) for name in values
+    )
     assert second.tolist() == [level(value / 2) for value in accuracies]
     assert first.tolist() == [level(value) for value in accuracies]
 
@@ -299,10 +354,15 @@ def test_the_selector_of_test_images_has_both_heat_maps(tmp_path):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A browser at the page of a sweep with hostile names, a run that diverged, one that failed, one without files."""
+    """A browser at the page of a sweep with hostile names, a run that diverged, one that failed,
+    one without files."""
     folder = tmp_path_factory.mktemp("view")
     sweep = write_sweep(folder / "mine", algorithms=["fedavg", "fedntd"], seeds=3, classes=4)
-    write_run(sweep / "hostile", {"algorithm": "fedprox", "alpha": "1", "note": NASTY}, names=[NASTY, "b", "c"])
+    write_run(
+        sweep / "hostile",
+        {"algorithm": "fedprox", "alpha": "1", "note": NASTY},
+        names=[NASTY, "b", "c"],
+    )
     write_run(sweep / "off", {"algorithm": "moon", "alpha": "1"}, status="diverged")
     (sweep / "broken").mkdir()
     (sweep / "broken/summary.json").write_text(json.dumps({"status": "failed", "error": NASTY}))
@@ -320,13 +380,16 @@ def shown(tmp_path_factory):
 
 browser = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_chromium() is None, reason="no chromium here (apt-get install chromium)"),
+    pytest.mark.skipif(
+        find_chromium() is None, reason="no chromium here (apt-get install chromium)"
+    ),
 ]
 
 
 def choose(page: Page, selector: str, value: str) -> None:
     page.run(
-        f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event('change')); }})(document.querySelector({selector!r}))"
+        f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event('change'));"
+        f" }})(document.querySelector({selector!r}))"
     )
     page.settle()
 
@@ -356,7 +419,10 @@ class TestInABrowser:
         assert cells[texts(shown, "#runs button.link").index("fedntd_0.1_1")] == "0.8125"
 
     def test_hostile_text_is_text(self, shown):
-        shown.run("[...document.querySelectorAll('#runs button.link')].find(b => b.textContent === 'broken').click()")
+        shown.run(
+            "[...document.querySelectorAll('#runs button.link')].find(b => b.textContent ==="
+            " 'broken').click()"
+        )
         assert NASTY in shown.run("document.querySelector('#details').textContent")
         shown.run("document.querySelector('#details').close()")
         assert NASTY in shown.run("document.querySelector('#configuration').textContent")
@@ -375,11 +441,17 @@ class TestInABrowser:
         assert len(texts(shown, lines)) == 3 + 3 + 2
         choose(shown, "#seeds", "band")
         assert len(texts(shown, lines)) == 2 + 2
-        shown.run("[...document.querySelectorAll('#methods button')].find(b => b.textContent === 'fedntd').click()")
+        shown.run(
+            "[...document.querySelectorAll('#methods button')].find(b => b.textContent ==="
+            " 'fedntd').click()"
+        )
         shown.settle()
         assert len(texts(shown, lines)) == 1 + 2
         assert "hidden=1" in shown.run("location.hash")
-        shown.run("[...document.querySelectorAll('#methods button')].find(b => b.textContent === 'all').click()")
+        shown.run(
+            "[...document.querySelectorAll('#methods button')].find(b => b.textContent ==="
+            " 'all').click()"
+        )
         assert shown.errors == []
 
     def test_the_test_images_are_chosen(self, shown):
@@ -399,7 +471,8 @@ class TestInABrowser:
         choose(shown, "#seed", "mean")
 
     def test_heat_maps_have_the_colours_of_their_values(self, shown):
-        """A cell of the best class is as bright as the scale says: viridis at 0 and at its value."""
+        """A cell of the best class is as bright as the scale says: viridis at 0 and at its
+        value."""
         choose(shown, "#setting", "0")
         shown.run("document.querySelector('#heat').scrollIntoView()")
         shown.settle()
@@ -419,9 +492,8 @@ class TestInABrowser:
 
     def test_finds_runs(self, shown):
         shown.run(
-            "(s => { s.value = 'fedntd alpha=1 seed=2'; s.dispatchEvent(new Event('input')); })(find)".replace(
-                "(find)", "(document.querySelector('#find'))"
-            )
+            "(s => { s.value = 'fedntd alpha=1 seed=2'; s.dispatchEvent(new Event('input'));"
+            " })(find)".replace("(find)", "(document.querySelector('#find'))")
         )
         assert texts(shown, "#runs tbody tr:not([hidden]) button.link") == ["fedntd_1_2"]
         assert texts(shown, "#found") == ["1 of 15 runs"]
@@ -436,7 +508,10 @@ class TestInABrowser:
         assert "setting=1" in shown.run("location.hash")
         shown.run("document.querySelector('#methods button').focus()")
         shown.press(" ")
-        assert shown.run("document.querySelector('#methods button').getAttribute('aria-pressed')") == "false"
+        assert (
+            shown.run("document.querySelector('#methods button').getAttribute('aria-pressed')")
+            == "false"
+        )
         shown.press(" ")
         shown.run("document.querySelector('#curves').scrollIntoView()")
         shown.settle()
@@ -476,7 +551,10 @@ class TestInABrowser:
         page = shutil.copy(source, tmp_path / "copy.html")
         shown.open(Path(page), "#setting=1&seeds=lines&scale=normalised&hidden=0")
         shown.settle()
-        values = [shown.run(f"document.querySelector('#{name}').value") for name in ("setting", "seeds", "scale")]
+        values = [
+            shown.run(f"document.querySelector('#{name}').value")
+            for name in ("setting", "seeds", "scale")
+        ]
         assert values == ["1", "lines", "normalised"]
         assert texts(shown, "#methods [aria-pressed=false]") == ["fedavg"]
 
@@ -484,9 +562,12 @@ class TestInABrowser:
 @pytest.mark.slow
 @pytest.mark.skipif(find_chromium() is None, reason="no chromium here (apt-get install chromium)")
 def test_stays_fast_with_300_runs(tmp_path):
-    """Size of the file; seconds of the page's thread (CPU, not the clock of a busy machine) to load and to switch."""
+    """Size of the file; seconds of the page's thread (CPU, not the clock of a busy machine) to load
+    and to switch."""
     algorithms = ["fedavg", "fedntd", "fedprox", "moon", "scaffold", "fednova"]
-    sweep = write_sweep(tmp_path / "big", algorithms, [str(a / 10) for a in range(1, 11)], 5, rounds=60, classes=10)
+    sweep = write_sweep(
+        tmp_path / "big", algorithms, [str(a / 10) for a in range(1, 11)], 5, rounds=60, classes=10
+    )
     assert main([str(sweep)]) == 0
     assert (sweep / "view.html").stat().st_size < 2e6
     with chromium() as page:
@@ -494,7 +575,10 @@ def test_stays_fast_with_300_runs(tmp_path):
         page.call("Performance.enable", timeDomain="threadTicks")
 
         def spent() -> float:
-            found = {item["name"]: item["value"] for item in page.call("Performance.getMetrics")["metrics"]}
+            found = {
+                item["name"]: item["value"]
+                for item in page.call("Performance.getMetrics")["metrics"]
+            }
             return found["TaskDuration"]
 
         before = spent()

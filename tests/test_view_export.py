@@ -1,4 +1,5 @@
-"""What leaves a page of `fedexp view`, in a real browser: overlays, charts as SVG and CSV, the page on paper."""
+"""What leaves a page of `fedexp view`, in a real browser: overlays, charts as SVG and CSV, the page
+on paper."""
 
 import base64
 import io
@@ -18,8 +19,17 @@ pytestmark = browser
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     """A browser at the page of a sweep over alpha, with a hostile name in it."""
-    sweep = write_sweep(tmp_path_factory.mktemp("view") / "mine", algorithms=["fedavg", "fedntd"], seeds=2, classes=4)
-    write_run(sweep / "hostile", {"algorithm": "fedprox", "alpha": "1", "note": NASTY}, names=[NASTY, "b", "c"])
+    sweep = write_sweep(
+        tmp_path_factory.mktemp("view") / "mine",
+        algorithms=["fedavg", "fedntd"],
+        seeds=2,
+        classes=4,
+    )
+    write_run(
+        sweep / "hostile",
+        {"algorithm": "fedprox", "alpha": "1", "note": NASTY},
+        names=[NASTY, "b", "c"],
+    )
     assert main([str(sweep)]) == 0
     with chromium() as page:
         page.look(1200, 900)
@@ -33,22 +43,29 @@ def saved(page: Page, kind: str, panel: int = 0) -> str:
     page.run("URL.createObjectURL = (blob) => { window.offered = blob; return 'blob:none'; }")
     page.run("HTMLAnchorElement.prototype.click = function () { window.fileName = this.download; }")
     page.run(
-        f"[...document.querySelectorAll('#curves .panel')[{panel}].querySelectorAll('.export button')]"
-        f".find((button) => button.textContent === {kind!r}).click()"
+        f"[...document.querySelectorAll('#curves .panel')[{panel}].querySelectorAll('.export"
+        f" button')].find((button) => button.textContent === {kind!r}).click()"
     )
     return page.run("window.offered.text()")
 
 
 def test_all_values_of_a_parameter_in_one_chart(shown):
-    """Two methods at alpha 0.1 and 1, and one at 1 alone: the lines of an overlay, each with a look of its own."""
+    """Two methods at alpha 0.1 and 1, and one at 1 alone: the lines of an overlay, each with a look
+    of its own."""
     choose(shown, "#setting", "overlay")
     assert shown.run("document.querySelectorAll('#curves .panel').length") == 2  # left and right
     named = texts(shown, "#curves .panel:first-child .legend span")
-    assert {"fedavg alpha=0.1", "fedavg alpha=1", "fedntd alpha=0.1", "fedntd alpha=1"} <= set(named)
+    assert {"fedavg alpha=0.1", "fedavg alpha=1", "fedntd alpha=0.1", "fedntd alpha=1"} <= set(
+        named
+    )
     lines = "[...document.querySelectorAll('#curves .panel:first-child .legend line')]"
-    looks = shown.run(f"{lines}.map((line) => line.style.stroke + line.getAttribute('stroke-dasharray'))")
+    looks = shown.run(
+        f"{lines}.map((line) => line.style.stroke + line.getAttribute('stroke-dasharray'))"
+    )
     assert len(set(looks)) == len(named)
-    drawn = shown.run("document.querySelectorAll('#curves .panel:first-child svg.chart path:not(.area)').length")
+    drawn = shown.run(
+        "document.querySelectorAll('#curves .panel:first-child svg.chart path:not(.area)').length"
+    )
     assert drawn >= len(named)
     axes = texts(shown, "#curves .panel:first-child svg.chart .axis")
     assert axes == ["round", "test accuracy"]
@@ -63,8 +80,12 @@ def test_a_chart_leaves_the_page_as_numbers(shown):
     table = pd.read_csv(io.StringIO(saved(shown, "CSV")))
     assert shown.run("window.fileName").endswith("test_accuracy.csv")
     assert list(table) == ["line", "round", "test_accuracy", "std", "runs"]
-    points = shown.run("linesOf([0], 'test_accuracy').flatMap((l) => l.points.map((p) => [l.name, p[0], p[1]]))")
-    assert table[["line", "round"]].to_numpy().tolist() == [[name, number] for name, number, _ in points]
+    points = shown.run(
+        "linesOf([0], 'test_accuracy').flatMap((l) => l.points.map((p) => [l.name, p[0], p[1]]))"
+    )
+    assert table[["line", "round"]].to_numpy().tolist() == [
+        [name, number] for name, number, _ in points
+    ]
     np.testing.assert_allclose(table["test_accuracy"], [value for *_, value in points])
     assert (table.loc[table["runs"] == 1, "std"].isna()).all()
     cells = shown.run("""['=1+1', '@x', '-2', 'a,b', 'a"b', 3].map(csvCell)""")
@@ -72,7 +93,8 @@ def test_a_chart_leaves_the_page_as_numbers(shown):
 
 
 def test_a_chart_leaves_the_page_as_a_picture(shown):
-    """The SVG is well-formed with any name, has axes, title and legend, and needs nothing of the page."""
+    """The SVG is well-formed with any name, has axes, title and legend, and needs nothing of the
+    page."""
     for setting in ("0", "overlay"):
         choose(shown, "#setting", setting)
         text = saved(shown, "SVG")
@@ -82,7 +104,9 @@ def test_a_chart_leaves_the_page_as_a_picture(shown):
         assert {"round", "test accuracy", *names} <= set(said)
         assert "var(" not in text
         assert "<script" not in text
-        assert not [node for node in root.iter() if any(name.startswith("on") for name in node.attrib)]
+        assert not [
+            node for node in root.iter() if any(name.startswith("on") for name in node.attrib)
+        ]
     choose(shown, "#setting", "0")
 
 
@@ -91,9 +115,14 @@ def test_the_page_prints_whole(shown):
     shown.run("dispatchEvent(new Event('beforeprint'))")
     shown.call("Emulation.setEmulatedMedia", media="print")
     shown.settle()
-    assert shown.run("[...document.querySelectorAll('svg.chart')].every((svg) => svg.querySelector('path'))")
+    assert shown.run(
+        "[...document.querySelectorAll('svg.chart')].every((svg) => svg.querySelector('path'))"
+    )
     assert shown.run("[...document.querySelectorAll('main canvas')].every((c) => c.width !== 300)")
-    assert shown.run("[...document.querySelectorAll('.scroll')].every((s) => s.scrollHeight <= s.clientHeight + 1)")
+    assert shown.run(
+        "[...document.querySelectorAll('.scroll')].every((s) => s.scrollHeight <= s.clientHeight"
+        " + 1)"
+    )
     assert shown.run("[...document.querySelectorAll('main details')].every((d) => d.open)")
     assert shown.run("getComputedStyle(document.querySelector('.export')).display") == "none"
     pages = base64.b64decode(shown.call("Page.printToPDF")["data"]).count(b"/Type /Page\n")

@@ -29,8 +29,8 @@ BOTH = ["plain", "augmented"]
 
 
 def shown(image: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """One image [6, 6, 1] as float64 [1, 6, 6] after crop with zero padding 1, flip, normalisation and a hole of side 2
-    (AUGMENTATION), pixel by pixel."""
+    """One image [6, 6, 1] as float64 [1, 6, 6] after crop with zero padding 1, flip, normalisation
+    and a hole of side 2 (AUGMENTATION), pixel by pixel."""
     dy, dx, flip, cy, cx = draw[:5]
     padded = np.zeros((8, 8))
     padded[1:7, 1:7] = image[..., 0] / 255
@@ -48,10 +48,14 @@ def shown(image: np.ndarray, draw: np.ndarray) -> np.ndarray:
 def slow_test(simulation, model, round):
     """(right answers per class [C], mean loss) of a model in a round, image after image."""
     data = simulation.bench.data
-    draws = AUGMENTATION.draw(generator_for(simulation.seeds.training, "augmented test", round), len(data.y_test), 6, 6)
+    draws = AUGMENTATION.draw(
+        generator_for(simulation.seeds.training, "augmented test", round), len(data.y_test), 6, 6
+    )
     correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
     for image, label, draw in zip(data.x_test.numpy(), data.y_test.tolist(), draws, strict=True):
-        logits = simulation.bench.net(model, torch.from_numpy(shown(image, draw))[None]).logits.detach()
+        logits = simulation.bench.net(
+            model, torch.from_numpy(shown(image, draw))[None]
+        ).logits.detach()
         correct[label] += int(logits.argmax()) == label
         total += F.cross_entropy(logits, torch.tensor([label])).item()
     return correct, total / len(data.y_test)
@@ -59,7 +63,10 @@ def slow_test(simulation, model, round):
 
 @pytest.mark.parametrize(
     "engine",
-    [pytest.param(engine, marks=pytest.mark.slow if name == "workers" else ()) for name, engine in ENGINES.items()],
+    [
+        pytest.param(engine, marks=pytest.mark.slow if name == "workers" else ())
+        for name, engine in ENGINES.items()
+    ],
     ids=ENGINES,
 )
 def test_the_augmented_view_is_the_training_transform_of_every_test_image(engine):
@@ -86,7 +93,10 @@ def test_local_models_are_tested_with_the_draw_of_their_round(engine):
         local = {name: value[i] for name, value in trained.messages["params"].items()}
         correct, _ = slow_test(simulation, local, 2)
         assert trained.class_correct["augmented"][i].tolist() == correct.tolist()
-        assert trained.class_correct["plain"][i].tolist() == simulation.bench.evaluate(local).class_correct.tolist()
+        assert (
+            trained.class_correct["plain"][i].tolist()
+            == simulation.bench.evaluate(local).class_correct.tolist()
+        )
 
 
 def test_every_round_and_seed_has_a_draw_of_its_own():
@@ -98,11 +108,16 @@ def test_every_round_and_seed_has_a_draw_of_its_own():
 
 
 def full_run(simulation, directory, rounds=None):
-    """Runs to the end, or is left after some rounds as by a kill; the rows of rounds.csv without the times."""
+    """Runs to the end, or is left after some rounds as by a kill; the rows of rounds.csv without
+    the times."""
     saved = checkpoint.load(directory) if checkpoint.exists(directory) else None
     start = simulation.initial_state()
-    state = start if saved is None else State.from_tree(saved.state, simulation.bench.device, directory)
-    recorder = Recorder(directory, simulation, [], None if saved is None else saved.state["lengths"])
+    state = (
+        start if saved is None else State.from_tree(saved.state, simulation.bench.device, directory)
+    )
+    recorder = Recorder(
+        directory, simulation, [], None if saved is None else saved.state["lengths"]
+    )
     if rounds is None:
         run_rounds(simulation, state, recorder)
         write_results(directory, state, recorder.summary(state), Pictures(draw=False))
@@ -117,7 +132,10 @@ def full_run(simulation, directory, rounds=None):
 def rows_of(path):
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if not k.endswith("second") and not k.endswith("seconds")} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.endswith("second") and not k.endswith("seconds")}
+        for row in rows
+    ]
 
 
 def measured(summary):
@@ -133,7 +151,13 @@ def test_the_plain_numbers_are_those_of_a_run_without_the_second_view(tmp_path):
     two, two_summary = full_run(with_local(test_views=BOTH), tmp_path / "two")
     assert [{name: row[name] for name in one[0]} for row in two] == one
     added = [name for name in two[0] if name not in one[0]]
-    names = ("test_accuracy", "test_loss", "forgetting", "round_forgetting", "local_round_forgetting")
+    names = (
+        "test_accuracy",
+        "test_loss",
+        "forgetting",
+        "round_forgetting",
+        "local_round_forgetting",
+    )
     assert added == [f"{name}_augmented" for name in names]
     for name in (files.CLASSES, files.LOCAL):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
@@ -142,14 +166,16 @@ def test_the_plain_numbers_are_those_of_a_run_without_the_second_view(tmp_path):
 
 
 def test_the_second_view_has_histories_of_its_own(tmp_path):
-    """Metrics follow from the class accuracies of the view: round forgetting by hand, F and accuracy from the file."""
+    """Metrics follow from the class accuracies of the view: round forgetting by hand, F and
+    accuracy from the file."""
     simulation = with_local(test_views=BOTH)
     rows, summary = full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.bench.data.classes)
     history = load_history(tmp_path, "augmented")
     assert history.rounds == [0, 1, 2, 3, 4]
     for (before, after), row in zip(pairwise(history.class_accuracy), rows[1:], strict=True):
-        assert float(row["test_accuracy_augmented"]) == pytest.approx(after.mean(), abs=1e-12)  # 5 test images a class
+        # 5 test images a class
+        assert float(row["test_accuracy_augmented"]) == pytest.approx(after.mean(), abs=1e-12)
         if row["round"] != "1":  # the initial model does not count
             drop = np.mean([max(b - a, 0.0) for b, a in zip(before, after, strict=True)])
             assert float(row["round_forgetting_augmented"]) == pytest.approx(drop, abs=1e-12)
@@ -157,7 +183,9 @@ def test_the_second_view_has_histories_of_its_own(tmp_path):
     forgetting = np.mean([max(column[:-1]) - column[-1] for column in matrix.T])
     assert summary["forgetting_augmented"] == pytest.approx(forgetting, abs=1e-12)
     assert summary["accuracy_augmented"] == float(rows[-1]["test_accuracy_augmented"])
-    assert summary["best_accuracy_augmented"] == max(float(row["test_accuracy_augmented"]) for row in rows[1:])
+    assert summary["best_accuracy_augmented"] == max(
+        float(row["test_accuracy_augmented"]) for row in rows[1:]
+    )
     assert len(history.local_class_accuracy) == 4
 
 
@@ -184,7 +212,10 @@ def test_a_checkpoint_from_before_there_were_views_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("views", "words"),
     [
-        (["plain", "augmentd"], ["test_views=augmentd", "plain, augmented", "nearest: 'augmented'"]),
+        (
+            ["plain", "augmentd"],
+            ["test_views=augmentd", "plain, augmented", "nearest: 'augmented'"],
+        ),
         (["augmented"], ["test_views=[augmented]", "first view is plain"]),
         (["augmented", "plain"], ["test_views=[augmented,plain]", "first view is plain"]),
         ([], ["test_views=[]", "first view is plain"]),
@@ -211,10 +242,14 @@ def test_the_second_view_has_names_of_its_own_in_wandb():
 
 
 def test_the_second_view_of_a_stream_of_tasks(tmp_path):
-    """Two tasks of two classes and two rounds each: of every round and task tasks.csv has the accuracy in both views,
-    here against a model tested image after image; the columns of the tasks follow from them, by hand."""
+    """Two tasks of two classes and two rounds each: of every round and task tasks.csv has the
+    accuracy in both views, here against a model tested image after image; the columns of the tasks
+    follow from them, by hand."""
     stream_ = {"shuffle_classes": False, "classes": None, "split": None, "evaluate_on": "test"}
-    tasks = {"scenario": ClassIncremental(rounds_per_task=2, num_tasks=2, **stream_), "sizes": (3, 4, 5)}
+    tasks = {
+        "scenario": ClassIncremental(rounds_per_task=2, num_tasks=2, **stream_),
+        "sizes": (3, 4, 5),
+    }
     settings = tasks | {"rounds": 2, "participation": 1.0}
     rows, summary = full_run(make_simulation(test_views=BOTH, **settings), tmp_path / "two")
     plain, _ = full_run(make_simulation(**settings), tmp_path / "one")
@@ -223,7 +258,9 @@ def test_the_second_view_of_a_stream_of_tasks(tmp_path):
     one = rows_of(tmp_path / "one" / files.TASKS)
     assert [{name: row[name] for name in one[0]} for row in found] == one
     assert list(found[0])[-2:] == ["accuracy", "accuracy_augmented"]
-    seen = {(int(r["round"]), int(r["evaluated_task"])): float(r["accuracy_augmented"]) for r in found}
+    seen = {
+        (int(r["round"]), int(r["evaluated_task"])): float(r["accuracy_augmented"]) for r in found
+    }
     simulation = make_simulation(test_views=BOTH, **settings)
     state = simulation.initial_state()
     for number in range(1, 5):
@@ -233,13 +270,22 @@ def test_the_second_view_of_a_stream_of_tasks(tmp_path):
         correct, _ = slow_test(simulation, model, number)  # 5 test images a class, so 10 a task
         assert seen[number, 1] == pytest.approx(correct[:2].sum() / 10, abs=1e-12)
         assert seen[number, 2] == pytest.approx(correct[2:].sum() / 10, abs=1e-12)
-    # After the first task only it counts, and nothing can have been forgotten; after the second the mean of both.
+    # After the first task only it counts, and nothing can have been forgotten; after the second the
+    # mean of both.
     last, before = rows[4], rows[2]
-    assert float(before["average_accuracy_augmented"]) == seen[2, 1] == float(before["new_task_accuracy_augmented"])
+    assert (
+        float(before["average_accuracy_augmented"])
+        == seen[2, 1]
+        == float(before["new_task_accuracy_augmented"])
+    )
     assert before["task_forgetting_augmented"] == ""
-    assert float(last["average_accuracy_augmented"]) == pytest.approx((seen[4, 1] + seen[4, 2]) / 2, abs=1e-12)
+    assert float(last["average_accuracy_augmented"]) == pytest.approx(
+        (seen[4, 1] + seen[4, 2]) / 2, abs=1e-12
+    )
     assert float(last["new_task_accuracy_augmented"]) == seen[4, 2]
-    assert float(last["task_forgetting_augmented"]) == pytest.approx(seen[2, 1] - seen[4, 1], abs=1e-12)
+    assert float(last["task_forgetting_augmented"]) == pytest.approx(
+        seen[2, 1] - seen[4, 1], abs=1e-12
+    )
     assert summary["tasks_augmented"][1]["accuracies"] == [seen[4, 1], seen[4, 2]]
     assert summary["tasks"][1]["accuracies"] == [float(row["accuracy"]) for row in found[-2:]]
 

@@ -1,4 +1,5 @@
-"""Maxima over the windows of a text: values and gradients against the obvious way, a matrix of all products."""
+"""Maxima over the windows of a text: values and gradients against the obvious way, a matrix of all
+products."""
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     texts, number, width, filters = SHAPE
     sizes = (texts, number, width), (filters, width), (filters,)
-    return tuple(torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in sizes)
+    return tuple(
+        torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in sizes
+    )
 
 
 def obvious(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    products = torch.stack([(window @ weight.T + bias) for window in windows.unbind(1)])  # [W, B, F]
+    # [W, B, F]
+    products = torch.stack([(window @ weight.T + bias) for window in windows.unbind(1)])
     return products.max(0).values
 
 
@@ -29,10 +33,14 @@ def gradients(function, tensors, upstream):
 
 
 def test_by_hand():
-    """Two texts of two windows of one number. Filter w = 2: 2 and 6 for the first text, -2 and 0 for the second; both
-    maxima are in the second window, whose inputs have the gradient 2 and give w the gradient 3 + 0."""
+    """Two texts of two windows of one number. Filter w = 2: 2 and 6 for the first text, -2 and 0
+    for the second; both maxima are in the second window, whose inputs have the gradient 2 and give
+    w the gradient 3 + 0."""
     windows = torch.tensor([[[1.0], [3.0]], [[-1.0], [0.0]]], requires_grad=True)
-    weight, bias = torch.tensor([[2.0]], requires_grad=True), torch.tensor([0.5], requires_grad=True)
+    weight, bias = (
+        torch.tensor([[2.0]], requires_grad=True),
+        torch.tensor([0.5], requires_grad=True),
+    )
     values = maxima(windows, weight, bias)
     assert values.tolist() == [[6.5], [0.5]]
     values.sum().backward()
@@ -46,7 +54,10 @@ def test_values_and_gradients_are_those_of_all_products(tensors):
     with torch.no_grad():
         torch.testing.assert_close(maxima(*tensors), obvious(*tensors), rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(
-        gradients(maxima, tensors, upstream), gradients(obvious, tensors, upstream), rtol=1e-13, atol=1e-13
+        gradients(maxima, tensors, upstream),
+        gradients(obvious, tensors, upstream),
+        rtol=1e-13,
+        atol=1e-13,
     )
 
 
@@ -80,16 +91,20 @@ def test_inside_torch_func_it_is_torch_s(tensors, monkeypatch):
     monkeypatch.setattr(module, "_Maxima", None)
     upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
     detached = [t.detach() for t in tensors]
-    stacked = vmap(grad(lambda *t: maxima(*t).sum(), argnums=1))(*(torch.stack([t, 2 * t]) for t in detached))
+    stacked = vmap(grad(lambda *t: maxima(*t).sum(), argnums=1))(
+        *(torch.stack([t, 2 * t]) for t in detached)
+    )
     for scale, found in zip((1, 2), stacked, strict=True):
         expected = gradients(obvious, [scale * t.requires_grad_() for t in detached], upstream)[1]
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
 def test_in_bfloat16_the_products_are_rounded_and_the_gradients_are_not(tensors):
-    """Numbers of few bits, whose products bfloat16 rounds by up to 2^-8, choose the windows; the gradient of a filter
-    is the sum of these windows, in fp32."""
-    windows, weight, bias = ((16 * t.detach()).round().float().div(16).requires_grad_() for t in tensors)
+    """Numbers of few bits, whose products bfloat16 rounds by up to 2^-8, choose the windows; the
+    gradient of a filter is the sum of these windows, in fp32."""
+    windows, weight, bias = (
+        (16 * t.detach()).round().float().div(16).requires_grad_() for t in tensors
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         values = maxima(windows, weight, bias)
     exact = obvious(windows, weight, bias)
@@ -98,6 +113,9 @@ def test_in_bfloat16_the_products_are_rounded_and_the_gradients_are_not(tensors)
     torch.testing.assert_close(values, exact, rtol=2**-8, atol=2**-8)
     of_weight, of_bias = torch.autograd.grad(values.sum(), (weight, bias))
     assert of_bias.tolist() == [SHAPE[0]] * SHAPE[3]
-    places = F.linear(*(t.detach().bfloat16() for t in (windows, weight, bias))).float().max(1).indices  # [B, F]
+    # [B, F]
+    places = (
+        F.linear(*(t.detach().bfloat16() for t in (windows, weight, bias))).float().max(1).indices
+    )
     chosen = torch.stack([windows[b, places[b]] for b in range(SHAPE[0])]).sum(0)
     torch.testing.assert_close(of_weight, chosen, rtol=1e-6, atol=1e-6)

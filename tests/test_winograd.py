@@ -8,7 +8,8 @@ from torch import nn
 
 from fedexp.models import winograd
 
-# images, channels, height, width, output channels, kernel, padding; the first ones take several chunks
+# images, channels, height, width, output channels, kernel, padding; the first ones take several
+# chunks
 SIZES = [
     (50, 32, 16, 16, 64, 5, 2),
     (23, 32, 14, 14, 24, 5, 2),
@@ -32,10 +33,16 @@ def both(inputs, padding, wanted=(True, True, True)):
     """(output, gradients that are wanted) of Winograd's and of torch's convolution."""
     answers = []
     for convolve in (winograd.conv2d, lambda x, w, b, p: F.conv2d(x, w, b, padding=p)):
-        own = [value.clone().requires_grad_(want) for value, want in zip(inputs, wanted, strict=True)]
+        own = [
+            value.clone().requires_grad_(want) for value, want in zip(inputs, wanted, strict=True)
+        ]
         out = convolve(*own, padding)
-        above = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
-        answers.append((out.detach(), *torch.autograd.grad(out, [v for v in own if v.requires_grad], above)))
+        above = torch.randn(
+            out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        ).to(out.dtype)
+        answers.append(
+            (out.detach(), *torch.autograd.grad(out, [v for v in own if v.requires_grad], above))
+        )
     return answers
 
 
@@ -53,11 +60,19 @@ def test_one_dimension(kernel):
 
 
 def test_the_matrices_of_the_paper():
-    """Lavin and Gray's F(4, 3), up to the factors that move between the rows of G and of B^T. Its first
-    row of B^T is [4, 0, -5, 0, 1, 0], of G [1/4, 0, 0]; the last column of A^T is [0, 0, 0, 1]."""
+    """Lavin and Gray's F(4, 3), up to the factors that move between the rows of G and of B^T. Its
+    first row of B^T is [4, 0, -5, 0, 1, 0], of G [1/4, 0, 0]; the last column of A^T is [0, 0, 0,
+    1]."""
     outputs, filters, data = winograd.toom_cook(3)
-    np.testing.assert_allclose(np.outer(filters[0], data[0])[0], np.array([4, 0, -5, 0, 1, 0]) / 4, atol=1e-15)
-    assert outputs.tolist() == [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]
+    np.testing.assert_allclose(
+        np.outer(filters[0], data[0])[0], np.array([4, 0, -5, 0, 1, 0]) / 4, atol=1e-15
+    )
+    assert outputs.tolist() == [
+        [1, 1, 1, 1, 1, 0],
+        [0, 1, -1, 2, -2, 0],
+        [0, 1, 1, 4, 4, 0],
+        [0, 1, -1, 8, -8, 1],
+    ]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -81,7 +96,9 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda *values: winograd.conv2d(*values, 1), inputs)
 
 
-@pytest.mark.parametrize("wanted", [(False, True, True), (True, False, False), (False, False, True)])
+@pytest.mark.parametrize(
+    "wanted", [(False, True, True), (True, False, False), (False, False, True)]
+)
 def test_only_the_gradients_that_are_wanted(wanted):
     for actual, expected in zip(*both(draw(3, 16, 8, 8, 4, 5), 2, wanted), strict=True):
         assert error(actual, expected) < 1e-12
@@ -92,14 +109,21 @@ def test_memory_order_does_not_matter():
     x, weight, bias = draw(3, 16, 8, 8, 4, 5)
     plain = winograd.conv2d(x, weight, bias, 2)
     turned = winograd.conv2d(
-        x.to(memory_format=torch.channels_last), weight.transpose(2, 3).clone().transpose(2, 3), bias, 2
+        x.to(memory_format=torch.channels_last),
+        weight.transpose(2, 3).clone().transpose(2, 3),
+        bias,
+        2,
     )
     assert torch.equal(plain, turned)
     weight.requires_grad_()
     above = torch.randn(3, 4, 8, 8, dtype=torch.float64)
     grads = [
         torch.autograd.grad(winograd.conv2d(x, weight, bias, 2), weight, each)[0]
-        for each in (above, above.to(memory_format=torch.channels_last), above.transpose(2, 3).clone().transpose(2, 3))
+        for each in (
+            above,
+            above.to(memory_format=torch.channels_last),
+            above.transpose(2, 3).clone().transpose(2, 3),
+        )
     ]
     assert torch.equal(grads[0], grads[1])
     assert torch.equal(grads[0], grads[2])
@@ -113,7 +137,10 @@ def test_two_calls_before_their_gradients():
     ones = torch.ones_like(first)
     by_second, by_first = (torch.autograd.grad(out, weight, ones)[0] for out in (second, first))
     assert error(by_second, 2 * by_first) < 1e-12
-    assert error(by_first, torch.autograd.grad(F.conv2d(x, weight, bias, padding=2), weight, ones)[0]) < 1e-12
+    assert (
+        error(by_first, torch.autograd.grad(F.conv2d(x, weight, bias, padding=2), weight, ones)[0])
+        < 1e-12
+    )
 
 
 def test_without_bias():
@@ -139,7 +166,9 @@ def test_without_bias():
 def test_a_layer_takes_it_where_it_can(settings, fits):
     """And gives what torch's own layer gives either way."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(**{"in_channels": 64, "out_channels": 48} | settings), nn.Tanh()).double()
+    model = nn.Sequential(
+        nn.Conv2d(**{"in_channels": 64, "out_channels": 48} | settings), nn.Tanh()
+    ).double()
     x = torch.randn(20, 64, 12, 12, dtype=torch.float64)
     names = list(model.state_dict())
     with torch.no_grad():
@@ -154,12 +183,15 @@ def test_a_layer_takes_it_where_it_can(settings, fits):
 @pytest.mark.parametrize(
     ("size", "saving", "pays"),
     [
-        # 64 (16 (2048 + 64 * 32 + 16 * 64) + 25 * 2048 / 50) / (256 * 25 * 2048): the CNN's second layer, 50 images
+        # 64 (16 (2048 + 64 * 32 + 16 * 64) + 25 * 2048 / 50) / (256 * 25 * 2048): the CNN's second
+        # layer, 50 images
         ((50, 32, 16, 16, 64, 5, 2), 0.405, True),
-        ((50, 3, 32, 32, 32, 5, 2), 1.335, False),  # its first: 64 (64 (96 + 192 + 512) + 48) / (1024 * 25 * 96)
+        # its first: 64 (64 (96 + 192 + 512) + 48) / (1024 * 25 * 96)
+        ((50, 3, 32, 32, 32, 5, 2), 1.335, False),
         ((50, 64, 8, 8, 64, 3, 1), 0.464, True),
         ((50, 512, 1, 1, 512, 3, 1), 5.126, False),  # 1 x 1 images in tiles of 4 x 4
-        ((1, 64, 4, 4, 64, 3, 1), 2.703, False),  # one image: all filters are transformed for its one tile
+        # one image: all filters are transformed for its one tile
+        ((1, 64, 4, 4, 64, 3, 1), 2.703, False),
     ],
 )
 def test_where_it_pays(size, saving, pays):

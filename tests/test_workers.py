@@ -33,7 +33,9 @@ def train(engine, algorithm, close=True):
     state = simulation.initial_state()
     cohort = assemble(simulation, state, 1)
     try:
-        return cohort, engine.train(algorithm, simulation.bench, state.server, cohort, 0.1, evaluate_local=False)
+        return cohort, engine.train(
+            algorithm, simulation.bench, state.server, cohort, 0.1, evaluate_local=False
+        )
     finally:
         if close:
             engine.close()
@@ -70,7 +72,9 @@ def test_tensors_arrive_as_they_were(name):
 
 
 def test_modules_arrive_whole():
-    sent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    sent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(
+        memory_format=torch.channels_last
+    )
     received = Parcel.pack(sent).unpack()
     assert all(isinstance(p, nn.Parameter) for p in received.parameters())
     x = torch.randn(2, 3, 5, 5)
@@ -79,7 +83,8 @@ def test_modules_arrive_whole():
 
 
 def test_one_parcel_for_two_receivers_is_in_memory_once_until_it_is_written_to():
-    """A worker's `set_buffers` writes to the network that all were sent; the others must not see that."""
+    """A worker's `set_buffers` writes to the network that all were sent; the others must not see
+    that."""
     parcel, value = Parcel.pack(torch.zeros(5)), []
     for _ in range(2):
         ours, theirs = pair()
@@ -128,8 +133,8 @@ def test_no_descriptor_is_left_open():
 
 @pytest.fixture(scope="module")
 def pair_of_workers(tmp_path_factory):
-    """Two workers, begun in a directory whose modules have the names of what they import, and that directory; a process
-    takes two seconds to import torch."""
+    """Two workers, begun in a directory whose modules have the names of what they import, and that
+    directory; a process takes two seconds to import torch."""
     folder, before = tmp_path_factory.mktemp("modules"), os.getcwd()
     for name in ("fedexp", "random", "torch"):
         (folder / f"{name}.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
@@ -151,7 +156,9 @@ def assert_no_bit_differs(engine, close):
     finally:
         torch.set_num_threads(threads)
     actual = train(engine, FedAvg(), close)[1]
-    torch.testing.assert_close((actual.messages, actual.losses), (expected.messages, expected.losses), rtol=0, atol=0)
+    torch.testing.assert_close(
+        (actual.messages, actual.losses), (expected.messages, expected.losses), rtol=0, atol=0
+    )
 
 
 def test_workers_change_no_bit(pair_of_workers):
@@ -165,10 +172,13 @@ def test_the_number_of_workers_changes_no_bit(count):
 
 
 def test_all_workers_have_started_before_the_first_round(pair_of_workers, monkeypatch):
-    """Each has answered an order of its own; else the first round would count the import of torch as training."""
+    """Each has answered an order of its own; else the first round would count the import of torch
+    as training."""
     engine, given = pair_of_workers[0], []
     give = engine._give
-    monkeypatch.setattr(engine, "_give", lambda i, order: (given.append((i, type(order.value))), give(i, order)))
+    monkeypatch.setattr(
+        engine, "_give", lambda i, order: (given.append((i, type(order.value))), give(i, order))
+    )
     simulation = make_simulation()
     engine.start(simulation.bench, model_of(simulation.initial_state().server))
     assert given == [(0, Ready), (1, Ready)]
@@ -194,7 +204,8 @@ def test_a_resumed_run_starts_its_engine_before_the_clock_of_its_first_round(tmp
     engine = Noting()
     simulation = replace(make_simulation(rounds=1), engine=engine)
     state, recorder = simulation.initial_state(), Recorder(tmp_path, simulation, [], None)
-    recorder.record_initial(state, evaluate(simulation, state.server, 0))  # as if it were resumed after round 0
+    # as if it were resumed after round 0
+    recorder.record_initial(state, evaluate(simulation, state.server, 0))
     run_rounds(simulation, state, recorder)
     recorder.close()
     assert engine.calls == ["start", "train"]
@@ -213,7 +224,8 @@ def test_workers_can_vectorise_their_shares():
 
 
 def test_shares_are_even():
-    """Steps of 2, 2, 4, 6 (sizes 1, 3, 7, 12 or 10, batches of 4, two epochs) make 6 + 2 and 4 + 2 or the like."""
+    """Steps of 2, 2, 4, 6 (sizes 1, 3, 7, 12 or 10, batches of 4, two epochs) make 6 + 2 and 4 + 2
+    or the like."""
     simulation = make_simulation(sizes=LARGER)
     cohort = assemble(simulation, simulation.initial_state(), 1)
     shares = cohort.shares(2)
@@ -235,7 +247,8 @@ class Dying(FedAvg):
 
     def client_setup(self, net, data, ctx):
         directory = os.open(self.notes, os.O_RDONLY)
-        fcntl.flock(directory, fcntl.LOCK_EX)  # both workers may count at the same time; free again with the process
+        # both workers may count at the same time; free again with the process
+        fcntl.flock(directory, fcntl.LOCK_EX)
         if len(os.listdir(self.notes)) < self.times:
             (Path(self.notes) / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -269,7 +282,9 @@ def test_a_worker_that_dies_is_replaced(tmp_path, messages, pair_of_workers):
 @pytest.mark.slow
 def test_a_client_that_kills_again_stops_the_run(tmp_path, messages):
     engine = Workers(Sequential(), [PROCESS], share=False)
-    with pytest.raises(WorkerDied, match=r"round 1, training client \d+: worker 0 .* as did the one before it"):
+    with pytest.raises(
+        WorkerDied, match=r"round 1, training client \d+: worker 0 .* as did the one before it"
+    ):
         train(engine, Dying(notes=str(tmp_path), times=2))
     assert len(messages) == 1
     for pid in os.listdir(tmp_path):
@@ -284,6 +299,8 @@ class Failing(FedAvg):
 
 def test_an_exception_names_client_hook_and_line(pair_of_workers):
     """The last test with these workers, which an exception ends."""
-    with pytest.raises(ClientFailure, match=r"round 1, client \d+, in finish of Failing: the sum is wrong") as caught:
+    with pytest.raises(
+        ClientFailure, match=r"round 1, client \d+, in finish of Failing: the sum is wrong"
+    ) as caught:
         train(pair_of_workers[0], Failing(), close=False)
     assert 'raise ArithmeticError("the sum is wrong")' in "".join(caught.value.__notes__)

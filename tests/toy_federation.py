@@ -1,7 +1,8 @@
-"""A federation small enough for exact comparisons, assembled by `fedexp.training.prepare` from real classes in float64.
+"""A federation small enough for exact comparisons, assembled by `fedexp.training.prepare` from real
+classes in float64.
 
-Five clients of 1 to 8 examples with batches of 4 make everything ragged: numbers of steps differ, last batches are
-partial, one client never fills a batch.
+Five clients of 1 to 8 examples with batches of 4 make everything ragged: numbers of steps differ,
+last batches are partial, one client never fills a batch.
 """
 
 import copy
@@ -53,24 +54,36 @@ from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation, State
 
 CONF = Path(__file__).parents[1] / "conf"
-HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "convolution": "auto", "cuda_graphs": True}
+HARDWARE = {
+    "device": "cpu",
+    "engine": "auto",
+    "precision": "fp32",
+    "convolution": "auto",
+    "cuda_graphs": True,
+}
 HARDWARE |= {"jobs_per_gpu": 1, "jobs_together": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
 # One of two workers.
-PROCESS = Resolved(torch.device("cpu"), "workers", "fp64", 1, 2, Vectorised(None), "sequential", "a test")
+PROCESS = Resolved(
+    torch.device("cpu"), "workers", "fp64", 1, 2, Vectorised(None), "sequential", "a test"
+)
 ENGINES = {
     "sequential": Sequential(),
     "workers": Workers(Sequential(), [PROCESS] * 2, share=False),  # started when first used
     "vectorised": Vectorised(None),
     "vectorised, 2 at a time": Vectorised(2),
 }
-PAIR = ("sequential", "vectorised")  # what `make test` compares of every algorithm; the others carry the same values
+# what `make test` compares of every algorithm; the others carry the same values
+PAIR = ("sequential", "vectorised")
 engines_compared = pytest.mark.parametrize(
-    "engines", [pytest.param(PAIR, id="two"), pytest.param(tuple(ENGINES), id="all", marks=pytest.mark.slow)]
+    "engines",
+    [pytest.param(PAIR, id="two"), pytest.param(tuple(ENGINES), id="all", marks=pytest.mark.slow)],
 )
 CLASSES, SIZES = 4, (1, 3, 7, 8, 6)
 LARGER = (1, 3, 7, 12, 10)  # up to three batches of 4, where a test counts them
-LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=1e-3)
+LOCAL = LocalTraining(
+    epochs=2, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=1e-3
+)
 PLAIN = replace(LOCAL, epochs=1, lr_decay=1.0, momentum=0.0, weight_decay=0.0)
 AUGMENTATION = Augmentation(crop_padding=1, padding_mode="zero", flip=True, cutout=2, rotation=0.0)
 SETTINGS = Settings(
@@ -92,7 +105,14 @@ SETTINGS = Settings(
 
 
 SURROGATE = Surrogate(
-    dataset=None, options={}, fraction=0.0, classes=None, examples=None, shards=1, server_shards=1, total_shards=None
+    dataset=None,
+    options={},
+    fraction=0.0,
+    classes=None,
+    examples=None,
+    shards=1,
+    server_shards=1,
+    total_shards=None,
 )
 
 
@@ -102,7 +122,10 @@ class Noise(Dataset):
 
     def read(self) -> dict[str, Any]:
         rng = np.random.default_rng(7)
-        images, labels = rng.integers(0, 256, (60, 6, 6, 1), dtype=np.uint8), np.arange(60, dtype=np.int64) % CLASSES
+        images, labels = (
+            rng.integers(0, 256, (60, 6, 6, 1), dtype=np.uint8),
+            np.arange(60, dtype=np.int64) % CLASSES,
+        )
         names = [f"class {c}" for c in range(CLASSES)]
         train = {"x_train": images[:40], "y_train": labels[:40]}
         return train | {"x_test": images[40:], "y_test": labels[40:], "classes": np.array(names)}
@@ -115,7 +138,9 @@ class Ragged(Partitioner):
     sizes: tuple[int, ...]
 
     def assign(self, labels, num_classes, num_clients, rng, owners):
-        return np.split(rng.permutation(len(labels))[: sum(self.sizes)], np.cumsum(self.sizes)[:-1]), {}
+        return np.split(
+            rng.permutation(len(labels))[: sum(self.sizes)], np.cumsum(self.sizes)[:-1]
+        ), {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +243,13 @@ def make_simulation(
     **settings: Any,
 ) -> Simulation:
     """The small federation; `settings` are changes of SETTINGS."""
-    data = {"name": "noise", "data_dir": "unused", "mean": (0.4,), "std": (0.3,), "augmentation": AUGMENTATION}
+    data = {
+        "name": "noise",
+        "data_dir": "unused",
+        "mean": (0.4,),
+        "std": (0.3,),
+        "augmentation": AUGMENTATION,
+    }
     changed = replace(SETTINGS, num_clients=len(sizes), **settings)
     threads = torch.get_num_threads()  # as it is: tests must not change the process that they share
     groups: dict[str, Any] = {
@@ -229,7 +260,9 @@ def make_simulation(
         "algorithm": algorithm or FedAvg(),
         "forgetting_metric": forgetting_metric or RoundDrop(local=False),
         "analysis": analysis or NoAnalysis(),
-        "hardware": Hardware(**HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}),
+        "hardware": Hardware(
+            **HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}
+        ),
         "tracker": NoTracker(),
     }
     seeds = seeds or Seeds(partition=0, sampling=0, training=0)
@@ -251,7 +284,9 @@ def make_simulation(
 def assemble(simulation: Simulation, state: State, number: int) -> Cohort:
     """The cohort of a round of one exchange."""
     clients = sample(simulation, number)
-    return exchange.assemble(simulation, simulation.algorithm, state.server, state.clients, number, clients)
+    return exchange.assemble(
+        simulation, simulation.algorithm, state.server, state.clients, number, clients
+    )
 
 
 def broadcast(simulation: Simulation, state: State) -> Tree:
@@ -288,10 +323,11 @@ def flat(params: Params) -> torch.Tensor:
 
 
 def composed(*overrides: str) -> Any:
-    """The configuration that `fedexp <overrides>` would run with; interpolations on Hydra itself are left out.
+    """The configuration that `fedexp <overrides>` would run with; interpolations on Hydra itself
+    are left out.
 
-    Hydra first composes the chosen options and then sets values, by the function that is called here too; so options
-    that have been chosen before need not be composed again.
+    Hydra first composes the chosen options and then sets values, by the function that is called
+    here too; so options that have been chosen before need not be composed again.
     """
     values = tuple(each for each in overrides if is_value(each))
     config = copy.deepcopy(_composed(tuple(each for each in overrides if each not in values)))
@@ -307,7 +343,11 @@ def is_value(override: str) -> bool:
 
 # --- which rows of a family are for `make test`
 
-DECLARED = {name for name in vars(FedAvg) | vars(RoundStructure) if not name.startswith("_") and name != "needs"}
+DECLARED = {
+    name
+    for name in vars(FedAvg) | vars(RoundStructure)
+    if not name.startswith("_") and name != "needs"
+}
 KEPT = ("client_init", "server_init")
 DRAWN = ("host_plan", "personal_broadcast", "roles")
 ON_THE_SERVER = ("aggregate", "refine")
@@ -316,7 +356,8 @@ STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads", "keep_exam
 
 
 def kind_of(row: Any) -> frozenset[str]:
-    """What an algorithm does otherwise than FedAvg, by the names of hooks and declarations, and `public` data."""
+    """What an algorithm does otherwise than FedAvg, by the names of hooks and declarations, and
+    `public` data."""
     own = own_names(row.cls)
     return own | {"public"} if getattr(row, "public", 0.0) else own
 
@@ -324,7 +365,9 @@ def kind_of(row: Any) -> frozenset[str]:
 @functools.cache
 def own_names(cls: type[FedAvg]) -> frozenset[str]:
     return frozenset(
-        name for name in DECLARED if inspect.getattr_static(cls, name) is not inspect.getattr_static(FedAvg, name)
+        name
+        for name in DECLARED
+        if inspect.getattr_static(cls, name) is not inspect.getattr_static(FedAvg, name)
     )
 
 
@@ -339,10 +382,11 @@ def first_of_each_class(*tables: Sequence[Any]) -> dict[str, Any]:
 def one_of_each_kind(argument: str, rows: Mapping[str, Any], *matters: str) -> pytest.MarkDecorator:
     """Parametrises over rows (name -> row with its class `cls`), the variants among them slow.
 
-    A row is for `make test` where it is the first one that does something otherwise than FedAvg, and the first row of
-    all is. So an algorithm with a hook that none before it has is tested at once, and a further one of a known kind
-    by `make test-slow`. matters: the hooks that make a difference to the test; none given: all. The argument is the
-    row, or its name where it is called `name`.
+    A row is for `make test` where it is the first one that does something otherwise than FedAvg,
+    and the first row of all is. So an algorithm with a hook that none before it has is tested at
+    once, and a further one of a known kind by `make test-slow`. matters: the hooks that make a
+    difference to the test; none given: all. The argument is the row, or its name where it is called
+    `name`.
     """
     params, seen = [], set[str]()
     for name, row in rows.items():

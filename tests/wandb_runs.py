@@ -22,16 +22,22 @@ CLOCK = ("_runtime", "_timestamp", "_wandb")  # in rows and summaries
 
 @pytest.fixture(autouse=True)
 def clean_home(tmp_path_factory, monkeypatch):
-    """No key, no settings of the user, an empty home that must stay empty; nothing is left running."""
+    """No key, no settings of the user, an empty home that must stay empty; nothing is left
+    running."""
     wait_for_no("wandb-core")  # of a test before it
     home = tmp_path_factory.mktemp("home")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib")))
+    monkeypatch.setenv(
+        "MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
+    )
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("NETRC", str(home / "netrc"))
     yield
-    assert not {"WANDB_SILENT", "WANDB_DATA_DIR", "WANDB_RUN_ID", "WANDB_SERVICE", "WANDB__SERVICE"} & os.environ.keys()
+    assert (
+        not {"WANDB_SILENT", "WANDB_DATA_DIR", "WANDB_RUN_ID", "WANDB_SERVICE", "WANDB__SERVICE"}
+        & os.environ.keys()
+    )
     assert not [p for p in home.rglob("*") if p.is_file() and p.name != "netrc"]
     wait_for_no("wandb-core")
 
@@ -46,8 +52,12 @@ def wait_for_no(name: str, seconds: float = 30.0) -> None:
 
 def children(name: str) -> list[str]:
     """Command lines of this process's living children that contain `name`."""
-    listing = subprocess.run(["ps", "-o", "stat=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    return [line for line in listing.stdout.splitlines() if name in line and not line.startswith("Z")]
+    listing = subprocess.run(
+        ["ps", "-o", "stat=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
+    )
+    return [
+        line for line in listing.stdout.splitlines() if name in line and not line.startswith("Z")
+    ]
 
 
 def make_config(**changes) -> Wandb:
@@ -59,7 +69,12 @@ def make_config(**changes) -> Wandb:
 def make_info(directory: Path, **changes) -> RunInfo:
     info = RunInfo(
         directory=directory,
-        config={"algorithm": {"name": "fedntd", "tau": 1.0}, "alpha": 0.1, "targets": [0.5], "resume": None},
+        config={
+            "algorithm": {"name": "fedntd", "tau": 1.0},
+            "alpha": 0.1,
+            "targets": [0.5],
+            "resume": None,
+        },
         name="digits_fedntd",
         group="sweep",
         job_type="fedntd",
@@ -77,13 +92,17 @@ def run_folders(directory: Path) -> list[Path]:
 
 
 def inspect(folder: Path, *options: str) -> str:
-    """What `wandb leet inspect` says about a run folder; asked of the program behind it, which starts at once."""
+    """What `wandb leet inspect` says about a run folder; asked of the program behind it, which
+    starts at once."""
     from wandb.util import get_core_path
 
     (file,) = folder.glob("*.wandb")
     command = [get_core_path(), "leet", "inspect", "--no-observability", "--json", *options]
     answer = subprocess.run(
-        [*command, "--run-file", str(file), str(folder.parent)], capture_output=True, text=True, timeout=60
+        [*command, "--run-file", str(file), str(folder.parent)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     if "unknown" in answer.stderr.lower() or "not defined" in answer.stderr:
         pytest.skip(f"wandb {wandb.__version__} has no `wandb leet inspect --json`")
@@ -99,18 +118,32 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[d
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """All that a run says, without what depends on the clock; images and tables as the bytes of their files."""
+    """All that a run says, without what depends on the clock; images and tables as the bytes of
+    their files."""
     run, history, records = read_run(folder)
     (record,) = [r["run"] for r in records if r["type"] == "run"]
     defined = [r["metric"] for r in records if r["type"] == "metric"]
-    seen = {key: run[key] for key in ("name", "project", "entity", "tags", "config", "state", "exit_code")}
+    seen = {
+        key: run[key]
+        for key in ("name", "project", "entity", "tags", "config", "state", "exit_code")
+    }
     seen |= {"group": record["run_group"], "job_type": record["job_type"], "metrics": defined}
-    seen |= {"history": [without_clock(row) for row in history], "summary": without_clock(run["summary"])}
+    seen |= {
+        "history": [without_clock(row) for row in history],
+        "summary": without_clock(run["summary"]),
+    }
     files = (path for path in (folder / "files" / "media").rglob("*") if path.is_file())
     return seen | {"files": {str(path.relative_to(folder)): path.read_bytes() for path in files}}
 
 
 def without_clock(row: dict[str, Any]) -> dict[str, Any]:
     """Nor the random name that W&B gives to the artifact of each table."""
-    kept = {key: value for key, value in row.items() if not key.startswith(CLOCK) and "artifact_path" not in key}
-    return {key: without_clock(value) if isinstance(value, dict) else value for key, value in kept.items()}
+    kept = {
+        key: value
+        for key, value in row.items()
+        if not key.startswith(CLOCK) and "artifact_path" not in key
+    }
+    return {
+        key: without_clock(value) if isinstance(value, dict) else value
+        for key, value in kept.items()
+    }

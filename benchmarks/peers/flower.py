@@ -1,10 +1,10 @@
 """W1 FedAvg in Flower: its simulation on Ray, one actor per process of one thread.
 
-After Flower's PyTorch quickstart: a fresh model per call, a DataLoader over the client's examples, torchvision's
-transforms for each example (and Cutout, which torchvision lacks). Left as users have them: default memory layout, plain
-SGD. Chosen in Flower's favour: the faster model (pooling
-before ReLU), pixels from a file that stays mapped in the actor, no evaluation of any kind.
-The server says which client's data a node trains on, so that the cohorts are those of all other contestants.
+After Flower's PyTorch quickstart: a fresh model per call, a DataLoader over the client's examples,
+torchvision's transforms for each example (and Cutout, which torchvision lacks). Left as users have
+them: default memory layout, plain SGD. Chosen in Flower's favour: the faster model (pooling before
+ReLU), pixels from a file that stays mapped in the actor, no evaluation of any kind. The server says
+which client's data a node trains on, so that the cohorts are those of all other contestants.
 """
 
 import argparse
@@ -63,13 +63,15 @@ class ClientData(Dataset):
     def __init__(self, workload: Workload, index: Any):
         self.x = torch.from_numpy(workload.x_train[index]).permute(0, 3, 1, 2)
         self.y = torch.from_numpy(workload.y_train[index])
-        self.transform = transforms.Compose([
-            transforms.RandomCrop(32, padding=CROP_PADDING),
-            transforms.RandomHorizontalFlip(),
-            transforms.ConvertImageDtype(torch.float32),
-            transforms.Normalize(workload.mean.tolist(), workload.std.tolist(), inplace=True),
-            transforms.Lambda(cutout),
-        ])  # fmt: skip
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomCrop(32, padding=CROP_PADDING),
+                transforms.RandomHorizontalFlip(),
+                transforms.ConvertImageDtype(torch.float32),
+                transforms.Normalize(workload.mean.tolist(), workload.std.tolist(), inplace=True),
+                transforms.Lambda(cutout),
+            ]
+        )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -89,7 +91,10 @@ def train(message: Message, context: Context) -> Message:
     net = Net()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     sgd = torch.optim.SGD(
-        net.parameters(), lr=LR * LR_DECAY ** (number - 1), momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+        net.parameters(),
+        lr=LR * LR_DECAY ** (number - 1),
+        momentum=MOMENTUM,
+        weight_decay=WEIGHT_DECAY,
     )
     batches = DataLoader(data, batch_size=BATCH, shuffle=True)
     for _ in range(int(workload.epochs)):
@@ -109,13 +114,17 @@ class TimedFedAvg(FedAvg):
         self.folder, self.workload = folder, Workload.load(folder)
         self.rows: list[dict[str, float]] = []
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Any]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Any]:
         while len(list(grid.get_node_ids())) < CLIENTS:  # the nodes register one after the other
             time.sleep(0.1)
         self.began = time.perf_counter()
         messages = []
         for position, node in enumerate(list(grid.get_node_ids())[: self.workload.sizes.shape[1]]):
-            own = ConfigRecord({"server-round": server_round, "position": position, "workload": str(self.folder)})
+            own = ConfigRecord(
+                {"server-round": server_round, "position": position, "workload": str(self.folder)}
+            )
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
             messages += self._construct_messages(content, [node], "train")
         return messages
@@ -125,11 +134,18 @@ class TimedFedAvg(FedAvg):
         trained = time.perf_counter() - self.began
         failed = [reply.error.reason for reply in replies if reply.has_error()]
         if failed or len(replies) != self.workload.sizes.shape[1]:
-            raise RuntimeError(f"round {server_round}: {len(replies)} replies, failures: {failed[:1]}")
+            raise RuntimeError(
+                f"round {server_round}: {len(replies)} replies, failures: {failed[:1]}"
+            )
         result = super().aggregate_train(server_round, replies)
         rate = self.workload.examples(server_round) / trained
         seconds = time.perf_counter() - self.began
-        row = {"round": server_round, "train_samples_per_second": rate, "train_seconds": trained, "seconds": seconds}
+        row = {
+            "round": server_round,
+            "train_samples_per_second": rate,
+            "train_seconds": trained,
+            "seconds": seconds,
+        }
         self.rows.append(row)
         return result
 
@@ -139,7 +155,9 @@ def accuracy(weights: dict[str, torch.Tensor], workload: Workload) -> float:
     """Return the accuracy of the final global model, to see that it has learnt."""
     net = Net()
     net.load_state_dict(weights)
-    x = (torch.from_numpy(workload.x_test).float() / 255 - torch.tensor(workload.mean)) / torch.tensor(workload.std)
+    x = (
+        torch.from_numpy(workload.x_test).float() / 255 - torch.tensor(workload.mean)
+    ) / torch.tensor(workload.std)
     predicted = torch.cat([net(part).argmax(1) for part in x.permute(0, 3, 1, 2).split(500)])
     return (predicted == torch.from_numpy(workload.y_test)).float().mean().item()
 
@@ -156,8 +174,12 @@ def main() -> None:
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
         torch.manual_seed(0)
-        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=options.rounds)
-        strategy.rows[-1]["test_accuracy"] = accuracy(result.arrays.to_torch_state_dict(), strategy.workload)
+        result = strategy.start(
+            grid=grid, initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=options.rounds
+        )
+        strategy.rows[-1]["test_accuracy"] = accuracy(
+            result.arrays.to_torch_state_dict(), strategy.workload
+        )
 
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     backend = {"client_resources": resources, "init_args": {"num_cpus": options.workers}}
@@ -166,6 +188,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks.peers import flower  # by its name, under which Ray's actors find what they are sent
+    # by its name, under which Ray's actors find what they are sent
+    from benchmarks.peers import flower
 
     flower.main()

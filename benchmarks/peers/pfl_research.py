@@ -1,10 +1,11 @@
 """W1 FedAvg in pfl-research: `SimulatedBackend` over processes of one thread that torchrun starts.
 
-After pfl's own image benchmarks: client data as tensors in memory (the faster of its two ways), uint8 pixels and
-transforms inside the model's loss, as its FLAIR model has them; heavier clients first and spread over the processes
-(`user_id_to_weight`). pfl does not shuffle tensors, so the dataset does it once an epoch, and the augmentation is that
-of the bare loop, batched and per example, since torchvision's transforms would move a whole batch alike. Left as
-users have them: default memory layout, plain SGD. No evaluation.
+After pfl's own image benchmarks: client data as tensors in memory (the faster of its two ways),
+uint8 pixels and transforms inside the model's loss, as its FLAIR model has them; heavier clients
+first and spread over the processes (`user_id_to_weight`). pfl does not shuffle tensors, so the
+dataset does it once an epoch, and the augmentation is that of the bare loop, batched and per
+example, since torchvision's transforms would move a whole batch alike. Left as users have them:
+default memory layout, plain SGD. No evaluation.
 """
 
 import argparse
@@ -34,7 +35,8 @@ from benchmarks.w1 import BATCH, LR, MOMENTUM, WEIGHT_DECAY, Workload
 
 
 class Model(Net):
-    """The CNN with what pfl asks of a model: uint8 images in, a loss to train and metrics to test."""
+    """The CNN with what pfl asks of a model: uint8 images in, a loss to train and metrics to
+    test."""
 
     def __init__(self, workload: Workload):
         super().__init__()
@@ -61,7 +63,8 @@ class Shuffled(Dataset):
 
 
 class Users:
-    """Names the cohorts of W1 one client after the other, without end, since pfl samples ahead of its rounds."""
+    """Names the cohorts of W1 one client after the other, without end, since pfl samples ahead of
+    its rounds."""
 
     def __init__(self, count: int):
         self.count, self.next = count, 0
@@ -91,7 +94,9 @@ class Clock(TrainingProcessCallback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.pfl_research", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers.pfl_research", description=__doc__
+    )
     parser.add_argument("workload", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
@@ -110,7 +115,9 @@ def main() -> None:
     net = Model(workload)
     model = PyTorchModel(
         model=net,
-        local_optimizer_create=partial(torch.optim.SGD, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
+        local_optimizer_create=partial(
+            torch.optim.SGD, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+        ),
         central_optimizer=torch.optim.SGD(net.parameters(), lr=1.0),
     )
     sizes = {user: len(part) for user, part in enumerate(parts)}
@@ -119,11 +126,14 @@ def main() -> None:
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=options.rounds,
-            evaluation_frequency=options.rounds + 1,  # pfl tests in the first iteration all the same: the warm-up
+            # pfl tests in the first iteration all the same: the warm-up
+            evaluation_frequency=options.rounds + 1,
             train_cohort_size=cohort,
             val_cohort_size=0,
         ),
-        backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]),
+        backend=SimulatedBackend(
+            training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]
+        ),
         model=model,
         model_train_params=NNTrainHyperParams(
             local_num_epochs=int(workload.epochs), local_learning_rate=LR, local_batch_size=BATCH
@@ -135,10 +145,18 @@ def main() -> None:
         return
     test = Dataset((torch.from_numpy(workload.x_test), torch.from_numpy(workload.y_test)))
     rows = [
-        {"round": n, "train_samples_per_second": workload.examples(n) / s, "train_seconds": s, "seconds": s}
+        {
+            "round": n,
+            "train_samples_per_second": workload.examples(n) / s,
+            "train_seconds": s,
+            "seconds": s,
+        }
         for n, s in enumerate(clock.seconds, start=1)
     ]
-    metrics = dict((str(name), value) for name, value in model.evaluate(test, eval_params=NNEvalHyperParams(500)))
+    metrics = dict(
+        (str(name), value)
+        for name, value in model.evaluate(test, eval_params=NNEvalHyperParams(500))
+    )
     rows[-1]["test_accuracy"] = next(iter(metrics.values())).overall_value
     write_rounds(options.out, rows)
 

@@ -1,4 +1,5 @@
-"""The parts of the pages that are made from docstrings, yaml files, committed tables and declarations."""
+"""The parts of the pages that are made from docstrings, yaml files, committed tables and
+declarations."""
 
 from .algorithms import algorithm_index, algorithm_page, algorithms
 from .metrics import command_line, functions, metric_options

@@ -51,7 +51,9 @@ def allowed_values(schema: type) -> dict[str, str]:
     """Field -> what `__post_init__` requires of it, in the words of the error message."""
     found: dict[str, list[str]] = {}
     for base in reversed([b for b in schema.__mro__ if "__post_init__" in vars(b)]):
-        for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(vars(base)["__post_init__"])))):
+        for call in ast.walk(
+            ast.parse(textwrap.dedent(inspect.getsource(vars(base)["__post_init__"])))
+        ):
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
                 continue
             arguments = [a.value if isinstance(a, ast.Constant) else a for a in call.args]
@@ -73,7 +75,12 @@ def options_table(name: str) -> str:
         meaning = [fields[key]] if key in fields else []
         meaning += [said[key]] if key in said and said[key] != fields.get(key) else []
         lines.append(
-            (f"`algorithm.{key}`", cell(getattr(made, key)), prose(allowed.get(key, "")), prose("; ".join(meaning)))
+            (
+                f"`algorithm.{key}`",
+                cell(getattr(made, key)),
+                prose(allowed.get(key, "")),
+                prose("; ".join(meaning)),
+            )
         )
     return table(("key", "default", "must be", "meaning"), lines)
 
@@ -85,9 +92,15 @@ def restrictions(made: FedAvg) -> str:
         ("scenario=", made.scenarios, FedAvg.scenarios),
         ("", made.inputs, FedAvg.inputs),
     ]
-    said = [f"`{key}{' or '.join(values)}`" for key, values, every in limits if set(values) != set(every)]
+    said = [
+        f"`{key}{' or '.join(values)}`"
+        for key, values, every in limits
+        if set(values) != set(every)
+    ]
     only = f"Only with {'; '.join(said)}." if said else ""
-    return f"{only} Not with `server.optimizer`: {made.own_step}.".strip() if made.own_step else only
+    return (
+        f"{only} Not with `server.optimizer`: {made.own_step}.".strip() if made.own_step else only
+    )
 
 
 @cache
@@ -96,7 +109,8 @@ def requirements() -> str:
 
 
 def needs_table(name: str) -> str:
-    """What it needs beyond FedAvg, with its variants; those without a row exchange nothing (centralised twins)."""
+    """What it needs beyond FedAvg, with its variants; those without a row exchange nothing
+    (centralised twins)."""
     head, rule, *lines = requirements().splitlines()
     mine = [line for line in lines if line.startswith(f"| `{name}` ")]
     return "\n".join([head, rule, *mine]) if mine else ""
@@ -110,13 +124,18 @@ def used_in(name: str) -> list[str]:
 def algorithm_page(name: str) -> str:
     base, schema = builds_on(name), type(algorithm(name))
     says = description(algorithm_file(name)).rstrip(".")
-    parts = [f"# {title(name)}", f"{prose(says)}.", f"```sh\nfedexp algorithm={name}{companions(name)}\n```"]
+    parts = [
+        f"# {title(name)}",
+        f"{prose(says)}.",
+        f"```sh\nfedexp algorithm={name}{companions(name)}\n```",
+    ]
     if base:
         parts.append(f"Everything else is [{title(base)}]({base}.md).")
     else:
         module = importlib.import_module(schema.__module__)
         parts += ["## What it does", from_docstring(module.__doc__ or "")]
-        if schema.__doc__ and not schema.__doc__.startswith(f"{schema.__name__}("):  # the latter is a dataclass's own
+        # the latter is a dataclass's own
+        if schema.__doc__ and not schema.__doc__.startswith(f"{schema.__name__}("):
             parts.append(from_docstring(schema.__doc__))
     parts += [
         "## Options",
@@ -127,8 +146,14 @@ def algorithm_page(name: str) -> str:
     if needs := needs_table(name):
         parts += ["## Needs beyond FedAvg", needs]
     if tuned := sorted((CONF / "tuned").glob(f"*_{name}.yaml")):
-        parts += ["## Values of a paper for a data set", "Used by themselves with this data set and algorithm."]
-        parts += [f"`conf/tuned/{path.name}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```" for path in tuned]
+        parts += [
+            "## Values of a paper for a data set",
+            "Used by themselves with this data set and algorithm.",
+        ]
+        parts += [
+            f"`conf/tuned/{path.name}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
+            for path in tuned
+        ]
     if names := used_in(name):
         parts += ["## In the papers' tables", ", ".join(f"`sweep={each}`" for each in names) + "."]
     source = Path(inspect.getfile(schema)).resolve().relative_to(ROOT)

@@ -17,7 +17,11 @@ def functions(module_name: str) -> str:
     module = importlib.import_module(module_name)
     parts = [from_docstring(module.__doc__ or "")]
     for name, function in vars(module).items():
-        if inspect.isfunction(function) and function.__module__ == module_name and not name.startswith("_"):
+        if (
+            inspect.isfunction(function)
+            and function.__module__ == module_name
+            and not name.startswith("_")
+        ):
             parts += [f"### `{name}`", f"```python\n{name}{inspect.signature(function)}\n```"]
             parts.append(from_docstring(function.__doc__ or ""))
     return "\n\n".join(parts)
@@ -31,7 +35,11 @@ def metric_options() -> str:
         node = {"_target_": yaml.safe_load(path.read_text(encoding="utf-8"))["_target_"]}
         schema = find_class(node["_target_"], "forgetting_metric._target_")
         keys = "; ".join(f"`forgetting_metric.{k}`: {v}" for k, v in yaml_comments(path).items())
-        parts += [f"### `forgetting_metric={name}`", prose(description(path)), prose(" ".join(comments(path)))]
+        parts += [
+            f"### `forgetting_metric={name}`",
+            prose(description(path)),
+            prose(" ".join(comments(path))),
+        ]
         parts += [from_docstring(schema.__doc__ or ""), prose(keys)]
     return "\n\n".join(part for part in parts if part)
 

@@ -25,5 +25,10 @@ def sweeps() -> tuple[Sweep, ...]:
 
 
 def methods(sweep: Sweep) -> set[str]:
-    fixed = {text.partition("=")[2] for b in sweep.blocks for text in b.fixed if text.startswith("algorithm=")}
+    fixed = {
+        text.partition("=")[2]
+        for b in sweep.blocks
+        for text in b.fixed
+        if text.startswith("algorithm=")
+    }
     return fixed.union(*(block.axes.get("algorithm", ()) for block in sweep.blocks))

@@ -1,4 +1,5 @@
-"""What the page of a paper shows: its methods, settings, tables, and the printed values that cannot be right."""
+"""What the page of a paper shows: its methods, settings, tables, and the printed values that cannot
+be right."""
 
 import csv
 import re
@@ -15,7 +16,9 @@ from fedexp.config.options import list_options
 from .names import methods, sweeps, title
 from .text import CONF, ROOT, comments, prose, table
 
-MEASURED = "[Reproduction](../../REPRODUCTION.md) has what was measured, in part at a reduced budget."
+MEASURED = (
+    "[Reproduction](../../REPRODUCTION.md) has what was measured, in part at a reduced budget."
+)
 
 
 def committed(sweep: str) -> str:
@@ -24,7 +27,11 @@ def committed(sweep: str) -> str:
     if not path.exists():
         return "no table committed yet"
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if not row["reading"] and not row["table"].startswith("text")]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if not row["reading"] and not row["table"].startswith("text")
+        ]
     counts = Counter(row["verdict"] for row in rows)
     return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
@@ -38,8 +45,17 @@ def paper_tables(paper: str) -> str:
         what = prose(sweep.title.partition(": ")[2])
         which = sweep.title.partition(": ")[0].removeprefix(f"{paper} ")
         printed = len(printed_cells(sweep))
-        lines.append((which, what, f"`sweep={sweep.name}`", str(jobs), str(printed), committed(sweep.name)))
-    head = ("in the paper", "what", "name", "runs a seed", "printed values", "verdicts of the committed table")
+        lines.append(
+            (which, what, f"`sweep={sweep.name}`", str(jobs), str(printed), committed(sweep.name))
+        )
+    head = (
+        "in the paper",
+        "what",
+        "name",
+        "runs a seed",
+        "printed values",
+        "verdicts of the committed table",
+    )
     return "\n\n".join([table(head, lines), "\n".join(sweep_notes(mine)), MEASURED]).strip()
 
 
@@ -56,18 +72,26 @@ def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
 def suspects(paper: str) -> str:
     """Printed values that cannot be right; the report never judges by them."""
     with TABLES.open(encoding="utf-8", newline="") as file:
-        found = [row for row in csv.DictReader(file) if row["paper"] == paper and row["note"].startswith("suspect: ")]
+        found = [
+            row
+            for row in csv.DictReader(file)
+            if row["paper"] == paper and row["note"].startswith("suspect: ")
+        ]
     why: dict[tuple[str, str], list[str]] = {}
     for row in found:
         why.setdefault((row["table"], row["note"].removeprefix("suspect: ")), []).append(
             f"{row['method']} {row['value']}"
         )
-    return "\n".join(f"- Table {number}, {', '.join(cells)}: {note}." for (number, note), cells in why.items())
+    return "\n".join(
+        f"- Table {number}, {', '.join(cells)}: {note}." for (number, note), cells in why.items()
+    )
 
 
 def natural(name: str) -> list[Any]:
     """Sorts numbers by their value."""
-    return [float(part) if part[:1].isdigit() else part for part in re.split(r"(\d+(?:\.\d+)?)", name)]
+    return [
+        float(part) if part[:1].isdigit() else part for part in re.split(r"(\d+(?:\.\d+)?)", name)
+    ]
 
 
 def protocols(path: Path) -> list[Path]:
@@ -78,7 +102,9 @@ def protocols(path: Path) -> list[Path]:
 
 def paper_settings(paper: str) -> str:
     """The paper's settings (`experiment=`), with what each is."""
-    names = [name for name in list_options("experiment", [CONF]) if name.startswith(f"{paper.lower()}/")]
+    names = [
+        name for name in list_options("experiment", [CONF]) if name.startswith(f"{paper.lower()}/")
+    ]
     lines, notes = [], []
     for name in sorted(names, key=natural):
         path = CONF / "experiment" / f"{name}.yaml"
@@ -87,7 +113,10 @@ def paper_settings(paper: str) -> str:
     sources = "\n".join(f"- {prose(note)}" for note in dict.fromkeys(notes) if note)
     first = CONF / "experiment" / f"{sorted(names, key=natural)[0]}.yaml"
     files = [first, *protocols(first)]
-    texts = (f"`conf/{path.relative_to(CONF)}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```" for path in files)
+    texts = (
+        f"`conf/{path.relative_to(CONF)}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
+        for path in files
+    )
     whole = "\n\n".join(["The first of them, and what it has in common with others:", *texts])
     return "\n\n".join([table(("setting", "what"), lines), sources, whole])
 

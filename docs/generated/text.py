@@ -22,7 +22,8 @@ def prose(text: str) -> str:
 
 
 def from_docstring(text: str) -> str:
-    """A docstring as markdown: indented lines are equations, a line that ends early ends a paragraph."""
+    """A docstring as markdown: indented lines are equations, a line that ends early ends a
+    paragraph."""
     lines = inspect.cleandoc(text).splitlines()
     width = max(map(len, lines))
     blocks: list[str] = []
@@ -47,7 +48,8 @@ def from_docstring(text: str) -> str:
         if equations or not line:
             close()
         sentence = f"{sentence} {line}".strip()
-        if following and len(line) + len(following.split()[0]) < width:  # the next word would have had room
+        # the next word would have had room
+        if following and len(line) + len(following.split()[0]) < width:
             close()
     close()
     return "\n\n".join(blocks)

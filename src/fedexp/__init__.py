@@ -9,7 +9,8 @@ In Python and notebooks:
     fedexp.load_run("outputs/..."), fedexp.load_sweep("multirun/...")
     fedexp.evaluate(run, dataset="digits"), fedexp.export(run, "model.safetensors")
 
-The names of `__all__` stay. They are imported when they are first used, since torch and pandas take seconds.
+The names of `__all__` stay. They are imported when they are first used, since torch and pandas take
+seconds.
 """
 
 from importlib import import_module
@@ -26,7 +27,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 # `python -m fedexp.report` and its like, which scripts of users call, lie in a folder of their own.
 __path__.append(str(Path(__file__).parent / "cli" / "aliases"))
-__all__ = ["ConfigError", "Evaluation", "Run", "Sweep", "evaluate", "export", "load_run", "load_sweep", "run"]
+__all__ = [
+    "ConfigError",
+    "Evaluation",
+    "Run",
+    "Sweep",
+    "evaluate",
+    "export",
+    "load_run",
+    "load_sweep",
+    "run",
+]
 
 _HOMES = {
     "ConfigError": "fedexp.core.errors",

@@ -1,7 +1,7 @@
 """The sweeper `hydra/sweeper=optuna`.
 
-Hydra takes sweepers from the package hydra_plugins alone, and looks through it at each start. So what this one does is
-in fedexp.cli.search, which it imports when there is something to do.
+Hydra takes sweepers from the package hydra_plugins alone, and looks through it at each start. So
+what this one does is in fedexp.cli.search, which it imports when there is something to do.
 """
 
 from typing import Any
@@ -12,12 +12,15 @@ from omegaconf import DictConfig
 
 
 class OptunaSweeper(Sweeper):
-    """Trials of a study of Optuna as jobs of Hydra's launchers. options: those of conf/sweeper/optuna.yaml."""
+    """Trials of a study of Optuna as jobs of Hydra's launchers. options: those of
+    conf/sweeper/optuna.yaml."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """Take the launcher and the configuration of the command."""
         from hydra.core.plugins import Plugins
 

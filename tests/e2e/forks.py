@@ -1,8 +1,9 @@
-"""Command lines that start in milliseconds: a process that imports fedexp once and forks itself for each of them.
+"""Command lines that start in milliseconds: a process that imports fedexp once and forks itself for
+each of them.
 
-What a fork runs is `fedexp.cli.main.main`, as `python -m fedexp` does, with arguments, environment, working directory
-and output of its own, at the head of a session of its own. The server computes nothing itself, so that no thread of
-torch's is there when it forks.
+What a fork runs is `fedexp.cli.main.main`, as `python -m fedexp` does, with arguments, environment,
+working directory and output of its own, at the head of a session of its own. The server computes
+nothing itself, so that no thread of torch's is there when it forks.
 """
 
 import json
@@ -37,7 +38,9 @@ class Forked:
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"process {self.pid} still runs after {timeout} s:\n{self.read()}")
+                raise TimeoutError(
+                    f"process {self.pid} still runs after {timeout} s:\n{self.read()}"
+                )
             time.sleep(0.02)
         assert self.returncode is not None
         return self.returncode
@@ -58,9 +61,17 @@ class ForkServer:
     """The test's side."""
 
     def __init__(self) -> None:
-        environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        environment = os.environ | {
+            "PYTHONPATH": str(SOURCE),
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         self._started: list[Forked] = []
 
@@ -78,7 +89,12 @@ class ForkServer:
         output = folder / f".output{len(self._started)}"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
         clean |= {"PYTHONPATH": str(SOURCE), "FEDEXP_DATA": str(folder / "no data")} | environment
-        order = {"arguments": arguments, "folder": str(folder), "output": str(output), "environment": clean}
+        order = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "output": str(output),
+            "environment": clean,
+        }
         pid = self.ask(order)
         assert pid is not None
         self._started.append(Forked(self, pid, output))
@@ -92,7 +108,8 @@ class ForkServer:
 
 
 def serve() -> None:
-    """The server's side: a line of json is a command line to start or a process to ask for; the answer is a line."""
+    """The server's side: a line of json is a command line to start or a process to ask for; the
+    answer is a line."""
     import pandas  # noqa: F401 (what follows is imported for the forks)
 
     import fedexp.analysis.aggregate
@@ -107,7 +124,9 @@ def serve() -> None:
             pid, status = os.waitpid(order["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
         else:
-            assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+            assert len(os.listdir("/proc/self/task")) == 1, (
+                "a process with threads cannot be forked"
+            )
             answer = os.fork() or become(order, replies.fileno())
         print(json.dumps(answer), file=replies, flush=True)
 
@@ -116,7 +135,8 @@ def become(order: Mapping[str, object], replies: int) -> int:
     """The command line; does not return."""
     code: object = 1
     try:
-        os.close(replies)  # while somebody holds it, the test would wait for the answers of a server that has died
+        # while somebody holds it, the test would wait for the answers of a server that has died
+        os.close(replies)
         os.setsid()
         os.chdir(str(order["folder"]))
         os.environ.clear()

@@ -1,6 +1,8 @@
-"""Random command lines, configuration files and partition files, made from conf/ itself (see test_fuzz.py).
+"""Random command lines, configuration files and partition files, made from conf/ itself (see
+test_fuzz.py).
 
-What can be set is read from the yaml files, so a new option or key is drawn without being named here.
+What can be set is read from the yaml files, so a new option or key is drawn without being named
+here.
 """
 
 import io
@@ -23,24 +25,120 @@ from fedexp.core.errors import ConfigError
 from toy_federation import CONF, composed
 
 GROUPS = list_groups([CONF])
-FOLDERS = sorted(path.name for path in CONF.iterdir() if path.is_dir())  # the groups and the presets
+# the groups and the presets
+FOLDERS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 IMAGES, TEXTS = "images", "texts"  # folders with small data sets, which test_fuzz.py writes
 
-# More of these is only more work, and how much somebody wants to wait is no matter of right and wrong. Drawn small.
+# More of these is only more work, and how much somebody wants to wait is no matter of right and
+# wrong. Drawn small.
 WORK = re.compile(
     r"(rounds|rounds_per_task|epochs|head_epochs|epochs_on_server|epochs_factor|steps|ascent|max_passes|max_draws|blocks|"
     r"samples|patience)$"
 )
 # As they would be typed. Every value is a wrong one for some key.
 ODD = [
-    *("", "null", "true", "false", "-1", "0", "1", "2", "3", "7", "0.5", "1.5", "-0.5", "1e-3", "1e-300", "1e308"),
-    *("1e400", "nan", "inf", "-inf", "100000", "2147483648", "9223372036854775807", "18446744073709551616"),
-    *("1000000000000000000000000000000", "-9223372036854775809", "abc", "''", "'é☃'", "' '", "'a b'", r"'a\'b'", "a=b"),
-    *("[]", "[1]", "[0]", "[-1]", "[0.5]", "[1,2]", "[1,1]", "[a]", "[0.5,a]", "[[1]]", "[[0,1],[2]]", "[null]", "{}"),
-    *("{a:1}", "{_target_:os.system}", "???", "${rounds}", "${nothing}", "${seed", "${oc.env:NO_SUCH}", "${now:%Y}"),
-    *("${oc.env:HOME}", "${eval:1}", "${hydra:runtime.cwd}", "${fedexp.run_name:}", "$", "'../x'", "./y", "range(3)"),
-    *("choice(1,2)", "1,2", "glob(*)", "sort(2,1)", "int(3.5)", "str(3)", "'a\nb'", "[", "]", "{", "}", "'", '"', ":"),
-    *("fedexp.algorithms.base.FedAvg", "os.system", "cpu", "cuda:99", "kl", "mean", "test.txt", "1e", "0x10", "1_000"),
+    *(
+        "",
+        "null",
+        "true",
+        "false",
+        "-1",
+        "0",
+        "1",
+        "2",
+        "3",
+        "7",
+        "0.5",
+        "1.5",
+        "-0.5",
+        "1e-3",
+        "1e-300",
+        "1e308",
+    ),
+    *(
+        "1e400",
+        "nan",
+        "inf",
+        "-inf",
+        "100000",
+        "2147483648",
+        "9223372036854775807",
+        "18446744073709551616",
+    ),
+    *(
+        "1000000000000000000000000000000",
+        "-9223372036854775809",
+        "abc",
+        "''",
+        "'é☃'",
+        "' '",
+        "'a b'",
+        r"'a\'b'",
+        "a=b",
+    ),
+    *(
+        "[]",
+        "[1]",
+        "[0]",
+        "[-1]",
+        "[0.5]",
+        "[1,2]",
+        "[1,1]",
+        "[a]",
+        "[0.5,a]",
+        "[[1]]",
+        "[[0,1],[2]]",
+        "[null]",
+        "{}",
+    ),
+    *(
+        "{a:1}",
+        "{_target_:os.system}",
+        "???",
+        "${rounds}",
+        "${nothing}",
+        "${seed",
+        "${oc.env:NO_SUCH}",
+        "${now:%Y}",
+    ),
+    *(
+        "${oc.env:HOME}",
+        "${eval:1}",
+        "${hydra:runtime.cwd}",
+        "${fedexp.run_name:}",
+        "$",
+        "'../x'",
+        "./y",
+        "range(3)",
+    ),
+    *(
+        "choice(1,2)",
+        "1,2",
+        "glob(*)",
+        "sort(2,1)",
+        "int(3.5)",
+        "str(3)",
+        "'a\nb'",
+        "[",
+        "]",
+        "{",
+        "}",
+        "'",
+        '"',
+        ":",
+    ),
+    *(
+        "fedexp.algorithms.base.FedAvg",
+        "os.system",
+        "cpu",
+        "cuda:99",
+        "kl",
+        "mean",
+        "test.txt",
+        "1e",
+        "0x10",
+        "1_000",
+    ),
 ]
 CHARACTERS = string.ascii_lowercase + string.digits + "=[]{}()'\",:;$\\~+@./#%*&!|<>-_ \té☃"
 YAML = [
@@ -59,9 +157,26 @@ YAML = [
         "? [1]\n: 2\n",
         "%YAML 9",
     ),
-    *("!!python/object/apply:os.system ['echo fuzz > stolen']", "!!python/name:os.system", "a: *b", "---\n---\na: 1\n"),
-    *("_target_: 3", "_target_: os.system", "_target_: [a]", "_target_:\n  a: 1\n", "_target_: ${a}", "defaults: 3"),
-    *("defaults: [nowhere]", "defaults: [{a: b}]", "defaults: [_self_, {/algorithm: mine}]", "defaults:\n  - a: [1\n"),
+    *(
+        "!!python/object/apply:os.system ['echo fuzz > stolen']",
+        "!!python/name:os.system",
+        "a: *b",
+        "---\n---\na: 1\n",
+    ),
+    *(
+        "_target_: 3",
+        "_target_: os.system",
+        "_target_: [a]",
+        "_target_:\n  a: 1\n",
+        "_target_: ${a}",
+        "defaults: 3",
+    ),
+    *(
+        "defaults: [nowhere]",
+        "defaults: [{a: b}]",
+        "defaults: [_self_, {/algorithm: mine}]",
+        "defaults:\n  - a: [1\n",
+    ),
     *(
         "# @package\na: 1",
         "# @package _global_\nrounds: [1",
@@ -92,7 +207,8 @@ YAML = [
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, and the files that are there when it is given (path below the working directory -> content)."""
+    """A command line, and the files that are there when it is given (path below the working
+    directory -> content)."""
 
     arguments: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
@@ -117,7 +233,11 @@ def defaults_of(group: str, option: str) -> dict[str, Any]:
 @cache
 def top_level() -> dict[str, Any]:
     """key -> default, of conf/config.yaml."""
-    return {k: v for k, v in walk(OmegaConf.load(CONF / "config.yaml"), "").items() if not k.startswith("hydra")}
+    return {
+        k: v
+        for k, v in walk(OmegaConf.load(CONF / "config.yaml"), "").items()
+        if not k.startswith("hydra")
+    }
 
 
 def walk(node: Any, prefix: str) -> dict[str, Any]:
@@ -141,9 +261,16 @@ def needs_of(algorithm: str) -> Needs:
 @cache
 def printed(key: str) -> tuple[str, ...]:
     """The values that conf/ itself gives a key: good ones, mostly."""
-    owners = [top_level(), *(defaults_of(group, option) for group in GROUPS for option in list_options(group, [CONF]))]
+    owners = [
+        top_level(),
+        *(defaults_of(group, option) for group in GROUPS for option in list_options(group, [CONF])),
+    ]
     found = [owner[key] for owner in owners if key in owner]
-    return tuple(dict.fromkeys(spell(value) for value in found if value is not None and "???" not in spell(value)))
+    return tuple(
+        dict.fromkeys(
+            spell(value) for value in found if value is not None and "???" not in spell(value)
+        )
+    )
 
 
 @cache
@@ -153,7 +280,11 @@ def choices(group: str, option: str, key: str) -> tuple[str, ...]:
         build(composed(f"{group}={option}", f"{key}=__"))
     except ConfigError as error:
         if found := re.search(r"must be one of ([^()\n]+)", str(error)):
-            return tuple(word.strip() for word in found.group(1).split(",") if re.fullmatch(r"[\w.]+", word.strip()))
+            return tuple(
+                word.strip()
+                for word in found.group(1).split(",")
+                if re.fullmatch(r"[\w.]+", word.strip())
+            )
     except Exception:
         pass
     return ()
@@ -175,7 +306,11 @@ def spell(value: Any) -> str:
 def values(draw: Any, key: str, default: Any, known: tuple[str, ...]) -> str:
     """A value for a key, often of its type."""
     if WORK.search(key):
-        return draw(st.sampled_from(["1", "2", "0", "-1", "null", "a", "1.5", "[1]", "true", "${nothing}", "???"]))
+        return draw(
+            st.sampled_from(
+                ["1", "2", "0", "-1", "null", "a", "1.5", "[1]", "true", "${nothing}", "???"]
+            )
+        )
     if key.endswith("data_dir") or key == "dataset.root":
         return draw(st.sampled_from(["nowhere", IMAGES, TEXTS, "3", "null", "[a]", "''", "../x"]))
     kinds = ["odd"] * 2
@@ -201,10 +336,20 @@ def values(draw: Any, key: str, default: Any, known: tuple[str, ...]) -> str:
         return f"[{','.join(draw(st.lists(inner, max_size=4)))}]"
     if kind == "number":
         if isinstance(default, int):
-            return str(draw(st.one_of(st.integers(-2, 12), st.sampled_from([default, default + 1, default // 2]))))
+            return str(
+                draw(
+                    st.one_of(
+                        st.integers(-2, 12), st.sampled_from([default, default + 1, default // 2])
+                    )
+                )
+            )
         number = st.floats(0, 1) if default <= 1 else st.floats(-10, 1000)
-        return str(draw(st.one_of(number, st.sampled_from([default, default / 2, default * 2, 0.0]))))
-    return draw(st.one_of(st.sampled_from(ODD), st.sampled_from(ODD), st.text(CHARACTERS, max_size=12)))
+        return str(
+            draw(st.one_of(number, st.sampled_from([default, default / 2, default * 2, 0.0])))
+        )
+    return draw(
+        st.one_of(st.sampled_from(ODD), st.sampled_from(ODD), st.text(CHARACTERS, max_size=12))
+    )
 
 
 @st.composite
@@ -217,7 +362,10 @@ def typo(draw: Any, word: str) -> str:
 @st.composite
 def setting(draw: Any, chosen: dict[str, str]) -> str:
     """One override, mostly of a key that exists with the chosen options."""
-    owners = [("", "", top_level()), *((group, option, defaults_of(group, option)) for group, option in chosen.items())]
+    owners = [
+        ("", "", top_level()),
+        *((group, option, defaults_of(group, option)) for group, option in chosen.items()),
+    ]
     if likely(draw, 0.03):  # a key of another option
         group = draw(st.sampled_from(GROUPS))
         option = draw(st.sampled_from(list_options(group, [CONF])))
@@ -227,21 +375,47 @@ def setting(draw: Any, chosen: dict[str, str]) -> str:
     if likely(draw, 0.8):  # which can only be refused
         names = [name for name in names if not name.endswith("_target_")] or names
     key = draw(st.sampled_from(names))
-    texts = group and isinstance(keys[key], str) and not key.endswith(("_target_", "data_dir", "path"))
+    texts = (
+        group and isinstance(keys[key], str) and not key.endswith(("_target_", "data_dir", "path"))
+    )
     value = draw(values(key, keys[key], choices(group, option, key) if texts else ()))
     if likely(draw, 0.92):
         return f"{key}={value}"
     key = draw(st.one_of(st.just(key), typo(key)))
-    form = draw(st.sampled_from(["{key}={value}", "+{key}={value}", "++{key}={value}", "~{key}", "{key}", "{key}=",
-                                 "={value}", "{key}=={value}", "{key}@here={value}", "~{key}={value}",
-                                 "{key}:{value}",
-                                 "+{key}",
-                                 "{key}.more={value}", "{key}/more={value}", "{key}[0]={value}"]))  # fmt: skip
+    form = draw(
+        st.sampled_from(
+            [
+                "{key}={value}",
+                "+{key}={value}",
+                "++{key}={value}",
+                "~{key}",
+                "{key}",
+                "{key}=",
+                "={value}",
+                "{key}=={value}",
+                "{key}@here={value}",
+                "~{key}={value}",
+                "{key}:{value}",
+                "+{key}",
+                "{key}.more={value}",
+                "{key}/more={value}",
+                "{key}[0]={value}",
+            ]
+        )
+    )
     return form.format(key=key, value=value)
 
 
 FLAGS = [
-    *(["--cfg", "job"], ["--cfg", "all"], ["--cfg", "nothing"], ["--cfg"], ["--resolve"], ["--info"], ["--info", "x"]),
+    *(
+        ["--cfg", "job"],
+        ["--cfg", "all"],
+        ["--cfg", "nothing"],
+        ["--cfg"],
+        ["--resolve"],
+        ["--info"],
+        ["--info", "x"],
+    ),
     *(
         ["--package", "algorithm"],
         ["--config-dir", "nowhere"],
@@ -249,12 +423,36 @@ FLAGS = [
         ["--config-name", "nowhere"],
         ["--help"],
     ),
-    *(["--config-path", "nowhere"], ["--nonsense"], ["-x"], ["--multirun"], ["--run"], ["--version"], ["--hydra-help"]),
-    *(["--cfg", "job", "--resolve"], ["--cfg", "job", "--package", "nowhere"], ["-c", "job", "-p", "local"], ["--"]),
-    *(["--experimental-rerun", "nowhere"], ["--shell-completion", "install=bash"], ["-"], ["--help", "--cfg", "job"]),
+    *(
+        ["--config-path", "nowhere"],
+        ["--nonsense"],
+        ["-x"],
+        ["--multirun"],
+        ["--run"],
+        ["--version"],
+        ["--hydra-help"],
+    ),
+    *(
+        ["--cfg", "job", "--resolve"],
+        ["--cfg", "job", "--package", "nowhere"],
+        ["-c", "job", "-p", "local"],
+        ["--"],
+    ),
+    *(
+        ["--experimental-rerun", "nowhere"],
+        ["--shell-completion", "install=bash"],
+        ["-"],
+        ["--help", "--cfg", "job"],
+    ),
 ]
 HYDRA = [
-    *("hydra.run.dir=run", "hydra.run.dir=", "hydra.run.dir=null", "hydra.run.dir=[1]", "hydra.run.dir=${nothing}"),
+    *(
+        "hydra.run.dir=run",
+        "hydra.run.dir=",
+        "hydra.run.dir=null",
+        "hydra.run.dir=[1]",
+        "hydra.run.dir=${nothing}",
+    ),
     *(
         "hydra.run.dir=there.txt",
         "hydra.run.dir=there.txt/run",
@@ -276,14 +474,24 @@ HYDRA = [
         "hydra.mode=x",
         "hydra/sweeper=nothing",
     ),
-    *("hydra.nothing=1", "hydra=3", "hydra/job_logging=default", "hydra.job.env_set.A=1", "hydra.searchpath=[nowhere]"),
+    *(
+        "hydra.nothing=1",
+        "hydra=3",
+        "hydra/job_logging=default",
+        "hydra.job.env_set.A=1",
+        "hydra.searchpath=[nowhere]",
+    ),
     *(
         "hydra.sweep.dir=out",
         "hydra.sweep.subdir=${nothing}",
         "hydra.callbacks=null",
         "hydra.callbacks.x={_target_:os.getcwd}",
     ),
-    *("hydra.help.template=x", "hydra.job.config.override_dirname.kv_sep=3", "hydra.searchpath=[pkg://nowhere]"),
+    *(
+        "hydra.help.template=x",
+        "hydra.job.config.override_dirname.kv_sep=3",
+        "hydra.searchpath=[pkg://nowhere]",
+    ),
 ]
 
 
@@ -294,14 +502,21 @@ def smaller(chosen: dict[str, str]) -> list[str]:
         if isinstance(default, int) and default >= 32:
             small.append(f"{key}={default // 8}")
         elif isinstance(default, list):
-            small.append(f"{key}={[max(width // 8, 1) if width > 4 else width for width in default]}".replace(" ", ""))
+            small.append(
+                f"{key}={[max(width // 8, 1) if width > 4 else width for width in default]}".replace(
+                    " ", ""
+                )
+            )
     return small
 
 
 @st.composite
 def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
     """Options of some groups, and what they mostly need."""
-    chosen, more = {}, ["rounds=1", "num_clients=4", "participation=0.5", "local.epochs=1", "figures=false"]
+    chosen, more = (
+        {},
+        ["rounds=1", "num_clients=4", "participation=0.5", "local.epochs=1", "figures=false"],
+    )
     more += ["hardware.threads=1", "hardware.device=cpu", "hardware.engine=sequential"]
     kind = draw(st.sampled_from(["digits"] * 6 + [IMAGES] * 2 + [TEXTS] * 2 + ["any"]))
     if kind == IMAGES:
@@ -309,17 +524,34 @@ def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
         more += [f"dataset.root={IMAGES}", "partition.min_size=1"]
     elif kind == TEXTS:
         chosen |= {"dataset": "thucnews", "model": "textcnn"}
-        more += [f"data_dir={TEXTS}", "dataset.vocabulary=null", "dataset.vectors=null", "partition.min_size=1"]
+        more += [
+            f"data_dir={TEXTS}",
+            "dataset.vocabulary=null",
+            "dataset.vectors=null",
+            "partition.min_size=1",
+        ]
     elif kind == "any":
         chosen["dataset"] = draw(st.sampled_from(list_options("dataset", [CONF])))
-    drawn = draw(st.lists(st.sampled_from([group for group in GROUPS if group != "dataset"]), max_size=2, unique=True))
+    drawn = draw(
+        st.lists(
+            st.sampled_from([group for group in GROUPS if group != "dataset"]),
+            max_size=2,
+            unique=True,
+        )
+    )
     for group in [*drawn, "algorithm"]:
         if not (group == "model" and kind == TEXTS and likely(draw, 0.9)):
             chosen[group] = draw(st.sampled_from(list_options(group, [CONF])))
-    scenarios = find_class(str(defaults_of("algorithm", chosen["algorithm"])["algorithm._target_"]), "").scenarios
+    scenarios = find_class(
+        str(defaults_of("algorithm", chosen["algorithm"])["algorithm._target_"]), ""
+    ).scenarios
     if chosen.get("scenario", "none") not in scenarios and likely(draw, 0.9):
         chosen["scenario"] = scenarios[0]
-    if chosen.get("model", "cnn").startswith(("resnet", "t_cnn")) and kind == "digits" and likely(draw, 0.9):
+    if (
+        chosen.get("model", "cnn").startswith(("resnet", "t_cnn"))
+        and kind == "digits"
+        and likely(draw, 0.9)
+    ):
         del chosen["model"]
     if chosen.get("partition", "lda") != "lda":
         more = [each for each in more if "min_size" not in each]
@@ -333,7 +565,9 @@ def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
     if likely(draw, 0.85 if needs.surrogate else 0.2):
         more += ["surrogate.fraction=0.2"]
     elif likely(draw, 0.2):
-        more += [f"surrogate.dataset={draw(st.sampled_from(['digits', 'image_folder', 'weibo', 'x', 'digits']))}"]
+        more += [
+            f"surrogate.dataset={draw(st.sampled_from(['digits', 'image_folder', 'weibo', 'x', 'digits']))}"
+        ]
     return chosen, more + smaller(chosen)
 
 
@@ -365,7 +599,9 @@ def damaged(draw: Any, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(content)))
         stop = min(start + draw(st.integers(0, 40)), len(content))
-        new = draw(st.one_of(st.just(b""), st.binary(max_size=6), st.sampled_from(YAML).map(str.encode)))
+        new = draw(
+            st.one_of(st.just(b""), st.binary(max_size=6), st.sampled_from(YAML).map(str.encode))
+        )
         tail = b"" if likely(draw, 0.2) else content[stop:]
         content = content[:start] + new + content[start:stop] * draw(st.integers(0, 2)) + tail
     return content
@@ -375,11 +611,22 @@ def damaged(draw: Any, content: bytes) -> bytes:
 def yaml_files(draw: Any) -> Case:
     """An option of the user's own, in --config-dir."""
     group = draw(st.sampled_from(FOLDERS))
-    good = (CONF / group / f"{draw(st.sampled_from(list_options(group, [CONF])))}.yaml").read_bytes()
+    good = (
+        CONF / group / f"{draw(st.sampled_from(list_options(group, [CONF])))}.yaml"
+    ).read_bytes()
     bad = st.one_of(st.sampled_from(YAML).map(str.encode), damaged(good), st.binary(max_size=20))
-    text = draw(bad) if likely(draw, 0.75) else good + draw(st.sampled_from([b"", b"# mine\n", "# ☃\n".encode()]))
+    text = (
+        draw(bad)
+        if likely(draw, 0.75)
+        else good + draw(st.sampled_from([b"", b"# mine\n", "# ☃\n".encode()]))
+    )
     arguments = ["rounds=1", "num_clients=4", "local.epochs=1", "tracker=none", "figures=false"]
-    arguments += ["hardware.threads=1", "hardware.engine=sequential", "model.channels=[4,8]", "model.hidden=[16]"]
+    arguments += [
+        "hardware.threads=1",
+        "hardware.engine=sequential",
+        "model.channels=[4,8]",
+        "model.hidden=[16]",
+    ]
     if group == "sweep":
         arguments = ["--multirun", "sweep=mine", "preview=true"]
     elif group == "tuned":
@@ -398,14 +645,40 @@ def npz(**arrays: Any) -> bytes:
 ARRAYS = st.one_of(
     st.lists(st.integers(-1, 1500), max_size=6).map(np.array),
     st.lists(st.floats(), max_size=3).map(np.array),
-    st.sampled_from([np.array(3), np.zeros((2, 2), np.int64), np.array(["a"]), np.array([object()]), np.array([True])]),
-    st.sampled_from([np.array([2**64 - 1], np.uint64), np.array([None, 1]), np.array([1 + 2j]), np.array([b"x"])]),
-    st.sampled_from([np.zeros(0), np.array(["2020-01-01"], "M8"), np.array([(1, 2)], [("a", int), ("b", int)])]),
+    st.sampled_from(
+        [
+            np.array(3),
+            np.zeros((2, 2), np.int64),
+            np.array(["a"]),
+            np.array([object()]),
+            np.array([True]),
+        ]
+    ),
+    st.sampled_from(
+        [
+            np.array([2**64 - 1], np.uint64),
+            np.array([None, 1]),
+            np.array([1 + 2j]),
+            np.array([b"x"]),
+        ]
+    ),
+    st.sampled_from(
+        [np.zeros(0), np.array(["2020-01-01"], "M8"), np.array([(1, 2)], [("a", int), ("b", int)])]
+    ),
 )
-ARRAY_FILES = st.dictionaries(st.sampled_from(["0", "1", "2", "indices", "sizes", "hash", "x"]), ARRAYS, max_size=4)
+ARRAY_FILES = st.dictionaries(
+    st.sampled_from(["0", "1", "2", "indices", "sizes", "hash", "x"]), ARRAYS, max_size=4
+)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 1500) | st.floats() | st.text(max_size=3) | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("0123a"), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 1500)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("0123a"), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -426,13 +699,29 @@ def partition_files(draw: Any) -> Case:
     kind, clients = draw(st.sampled_from(["npz", "json"])), draw(st.sampled_from([4, 2, 1]))
     if likely(draw, 0.4):
         parts = draw(good_parts(clients))
-        content = npz(**{k: np.array(v) for k, v in parts.items()}) if kind == "npz" else json.dumps(parts).encode()
+        content = (
+            npz(**{k: np.array(v) for k, v in parts.items()})
+            if kind == "npz"
+            else json.dumps(parts).encode()
+        )
     elif kind == "npz":
         good = npz(**{k: np.array(v) for k, v in GOOD.items()})
-        content = draw(st.one_of(ARRAY_FILES.map(lambda arrays: npz(**arrays)), damaged(good), st.binary(max_size=20)))
+        content = draw(
+            st.one_of(
+                ARRAY_FILES.map(lambda arrays: npz(**arrays)), damaged(good), st.binary(max_size=20)
+            )
+        )
     else:
-        text = st.one_of(JSON, JSON.map(lambda value: GOOD | {"1": value})).map(json.dumps).map(str.encode)
-        content = draw(st.one_of(text, damaged(json.dumps(GOOD).encode()), st.sampled_from([b"[" * 100_000, b"\xff"])))
+        text = (
+            st.one_of(JSON, JSON.map(lambda value: GOOD | {"1": value}))
+            .map(json.dumps)
+            .map(str.encode)
+        )
+        content = draw(
+            st.one_of(
+                text, damaged(json.dumps(GOOD).encode()), st.sampled_from([b"[" * 100_000, b"\xff"])
+            )
+        )
     arguments = ["partition=file", f"partition.path=parts.{kind}", f"num_clients={clients}"]
     arguments += [
         "rounds=1",
@@ -447,17 +736,26 @@ def partition_files(draw: Any) -> Case:
 
 
 def run_files(run: dict[str, bytes]) -> st.SearchStrategy[Case]:
-    """A run that is gone on with, one of whose files that tell what it is has been damaged. run: path -> content."""
+    """A run that is gone on with, one of whose files that tell what it is has been damaged. run:
+    path -> content."""
 
     @st.composite
     def build_case(draw: Any) -> Case:
         name = draw(st.sampled_from(sorted(run)))
         if name.endswith((".yaml", ".npz", ".json")):
-            content = draw(st.one_of(damaged(run[name]), st.sampled_from(YAML).map(str.encode), st.binary(max_size=20)))
+            content = draw(
+                st.one_of(
+                    damaged(run[name]),
+                    st.sampled_from(YAML).map(str.encode),
+                    st.binary(max_size=20),
+                )
+            )
         else:
             content = run[name]
         files = {f"run/{path}": old for path, old in run.items()} | {f"run/{name}": content}
-        return Case(("resume=run", *draw(st.sampled_from([(), ("seed=1",), ("algorithm=fedprox",)]))), files)
+        return Case(
+            ("resume=run", *draw(st.sampled_from([(), ("seed=1",), ("algorithm=fedprox",)]))), files
+        )
 
     return build_case()
 
@@ -470,4 +768,8 @@ def cases(run: dict[str, bytes]) -> st.SearchStrategy[Case]:
 
 def source_files(root: Path) -> dict[str, bytes]:
     """Relative path -> content of every file below a directory."""
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }

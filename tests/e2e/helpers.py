@@ -12,8 +12,15 @@ from fedexp.rundir.client_states import ClientStates
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 # A federation that trains a round in a tenth of a second; and with a small model, in less.
 FEDERATION = ("num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false")
-FEDERATION = (*FEDERATION, "hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "checkpoint_interval=1")
-SMALL = (*FEDERATION, "model.channels=[4]", "model.hidden=[8]", "local.batch_size=60")  # three steps a client
+FEDERATION = (
+    *FEDERATION,
+    "hardware=cpu",
+    "hardware.engine=sequential",
+    "hardware.threads=1",
+    "checkpoint_interval=1",
+)
+# three steps a client
+SMALL = (*FEDERATION, "model.channels=[4]", "model.hidden=[8]", "local.batch_size=60")
 
 # An algorithm that fails.
 ALGORITHM = """
@@ -32,7 +39,9 @@ class Broken(FedAvg):
 def table(directory: Path, name: str) -> pd.DataFrame:
     """A csv file of a run without the columns that depend on the clock."""
     frame = pd.read_csv(directory / name, dtype=str)  # as text: equal means equal to the last digit
-    return frame.drop(columns=[c for c in frame if c == "seconds" or c.endswith(("_seconds", "_per_second"))])
+    return frame.drop(
+        columns=[c for c in frame if c == "seconds" or c.endswith(("_seconds", "_per_second"))]
+    )
 
 
 def assert_same_run(first: Path, second: Path) -> None:

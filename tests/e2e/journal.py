@@ -1,9 +1,10 @@
-"""What a process does to the files below a folder, and what a disk may hold when it is stopped on the way.
+"""What a process does to the files below a folder, and what a disk may hold when it is stopped on
+the way.
 
-`record` notes the whole folder after each operation: a file opened for writing, written, synced, cut, linked, moved or
-removed, a folder made, removed or synced. Beside what is seen, it keeps what is sure to survive a loss of power: the
-content of a file at its last fsync, and the entries of a folder at its last fsync. `disks` are the folders that a stop
-at a moment may leave behind.
+`record` notes the whole folder after each operation: a file opened for writing, written, synced,
+cut, linked, moved or removed, a folder made, removed or synced. Beside what is seen, it keeps what
+is sure to survive a loss of power: the content of a file at its last fsync, and the entries of a
+folder at its last fsync. `disks` are the folders that a stop at a moment may leave behind.
 """
 
 import builtins
@@ -17,7 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CALLS = ("rename", "replace", "link", "symlink", "unlink", "remove", "mkdir", "rmdir", "truncate", "ftruncate", "write")
+CALLS = (
+    "rename",
+    "replace",
+    "link",
+    "symlink",
+    "unlink",
+    "remove",
+    "mkdir",
+    "rmdir",
+    "truncate",
+    "ftruncate",
+    "write",
+)
 UNIMPORTANT = ("run.log", ".lock", ".owner.json", "multirun.yaml")  # nobody reads them to go on
 Entries = Mapping[int, Mapping[str, int]]  # number of a folder -> name -> number of what it names
 Contents = Mapping[int, bytes]  # number of a file -> content
@@ -42,8 +55,10 @@ class Recorder:
     def __init__(self, folder: Path, journal: Path):
         self.folder = folder
         self._file = open(journal, "wb")  # noqa: SIM115 (open until the process ends)
-        self._pickler = pickle.Pickler(self._file)  # one, so that a content that stays is written once
-        self._numbers: dict[tuple[int, int], int] = {}  # (device, inode) -> number, of what is there now
+        # one, so that a content that stays is written once
+        self._pickler = pickle.Pickler(self._file)
+        # (device, inode) -> number, of what is there now
+        self._numbers: dict[tuple[int, int], int] = {}
         self._next, self._busy = ROOT, False
         self.entries: dict[int, dict[str, int]] = {}
         self.contents: dict[int, bytes] = {}
@@ -74,7 +89,8 @@ class Recorder:
         return noted
 
     def _opened(self, event: str, args: tuple[Any, ...]) -> None:
-        """What was written before this file is opened is there; a process writes one file after the other."""
+        """What was written before this file is opened is there; a process writes one file after the
+        other."""
         if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
             self.after(f"before opening {args[0]}")
 
@@ -120,7 +136,9 @@ class Recorder:
                 inside = sorted(entries, key=lambda entry: entry.name)
             for entry in inside:
                 if not entry.name.startswith(".output"):  # of the process itself
-                    self.entries[number][entry.name] = self._look_into(entry.path, entry.stat(follow_symlinks=False))
+                    self.entries[number][entry.name] = self._look_into(
+                        entry.path, entry.stat(follow_symlinks=False)
+                    )
         elif number not in self.contents:
             with builtins.open(path, "rb") as file:
                 content, former = file.read(), self._former.get(number)
@@ -149,25 +167,42 @@ def read(journal: Path) -> list[Moment]:
 
 
 def disks(before: Moment, now: Moment) -> Iterator[tuple[str, Disk]]:
-    """(kind of stop, what is there) for a process that is stopped right after the operation of `now`."""
+    """(kind of stop, what is there) for a process that is stopped right after the operation of
+    `now`."""
     yield "killed", built(now.entries, now.contents)
     for kind, part in (("half written", 2), ("just opened", 0)):
         if new := written(before, now):
-            cut = {number: partly(before.contents.get(number), now.contents[number], part) for number in new}
+            cut = {
+                number: partly(before.contents.get(number), now.contents[number], part)
+                for number in new
+            }
             yield kind, built(now.entries, {**now.contents, **cut})
     yield "what was not synced is gone", built(now.synced_entries, now.synced_contents)
-    yield "names are kept, what was not synced in files is gone", built(now.entries, now.synced_contents)
+    yield (
+        "names are kept, what was not synced in files is gone",
+        built(now.entries, now.synced_contents),
+    )
     entries = {
-        folder: {name: number for name, number in names.items() if name in now.entries.get(folder, {})}
+        folder: {
+            name: number for name, number in names.items() if name in now.entries.get(folder, {})
+        }
         for folder, names in now.synced_entries.items()
     }
-    contents = {n: cut_back(content, now.contents.get(n, content)) for n, content in now.synced_contents.items()}
+    contents = {
+        n: cut_back(content, now.contents.get(n, content))
+        for n, content in now.synced_contents.items()
+    }
     yield "removals are kept, what was not synced is gone", built(entries, contents)
 
 
 def written(before: Moment, now: Moment) -> list[int]:
-    """The files whose content has changed. A file that was moved to a name has its own content, and a cut is whole."""
-    return [n for n, content in now.contents.items() if not before.contents.get(n, b"").startswith(content)]
+    """The files whose content has changed. A file that was moved to a name has its own content, and
+    a cut is whole."""
+    return [
+        n
+        for n, content in now.contents.items()
+        if not before.contents.get(n, b"").startswith(content)
+    ]
 
 
 def partly(before: bytes | None, now: bytes, part: int) -> bytes:

@@ -1,10 +1,13 @@
-"""kill -9, many times, on every engine and on sweeps, at random moments and in the middle of writing.
+"""kill -9, many times, on every engine and on sweeps, at random moments and in the middle of
+writing.
 
-    python tests/e2e/kills.py [--kills 50] [--seed 0] [--engines sequential workers vectorised distributed torchrun ...]
+    python tests/e2e/kills.py [--kills 50] [--seed 0] [--engines sequential workers vectorised
+    distributed torchrun ...]
 
-A run is started, killed, continued by the command that a user would give, killed again ... and at last left alone. Then
-it must equal an undisturbed one to the last bit. While it runs and after every kill, every file that is visible in its
-directory must be whole. Prints a line for each engine, and exits with 1 where anything was not as it must be.
+A run is started, killed, continued by the command that a user would give, killed again ... and at
+last left alone. Then it must equal an undisturbed one to the last bit. While it runs and after
+every kill, every file that is visible in its directory must be whole. Prints a line for each
+engine, and exits with 1 where anything was not as it must be.
 """
 
 import argparse
@@ -34,14 +37,24 @@ from fedexp.core import storage
 from fedexp.rundir import csv_files
 
 ROUNDS = 8
-RUN = (f"rounds={ROUNDS}", "forgetting_metric=all", "seed=3", *FEDERATION, "figures=true", "tracker=none")
+RUN = (
+    f"rounds={ROUNDS}",
+    "forgetting_metric=all",
+    "seed=3",
+    *FEDERATION,
+    "figures=true",
+    "tracker=none",
+)
 ENGINES = {  # options; which undisturbed run it must equal
     "sequential": (("hardware.engine=sequential",), "sequential"),
     "workers": (("hardware.engine=workers", "hardware.workers=2"), "sequential"),
     "vectorised": (("hardware.engine=vectorised",), "vectorised"),
     "distributed": (("hardware.engine=distributed",), "sequential"),
     "torchrun": (("hardware.engine=distributed",), "sequential"),
-    "sweep": (("--multirun", "hydra.sweep.dir=run", "algorithm=fedavg,scaffold", "rounds=3"), "sweep"),
+    "sweep": (
+        ("--multirun", "hydra.sweep.dir=run", "algorithm=fedavg,scaffold", "rounds=3"),
+        "sweep",
+    ),
 }
 
 
@@ -53,18 +66,31 @@ class Tally:
     kills: int = 0
     while_writing: int = 0  # left a temporary file behind
     unsaved: int = 0  # before the first state was saved
-    rounds_again: list[int] = field(default_factory=list)  # complete in the files and not in the saved state, by kill
+    # complete in the files and not in the saved state, by kill
+    rounds_again: list[int] = field(default_factory=list)
     parsed: int = 0  # files
     broken: list[str] = field(default_factory=list)  # files that were not whole
     different: list[str] = field(default_factory=list)  # results that were
 
     def row(self, name: str) -> str:
         most = max(self.rounds_again, default=0)
-        values = (name, self.kills, self.runs, self.while_writing, self.unsaved, f"{sum(self.rounds_again)} ({most})")
-        return " | ".join(map(str, (*values, f"{self.parsed:,}", len(self.broken), len(self.different))))
+        values = (
+            name,
+            self.kills,
+            self.runs,
+            self.while_writing,
+            self.unsaved,
+            f"{sum(self.rounds_again)} ({most})",
+        )
+        return " | ".join(
+            map(str, (*values, f"{self.parsed:,}", len(self.broken), len(self.different)))
+        )
 
 
-HEADER = "engine | kills | runs | while writing | before the first state | rounds again (most) | files parsed"
+HEADER = (
+    "engine | kills | runs | while writing | before the first state | rounds again (most) | files"
+    " parsed"
+)
 HEADER += " | broken | different"
 
 
@@ -76,7 +102,9 @@ def check(path: Path) -> None:
     if path.suffix == ".csv":
         text = path.read_text()
         assert text.endswith("\n"), f"the last line is {text[text.rfind(chr(10)) + 1 :]!r}"
-        assert len({len(row) for row in csv.reader(text.splitlines())}) == 1, "lines of different lengths"
+        assert len({len(row) for row in csv.reader(text.splitlines())}) == 1, (
+            "lines of different lengths"
+        )
     elif path.suffix == ".json":
         json.loads(path.read_text())
     elif path.suffix == ".yaml":
@@ -91,10 +119,13 @@ def check(path: Path) -> None:
             picture.load()
 
 
-def check_all(directory: Path, tally: Tally, seen: set[tuple[Path, int, int]] | None = None) -> None:
+def check_all(
+    directory: Path, tally: Tally, seen: set[tuple[Path, int, int]] | None = None
+) -> None:
     """seen: files that are known to be whole, by path, time and size."""
     for path in sorted(directory.rglob("*")):
-        if path.name.startswith(".") or path.name == "multirun.yaml":  # which Hydra writes, and nobody reads
+        # which Hydra writes, and nobody reads
+        if path.name.startswith(".") or path.name == "multirun.yaml":
             continue
         try:
             stat = path.stat()
@@ -135,15 +166,22 @@ class Watcher(threading.Thread):
 
 
 class Pair:
-    """Two ranks that meet over the loopback interface, with the environment that torchrun gives them."""
+    """Two ranks that meet over the loopback interface, with the environment that torchrun gives
+    them."""
 
     def __init__(self, forks: ForkServer, arguments: Sequence[str], folder: Path):
         with socket.socket() as any_port:
             any_port.bind(("127.0.0.1", 0))
             port = any_port.getsockname()[1]
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+        place = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "LOCAL_WORLD_SIZE": "2",
+        }
         self.ranks = [
-            forks.start(*arguments, folder=folder, RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in (0, 1)
+            forks.start(*arguments, folder=folder, RANK=str(rank), LOCAL_RANK=str(rank), **place)
+            for rank in (0, 1)
         ]
 
     def poll(self) -> int | None:
@@ -153,11 +191,13 @@ class Pair:
     def kill(self, rng: random.Random) -> None:
         for rank in rng.choice(([0], [1], [0, 1])):
             self.ranks[rank].kill()
-        for each in self.ranks:  # the other one notices, once they have met; before, it waits for ten minutes
+        # the other one notices, once they have met; before, it waits for ten minutes
+        for each in self.ranks:
             try:
                 each.wait()
             except TimeoutError:
-                if self.read().strip():  # rank 0 has said on what the run computes, so they have met
+                # rank 0 has said on what the run computes, so they have met
+                if self.read().strip():
                     raise
                 each.kill()
                 each.wait()
@@ -171,8 +211,20 @@ class Torchrun:
 
     def __init__(self, arguments: Sequence[str], folder: Path):
         self.output = folder / ".torchrun"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedexp"]
-        environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "FEDEXP_DATA": str(folder)}
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "fedexp",
+        ]
+        environment = os.environ | {
+            "PYTHONPATH": str(SOURCE),
+            "OMP_NUM_THREADS": "1",
+            "FEDEXP_DATA": str(folder),
+        }
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(
                 [*command, *arguments],
@@ -238,7 +290,9 @@ class Campaign:
         self.tallies: dict[str, Tally] = {}
         self._whole: dict[str, tuple[Path, float]] = {}
 
-    def launch(self, engine: str, folder: Path, arguments: Sequence[str]) -> Single | Pair | Torchrun:
+    def launch(
+        self, engine: str, folder: Path, arguments: Sequence[str]
+    ) -> Single | Pair | Torchrun:
         if engine == "torchrun":
             return Torchrun(arguments, folder)
         return (Pair if engine == "distributed" else Single)(self.forks, arguments, folder)
@@ -269,7 +323,11 @@ class Campaign:
     def kill_one(self, engine: str, kills: int) -> None:
         """A run that is killed up to so many times, and must then equal the undisturbed one."""
         whole, _ = self.undisturbed(ENGINES[engine][1])
-        seconds = self.undisturbed(engine)[1] if engine != "torchrun" else 1.5 * self.undisturbed("distributed")[1] + 10
+        seconds = (
+            self.undisturbed(engine)[1]
+            if engine != "torchrun"
+            else 1.5 * self.undisturbed("distributed")[1] + 10
+        )
         tally = self.tallies.setdefault(engine, Tally())
         folder = self.folder / f"{engine}{tally.runs}"
         folder.mkdir()
@@ -285,7 +343,10 @@ class Campaign:
                 note(directory, tally)
                 check_all(directory, tally)
                 shown = rounds_done(directory)
-                print(f"  {engine} {tally.runs}: kill {tally.kills}, {shown} rounds in its files", flush=True)
+                print(
+                    f"  {engine} {tally.runs}: kill {tally.kills}, {shown} rounds in its files",
+                    flush=True,
+                )
             process = self.launch(engine, folder, self.again(engine, directory))
             finish(process)
         check_all(directory, tally)
@@ -294,12 +355,19 @@ class Campaign:
         except AssertionError as error:
             tally.different.append(f"{directory}: {error}")
 
-    def wait_for_a_moment(self, process: Single | Pair | Torchrun, directory: Path, seconds: float) -> bool:
-        """Waits for a random moment, or for a file that is being written in a random round; False: it ended before."""
+    def wait_for_a_moment(
+        self, process: Single | Pair | Torchrun, directory: Path, seconds: float
+    ) -> bool:
+        """Waits for a random moment, or for a file that is being written in a random round; False:
+        it ended before."""
         in_writing, after = self.rng.random() < 0.5, self.rng.uniform(0, 1.1) * seconds
         deadline = time.monotonic() + after
         while process.poll() is None:
-            if in_writing and time.monotonic() > deadline - seconds / 2 and next(temporaries(directory), None):
+            if (
+                in_writing
+                and time.monotonic() > deadline - seconds / 2
+                and next(temporaries(directory), None)
+            ):
                 time.sleep(self.rng.uniform(0, 0.002))
                 return process.poll() is None
             if not in_writing and time.monotonic() > deadline:
@@ -324,11 +392,17 @@ def note(directory: Path, tally: Tally) -> None:
     from fedexp.rundir import checkpoint
 
     tally.while_writing += any(path.suffix == ".tmp" for path in directory.rglob(".*"))
-    jobs = [path.parent for path in directory.rglob("config.yaml") if not (path.parent / "summary.json").exists()]
+    jobs = [
+        path.parent
+        for path in directory.rglob("config.yaml")
+        if not (path.parent / "summary.json").exists()
+    ]
     after = [checkpoint.kept(job) for job in jobs]
     tally.unsaved += not jobs or None in after
     last = [csv_files.last_round(job) for job in jobs]
-    again = [row - saved for row, saved in zip(last, after, strict=True) if None not in (row, saved)]
+    again = [
+        row - saved for row, saved in zip(last, after, strict=True) if None not in (row, saved)
+    ]
     tally.rounds_again.append(sum(again))
 
 
@@ -346,12 +420,19 @@ def compare(directory: Path, whole: Path) -> None:
         ours = directory / job.relative_to(whole)
         assert_same_run(ours, job)
         summaries = [json.loads((each / "summary.json").read_text()) for each in (ours, job)]
-        for key in ("seconds", "train_samples_per_second", "hardware", "determinism", "peak_memory"):
+        for key in (
+            "seconds",
+            "train_samples_per_second",
+            "hardware",
+            "determinism",
+            "peak_memory",
+        ):
             for summary in summaries:
                 summary.pop(key)
         assert summaries[0] == summaries[1], f"{summaries[0]} instead of {summaries[1]}"
         names = [
-            {str(p.relative_to(each)) for p in each.rglob("*") if "clients/" not in str(p)} for each in (ours, job)
+            {str(p.relative_to(each)) for p in each.rglob("*") if "clients/" not in str(p)}
+            for each in (ours, job)
         ]
         assert names[0] == names[1], names[0] ^ names[1]
 
@@ -365,8 +446,12 @@ def campaign(self: Campaign, kills: dict[str, int], at_once: int = 5) -> dict[st
 
 
 def main(say: Callable[[str], None] = print) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="in all, about as many on each engine")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kills", type=int, default=50, help="in all, about as many on each engine"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
     options = parser.parse_args()
@@ -385,7 +470,10 @@ def main(say: Callable[[str], None] = print) -> int:
     tallies = self.tallies
     say(f"\n{HEADER}\n" + "\n".join(tally.row(name) for name, tally in tallies.items()))
     problems = [text for tally in tallies.values() for text in tally.broken + tally.different]
-    say(f"{sum(t.kills for t in tallies.values())} kills in {time.monotonic() - start:.0f} s (seed {options.seed})")
+    say(
+        f"{sum(t.kills for t in tallies.values())} kills in {time.monotonic() - start:.0f} s (seed"
+        f" {options.seed})"
+    )
     say("\n".join(problems) or "nothing was lost, nothing was half written")
     return 1 if problems else 0
 

@@ -2,10 +2,11 @@
 
     python tests/e2e/stops.py [--only fedavg scaffold stream sweep again] [--share 1/1]
 
-An undisturbed run is recorded (`journal`). For each of its operations, what a stop there may leave behind is put on the
-disk: killed, a file half written or just opened, what was not synced gone in three ways. The command that a user would
-give then goes on from it, and must end as the undisturbed run, to the last bit. No checkpoint that was complete may be
-lost. Disks that are equal are tried once. Exits with 1 where anything was not as it must be.
+An undisturbed run is recorded (`journal`). For each of its operations, what a stop there may leave
+behind is put on the disk: killed, a file half written or just opened, what was not synced gone in
+three ways. The command that a user would give then goes on from it, and must end as the undisturbed
+run, to the last bit. No checkpoint that was complete may be lost. Disks that are equal are tried
+once. Exits with 1 where anything was not as it must be.
 """
 
 import argparse
@@ -25,13 +26,21 @@ from kills import compare
 
 from fedexp.rundir import checkpoint, files
 
-TINY = (*SMALL, "model.channels=[2,2]", "model.hidden=[8]", "num_clients=4", "seed=3", "tracker=none")
+TINY = (
+    *SMALL,
+    "model.channels=[2,2]",
+    "model.hidden=[8]",
+    "num_clients=4",
+    "seed=3",
+    "tracker=none",
+)
 EXPERIMENTS = {
     "fedavg": ("rounds=2", "hydra.run.dir=run"),
     "scaffold": ("algorithm=scaffold", "rounds=3", "forgetting_metric=all", "hydra.run.dir=run"),
     "stream": ("algorithm=fedlwf", "scenario=class_incremental", "rounds=2", "hydra.run.dir=run"),
     "sweep": ("--multirun", "algorithm=fedavg,scaffold", "rounds=1", "hydra.sweep.dir=run"),
-    "again": ("algorithm=scaffold", "rounds=3", "hydra.run.dir=run"),  # a run that goes on from a damaged checkpoint
+    # a run that goes on from a damaged checkpoint
+    "again": ("algorithm=scaffold", "rounds=3", "hydra.run.dir=run"),
 }
 AT_ONCE = 2
 
@@ -71,10 +80,16 @@ class Stops:
 
     def before_the_last_round(self, moments: Sequence[journal.Moment]) -> journal.Disk:
         """As the run was killed when it had just saved its last round but one."""
-        names = [journal.built(m.entries, m.contents) for m in moments if m.operation.startswith("replace")]
+        names = [
+            journal.built(m.entries, m.contents)
+            for m in moments
+            if m.operation.startswith("replace")
+        ]
         latest = [disk for disk in names if f"run/{files.CHECKPOINT}" in disk]
         contents = list(dict.fromkeys(disk[f"run/{files.CHECKPOINT}"] for disk in latest))
-        return next(disk for disk in reversed(latest) if disk[f"run/{files.CHECKPOINT}"] == contents[-2])
+        return next(
+            disk for disk in reversed(latest) if disk[f"run/{files.CHECKPOINT}"] == contents[-2]
+        )
 
     def recorded(self, folder: Path, command: Sequence[str]) -> list[journal.Moment]:
         path = folder.with_suffix(".journal")
@@ -86,7 +101,9 @@ class Stops:
         """What a user would give to go on."""
         run = folder / "run"
         begun = (run / ".hydra/overrides.yaml").exists() and (run / files.CONFIG).exists()
-        return ["resume=run", "tracker=none"] if begun and self.experiment != "sweep" else self.options
+        return (
+            ["resume=run", "tracker=none"] if begun and self.experiment != "sweep" else self.options
+        )
 
     def tried(self, share: tuple[int, int] = (1, 1)) -> Tally:
         """share: (i, n): every n-th disk, from the i-th on."""
@@ -108,7 +125,8 @@ class Stops:
         return self.tally
 
     def different(self, moments: Sequence[journal.Moment]) -> Iterator[tuple[str, journal.Disk]]:
-        """(what was done, disk) of each disk that is like no other. Complains where a checkpoint is lost."""
+        """(what was done, disk) of each disk that is like no other. Complains where a checkpoint is
+        lost."""
         known: set[bytes] = set()
         for number, (before, now) in enumerate(itertools.pairwise(moments), 1):
             for kind, disk in journal.disks(before, now):
@@ -124,11 +142,17 @@ class Stops:
         left = self.rounds_kept(disk)
         for job, after in seen.items():
             if left.get(job, -1) < after - 1:
-                self.tally.problems.append(f"{what}: {job} had saved round {after}, {left.get(job, 'nothing')} is left")
+                self.tally.problems.append(
+                    f"{what}: {job} had saved round {after}, {left.get(job, 'nothing')} is left"
+                )
 
     def rounds_kept(self, disk: journal.Disk) -> dict[str, int]:
         """Job -> the round after which it can go on."""
-        needed = {path: content for path, content in disk.items() if "checkpoint" in path or path.endswith(".csv")}
+        needed = {
+            path: content
+            for path, content in disk.items()
+            if "checkpoint" in path or path.endswith(".csv")
+        }
         if (key := journal.key_of(needed)) not in self._kept:
             folder = self.folder / "looked at"
             journal.restore(needed, folder)
@@ -149,7 +173,8 @@ class Stops:
 
     def check(self, folder: Path, what: str) -> None:
         try:
-            (folder / "run" / checkpoint.DAMAGED).unlink(missing_ok=True)  # of `again`, which keeps it
+            # of `again`, which keeps it
+            (folder / "run" / checkpoint.DAMAGED).unlink(missing_ok=True)
             compare(folder / "run", self.folder / "whole/run")
             compare_tables(folder / "run", self.folder / "whole/run")
         except Exception as error:
@@ -163,7 +188,9 @@ def compare_tables(directory: Path, whole: Path) -> None:
 
 
 def main(say: Callable[[str], None] = print) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--share", default="1/1", help="i/n: every n-th disk, from the i-th on")
     parser.add_argument("--keep", type=Path, help="a new folder for what was tried and went wrong")

@@ -1,5 +1,6 @@
-"""In the role of an attacker: a run directory, a command line or a preset that somebody else wrote runs no code, and
-touches no file outside of its run directory. Whatever succeeds leaves a folder or file named `stolen`."""
+"""In the role of an attacker: a run directory, a command line or a preset that somebody else wrote
+runs no code, and touches no file outside of its run directory. Whatever succeeds leaves a folder or
+file named `stolen`."""
 
 import os
 import shutil
@@ -53,7 +54,9 @@ def up_to(path: Path) -> str:
 CALLBACK = {"_target_": "os.mkdir", "path": "stolen"}
 SETTINGS = {
     "hydra.callbacks": {"hydra": {"callbacks": {"x": CALLBACK}}},
-    "hydra.job_logging": {"hydra": {"job_logging": {"handlers": {"x": {"()": "os.mkdir", "path": "stolen"}}}}},
+    "hydra.job_logging": {
+        "hydra": {"job_logging": {"handlers": {"x": {"()": "os.mkdir", "path": "stolen"}}}}
+    },
 }
 
 
@@ -65,17 +68,46 @@ def test_a_preset_in_the_run_directory_is_not_reached(fedexp, theirs, node, comp
     (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump([f"experiment={up_to(preset)}"]))
     if not complete:  # it ran even where the answer was "not a run directory"
         (theirs / "config.yaml").unlink()
-    refused(fedexp("resume=theirs"), "is not the override of a run" if complete else "not a run directory")
+    refused(
+        fedexp("resume=theirs"),
+        "is not the override of a run" if complete else "not a run directory",
+    )
 
 
 @pytest.mark.parametrize(
     "override",
     [
-        *("+dataset@hydra.callbacks.x=digits", "+dataset@hydra.callbacks.x=../../x", "+dataset@other=digits"),
-        *("experiment=/tmp/x", "experiment=a/../../b", "'experiment=\"../x\"'", "experiment=${oc.env:HOME}/x"),
-        *("experiment=a,../x", "experiment=choice(a,../x)", "experiment=[a,../x]", "dataset=..\\x", "tuned=/x"),
-        *("hydra.callbacks.x={_target_:os.mkdir}", " hydra.callbacks.x=1", "++hydra.searchpath=[theirs]"),
-        *("hydra/launcher=joblib", "--config-dir=theirs", "--experimental-rerun=x", "~hydra.callbacks", "[", "a b"),
+        *(
+            "+dataset@hydra.callbacks.x=digits",
+            "+dataset@hydra.callbacks.x=../../x",
+            "+dataset@other=digits",
+        ),
+        *(
+            "experiment=/tmp/x",
+            "experiment=a/../../b",
+            "'experiment=\"../x\"'",
+            "experiment=${oc.env:HOME}/x",
+        ),
+        *(
+            "experiment=a,../x",
+            "experiment=choice(a,../x)",
+            "experiment=[a,../x]",
+            "dataset=..\\x",
+            "tuned=/x",
+        ),
+        *(
+            "hydra.callbacks.x={_target_:os.mkdir}",
+            " hydra.callbacks.x=1",
+            "++hydra.searchpath=[theirs]",
+        ),
+        *(
+            "hydra/launcher=joblib",
+            "--config-dir=theirs",
+            "--experimental-rerun=x",
+            "~hydra.callbacks",
+            "[",
+            "a b",
+        ),
     ],
 )
 def test_overrides_that_no_run_has(fedexp, theirs, override):
@@ -83,7 +115,9 @@ def test_overrides_that_no_run_has(fedexp, theirs, override):
     refused(fedexp("resume=theirs"), "overrides.yaml")
 
 
-def test_a_directory_without_a_run_is_refused_before_anything_is_composed(fedexp, tmp_path, monkeypatch):
+def test_a_directory_without_a_run_is_refused_before_anything_is_composed(
+    fedexp, tmp_path, monkeypatch
+):
     monkeypatch.setattr("hydra.main", None)
     folder = tmp_path / "theirs"
     (folder / ".hydra").mkdir(parents=True)
@@ -109,23 +143,46 @@ def mine(tmp_path) -> Path:
 
 
 LINKS = [
-    *[("checkpoint/clients", "mine"), ("checkpoint", "mine"), (".hydra", "hydra"), ("figures", "mine/deeper")],
-    *[(name, "mine/thesis.txt") for name in ("clients.csv", "run.log", "error.txt", ".lock", ".owner.json")],
-    *[(name, "mine/none") for name in ("summary.json", "tasks.csv", "local_class_accuracy.npz")],  # to be made
-    *[("checkpoint/previous.pt", "mine/thesis.txt"), ("rounds.csv", "rounds.csv"), ("wandb", "mine")],
+    *[
+        ("checkpoint/clients", "mine"),
+        ("checkpoint", "mine"),
+        (".hydra", "hydra"),
+        ("figures", "mine/deeper"),
+    ],
+    *[
+        (name, "mine/thesis.txt")
+        for name in ("clients.csv", "run.log", "error.txt", ".lock", ".owner.json")
+    ],
+    # to be made
+    *[(name, "mine/none") for name in ("summary.json", "tasks.csv", "local_class_accuracy.npz")],
+    *[
+        ("checkpoint/previous.pt", "mine/thesis.txt"),
+        ("rounds.csv", "rounds.csv"),
+        ("wandb", "mine"),
+    ],
 ]
-FEW = ("checkpoint/clients", ".hydra", "summary.json", ".lock", "rounds.csv", "wandb")  # those, a circle, a tracker's
-IN_SWEEP = ("checkpoint/clients", ".hydra", "summary.json", ".lock")  # a folder, Hydra's, one to be made, an open one
+# those, a circle, a tracker's
+FEW = ("checkpoint/clients", ".hydra", "summary.json", ".lock", "rounds.csv", "wandb")
+# a folder, Hydra's, one to be made, an open one
+IN_SWEEP = ("checkpoint/clients", ".hydra", "summary.json", ".lock")
 
 
 @pytest.mark.parametrize(
     ("place", "target", "in_sweep"),
     [
-        *(pytest.param(*link, False, marks=() if link[0] in FEW else pytest.mark.slow) for link in LINKS),
-        *(pytest.param(*link, True, marks=() if link[0] in IN_SWEEP else pytest.mark.slow) for link in LINKS),
+        *(
+            pytest.param(*link, False, marks=() if link[0] in FEW else pytest.mark.slow)
+            for link in LINKS
+        ),
+        *(
+            pytest.param(*link, True, marks=() if link[0] in IN_SWEEP else pytest.mark.slow)
+            for link in LINKS
+        ),
     ],
 )
-def test_a_link_out_of_a_run_directory_is_not_followed(fedexp, theirs, mine, place, target, in_sweep):
+def test_a_link_out_of_a_run_directory_is_not_followed(
+    fedexp, theirs, mine, place, target, in_sweep
+):
     path, before = theirs / place, contents(mine)
     if target == "hydra":
         path.rename(mine.parent / "hydra")
@@ -160,7 +217,8 @@ def test_links_that_stay_inside_and_folders_of_editors_do_not_stop_a_run(fedexp,
     (theirs / "summary.json").unlink()
     for name in (files.CHECKPOINT, files.PREVIOUS):
         (theirs / name).unlink(missing_ok=True)
-    answer = fedexp("resume=theirs")  # from the beginning, so that states are written and old ones removed
+    # from the beginning, so that states are written and old ones removed
+    answer = fedexp("resume=theirs")
     assert answer.code == 0, answer.err
     left = {path.name for path in (theirs / "checkpoint/clients").iterdir()}
     assert {".ipynb_checkpoints", ".x.tmp", "notes.txt"} <= left
@@ -213,7 +271,8 @@ MORE_CALLS = [  # of the same kinds
 
 
 @pytest.mark.parametrize(
-    "arguments", [*CALLS, *(pytest.param(arguments, marks=pytest.mark.slow) for arguments in MORE_CALLS)]
+    "arguments",
+    [*CALLS, *(pytest.param(arguments, marks=pytest.mark.slow) for arguments in MORE_CALLS)],
 )
 def test_hydra_calls_nothing_that_it_was_not_known_to(fedexp, arguments):
     refused(fedexp(*arguments, *SMALL, "rounds=1"))
@@ -247,18 +306,32 @@ def test_options_are_names_and_not_paths(fedexp, tmp_path, override):
 
 def test_no_way_of_writing_it_leaves_the_configuration_directories(fedexp, tmp_path):
     """Also defaults lists in yaml, and names that are put together as Hydra composes."""
-    (tmp_path / "x.yaml").write_text("# @package _global_\n" + yaml.safe_dump(SETTINGS["hydra.callbacks"]))
+    (tmp_path / "x.yaml").write_text(
+        "# @package _global_\n" + yaml.safe_dump(SETTINGS["hydra.callbacks"])
+    )
     (tmp_path / "conf/experiment").mkdir(parents=True)
     (tmp_path / "conf/experiment/mine.yaml").write_text("defaults: [/../x]\n")
-    refused(fedexp("--config-dir", "conf", "experiment=mine", *SMALL), "x: lies outside the configuration directories")
-    refused(fedexp("--config-dir", "conf", "experiment=${oc.decode:.}${oc.decode:.}${oc.env:SLASH,/}x", *SMALL))
+    refused(
+        fedexp("--config-dir", "conf", "experiment=mine", *SMALL),
+        "x: lies outside the configuration directories",
+    )
+    refused(
+        fedexp(
+            "--config-dir",
+            "conf",
+            "experiment=${oc.decode:.}${oc.decode:.}${oc.env:SLASH,/}x",
+            *SMALL,
+        )
+    )
 
 
 def test_a_sweep_is_a_name_and_not_a_path(fedexp, tmp_path):
     refused(fedexp("--multirun", f"sweep={tmp_path}/x"), "sweep=", "is a path")
 
 
-@pytest.mark.parametrize("flag", ["--experimental-rerun", "--experimental-rerun=x.pickle", "--exp=x.pickle"])
+@pytest.mark.parametrize(
+    "flag", ["--experimental-rerun", "--experimental-rerun=x.pickle", "--exp=x.pickle"]
+)
 def test_no_job_is_run_again_from_a_pickle(fedexp, tmp_path, flag):
     (tmp_path / "x.pickle").write_bytes(b"cos\nmkdir\n(S'stolen'\ntR.")
     refused(fedexp(flag, *(["x.pickle"] if "=" not in flag else [])), flag.partition("=")[0])
@@ -270,13 +343,23 @@ def test_what_a_directory_of_the_users_names_may_be_called(fedexp, tmp_path):
     node = {"_target_": "hydra.experimental.callback.Callback"}
     text = "# @package _global_\n" + yaml.safe_dump({"hydra": {"callbacks": {"x": node}}})
     (tmp_path / "conf/experiment/mine.yaml").write_text(text)
-    answer = fedexp("--config-dir", "conf", "experiment=mine", *SMALL, "rounds=1", "hydra.run.dir=run")
+    answer = fedexp(
+        "--config-dir", "conf", "experiment=mine", *SMALL, "rounds=1", "hydra.run.dir=run"
+    )
     assert answer.code == 0, answer.err
-    refused(fedexp("+hydra.callbacks.x={a:1}", f"+hydra.callbacks.x._target_={node['_target_']}", *SMALL))
+    refused(
+        fedexp(
+            "+hydra.callbacks.x={a:1}", f"+hydra.callbacks.x._target_={node['_target_']}", *SMALL
+        )
+    )
 
 
 def test_what_hydra_and_its_plugins_bring_is_known(fedexp):
-    for more in (["hydra/job_logging=default"], ["hydra/job_logging=stdout"], ["hydra/hydra_logging=hydra_debug"]):
+    for more in (
+        ["hydra/job_logging=default"],
+        ["hydra/job_logging=stdout"],
+        ["hydra/hydra_logging=hydra_debug"],
+    ):
         assert fedexp(*more, "--cfg", "all").code == 0
     for launcher in ("joblib", "submitit_local", "submitit_slurm", "basic"):
         answer = fedexp(f"hydra/launcher={launcher}", "--cfg", "hydra")
@@ -294,7 +377,11 @@ def test_a_bomb_of_aliases_is_refused_within_seconds(fedexp, tmp_path, more):
     (tmp_path / "conf/algorithm").mkdir(parents=True)
     (tmp_path / "conf/algorithm/mine.yaml").write_text(BOMB)
     began = time.monotonic()
-    refused(fedexp("--config-dir", "conf", *more), "mine.yaml", "aliases stand for more than 10,000 values")
+    refused(
+        fedexp("--config-dir", "conf", *more),
+        "mine.yaml",
+        "aliases stand for more than 10,000 values",
+    )
     assert time.monotonic() - began < 10
 
 
@@ -319,7 +406,9 @@ def test_a_bomb_of_aliases_in_a_run_directory(fedexp, theirs, name):
 
 def test_aliases_of_a_usual_size_are_read(fedexp, tmp_path):
     (tmp_path / "conf/experiment").mkdir(parents=True)
-    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nseed: &s 3\nrounds: *s\n")
+    (tmp_path / "conf/experiment/mine.yaml").write_text(
+        "# @package _global_\nseed: &s 3\nrounds: *s\n"
+    )
     answer = fedexp("--config-dir", "conf", "experiment=mine", "--cfg", "job")
     assert "rounds: 3\n" in answer.out
 

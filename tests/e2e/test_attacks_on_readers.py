@@ -1,4 +1,5 @@
-"""In the role of an attacker: directories that are only read (report, view, push) lead nowhere and hang nobody."""
+"""In the role of an attacker: directories that are only read (report, view, push) lead nowhere and
+hang nobody."""
 
 import time
 
@@ -77,7 +78,9 @@ def test_a_bomb_in_the_configuration_of_a_run_elsewhere(tmp_path):
     assert elsewhere.config_of(tmp_path) == {"seed": 3, "rounds": 3}
 
 
-@pytest.mark.parametrize("text", ["[]", "5", '"x"', "{", "[" * 100_000, '{"marks": 5, "data": [], "directory": {}}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "5", '"x"', "{", "[" * 100_000, '{"marks": 5, "data": [], "directory": {}}']
+)
 def test_odd_notes_of_how_a_run_began(tmp_path, text):
     (tmp_path / origin.NAME).write_text(text)
     found = origin.read(tmp_path)

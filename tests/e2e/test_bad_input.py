@@ -11,7 +11,10 @@ from fedexp.config.options import conf_directory
 
 CASES = [
     # (arguments, words that the message must have)
-    ("algorithm=fedntdd", ["algorithm=fedntdd", "nearest: 'fedntd'", "fedmultihead, fednova, fedntd"]),
+    (
+        "algorithm=fedntdd",
+        ["algorithm=fedntdd", "nearest: 'fedntd'", "fedmultihead, fednova, fedntd"],
+    ),
     ("dataset=cifar", ["dataset=cifar", "cifar10"]),
     ("algoritm=fedntd", ["algoritm", "nearest: 'algorithm'"]),
     ("local.lrr=0.1", ["local.lrr", "nearest: 'local.lr'"]),
@@ -19,12 +22,22 @@ CASES = [
     ("+algorithm.foo=1", ["algorithm.foo", "no such key"]),
     ("algorithm.beta=1", ["algorithm.beta", "only exists with", "algorithm=fedntd"]),
     ("algorithm=flashback", ["Flashback needs a public set", "public.fraction=0.025"]),
-    ("dataset=cifar10 algorithm=flashback", ["Flashback needs a public set"]),  # before anything is downloaded
+    # before anything is downloaded
+    ("dataset=cifar10 algorithm=flashback", ["Flashback needs a public set"]),
     ("model.hidden=[1000000000000]", ["model: its parameters take", "of memory are free"]),
     ("num_clients=2000", ["num_clients=2000", "1437"]),
-    ("algorithm._target_=fedexp.no.Class", ["algorithm._target_=fedexp.no.Class", "cannot be imported"]),
-    ("algorithm._target_=os.system", ["algorithm._target_=os.system", "outside fedexp", "--config-dir"]),
-    ("++dataset.augmentation._target_=os.system", ["dataset.augmentation._target_=os.system", "outside fedexp"]),
+    (
+        "algorithm._target_=fedexp.no.Class",
+        ["algorithm._target_=fedexp.no.Class", "cannot be imported"],
+    ),
+    (
+        "algorithm._target_=os.system",
+        ["algorithm._target_=os.system", "outside fedexp", "--config-dir"],
+    ),
+    (
+        "++dataset.augmentation._target_=os.system",
+        ["dataset.augmentation._target_=os.system", "outside fedexp"],
+    ),
     ("+hydra.callbacks.x={_target_:os.system}", ["hydra.callbacks.x", "_target_", "--config-dir"]),
     ("hardware=cpu hardware.precision=tf32", ["tf32", "CUDA"]),
     ("forgetting_metric=all eval_interval=2", ["eval_interval=2", "must be 1"]),
@@ -33,19 +46,38 @@ CASES = [
     ("dataset=image_folder", ["image_folder", "dataset.root"]),
     ("num_clients=${nothing}", ["num_clients", "nothing"]),
     ("algorithm=3", ["group", "algorithm=fedntd"]),
-    ("forgetting_metric=[round_drop,degree]", ["group", "forgetting_metric=all measures all of them"]),
+    (
+        "forgetting_metric=[round_drop,degree]",
+        ["group", "forgetting_metric=all measures all of them"],
+    ),
     ("--multrun seed=0,1", ["--multrun", "nearest: '--multirun'"]),
     ("--cfg nothing", ["fedexp: argument --cfg/-c: invalid choice: 'nothing'"]),
     ("alpha=[", ["alpha=["]),
     ("rounds", ["rounds: not of the form key=value, and no subcommand"]),
-    ("rounds=5;6", ["rounds=5;6", "key=value (the character ; needs quotes around the value, as in 'key=\"a;b\"')"]),
-    ("seed=0,1,2", ["seed=0,1,2: several values", "fedexp --multirun seed=0,1,2", "a list is written seed=[0,1,2]"]),
+    (
+        "rounds=5;6",
+        [
+            "rounds=5;6",
+            "key=value (the character ; needs quotes around the value, as in 'key=\"a;b\"')",
+        ],
+    ),
+    (
+        "seed=0,1,2",
+        [
+            "seed=0,1,2: several values",
+            "fedexp --multirun seed=0,1,2",
+            "a list is written seed=[0,1,2]",
+        ],
+    ),
     ("lr=0.1", ["lr: no such option or key (nearest: 'local.lr')"]),
     ("partition=Dirichlett", ["partition=Dirichlett: no such option"]),
     ("resume=nowhere", ["resume=nowhere", "not a run directory"]),
     ("--multirun resume=nowhere", ["resume", "single run"]),
     # Several errors are shown at once.
-    ("rounds=0 algorithm=fedntd algorithm.beta=-1 algorithm.tau=0 alpha=0", ["rounds", "beta", "tau", "alpha=0"]),
+    (
+        "rounds=0 algorithm=fedntd algorithm.beta=-1 algorithm.tau=0 alpha=0",
+        ["rounds", "beta", "tau", "alpha=0"],
+    ),
 ]
 MORE = [  # of the same kinds, and one that makes a large model
     ("dataset=mnist dataset.url=ftp://x", ["dataset.url"]),
@@ -53,7 +85,10 @@ MORE = [  # of the same kinds, and one that makes a large model
     ("partition=file", ["partition.path"]),
     ("--cfg job --package nowhere", ["package 'nowhere' not found"]),
     ("hardware.engine=distributed", ["hardware.engine=distributed", "torchrun"]),
-    ("algorithm=fedka dataset=thucnews model=textcnn", ["dataset=thucnews has text", "FedKA is defined for images"]),
+    (
+        "algorithm=fedka dataset=thucnews model=textcnn",
+        ["dataset=thucnews has text", "FedKA is defined for images"],
+    ),
     ("public.fraction=0.0001", ["public.fraction=0.0001", "1437"]),
     ("targets=high", ["targets=high", "list"]),
     ("scenario.rounds_per_task=0", ["scenario.rounds_per_task=0: must be at least 1"]),
@@ -62,7 +97,10 @@ MORE = [  # of the same kinds, and one that makes a large model
     ("model=resnet18 model.weights=nowhere.pth", ["model.weights=nowhere.pth: must be a file"]),
     ("model={a:1}", ["model={a:1}", "group"]),
     ("algorithm=[0]", ["algorithm=[0]", "group", "algorithm=fedntd"]),
-    ("surrogate.dataset={_target_:os.system}", ["surrogate.dataset._target_=os.system", "outside fedexp"]),
+    (
+        "surrogate.dataset={_target_:os.system}",
+        ["surrogate.dataset._target_=os.system", "outside fedexp"],
+    ),
     ("algorithm._target_=fedexp.models.cnn.CNN", ["must be fedexp.algorithms.base.FedAvg"]),
     ("algorithm=fedalign model=resnet18", ["algorithm=fedalign", "resnet56_bottleneck"]),
     ("algorithm=feddf algorithm.lr=0", ["algorithm.lr=0", "greater than 0"]),
@@ -76,7 +114,10 @@ MORE = [  # of the same kinds, and one that makes a large model
     ("algorithm=fednova algorithm.variant=ccvr_frosen", ["nearest: 'ccvr_frozen'"]),
     ("algorithm=fedka algorithm.dominance=0", ["algorithm.dominance=0", "null"]),
     ("partition=iid min_size=3", ["min_size", "only exists with partition=lda"]),
-    ("shards_per_client=2", ["shards_per_client", "only exists with partition=equal_shards or partition=sharding"]),
+    (
+        "shards_per_client=2",
+        ["shards_per_client", "only exists with partition=equal_shards or partition=sharding"],
+    ),
     ("algorithm=fedavg,fedntd", ["fedexp --multirun algorithm=fedavg,fedntd"]),
     ("seed=range(3)", ["seed=range(3): several values", "--multirun seed=range(3)"]),
     ("targets=[é]", ["the character é needs quotes"]),
@@ -115,9 +156,15 @@ MORE = [  # of the same kinds, and one that makes a large model
     ("hardware.workers=0", ["hardware.workers=0", "at least 1"]),
     ("hardware.convolution=fft", ["hardware.convolution=fft", "grouped, streams"]),
     ("model=torchvision model.name=resnet81", ["model.name=resnet81", "nearest: 'resnet18'"]),
-    ("model=torchvision model.weights=nowhere.pth", ["model.weights=nowhere.pth", "a file that exists"]),
+    (
+        "model=torchvision model.weights=nowhere.pth",
+        ["model.weights=nowhere.pth", "a file that exists"],
+    ),
     ("model=torchvision model.freeze=[layer9]", ["model.freeze=layer9", "nearest: 'layer"]),
-    ("model=torchvision model.name=vit_b_32", ["model: its network cannot read images of 1 x 8 x 8", "224"]),
+    (
+        "model=torchvision model.name=vit_b_32",
+        ["model: its network cannot read images of 1 x 8 x 8", "224"],
+    ),
     ("server.optimizer=adamm", ["server.optimizer=adamm", "nearest: 'adam'"]),
     ("algorithm=feddyn server.optimizer=adam", ["server.optimizer=adam: not with FedDyn"]),
     ("local.schedule=cosinus", ["local.schedule=cosinus", "nearest: 'cosine'"]),
@@ -128,7 +175,10 @@ MORE = [  # of the same kinds, and one that makes a large model
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [pytest.param(*case, id=case[0], marks=() if case in CASES else pytest.mark.slow) for case in (*CASES, *MORE)],
+    [
+        pytest.param(*case, id=case[0], marks=() if case in CASES else pytest.mark.slow)
+        for case in (*CASES, *MORE)
+    ],
 )
 def test_one_message_and_nothing_left(fedexp, tmp_path, arguments, words):
     answer = fedexp(*arguments.split())
@@ -164,7 +214,9 @@ def test_partition_files(fedexp, tmp_path, parts, words):
         (tmp_path / "parts.json").write_text("[" * 100_000)
     else:
         write_json(tmp_path / "parts.json", parts)
-    answer = fedexp("partition=file", "partition.path=parts.json", "num_clients=2", "participation=1")
+    answer = fedexp(
+        "partition=file", "partition.path=parts.json", "num_clients=2", "participation=1"
+    )
     assert answer.code == 2, answer.err
     assert "parts.json" in answer.err
     assert "Traceback" not in answer.err
@@ -196,7 +248,9 @@ def test_missing_and_corrupt_data(fedexp, tmp_path, monkeypatch):
     for split in ("train", "test"):
         (tmp_path / "pictures" / split / "cat").mkdir(parents=True)
         (tmp_path / "pictures" / split / "cat" / "1.png").write_bytes(b"no picture")
-    answer = fedexp("dataset=image_folder", "dataset.root=pictures", "num_clients=1", "participation=1")
+    answer = fedexp(
+        "dataset=image_folder", "dataset.root=pictures", "num_clients=1", "participation=1"
+    )
     assert answer.code == 2
     assert "1.png" in answer.err
     assert not (tmp_path / "outputs").exists()
@@ -212,9 +266,15 @@ def test_missing_and_corrupt_data(fedexp, tmp_path, monkeypatch):
         (b"_target_: [1, 2", ["mine.yaml"]),
         (b"---\n---\na: 1\n", ["mine.yaml", "single document"]),
         (b"\xff\xfe", ["mine.yaml"]),
-        (b"!!python/object/apply:os.system ['touch stolen']", ["mine.yaml", "could not determine a constructor"]),
+        (
+            b"!!python/object/apply:os.system ['touch stolen']",
+            ["mine.yaml", "could not determine a constructor"],
+        ),
         (b"- " * 1000, ["mine.yaml"]),
-        (b"_target_: os.system\ncommand: touch stolen", ["algorithm._target_=os.system: must be a dataclass"]),
+        (
+            b"_target_: os.system\ncommand: touch stolen",
+            ["algorithm._target_=os.system: must be a dataclass"],
+        ),
     ],
 )
 def test_options_of_ones_own_that_cannot_be_read(fedexp, tmp_path, content, words):
@@ -229,18 +289,24 @@ def test_options_of_ones_own_that_cannot_be_read(fedexp, tmp_path, content, word
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["mine.yaml"]
 
 
-@pytest.mark.parametrize("arguments", [["algorithm=fedavg"], ["--multirun", "seed=0,1"], ["--cfg", "job"]])
+@pytest.mark.parametrize(
+    "arguments", [["algorithm=fedavg"], ["--multirun", "seed=0,1"], ["--cfg", "job"]]
+)
 def test_an_option_of_ones_own_with_the_name_of_another_is_refused(fedexp, tmp_path, arguments):
     """Hydra would take that of fedexp without a word."""
     option = tmp_path / "conf_mine" / "algorithm" / "fedavg.yaml"
     option.parent.mkdir(parents=True)
     option.write_text("_target_: mine.FedAvg\n")
     (tmp_path / "conf_mine" / "sweep").mkdir()
-    (tmp_path / "conf_mine" / "sweep" / "benchmark.yaml").write_text("")  # a sweep is read from there
+    # a sweep is read from there
+    (tmp_path / "conf_mine" / "sweep" / "benchmark.yaml").write_text("")
     answer = fedexp("--config-dir", "conf_mine", *arguments)
     assert answer.code == 2, answer.err
     theirs = conf_directory() / "algorithm" / "fedavg.yaml"
-    named = f"fedexp: conf_mine/algorithm/fedavg.yaml: has the name of fedexp's own {theirs}, which would be taken"
+    named = (
+        f"fedexp: conf_mine/algorithm/fedavg.yaml: has the name of fedexp's own {theirs}, which"
+        " would be taken"
+    )
     assert answer.err == f"{named} instead; rename yours, such as to my_fedavg.yaml\n"
     assert [path.name for path in tmp_path.iterdir()] == ["conf_mine"]
     with pytest.raises(ConfigError, match=r"algorithm/fedavg\.yaml: has the name"):
@@ -264,8 +330,16 @@ def test_a_sweep_of_ones_own_that_cannot_be_read(fedexp, tmp_path):
         (b"a: 1", b"{}", ["overrides.yaml: must be a list of overrides"]),
         (b"[1]", b"{}", ["overrides.yaml: must be a list of overrides"]),
         (b"[--config-dir=theirs]", b"{}", ["--config-dir=theirs is not the override of a run"]),
-        (b"['+hydra.callbacks.x={_target_:os.system}']", b"{}", ["hydra.callbacks.x", "not the override of a run"]),
-        (b"[algorithm._target_=os.system]", b"{}", ["algorithm._target_=os.system: lies outside fedexp"]),
+        (
+            b"['+hydra.callbacks.x={_target_:os.system}']",
+            b"{}",
+            ["hydra.callbacks.x", "not the override of a run"],
+        ),
+        (
+            b"[algorithm._target_=os.system]",
+            b"{}",
+            ["algorithm._target_=os.system: lies outside fedexp"],
+        ),
         (b"[]", b"\xff", ["config.yaml: cannot be read"]),
         (b"[]", b"[1]", ["config.yaml: is not the configuration of a run"]),
         (b"[]", b"- " * 1000, ["config.yaml: cannot be read"]),
@@ -282,7 +356,8 @@ def test_run_directories_that_are_not_ours(fedexp, tmp_path, overrides, config, 
         assert word in answer.err
     assert answer.err.count("fedexp:") == 1
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert left - {".lock"} == {"config.yaml", "overrides.yaml"}  # a lock's file stays, see fedexp.rundir.lock
+    # a lock's file stays, see fedexp.rundir.lock
+    assert left - {".lock"} == {"config.yaml", "overrides.yaml"}
 
 
 @pytest.mark.slow
@@ -303,7 +378,10 @@ def test_the_working_directory_stays(fedexp, tmp_path):
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [(["local.lrr=0.1,0.2"], "local.lrr: no such option"), (["seed=0,1", "algorithm=fedavg,fedxx"], "algorithm=fedxx")],
+    [
+        (["local.lrr=0.1,0.2"], "local.lrr: no such option"),
+        (["seed=0,1", "algorithm=fedavg,fedxx"], "algorithm=fedxx"),
+    ],
 )
 def test_a_refused_sweep_leaves_nothing(fedexp, tmp_path, overrides, message):
     answer = fedexp("--multirun", *overrides)

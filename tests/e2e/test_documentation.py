@@ -1,8 +1,10 @@
-"""The commands of README.md and of the other pages, executed; no word of them may name what is not there.
+"""The commands of README.md and of the other pages, executed; no word of them may name what is not
+there.
 
-Every command (a line of a shell block or of an indented block, or `code` that begins with a program) is composed and
-checked; those of fedexp are also run (slow), in an empty directory, with `REDUCED` and small data sets in place of the
-real ones. The rest stands in `NOT_EXECUTED`, with the reason.
+Every command (a line of a shell block or of an indented block, or `code` that begins with a
+program) is composed and checked; those of fedexp are also run (slow), in an empty directory, with
+`REDUCED` and small data sets in place of the real ones. The rest stands in `NOT_EXECUTED`, with the
+reason.
 """
 
 import importlib.util
@@ -39,14 +41,29 @@ CONF = ROOT / "conf"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FAQ = "docs/guide/faq.md"
 # Pages of the repository; one per algorithm is made for the site only.
-WRITTEN = [path.relative_to(ROOT).as_posix() for pattern in ("*.md", "benchmarks/*.md", "docs/[!r]*/*.md", "docs/*.md")
-           for path in sorted(ROOT.glob(pattern))]  # fmt: skip
+WRITTEN = [
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "benchmarks/*.md", "docs/[!r]*/*.md", "docs/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
 SPAN = re.compile(r"`([^`\n]+)`")
-NAME = re.compile("fedexp (report|view|evaluate|figures|push|dashboard|analyse)")  # of a command that wants arguments
-PROGRAMS = ("fedexp", "python", "python3", "make", "pip", "torchrun", "srun", "wandb", "export", "PYTHONPATH=.")
+# of a command that wants arguments
+NAME = re.compile("fedexp (report|view|evaluate|figures|push|dashboard|analyse)")
+PROGRAMS = (
+    "fedexp",
+    "python",
+    "python3",
+    "make",
+    "pip",
+    "torchrun",
+    "srun",
+    "wandb",
+    "export",
+    "PYTHONPATH=.",
+)
 # What stands in a command for something that differs from user to user, and an example of it.
 EXAMPLES = {
     "sweep=<name>": "sweep=fedntd_table1",
@@ -74,18 +91,29 @@ BEFORE = {
     "outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "rounds=1 hydra.run.dir={}",
     "multirun/fedntd_table1": "--multirun sweep=fedntd_table1 algorithm=fedavg,fedntd",
     "multirun/algorithms": "--multirun algorithm=fedavg,fedprox hydra.sweep.dir={}",
-    "multirun/cfed": "scenario=class_incremental algorithm=fedlwf partition=equal_shards hydra.run.dir={}/fedlwf",
+    "multirun/cfed": (
+        "scenario=class_incremental algorithm=fedlwf partition=equal_shards hydra.run.dir={}/fedlwf"
+    ),
 }
 # How much every run is reduced: one client of five, one epoch, one round.
 FLAGS_OF_SEVERAL = ("fedexp.core.pictures", "fedexp.analysis.paper_table")
 EXTRAS = ("joblib", "slurm", "ray", "dashboard")
 WITH_EXTRAS = ("joblib", "safetensors", "optuna", "huggingface", "flower")
-REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participation": "0.2", "figures": "false"}
+REDUCED = {
+    "rounds": "1",
+    "local.epochs": "1",
+    "num_clients": "5",
+    "participation": "0.2",
+    "figures": "false",
+}
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, where the command does not say which.
 PART = {
     "forgetting_benchmark": {"experiment": "benchmark/domain_incremental", "algorithm": "fedavg"},
-    "forgetting_benchmark_digits": {"experiment": "benchmark/digits_class_incremental", "algorithm": "fedavg,fedlwf"},
+    "forgetting_benchmark_digits": {
+        "experiment": "benchmark/digits_class_incremental",
+        "algorithm": "fedavg,fedlwf",
+    },
     "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
     "fedntd_table12": {"algorithm.lambda_": "0,1"},
     "flashback_table1": {"algorithm": "fedavg,flashback"},
@@ -98,12 +126,24 @@ NOT_EXECUTED = {
     "make audit": "needs a network",
     "make constraints": "writes constraints.txt",
     "python tests/e2e/stops.py": "minutes; tests/e2e/test_stops.py runs a part of it",
-    "PYTHONPATH=. fedexp --config-dir conf_mine algorithm=smoothed": "tests/test_contributing.py runs it",
-    "PYTHONPATH=. fedexp --config-dir conf_mine dataset=npz_images data_dir=.": "tests/test_contributing.py runs it",
-    "PYTHONPATH=. fedexp --config-dir conf_mine partition=power_law": "tests/test_contributing.py runs it",
-    "PYTHONPATH=. fedexp --config-dir conf_mine forgetting_metric=worst_class": "tests/test_contributing.py runs it",
-    "PYTHONPATH=. fedexp --config-dir conf_mine model=mlp algorithm=moon": "tests/test_contributing.py runs it",
-    "PYTHONPATH=. fedexp --config-dir conf_mine 'tracker=[lines,wandb]'": "tests/test_contributing.py runs it",
+    "PYTHONPATH=. fedexp --config-dir conf_mine algorithm=smoothed": (
+        "tests/test_contributing.py runs it"
+    ),
+    "PYTHONPATH=. fedexp --config-dir conf_mine dataset=npz_images data_dir=.": (
+        "tests/test_contributing.py runs it"
+    ),
+    "PYTHONPATH=. fedexp --config-dir conf_mine partition=power_law": (
+        "tests/test_contributing.py runs it"
+    ),
+    "PYTHONPATH=. fedexp --config-dir conf_mine forgetting_metric=worst_class": (
+        "tests/test_contributing.py runs it"
+    ),
+    "PYTHONPATH=. fedexp --config-dir conf_mine model=mlp algorithm=moon": (
+        "tests/test_contributing.py runs it"
+    ),
+    "PYTHONPATH=. fedexp --config-dir conf_mine 'tracker=[lines,wandb]'": (
+        "tests/test_contributing.py runs it"
+    ),
     "fedexp model=timm model.name=vit_tiny_patch16_224 model.weights=DEFAULT model.freeze=[backbone]": (
         "needs a network; tests/test_own_models.py makes a smaller one"
     ),
@@ -113,18 +153,25 @@ NOT_EXECUTED = {
     "fedexp partition=flower partition.name=DirichletPartitioner 'partition.options={alpha: 0.5}' num_clients=10": (
         "an extra; tests/test_hub.py runs it"
     ),
-    "fedexp model=timm model.name=vit_tiny_patch16_224 model.weights=DEFAULT model.lora.rank=8 "
-    "model.lora.targets=[qkv,proj]": "needs a network; tests/test_lora.py makes a smaller one",
+    "fedexp model=timm model.name=vit_tiny_patch16_224 model.weights=DEFAULT model.lora.rank=8 model.lora.targets=[qkv,proj]": (
+        "needs a network; tests/test_lora.py makes a smaller one"
+    ),
     "fedexp tracker=tensorboard": "an extra; tests/test_more_trackers.py runs it",
-    "fedexp tracker=mlflow tracker.experiment=trials": "an extra; tests/test_more_trackers.py runs it",
-    "fedexp 'tracker=[wandb,tensorboard]' tracker.wandb.mode=offline": "an extra; tests/test_more_trackers.py runs it",
+    "fedexp tracker=mlflow tracker.experiment=trials": (
+        "an extra; tests/test_more_trackers.py runs it"
+    ),
+    "fedexp 'tracker=[wandb,tensorboard]' tracker.wandb.mode=offline": (
+        "an extra; tests/test_more_trackers.py runs it"
+    ),
     "pip install 'fedexp[timm]'": "needs a package index",
     "pip install 'fedexp[tensorboard,mlflow]'": "needs a package index",
     "fedexp hardware=gpu hardware.engine=workers": "needs GPUs",
     "torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=10.0.0.1 --master-port=29500 -m fedexp": (
         "needs two machines"
     ),
-    'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1) MASTER_PORT=29500': "needs Slurm",
+    'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1) MASTER_PORT=29500': (
+        "needs Slurm"
+    ),
     "srun --kill-on-bad-exit=1 fedexp hardware.engine=distributed": "needs Slurm",
     "export RAY_AUTH_MODE=token": "needs a Ray cluster",
     "wandb login": "needs an account",
@@ -136,8 +183,9 @@ NOT_EXECUTED = {
     **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in WITH_EXTRAS},
     "ray start --head --port=6379": "needs Ray, and starts what outlives the test",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
-    "fedexp --multirun hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 "
-    "hydra.launcher.cpus_per_task=8 sweep=fedntd_table1": "needs Slurm",
+    "fedexp --multirun hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 hydra.launcher.cpus_per_task=8 sweep=fedntd_table1": (
+        "needs Slurm"
+    ),
     "fedexp \\| head": "tests/e2e/test_run.py does it",
     "python -m fedexp.report": "its name only, in the list of changes",
     "python -m fedexp.view": "its name only, in the list of changes",
@@ -145,7 +193,9 @@ NOT_EXECUTED = {
     "python -m fedexp.wandb_push": "its name only, in the list of changes",
     "python -m fedexp.dashboard": "its name only, in the list of changes",
     "fedexp push run": "tests/e2e/test_wandb.py does it",
-    "fedexp push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "tests/e2e/test_wandb.py does it",
+    "fedexp push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": (
+        "tests/e2e/test_wandb.py does it"
+    ),
     "fedexp dashboard team/fedexp": "needs an account",
     "fedexp reproduction": "needs the committed tables; tests/test_reproduction.py does it",
     "fedexp reproduction --check": "the same",
@@ -154,7 +204,9 @@ NOT_EXECUTED = {
         "jobs of data sets that are not there; tests/test_budget.py runs two sweeps in one command"
     ),
     **{
-        f"fedexp --multirun hydra/launcher=ray hydra.launcher.ray.{option} sweep=fedntd_table1": "needs Ray"
+        f"fedexp --multirun hydra/launcher=ray hydra.launcher.ray.{option} sweep=fedntd_table1": (
+            "needs Ray"
+        )
         for option in ("init.address=<head>:6379", "remote.num_gpus=0.5")
     },
     **{
@@ -248,10 +300,14 @@ def small_pictures() -> Iterator[str]:
     """Commands of the papers' pages whose picture is shown there."""
     for path in (ROOT / "docs" / "papers").glob("*.md"):
         commands = commands_of(path.read_text(encoding="utf-8"))
-        yield from (each for each in commands if re.search(r"sweep=\w+_fig\w+ .*dataset=digits", each))
+        yield from (
+            each for each in commands if re.search(r"sweep=\w+_fig\w+ .*dataset=digits", each)
+        )
 
 
-NOT_EXECUTED |= dict.fromkeys(small_pictures(), "minutes; tests/test_paper_figures.py draws the same pictures")
+NOT_EXECUTED |= dict.fromkeys(
+    small_pictures(), "minutes; tests/test_paper_figures.py draws the same pictures"
+)
 
 
 @cache
@@ -273,10 +329,16 @@ def arguments_of(command: str) -> list[str] | None:
     """What the command line of `fedexp` gets from a command; None: another program's."""
     words = shlex.split(command)
     if words[0] == "make":
-        return next((word.removeprefix("ARGS=").split() for word in words if word.startswith("ARGS=")), None)
+        return next(
+            (word.removeprefix("ARGS=").split() for word in words if word.startswith("ARGS=")), None
+        )
     if "fedexp" not in words or words[0] in ("pip", "export"):
         return None
-    return list(itertools.takewhile(lambda word: word not in ("|", "\\|"), words[words.index("fedexp") + 1 :]))
+    return list(
+        itertools.takewhile(
+            lambda word: word not in ("|", "\\|"), words[words.index("fedexp") + 1 :]
+        )
+    )
 
 
 def subcommand(arguments: Sequence[str]) -> Subcommand | None:
@@ -288,7 +350,8 @@ def subcommand(arguments: Sequence[str]) -> Subcommand | None:
 
 
 def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """Overrides of as many jobs as it takes to see every value of a multirun; of a named sweep, its first ones."""
+    """Overrides of as many jobs as it takes to see every value of a multirun; of a named sweep, its
+    first ones."""
     asked = sort_out([a for a in arguments if not a.startswith("resume=")])
     if {"--help", "--config-dir", "--shell-completion"} & set(asked.flags):
         return
@@ -300,12 +363,14 @@ def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
             yield [axis[i % len(axis)] for axis in axes]
 
 
-ALWAYS_FITS = re.compile(r"(seed|rounds)=\d+|tracker=none")  # so that fewer configurations are to be composed
+# so that fewer configurations are to be composed
+ALWAYS_FITS = re.compile(r"(seed|rounds)=\d+|tracker=none")
 
 
 @cache
 def compose_and_check(job: frozenset[str]) -> None:
-    """Whether every option, key and value exists and they go together, as far as that can be said without data."""
+    """Whether every option, key and value exists and they go together, as far as that can be said
+    without data."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         built = build(compose("config", sorted(job)))
     check(built, Metrics((built.forgetting_metric,)))
@@ -313,7 +378,9 @@ def compose_and_check(job: frozenset[str]) -> None:
 
 def check_options(command: str) -> None:
     if called := subcommand(arguments_of(command) or ()):
-        files = [importlib.util.find_spec(name).origin for name in (called.module, *FLAGS_OF_SEVERAL)]
+        files = [
+            importlib.util.find_spec(name).origin for name in (called.module, *FLAGS_OF_SEVERAL)
+        ]
         source = "".join(Path(file).read_text(encoding="utf-8") for file in files)
         flags = [word.partition("=")[0] for word in shlex.split(command) if word.startswith("--")]
         assert all(f'"{flag}"' in source for flag in flags if flag != "--help"), command
@@ -346,7 +413,9 @@ def test_every_page_of_the_repository_is_read():
 
 def test_no_command_is_left_out_silently():
     """What is not run has a reason, and no reason is left of a command that has gone."""
-    assert {c for c in commands() if not ours(c)} <= NOT_EXECUTED.keys(), "run it, or say in NOT_EXECUTED why not"
+    assert {c for c in commands() if not ours(c)} <= NOT_EXECUTED.keys(), (
+        "run it, or say in NOT_EXECUTED why not"
+    )
     assert NOT_EXECUTED.keys() <= commands().keys(), "not in the documentation any more"
 
 
@@ -356,7 +425,8 @@ FOREIGN = "smooth|--shell-completion|allow_pickle|train_transform"  # of others,
 def test_options_in_running_text():
     """`key=value` in a sentence: the key exists, and so does the value where it names an option."""
     known = {*known_keys(CONF, []), *(path.name for path in CONF.iterdir() if path.is_dir())}
-    short = {key.rpartition(".")[2] for key in known}  # on the page of a group its keys go without its name
+    # on the page of a group its keys go without its name
+    short = {key.rpartition(".")[2] for key in known}
     others = ("hydra", "wandb", "pip", "make", "eval", "resume", "key=value", "group=option")
     for page, text in texts().items():
         for span in SPAN.findall(FENCE.sub("", text)):
@@ -364,13 +434,21 @@ def test_options_in_running_text():
                 if not span.startswith(others) and not re.search(FOREIGN, span):
                     assert key in known or key in short, f"{page}: `{span}`"
                     attack = ".." in value  # what docs/security.md says is refused
-                    option = re.fullmatch(r"[\w./-]+", value) and (CONF / key).is_dir() and value != "null"
-                    assert attack or not option or (CONF / key / f"{value}.yaml").exists(), f"{page}: `{span}`"
+                    option = (
+                        re.fullmatch(r"[\w./-]+", value)
+                        and (CONF / key).is_dir()
+                        and value != "null"
+                    )
+                    assert attack or not option or (CONF / key / f"{value}.yaml").exists(), (
+                        f"{page}: `{span}`"
+                    )
 
 
 def program_of(path: Path) -> Path:
     """The file of the function `main` that a module of one import takes it from."""
-    found = re.search(r"^from (fedexp\.\S+) import main$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(
+        r"^from (fedexp\.\S+) import main$", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
     return ROOT / "src" / f"{found[1].replace('.', '/')}.py" if found else path
 
 
@@ -378,19 +456,34 @@ def test_make_pip_and_python_commands_name_what_there_is():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     for command, page in commands().items():
         words = shlex.split(command)
         if words[0] == "make":
             given = [word.partition("=")[0] for word in words if "=" in word]
-            assert {w for w in words[1:] if "=" not in w} <= targets and set(given) <= variables, (page, command)  # noqa: PT018
+            named = {word for word in words[1:] if "=" not in word}
+            assert named <= targets, (page, command)
+            assert set(given) <= variables, (page, command)
         if words[0] == "pip":
-            named = {name for word in words for group in re.findall(r"\[(.*)\]", word) for name in group.split(",")}
+            named = {
+                name
+                for word in words
+                for group in re.findall(r"\[(.*)\]", word)
+                for name in group.split(",")
+            }
             assert named <= extras.keys(), (page, command)
         if words[:2] == ["python", "-m"] and words[2] != "build":
-            file = ROOT / ("src" if words[2].startswith("fedexp") else "") / words[2].replace(".", "/")
+            file = (
+                ROOT / ("src" if words[2].startswith("fedexp") else "") / words[2].replace(".", "/")
+            )
             alias = ROOT / "src/fedexp/cli/aliases" / f"{words[2].removeprefix('fedexp.')}.py"
-            sources = [path for path in (file.with_suffix(".py"), file / "__main__.py", alias) if path.exists()]
+            sources = [
+                path
+                for path in (file.with_suffix(".py"), file / "__main__.py", alias)
+                if path.exists()
+            ]
             assert sources, (page, command)
             flags = [word.partition("=")[0] for word in words[3:] if word.startswith("--")]
             text = program_of(sources[0]).read_text(encoding="utf-8")
@@ -402,9 +495,16 @@ def test_make_pip_and_python_commands_name_what_there_is():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small data sets under the names of real ones: 10 classes of images, texts of three classes a task."""
+    """Small data sets under the names of real ones: 10 classes of images, texts of three classes a
+    task."""
     directory, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for name, size in (("mnist", 28), ("fashion_mnist", 28), ("cifar10", 32), ("caltech256", 32), ("photos", 32)):
+    for name, size in (
+        ("mnist", 28),
+        ("fashion_mnist", 28),
+        ("cifar10", 32),
+        ("caltech256", 32),
+        ("photos", 32),
+    ):
         for split, label, k in itertools.product(("train", "test"), range(10), range(22)):
             folder = directory / name / split / f"{label:03}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -414,27 +514,46 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("thucnews", "sina2019", "sogoucs"):
         (directory / name).mkdir()
         for split in ("train", "test"):
-            rows = [f"{chr(0x4E00 + label)}{chr(0x4E20 + k)}\t{label}" for label in range(10) for k in range(22)]
+            rows = [
+                f"{chr(0x4E00 + label)}{chr(0x4E20 + k)}\t{label}"
+                for label in range(10)
+                for k in range(22)
+            ]
             (directory / name / f"{split}.txt").write_text("\n".join(rows), encoding="utf-8")
-        (directory / name / "class.txt").write_text("\n".join(map(str, range(10))), encoding="utf-8")
+        (directory / name / "class.txt").write_text(
+            "\n".join(map(str, range(10))), encoding="utf-8"
+        )
     words = [chr(0x4E00 + k) for k in range(60)]
     vocabulary = json.dumps({word: k for k, word in enumerate(words)})
     (directory / "thucnews" / "vocab.json").write_text(vocabulary, encoding="utf-8")
     vectors = rng.normal(size=(len(words), 20)).astype(np.float32)
     np.savez(directory / "thucnews" / "embedding_Tencent.npz", embeddings=vectors)
     posts = [f"{chr(0x4E00 + k % 40)},0" for k in range(220)]
-    (directory / "thucnews" / "weibo_surrogate.csv").write_text("\n".join(["content,target", *posts]), encoding="utf-8")
+    (directory / "thucnews" / "weibo_surrogate.csv").write_text(
+        "\n".join(["content,target", *posts]), encoding="utf-8"
+    )
     return directory
 
 
 def reduced(arguments: Sequence[str]) -> list[str]:
     """The same command on small data, one round long."""
-    if subcommand(arguments) or any(a.startswith("resume=") or a in ("--help", "--cfg") for a in arguments):
+    if subcommand(arguments) or any(
+        a.startswith("resume=") or a in ("--help", "--cfg") for a in arguments
+    ):
         return [re.sub(r"^rounds=\d+$", "rounds=2", a) for a in arguments]
     launcher = importlib.util.find_spec("joblib") is None
-    kept = [a for a in arguments if not (launcher and a.startswith(("hydra/launcher", "hydra.launcher")))]
-    kept = [a for a in kept if a not in ("tracker=none", "--multirun") or (a == "--multirun" and len(kept) > 1)]
-    most = "" if "sweep=" in str(kept) or "precision=bf16" in str(kept) else ",[^,]+"  # of a list's values: one, or two
+    kept = [
+        a
+        for a in arguments
+        if not (launcher and a.startswith(("hydra/launcher", "hydra.launcher")))
+    ]
+    kept = [
+        a
+        for a in kept
+        if a not in ("tracker=none", "--multirun") or (a == "--multirun" and len(kept) > 1)
+    ]
+    # of a list's values: one, or two
+    most = "" if "sweep=" in str(kept) or "precision=bf16" in str(kept) else ",[^,]+"
     kept = [re.sub(rf"^((?:seed|algorithm)=[^,]+{most}),.*", r"\1", a) for a in kept]
     kept = [re.sub(r"(n_trials)=\d+$", r"\1=2", a) for a in kept]
     kept = [re.sub(r"fedntd/cinic10_s2,(?=fedntd/cifar10)", "", a) for a in kept]  # a download
@@ -446,9 +565,13 @@ def reduced(arguments: Sequence[str]) -> list[str]:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)
     if (sweep := given.get("sweep")) is not None:
         changes |= {key: value for key, value in PART.get(sweep, {}).items() if key not in given}
-    if "surrogate.dataset" in given or "cfed/" in given.get("experiment", changes.get("experiment", "")):
+    if "surrogate.dataset" in given or "cfed/" in given.get(
+        "experiment", changes.get("experiment", "")
+    ):
         changes["surrogate.total_shards"] = "10"
-    return [a for a in kept if a.split("=")[0] not in changes] + [f"{k}={v}" for k, v in changes.items()]
+    return [a for a in kept if a.split("=")[0] not in changes] + [
+        f"{k}={v}" for k, v in changes.items()
+    ]
 
 
 @pytest.mark.slow
@@ -459,7 +582,9 @@ def test_commands(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDEXP_DATA", str(data))
     (tmp_path / "photos").symlink_to(data / "photos")
     (tmp_path / "flowers").symlink_to(data / "photos" / "train")  # no test folder
-    mine = [c for c, first in commands().items() if first == page and ours(c) and c not in NOT_EXECUTED]
+    mine = [
+        c for c, first in commands().items() if first == page and ours(c) and c not in NOT_EXECUTED
+    ]
     words = [word for command in mine for word in shlex.split(command)]
     for name, before in BEFORE.items():
         if any(word.split("=")[-1] in (name, f"{name}/partition.npz") for word in words):
@@ -467,7 +592,8 @@ def test_commands(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
             assert done.code == 0, done.err
     done_already: set[tuple[str, ...]] = set()
     for command in mine:
-        same = tuple(sorted(reduced(shlex.split(command))))  # several examples are one when they are reduced
+        # several examples are one when they are reduced
+        same = tuple(sorted(reduced(shlex.split(command))))
         if same not in done_already:
             code, error = execute(command, fedexp, monkeypatch)
             assert code == 0, f"{command}\n{error}"
@@ -481,11 +607,18 @@ def execute(command, fedexp, monkeypatch) -> tuple[int, str]:
         done = fedexp(*reduced(words[1:]))
         return done.code, done.err
     if words[0] == "torchrun":
-        program = [str(Path(sys.executable).with_name("torchrun")), *words[1 : words.index("fedexp") + 1]]
+        program = [
+            str(Path(sys.executable).with_name("torchrun")),
+            *words[1 : words.index("fedexp") + 1],
+        ]
         options = [a for a in reduced(arguments_of(command)) if not a.startswith("hardware.engine")]
         environment = os.environ | {"PYTHONPATH": str(SOURCE)}
         ended = subprocess.run(
-            [*program, *options, "tracker=none"], env=environment, capture_output=True, text=True, timeout=900
+            [*program, *options, "tracker=none"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
         )
         return ended.returncode, ended.stderr
     monkeypatch.setattr(sys, "argv", words[2:])
@@ -505,7 +638,9 @@ def test_a_wrong_option_is_found(command):
 
 # --- messages
 
-ENTRY = re.compile(r"^### (.+?)\n\n```sh\n(.+?)\n```\n\n```text\n(.+?)\n```", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(
+    r"^### (.+?)\n\n```sh\n(.+?)\n```\n\n```text\n(.+?)\n```", re.MULTILINE | re.DOTALL
+)
 
 
 ENTRIES = ENTRY.findall((ROOT / FAQ).read_text(encoding="utf-8"))
@@ -516,7 +651,9 @@ def test_every_command_of_the_faq_has_its_message():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lines", "message"), [entry[1:] for entry in ENTRIES], ids=[entry[0] for entry in ENTRIES])
+@pytest.mark.parametrize(
+    ("lines", "message"), [entry[1:] for entry in ENTRIES], ids=[entry[0] for entry in ENTRIES]
+)
 def test_errors_of_the_faq(lines, message, fedexp, monkeypatch):
     """Each command prints the message below it, to the letter but for `...`."""
     monkeypatch.setenv("FEDEXP_DATA", "data")

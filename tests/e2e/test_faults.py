@@ -1,7 +1,8 @@
-"""Disks that are full, limited, read-only or gone, clocks that jump, locks of the dead; kills are in test_processes.
+"""Disks that are full, limited, read-only or gone, clocks that jump, locks of the dead; kills are
+in test_processes.
 
-Each fault ends a run with one message and exit code 1 (2 where it has not begun) and keeps the last good state; once
-it is mended, `resume=` goes on to the result of the undisturbed run.
+Each fault ends a run with one message and exit code 1 (2 where it has not begun) and keeps the last
+good state; once it is mended, `resume=` goes on to the result of the undisturbed run.
 """
 
 import errno
@@ -48,7 +49,11 @@ def disk(tmp_path):
     folder = tmp_path / "disk"
 
     def call(options: str) -> None:
-        how = ["-o", f"remount,{options}"] if folder.is_mount() else ["-t", "tmpfs", "-o", options, "tmpfs"]
+        how = (
+            ["-o", f"remount,{options}"]
+            if folder.is_mount()
+            else ["-t", "tmpfs", "-o", options, "tmpfs"]
+        )
         folder.mkdir(exist_ok=True)
         done = subprocess.run(["mount", *how, str(folder)], capture_output=True, text=True)
         if done.returncode:
@@ -89,11 +94,15 @@ def assert_fails(answer, *words: str) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk(fedexp, tmp_path, whole, disk):
-    """Beside the other files, it has room for two and a half checkpoints with their clients' states; with more room the
-    run goes on."""
+    """Beside the other files, it has room for two and a half checkpoints with their clients'
+    states; with more room the run goes on."""
     page = resource.getpagesize()  # a file takes whole ones
-    taken = {path: -(-path.stat().st_size // page) * page for path in whole.rglob("*") if path.is_file()}
-    others = sum(size for path, size in taken.items() if "checkpoint" not in path.relative_to(whole).parts)
+    taken = {
+        path: -(-path.stat().st_size // page) * page for path in whole.rglob("*") if path.is_file()
+    }
+    others = sum(
+        size for path, size in taken.items() if "checkpoint" not in path.relative_to(whole).parts
+    )
     states = 4 * max(taken[path] for path in whole.glob("checkpoint/clients/*"))
     size = others + 2.5 * taken[whole / "checkpoint/latest.pt"] + states
     disk(f"size={int(size)}")
@@ -102,7 +111,12 @@ def test_a_full_disk(fedexp, tmp_path, whole, disk):
     kept = checkpoint.kept(run)
     assert kept is not None
     assert kept < 4
-    assert_fails(answer, "disk/run/", "cannot be written (No space left on device)", f"after round {kept} is kept")
+    assert_fails(
+        answer,
+        "disk/run/",
+        "cannot be written (No space left on device)",
+        f"after round {kept} is kept",
+    )
     assert "fedexp resume=disk/run" in answer.err
     assert_whole_files(run)
     assert not list(run.rglob("*.tmp"))
@@ -122,7 +136,11 @@ def test_a_disk_without_room_for_the_first_checkpoint(fedexp, tmp_path, monkeypa
 
     monkeypatch.setattr(storage, "save_tree", full)
     answer = fedexp(*RUN, "rounds=1", "hydra.run.dir=run")
-    assert_fails(answer, "No space left on device", "No state was saved; begin again with:  fedexp resume=run\n")
+    assert_fails(
+        answer,
+        "No space left on device",
+        "No state was saved; begin again with:  fedexp resume=run\n",
+    )
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     answer = fedexp("resume=run", "tracker=none")
@@ -133,12 +151,18 @@ def test_a_disk_without_room_for_the_first_checkpoint(fedexp, tmp_path, monkeypa
 def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = (whole / "checkpoint/latest.pt").stat().st_size - 1000
-    at_round(3, monkeypatch, lambda directory: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1])))
+    at_round(
+        3,
+        monkeypatch,
+        lambda directory: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1])),
+    )
     try:
         answer = fedexp(*RUN, "hydra.run.dir=run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert_fails(answer, "checkpoint/latest.pt: cannot be written (File too large)", "after round 2 is kept")
+    assert_fails(
+        answer, "checkpoint/latest.pt: cannot be written (File too large)", "after round 2 is kept"
+    )
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
     assert "File too large" in (tmp_path / "run/error.txt").read_text()
     assert_whole_files(tmp_path / "run")
@@ -166,11 +190,14 @@ def test_a_read_only_directory(fedexp, tmp_path, whole, disk):
 
 @pytest.mark.slow
 def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
-    """Nothing is left to save; what is not there is not made again, so that nobody takes it for a run."""
+    """Nothing is left to save; what is not there is not made again, so that nobody takes it for a
+    run."""
     at_round(2, monkeypatch, shutil.rmtree)
     answer = fedexp(*RUN, "hydra.run.dir=run")
     assert_fails(
-        answer, "removed or moved while the run went on", "No state was saved; begin again with:  the same command"
+        answer,
+        "removed or moved while the run went on",
+        "No state was saved; begin again with:  the same command",
     )
     assert not (tmp_path / "run").exists()
 
@@ -200,7 +227,9 @@ def test_a_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
     answer = fedexp(*RUN, "hydra.run.dir=run")
     assert answer.code == 0, answer.err
     assert_same_run(tmp_path / "run", whole)
-    header, *rows = [line.split(",") for line in (tmp_path / "run/rounds.csv").read_text().splitlines()]
+    header, *rows = [
+        line.split(",") for line in (tmp_path / "run/rounds.csv").read_text().splitlines()
+    ]
     seconds = [float(row[header.index("seconds")]) for row in rows[1:]]
     assert all(0 < value < 100 for value in seconds)
 
@@ -229,7 +258,8 @@ def test_a_failure_is_new_whatever_the_clock_says(tmp_path):
     ids=["a number that another process has now", "another host, in the future", "half written"],
 )
 def test_locks_of_the_dead_are_taken_over(tmp_path, owner):
-    """What counts is the lock of the operating system, which died with its owner; no number is looked up."""
+    """What counts is the lock of the operating system, which died with its owner; no number is
+    looked up."""
     (tmp_path / LOCK).touch()
     (tmp_path / OWNER).write_text("{" if owner is None else json.dumps(owner))
     with occupied(tmp_path):

@@ -22,10 +22,14 @@ def shelf(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(fedexp, shelf, tmp_path) -> Path:
-    """A run of RUN as the code of then left it: with the paths that its classes had, and without fingerprint.json."""
+    """A run of RUN as the code of then left it: with the paths that its classes had, and without
+    fingerprint.json."""
     if not (shelf / "run").exists():
-        with pytest.MonkeyPatch.context() as patch:  # the code of then timed nothing: the instruction set decided
-            patch.setattr("fedexp.training.prepare.with_fastest_way", lambda hardware, *rest: hardware)
+        # the code of then timed nothing: the instruction set decided
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "fedexp.training.prepare.with_fastest_way", lambda hardware, *rest: hardware
+            )
             assert fedexp(*RUN, f"hydra.run.dir={shelf}/run").code == 0
     directory = Path(shutil.copytree(shelf / "run", tmp_path / "run"))
     (directory / "fingerprint.json").unlink()
@@ -80,7 +84,11 @@ def test_the_former_name_of_an_option_is_accepted(fedexp):
     """With one line that tells the new one."""
     former_names.notice.cache_clear()
     old, new = (fedexp(f"partition={name}", "--cfg", "job") for name in ("shards", "equal_shards"))
-    assert old.err == "fedexp: partition=shards: has become partition=equal_shards; the old name is still accepted\n"
+    assert (
+        old.err
+        == "fedexp: partition=shards: has become partition=equal_shards; the old name is still"
+        " accepted\n"
+    )
     assert (old.code, new.code, new.err) == (0, 0, "")
     assert old.out == new.out
     assert "_target_: fedexp.data.partition.Shards" in new.out
@@ -100,14 +108,34 @@ def images(root: Path) -> None:
                 picture.save(root / split / label / f"{i}.png")
 
 
-PHOTOS = ("dataset=image_folder", "dataset.mean=[0.5]", "dataset.std=[0.5]", "partition=iid", "num_clients=4")
-PHOTOS = (*PHOTOS, "rounds=2", "participation=0.5", "local.epochs=1", "figures=false", "checkpoint_interval=1")
-PHOTOS = (*PHOTOS, "hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "local.lr=0.001")
+PHOTOS = (
+    "dataset=image_folder",
+    "dataset.mean=[0.5]",
+    "dataset.std=[0.5]",
+    "partition=iid",
+    "num_clients=4",
+)
+PHOTOS = (
+    *PHOTOS,
+    "rounds=2",
+    "participation=0.5",
+    "local.epochs=1",
+    "figures=false",
+    "checkpoint_interval=1",
+)
+PHOTOS = (
+    *PHOTOS,
+    "hardware=cpu",
+    "hardware.engine=sequential",
+    "hardware.threads=1",
+    "local.lr=0.001",
+)
 
 
 @pytest.mark.slow
 def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
-    """A relative dataset.root begins where the run did; moved images are found again by what they are."""
+    """A relative dataset.root begins where the run did; moved images are found again by what they
+    are."""
     images(tmp_path / "photos")
     assert fedexp(*PHOTOS, "dataset.root=photos", "hydra.run.dir=run").code == 0
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
@@ -131,7 +159,8 @@ def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_sweep_tells_folders_by_their_images(fedexp, tmp_path):
-    """Two folders of one name are two jobs; the same images at another place are the job that is complete."""
+    """Two folders of one name are two jobs; the same images at another place are the job that is
+    complete."""
     images(tmp_path / "a" / "photos")
     images(tmp_path / "b" / "photos")
     (tmp_path / "b" / "photos" / "train" / "x" / "0.png").unlink()

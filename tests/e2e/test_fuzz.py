@@ -1,6 +1,8 @@
-"""Random bad input: each command ends in a finished run or in one message and exit code 2, and leaves nothing behind.
+"""Random bad input: each command ends in a finished run or in one message and exit code 2, and
+leaves nothing behind.
 
-`make test-fuzz` runs 2,000 cases (`make test-fuzz CASES=20000`); the other tests run the first of them.
+`make test-fuzz` runs 2,000 cases (`make test-fuzz CASES=20000`); the other tests run the first of
+them.
 """
 
 import json
@@ -20,7 +22,8 @@ from fuzzing import IMAGES, TEXTS, Case, cases, source_files
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from PIL import Image
 
-LIMIT = 60  # seconds of a case on the processor; ten times as many on the clock, since the machine may be busy
+# seconds of a case on the processor; ten times as many on the clock, since the machine may be busy
+LIMIT = 60
 
 
 class TooLong(BaseException):
@@ -55,7 +58,9 @@ def run_case(fedexp, data, tmp_path, monkeypatch) -> Iterator[Callable[[Case], s
         raise urllib.error.URLError("no network")
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    before = {number: signal.signal(number, too_long) for number in (signal.SIGALRM, signal.SIGPROF)}
+    before = {
+        number: signal.signal(number, too_long) for number in (signal.SIGALRM, signal.SIGPROF)
+    }
 
     def call(case: Case) -> str:
         directory = tmp_path / "case"
@@ -101,8 +106,13 @@ def judge(case, answer, directory: Path, there: dict) -> str:
     """Fails unless the case ended as it should."""
     now = everything(directory)
     new = sorted(name for name in now if name not in there or now[name] != there[name])
-    kept = [name for name in new if ".fedexp_cache" in name]  # decoded images, which the next run will want
-    new = [name for name in new if name not in kept and not any(each.startswith(f"{name}/") for each in kept)]
+    # decoded images, which the next run will want
+    kept = [name for name in new if ".fedexp_cache" in name]
+    new = [
+        name
+        for name in new
+        if name not in kept and not any(each.startswith(f"{name}/") for each in kept)
+    ]
     lost = sorted(there.keys() - now.keys())
     assert answer.code in (0, 2), f"exit code {answer.code}: {answer.err}"
     assert "Traceback" not in answer.err + answer.out, answer.err
@@ -135,7 +145,9 @@ def finished(fedexp, tmp_path) -> dict[str, bytes]:
         "model.channels=[4,8]",
         "model.hidden=[16]",
     )
-    answer = fedexp(*small, "hardware.threads=1", "hardware.engine=sequential", "hydra.run.dir=finished")
+    answer = fedexp(
+        *small, "hardware.threads=1", "hardware.engine=sequential", "hydra.run.dir=finished"
+    )
     assert answer.code == 0, answer.err
     return source_files(tmp_path / "finished")
 
@@ -161,10 +173,15 @@ def campaign(number: int, start: int, run_case, finished) -> Counter:
             outcomes[run_case(case)] += 1
         except (Exception, TooLong) as error:
             outcomes["failed"] += 1
-            failures.append(f"{case.arguments}\n{without_run(case)}\n  {type(error).__name__}: {str(error)[:3000]}")
+            failures.append(
+                f"{case.arguments}\n{without_run(case)}\n  {type(error).__name__}:"
+                f" {str(error)[:3000]}"
+            )
 
     try_one()
-    report = f"seed {start}: {sum(outcomes.values())} cases: " + ", ".join(f"{v} {k}" for k, v in outcomes.items())
+    report = f"seed {start}: {sum(outcomes.values())} cases: " + ", ".join(
+        f"{v} {k}" for k, v in outcomes.items()
+    )
     print(report)
     assert not failures, f"{report}\n" + "\n\n".join(failures)
     return outcomes
@@ -172,7 +189,11 @@ def campaign(number: int, start: int, run_case, finished) -> Counter:
 
 def without_run(case: Case) -> dict[str, bytes]:
     """The files of a case but for what belongs to a run, which is long."""
-    return {name: content[:2000] for name, content in case.files.items() if name != "there.txt" and "run/" not in name}
+    return {
+        name: content[:2000]
+        for name, content in case.files.items()
+        if name != "there.txt" and "run/" not in name
+    }
 
 
 def test_random_input(run_case, finished):

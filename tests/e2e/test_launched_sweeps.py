@@ -1,4 +1,5 @@
-"""Sweeps under Hydra's launchers: what is said where one cannot work, and real ones beside the basic one."""
+"""Sweeps under Hydra's launchers: what is said where one cannot work, and real ones beside the
+basic one."""
 
 import json
 import os
@@ -16,12 +17,18 @@ from fedexp.core.packages import how_to_install
 
 def test_without_the_extra_it_says_what_to_install(fedexp, monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "importable", lambda module: False)
-    for name, extra in (("joblib", "joblib"), ("submitit_slurm", "slurm"), ("submitit_local", "slurm"), ("ray", "ray")):
+    for name, extra in (
+        ("joblib", "joblib"),
+        ("submitit_slurm", "slurm"),
+        ("submitit_local", "slurm"),
+        ("ray", "ray"),
+    ):
         answer = fedexp("--multirun", f"hydra/launcher={name}", "seed=0,1")
         advice = f"is not installed; {how_to_install(extra)} brings it"
         assert (answer.code, answer.err) == (2, f"fedexp: hydra/launcher={name}: {advice}\n")
     assert not list(tmp_path.iterdir())
-    preview = fedexp("--multirun", "hydra/launcher=ray", "seed=0,1", "preview=true")  # which launches nothing
+    # which launches nothing
+    preview = fedexp("--multirun", "hydra/launcher=ray", "seed=0,1", "preview=true")
     assert preview.out.splitlines()[-1] == "2 jobs: 0 done, 2 new"
 
 
@@ -29,8 +36,10 @@ def test_a_launcher_that_does_not_exist(fedexp, tmp_path):
     answer = fedexp("--multirun", "hydra/launcher=jolib", "seed=0,1")
     assert answer.code == 2
     launchers_there = "basic, joblib, ray, submitit_local, submitit_slurm"
-    assert answer.err == (
-        f"fedexp: hydra/launcher=jolib: no such launcher (nearest: 'joblib'); launchers: {launchers_there}\n"
+    assert (
+        answer.err
+        == "fedexp: hydra/launcher=jolib: no such launcher (nearest: 'joblib'); launchers:"
+        f" {launchers_there}\n"
     )
     answer = fedexp("--multirun", "launcher=joblib", "seed=0,1")
     assert (answer.code, answer.err) == (2, "fedexp: launcher: is hydra/launcher\n")
@@ -44,10 +53,13 @@ def test_jobs_per_gpu_is_checked(fedexp, tmp_path):
 
 @pytest.fixture
 def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
-    """`sweep("joblib", ...)` in sweeps/joblib, where no other sweep looks; its processes import what this one does."""
+    """`sweep("joblib", ...)` in sweeps/joblib, where no other sweep looks; its processes import
+    what this one does."""
     (tmp_path / "broken_algorithm.py").write_text(ALGORITHM)
     (tmp_path / "own/algorithm").mkdir(parents=True)
-    (tmp_path / "own/algorithm/broken.yaml").write_text("# Broken.\n_target_: broken_algorithm.Broken\n")
+    (tmp_path / "own/algorithm/broken.yaml").write_text(
+        "# Broken.\n_target_: broken_algorithm.Broken\n"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCE), str(tmp_path)]))
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -59,7 +71,8 @@ def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
 
 
 def check_against_basic(sweep, launcher: str, *options: str) -> None:
-    """The runs and tables are those of the basic launcher, which has been; jobs that fail leave the others alone."""
+    """The runs and tables are those of the basic launcher, which has been; jobs that fail leave the
+    others alone."""
     answer = sweep(launcher, *GRID, *options)
     assert answer.code == 0, answer.err
     assert f"hydra/launcher={launcher}: 4 jobs" in answer.out
@@ -67,14 +80,21 @@ def check_against_basic(sweep, launcher: str, *options: str) -> None:
     assert len(list(basic.glob("digits_*"))) == 4
     for directory in basic.glob("digits_*"):
         assert_same_run(directory, there / directory.name)
-    assert (there / "rounds_to_target.csv").read_bytes() == (basic / "rounds_to_target.csv").read_bytes()
+    assert (there / "rounds_to_target.csv").read_bytes() == (
+        basic / "rounds_to_target.csv"
+    ).read_bytes()
 
     old = {path.name[:-9] for path in there.glob("digits_*")}
     before = {path: path.stat().st_mtime_ns for path in there.glob("digits_*/summary.json")}
     answer = sweep(launcher, "algorithm=broken,fedavg", "seed=1,2", *options)
     assert answer.code == 1, answer.err
-    assert {path: path.stat().st_mtime_ns for path in before} == before, "what is complete stays as it is"
-    results = {path.parent.name[:-9]: json.loads(path.read_text()) for path in there.glob("digits_*/summary.json")}
+    assert {path: path.stat().st_mtime_ns for path in before} == before, (
+        "what is complete stays as it is"
+    )
+    results = {
+        path.parent.name[:-9]: json.loads(path.read_text())
+        for path in there.glob("digits_*/summary.json")
+    }
     new = {name: result["status"] for name, result in results.items() if name not in old}
     assert new["digits_lda_fedavg_seed2"] == "completed"
     assert new["digits_lda_broken_seed1"] == new["digits_lda_broken_seed2"] == "failed"
@@ -109,7 +129,10 @@ def test_a_killed_process_of_joblib_and_the_same_command_again(sweep, tmp_path):
     assert answer.code == 1
     assert "Traceback" not in answer.err
     assert "hydra/launcher=joblib: TerminatedWorkerError: " in answer.err
-    assert "The same command with hydra.sweep.dir=sweeps/joblib goes on with what is not complete." in answer.err
+    assert (
+        "The same command with hydra.sweep.dir=sweeps/joblib goes on with what is not complete."
+        in answer.err
+    )
     answer = sweep("joblib", *arguments)
     assert answer.code == 0, answer.err
     assert "resuming after round" in (killed.result() / "run.log").read_text()
@@ -121,7 +144,8 @@ def test_a_killed_process_of_joblib_and_the_same_command_again(sweep, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_removed_directory_of_a_job_of_joblib(sweep, tmp_path):
-    """The job is told of and counts as failed; the others and the table are whole; the same command mends it."""
+    """The job is told of and counts as failed; the others and the table are whole; the same command
+    mends it."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     arguments = ("seed=0,1", "rounds=30", "hydra.launcher.n_jobs=2")
     with ThreadPoolExecutor() as pool:
@@ -142,7 +166,11 @@ def test_a_removed_directory_of_a_job_of_joblib(sweep, tmp_path):
 
 def first_job(sweep: Path) -> Path:
     """Return the directory of the first job that has got somewhere."""
-    while not (found := [path for path in sweep.glob("*/rounds.csv") if len(path.read_text().splitlines()) > 3]):
+    while not (
+        found := [
+            path for path in sweep.glob("*/rounds.csv") if len(path.read_text().splitlines()) > 3
+        ]
+    ):
         time.sleep(0.05)
     return found[0].parent
 
@@ -167,6 +195,11 @@ def test_ray(sweep):
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedexp[ray]'")
     assert sweep("basic", *GRID).code == 0
     try:
-        check_against_basic(sweep, "ray", "hydra.launcher.ray.init.address=local", "hydra.launcher.ray.init.num_cpus=2")
+        check_against_basic(
+            sweep,
+            "ray",
+            "hydra.launcher.ray.init.address=local",
+            "hydra.launcher.ray.init.num_cpus=2",
+        )
     finally:
         ray.shutdown()

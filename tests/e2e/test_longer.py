@@ -1,4 +1,5 @@
-"""A run that ends before its last round (`stop`), and one that is given more rounds than it was begun with."""
+"""A run that ends before its last round (`stop`), and one that is given more rounds than it was
+begun with."""
 
 import json
 from pathlib import Path
@@ -27,7 +28,14 @@ def test_more_rounds_are_those_of_a_run_with_as_many_from_the_start(fedexp, tmp_
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     run, whole = (summary_of(tmp_path / name) for name in ("run", "whole"))
     assert run["rounds"] == 4
-    for key in ("status", "fingerprint", "accuracy", "best_accuracy", "forgetting", "rounds_to_target"):
+    for key in (
+        "status",
+        "fingerprint",
+        "accuracy",
+        "best_accuracy",
+        "forgetting",
+        "rounds_to_target",
+    ):
         assert run[key] == whole[key]
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["rounds"] == 4
     again = fedexp("resume=run")
@@ -54,7 +62,9 @@ def odd(tmp_path, monkeypatch):
     """The options of a metric that gives another column from round 3 on."""
     (tmp_path / "odd_for_longer.py").write_text(METRIC)
     (tmp_path / "own/forgetting_metric").mkdir(parents=True)
-    (tmp_path / "own/forgetting_metric/odd.yaml").write_text("_target_: odd_for_longer.Odd\nname: mine\n")
+    (tmp_path / "own/forgetting_metric/odd.yaml").write_text(
+        "_target_: odd_for_longer.Odd\nname: mine\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     return "--config-dir", "own", "forgetting_metric=odd"
 
@@ -71,14 +81,23 @@ def test_what_is_wrong_with_a_run_that_has_begun_is_its_failure(fedexp, tmp_path
 
 def test_a_name_that_is_taken_is_refused_before_anything_is_written(fedexp, tmp_path, odd):
     for name in ("status", "train_loss"):
-        answer = fedexp(*odd, f"forgetting_metric.name={name}", *SMALL, "rounds=1", "hydra.run.dir=run")
+        answer = fedexp(
+            *odd, f"forgetting_metric.name={name}", *SMALL, "rounds=1", "hydra.run.dir=run"
+        )
         assert (answer.code, f"a value is called {name}" in answer.err) == (2, True), answer.err
         assert not (tmp_path / "run").exists()
 
 
 def test_a_complete_run_whose_further_rounds_fail_is_put_back(fedexp, tmp_path, odd):
     assert fedexp(*odd, *SMALL, "rounds=2", "hydra.run.dir=run").code == 0
-    names = ("summary.json", "config.yaml", ".hydra/overrides.yaml", "fingerprint.json", "rounds.csv", "clients.csv")
+    names = (
+        "summary.json",
+        "config.yaml",
+        ".hydra/overrides.yaml",
+        "fingerprint.json",
+        "rounds.csv",
+        "clients.csv",
+    )
     before = {name: (tmp_path / "run" / name).read_bytes() for name in names}
     answer = fedexp(*odd[:2], "resume=run", "rounds=5")
     assert (answer.code, "changed: late" in answer.err) == (1, True), answer.err
@@ -97,20 +116,26 @@ def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path
 
 
 def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
-    """The rates of two rounds there are 0.05 and 0.025; the first two of four rounds would be 0.05 and 0.0427."""
+    """The rates of two rounds there are 0.05 and 0.025; the first two of four rounds would be 0.05
+    and 0.0427."""
     assert fedexp(*RUN, "rounds=2", "local.schedule=cosine", "hydra.run.dir=run").code == 0
     rates = pd.read_csv(tmp_path / "run/rounds.csv")["lr"].iloc[1:]
     assert rates.to_list() == pytest.approx([0.05, 0.025], abs=1e-12)
     before = (tmp_path / "run/config.yaml").read_bytes()
     answer = fedexp("resume=run", "rounds=4")
-    assert (answer.code, "local.schedule=cosine, whose learning rates are those of 2 rounds" in answer.err) == (2, True)
+    assert (
+        answer.code,
+        "local.schedule=cosine, whose learning rates are those of 2 rounds" in answer.err,
+    ) == (2, True)
     assert (tmp_path / "run/config.yaml").read_bytes() == before
 
 
 def test_an_interrupted_run_is_not_given_the_rounds_that_it_has(tmp_path):
     """It was to have nine and is at two: with rounds=2 there would be nothing to go on with."""
     (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.2\n2,0.3\n")
-    with pytest.raises(ConfigError, match="rounds=2: the run there is at round 2 already; more can be asked for"):
+    with pytest.raises(
+        ConfigError, match="rounds=2: the run there is at round 2 already; more can be asked for"
+    ):
         extension.check(tmp_path, {"rounds": 9}, {"rounds": 2})
     extension.check(tmp_path, {"rounds": 9}, {"rounds": 3})
 
@@ -135,26 +160,38 @@ def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_pat
     assert fedexp(*RUN, *held_out, "rounds=5", "hydra.run.dir=whole").code == 0
     answer = fedexp(*RUN, *held_out, "rounds=5", "stop.patience=2", "hydra.run.dir=run")
     assert answer.code == 0, answer.err
-    values = pd.read_csv(tmp_path / "whole/rounds.csv").set_index("round")["validation_accuracy"].loc[1:]
-    expected = next(r for r in values.index if r - values.loc[:r].idxmax() >= 2)  # the first maximum counts
+    values = (
+        pd.read_csv(tmp_path / "whole/rounds.csv").set_index("round")["validation_accuracy"].loc[1:]
+    )
+    # the first maximum counts
+    expected = next(r for r in values.index if r - values.loc[:r].idxmax() >= 2)
     stopped = summary_of(tmp_path / "run")
     assert stopped["status"] == "stopped"
     assert stopped["rounds"] == expected < 5
     assert stopped["stopped"] == {"by": "patience", "patience": 2}
-    assert f"stopped after round {expected} by stop.patience=2. Go on with:  fedexp resume=run" in answer.err
+    assert (
+        f"stopped after round {expected} by stop.patience=2. Go on with:  fedexp resume=run"
+        in answer.err
+    )
     same = fedexp("resume=run")
     assert (same.code, "nothing to do" in same.err) == (0, True)
     more = fedexp("resume=run", "stop.patience=null")
     assert more.code == 0, more.err
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-    assert summary_of(tmp_path / "run")["fingerprint"] == summary_of(tmp_path / "whole")["fingerprint"]
+    assert (
+        summary_of(tmp_path / "run")["fingerprint"] == summary_of(tmp_path / "whole")["fingerprint"]
+    )
 
 
 def test_patience_uses_test_data_only_when_asked(fedexp):
     answer = fedexp(*RUN, "rounds=3", "stop.patience=1", "hydra.run.dir=run")
     assert answer.code == 2
-    assert "needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy" in answer.err
-    asked = fedexp(*RUN, "rounds=3", "stop.patience=1", "stop.metric=test_accuracy", "hydra.run.dir=run")
+    assert (
+        "needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy" in answer.err
+    )
+    asked = fedexp(
+        *RUN, "rounds=3", "stop.patience=1", "stop.metric=test_accuracy", "hydra.run.dir=run"
+    )
     assert asked.code == 0, asked.err
 
 

@@ -13,13 +13,18 @@ from wandb_runs import read_run, run_folders
 
 
 def jobs(tmp_path: Path, order: str = "algorithm") -> list[Path]:
-    """Directories of the jobs by a key of their configuration (the algorithm: as in `choices`), then seed."""
+    """Directories of the jobs by a key of their configuration (the algorithm: as in `choices`),
+    then seed."""
 
     def key(directory: Path) -> tuple:
         config = yaml.safe_load((directory / "config.yaml").read_text())
         return config["choices"].get(order, config.get(order)), config["seed"]
 
-    found = [path for path in (tmp_path / "multirun").glob("*/digits_*") if (path / "config.yaml").exists()]
+    found = [
+        path
+        for path in (tmp_path / "multirun").glob("*/digits_*")
+        if (path / "config.yaml").exists()
+    ]
     return sorted(found, key=key)
 
 
@@ -32,7 +37,11 @@ def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
     answer = fedexp("--multirun", "algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL)
     assert answer.code == 0, answer.err
     names = [directory.name.rpartition("_")[0] for directory in jobs(tmp_path)]
-    assert names == [f"digits_lda_{algorithm}_seed{seed}" for algorithm in ("fedavg", "fedntd") for seed in (0, 1)]
+    assert names == [
+        f"digits_lda_{algorithm}_seed{seed}"
+        for algorithm in ("fedavg", "fedntd")
+        for seed in (0, 1)
+    ]
     assert len({directory.name.rpartition("_")[2] for directory in jobs(tmp_path)}) == 4
     for directory in jobs(tmp_path):
         summary = json.loads((directory / "summary.json").read_text())
@@ -49,21 +58,35 @@ def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
 @pytest.mark.slow
 def test_a_sweep_ends_with_its_report(fedexp, tmp_path):
     small = [option for option in SMALL if not option.startswith("figures")]
-    answer = fedexp("--multirun", "algorithm=fedavg,fedntd", "rounds=2", "forgetting_metric=all", *small)
+    answer = fedexp(
+        "--multirun", "algorithm=fedavg,fedntd", "rounds=2", "forgetting_metric=all", *small
+    )
     assert answer.code == 0, answer.err
     (table,) = tmp_path.glob("multirun/*/table.csv")
     pictures = {path.name.partition("lda_")[2] for path in (table.parent / "figures").glob("*.png")}
-    kinds = {"curves", "class_accuracy", "class_accuracy_normalised", "round_forgetting", "in_out_local"}
+    kinds = {
+        "curves",
+        "class_accuracy",
+        "class_accuracy_normalised",
+        "round_forgetting",
+        "in_out_local",
+    }
     assert pictures == {f"{kind}.png" for kind in kinds}
-    assert all(str(path.relative_to(tmp_path)) in answer.out for path in table.parent.glob("figures/*.png"))
+    assert all(
+        str(path.relative_to(tmp_path)) in answer.out for path in table.parent.glob("figures/*.png")
+    )
 
 
 def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, monkeypatch):
     (tmp_path / "broken_algorithm.py").write_text(ALGORITHM)
     (tmp_path / "own/algorithm").mkdir(parents=True)
-    (tmp_path / "own/algorithm/broken.yaml").write_text("# Broken.\n_target_: broken_algorithm.Broken\n")
+    (tmp_path / "own/algorithm/broken.yaml").write_text(
+        "# Broken.\n_target_: broken_algorithm.Broken\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    answer = fedexp("--multirun", "--config-dir", "own", "algorithm=fedavg,broken,fedprox", "rounds=1", *SMALL)
+    answer = fedexp(
+        "--multirun", "--config-dir", "own", "algorithm=fedavg,broken,fedprox", "rounds=1", *SMALL
+    )
     assert answer.code == 1
     bad, good, last = jobs(tmp_path)
     assert json.loads((good / "summary.json").read_text())["status"] == "completed"
@@ -88,7 +111,9 @@ def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
 @pytest.mark.slow
 def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
     pytest.importorskip("wandb")
-    answer = fedexp("--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL)
+    answer = fedexp(
+        "--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL
+    )
     assert answer.code == 0, answer.err
     identities, groups = set(), set()
     for seed, directory in enumerate(jobs(tmp_path)):
@@ -106,7 +131,11 @@ def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
     (offline,) = run_folders(sweep)
     run, _, records = read_run(offline)
     (record,) = [record["run"] for record in records if record["type"] == "run"]
-    assert (run["name"], record["job_type"], record["run_group"]) == (f"{sweep.name} table", "table", sweep.name)
+    assert (run["name"], record["job_type"], record["run_group"]) == (
+        f"{sweep.name} table",
+        "table",
+        sweep.name,
+    )
     logged = json.loads((offline / "files" / run["summary"]["tables/table"]["path"]).read_text())
     printed = pd.read_csv(sweep / "table.csv")
     stds = pd.DataFrame(logged["data"], columns=logged["columns"])["accuracy_std"]
@@ -115,7 +144,9 @@ def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
     assert answer.err.count("wandb sync") == 3
     # Pushed again: the same ids.
     assert main([str(sweep), "--mode", "offline"]) == 0
-    assert {folder.name.rpartition("-")[2] for d in jobs(tmp_path) for folder in run_folders(d)} == identities
+    assert {
+        folder.name.rpartition("-")[2] for d in jobs(tmp_path) for folder in run_folders(d)
+    } == identities
     assert {folder.name.rpartition("-")[2] for folder in run_folders(sweep)} == {run["run_id"]}
 
 
@@ -124,7 +155,8 @@ SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", *SMALL)
 
 @pytest.mark.slow
 def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
-    """What is complete stays as it is; a seed that is added runs; a job that failed is tried again."""
+    """What is complete stays as it is; a seed that is added runs; a job that failed is tried
+    again."""
     assert fedexp(*SWEEP, "seed=0,1").code == 0
     first = {path.name: (path / "summary.json").stat().st_mtime_ns for path in jobs(tmp_path)}
     broken = jobs(tmp_path)[1]

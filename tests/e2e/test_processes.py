@@ -1,4 +1,5 @@
-"""Command lines as processes: killed, interrupted, on several cores, two at a time; nobody is left behind."""
+"""Command lines as processes: killed, interrupted, on several cores, two at a time; nobody is left
+behind."""
 
 import json
 import os
@@ -42,7 +43,9 @@ def are_gone(pids: set[int], seconds: float = 5.0) -> bool:
     deadline = time.monotonic() + seconds
     while alive := [pid for pid in pids if Path("/proc", str(pid)).exists()]:
         states = [Path("/proc", str(pid), "stat") for pid in alive]
-        if all(not s.exists() or s.read_text().rpartition(")")[2].split()[0] == "Z" for s in states):
+        if all(
+            not s.exists() or s.read_text().rpartition(")")[2].split()[0] == "Z" for s in states
+        ):
             return True
         if time.monotonic() > deadline:
             return False
@@ -67,7 +70,8 @@ def rounds_in(directory: Path) -> int:
 
 @pytest.mark.slow
 def test_interrupted_then_killed_it_goes_on_to_the_same_result(start, fedexp, tmp_path):
-    """SIGTERM saves and says how to go on; a kill leaves rows after the checkpoint, the last half written."""
+    """SIGTERM saves and says how to go on; a kill leaves rows after the checkpoint, the last half
+    written."""
     run = tmp_path / "run"
     process = start(*RUN, "hydra.run.dir=run", "checkpoint_interval=100")
     wait_for_rounds(run, 2, process)
@@ -97,7 +101,8 @@ def test_interrupted_then_killed_it_goes_on_to_the_same_result(start, fedexp, tm
 
 @pytest.mark.slow  # half a minute; it stands on parts that are tested one by one
 def test_workers_die_the_parent_dies_and_the_run_is_the_same(start, fedexp, tmp_path):
-    """One worker killed, then the parent, then continued on the sequential engine: the undisturbed run, bit for bit."""
+    """One worker killed, then the parent, then continued on the sequential engine: the undisturbed
+    run, bit for bit."""
     process = start(*RUN, *WORKERS, "hydra.run.dir=run")
     wait_for_rounds(tmp_path / "run", 1, process)
     process.send_signal(signal.SIGSTOP)  # the rounds do not run away meanwhile
@@ -136,17 +141,27 @@ def test_the_choice_is_made_and_said(fedexp, tmp_path):
     answer = fedexp(*FEDERATION, "rounds=1", "hardware.engine=auto", "hydra.run.dir=run")
     cores = len(os.sched_getaffinity(0))
     expected = (
-        f"cpu ({min(cores, 4)} workers of 1 thread each), fp32" if cores > 1 else "cpu (1 thread), engine sequential"
+        f"cpu ({min(cores, 4)} workers of 1 thread each), fp32"
+        if cores > 1
+        else "cpu (1 thread), engine sequential"
     )
     assert expected in answer.err
 
 
-SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", "seed=0,1", "tracker=none", *FEDERATION)
+SWEEP = (
+    "--multirun",
+    "hydra.sweep.dir=multirun/again",
+    "rounds=3",
+    "seed=0,1",
+    "tracker=none",
+    *FEDERATION,
+)
 
 
 @pytest.mark.slow
 def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
-    """The second one passes over what the first one, which is held up, is working on, and says who that is."""
+    """The second one passes over what the first one, which is held up, is working on, and says who
+    that is."""
     sweep = tmp_path / "multirun/again"
     first = start(*SWEEP)
     while not list(sweep.glob("*/rounds.csv")):

@@ -68,7 +68,9 @@ def test_a_run_that_died_over_its_figures_is_not_complete(fedexp, tmp_path, monk
 
 def test_resume_with_another_configuration_is_refused(fedexp, run):
     before = snapshot(run)
-    answer = fedexp("resume=run", "algorithm=fedprox", "rounds=3", "seed=1", "hardware.precision=bf16")
+    answer = fedexp(
+        "resume=run", "algorithm=fedprox", "rounds=3", "seed=1", "hardware.precision=bf16"
+    )
     assert answer.code == 2
     for key in ("algorithm.mu", "rounds", "seeds.training", "hardware.precision"):
         assert f"  {key}: " in answer.err
@@ -99,7 +101,9 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it(fedexp, run, shel
     assert_same_run(run, shelf / "run")
 
 
-def test_without_a_whole_checkpoint_a_run_is_refused_and_without_any_it_begins_anew(fedexp, run, shelf, monkeypatch):
+def test_without_a_whole_checkpoint_a_run_is_refused_and_without_any_it_begins_anew(
+    fedexp, run, shelf, monkeypatch
+):
     (run / "summary.json").unlink()
     for name in ("latest.pt", "previous.pt"):
         (run / "checkpoint" / name).write_bytes(b"no checkpoint")
@@ -107,13 +111,21 @@ def test_without_a_whole_checkpoint_a_run_is_refused_and_without_any_it_begins_a
     answer = fedexp("resume=run")
     assert answer.code == 2
     assert "Traceback" not in answer.err
-    for word in ("latest.pt: damaged", "previous.pt: damaged", "no checkpoint is whole", "to begin again"):
+    for word in (
+        "latest.pt: damaged",
+        "previous.pt: damaged",
+        "no checkpoint is whole",
+        "to begin again",
+    ):
         assert word in answer.err
     assert snapshot(run) == before
     shutil.rmtree(run / "checkpoint")  # as if killed before it was written for the first time
-    (run / "fingerprint.json").unlink()  # nor the way of computing, which is then chosen as in a new run
+    # nor the way of computing, which is then chosen as in a new run
+    (run / "fingerprint.json").unlink()
     before, prepare = [], job.prepare
-    monkeypatch.setattr(job, "prepare", lambda built, share, way: before.append(way) or prepare(built, share, way))
+    monkeypatch.setattr(
+        job, "prepare", lambda built, share, way: before.append(way) or prepare(built, share, way)
+    )
     answer = fedexp("resume=run")
     assert answer.code == 0, answer.err
     assert "no round was saved" in answer.err
@@ -141,7 +153,8 @@ def test_data_that_changed_since_are_noticed(fedexp, run):
 
 
 def test_a_run_whose_table_was_changed_begins_again(fedexp, run, shelf):
-    """As by an editor that writes CRLF. What was there is kept, and nothing ends in the middle of a row."""
+    """As by an editor that writes CRLF. What was there is kept, and nothing ends in the middle of a
+    row."""
     (run / "summary.json").unlink()
     changed = (run / "rounds.csv").read_bytes().replace(b"\n", b"\r\n")
     (run / "rounds.csv").write_bytes(changed)
@@ -166,11 +179,15 @@ def test_a_console_that_cannot_be_written_fails_no_run(fedexp, tmp_path, monkeyp
         patched.setattr("sys.stderr", Closed())
         assert fedexp("rounds=1", *SMALL, "hydra.run.dir=run").code == 0
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"
-    assert (tmp_path / "run/run.log").read_text().count("the console cannot be written (Input/output error)") == 1
+    assert (tmp_path / "run/run.log").read_text().count(
+        "the console cannot be written (Input/output error)"
+    ) == 1
 
 
 @pytest.mark.parametrize("subdirectory", ["run", "${hydra.job.num}"])
-def test_a_refused_job_of_a_sweep_leaves_a_complete_run_as_it_is(subdirectory, fedexp, run, tmp_path):
+def test_a_refused_job_of_a_sweep_leaves_a_complete_run_as_it_is(
+    subdirectory, fedexp, run, tmp_path
+):
     """Where hydra.sweep.subdir names a run that has other options."""
     sweep = tmp_path if subdirectory == "run" else tmp_path / "numbered"
     sweep.mkdir(exist_ok=True)
@@ -191,18 +208,26 @@ def test_a_refused_job_of_a_sweep_leaves_a_complete_run_as_it_is(subdirectory, f
 
 
 @pytest.mark.parametrize("folder", [".hydra", "."])
-@pytest.mark.parametrize("mode", [(), ("--multirun", "hydra.sweep.subdir=run", "hydra.sweep.dir=.")])
+@pytest.mark.parametrize(
+    "mode", [(), ("--multirun", "hydra.sweep.subdir=run", "hydra.sweep.dir=.")]
+)
 def test_a_refusal_leaves_hydra_s_files_of_a_run(folder, mode, fedexp, run):
     """Hydra itself would write over them, before anything can be refused."""
     before = snapshot(run)
-    answer = fedexp(*mode, *RUN, "local.lr=0.01", "hydra.run.dir=run", f"hydra.output_subdir={folder}")
+    answer = fedexp(
+        *mode, *RUN, "local.lr=0.01", "hydra.run.dir=run", f"hydra.output_subdir={folder}"
+    )
     assert answer.code == 2
     assert snapshot(run) == before
 
 
 @pytest.mark.parametrize(
     "name",
-    ["a\\${seed}", "it's", *(pytest.param(name, marks=pytest.mark.slow) for name in ("${seed}", "a\\b", "end\\"))],
+    [
+        "a\\${seed}",
+        "it's",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("${seed}", "a\\b", "end\\")),
+    ],
 )
 def test_a_run_directory_of_any_name_can_be_resumed(name, fedexp, run, tmp_path):
     (run / "summary.json").unlink()
@@ -225,7 +250,9 @@ def test_a_job_of_a_sweep_that_is_resumed_keeps_its_sweep(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(fedexp, tmp_path, monkeypatch):
+def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(
+    fedexp, tmp_path, monkeypatch
+):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -245,7 +272,8 @@ def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(fedexp, tm
 
 
 def test_each_span_of_rounds_is_listed_with_its_setting(fedexp, tmp_path, monkeypatch):
-    """A run that is resumed with another engine is not equal bit for bit to one with either of them."""
+    """A run that is resumed with another engine is not equal bit for bit to one with either of
+    them."""
     with monkeypatch.context() as patched:
         patched.setattr("fedexp.training.job.write_results", lambda *arguments: 1 / 0)
         assert fedexp("rounds=2", *SMALL, "hydra.run.dir=run").code == 1
@@ -275,11 +303,15 @@ def test_a_job_whose_directory_is_removed_leaves_a_note_for_the_launching_proces
     assert not list(sweep.iterdir())
 
 
-@pytest.mark.parametrize(("algorithm", "words"), [("fedewc", "SGD diverges where"), ("fedalign", "batch norm")])
+@pytest.mark.parametrize(
+    ("algorithm", "words"), [("fedewc", "SGD diverges where"), ("fedalign", "batch norm")]
+)
 def test_a_method_says_what_to_change_where_it_fails(algorithm, words, fedexp, tmp_path):
     """In the console, run.log and summary; a rate of 1e6 makes any run diverge."""
     scenario = ("scenario=class_incremental",) if algorithm == "fedewc" else ()
-    answer = fedexp(f"algorithm={algorithm}", *scenario, "rounds=1", "local.lr=1e6", *SMALL, "hydra.run.dir=run")
+    answer = fedexp(
+        f"algorithm={algorithm}", *scenario, "rounds=1", "local.lr=1e6", *SMALL, "hydra.run.dir=run"
+    )
     assert answer.code == 0, answer.err
     assert words in json.loads((tmp_path / "run/summary.json").read_text())["hint"]
     assert f"algorithm={algorithm}: " in answer.err

@@ -25,12 +25,26 @@ from fedexp.training.rounds import play_round
 
 def test_run_directory_is_complete(fedexp, tmp_path):
     answer = fedexp(
-        "algorithm=fedntd", "partition=lda", "alpha=0.1", "rounds=3", "targets=[0.1,0.99]", *SMALL, "figures=true"
+        "algorithm=fedntd",
+        "partition=lda",
+        "alpha=0.1",
+        "rounds=3",
+        "targets=[0.1,0.99]",
+        *SMALL,
+        "figures=true",
     )
     assert answer.code == 0, answer.err
     (directory,) = (tmp_path / "outputs").glob("*/*")
     rounds = pd.read_csv(directory / "rounds.csv")
-    named = ["round", "test_accuracy", "test_loss", "train_loss", "lr", "forgetting", "round_forgetting"]
+    named = [
+        "round",
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "lr",
+        "forgetting",
+        "round_forgetting",
+    ]
     assert rounds.columns[:7].tolist() == named
     assert rounds["round"].tolist() == [0, 1, 2, 3]
     assert rounds["train_loss"].isna().tolist() == [True, False, False, False]
@@ -41,20 +55,40 @@ def test_run_directory_is_complete(fedexp, tmp_path):
     assert classes.columns.tolist() == ["round", "class", "accuracy"]
     totals = examples_per_class()
     per_class = classes.pivot(index="round", columns="class", values="accuracy").to_numpy()
-    np.testing.assert_allclose(per_class @ totals / totals.sum(), rounds["test_accuracy"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        per_class @ totals / totals.sum(), rounds["test_accuracy"], rtol=0, atol=1e-12
+    )
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["accuracy"] == rounds["test_accuracy"].iloc[-1]
     assert summary["best_accuracy"] == rounds["test_accuracy"][1:].max()
     # F by its definition (FedNTD Eq. 5), from the file alone.
     expected = (per_class[1:-1].max(0) - per_class[-1]).mean()
-    np.testing.assert_allclose([summary["forgetting"], rounds["forgetting"].iloc[-1]], expected, atol=1e-12)
+    np.testing.assert_allclose(
+        [summary["forgetting"], rounds["forgetting"].iloc[-1]], expected, atol=1e-12
+    )
     drops = np.maximum(0, per_class[1:-1] - per_class[2:]).mean(1)
     np.testing.assert_allclose(summary["round_forgetting"], drops.mean(), atol=1e-12)
     assert summary["rounds_to_target"]["0.99"] is None
     assert summary["rounds_to_target"]["1.0*best"] == int(rounds["test_accuracy"][1:].idxmax())
-    needed = {"status", "algorithm", "dataset", "accuracy", "best_accuracy", "forgetting", "round_forgetting"}
-    needed |= {"rounds_to_target", "rounds", "seed", "seconds", "train_samples_per_second", "versions", "commit"}
+    needed = {
+        "status",
+        "algorithm",
+        "dataset",
+        "accuracy",
+        "best_accuracy",
+        "forgetting",
+        "round_forgetting",
+    }
+    needed |= {
+        "rounds_to_target",
+        "rounds",
+        "seed",
+        "seconds",
+        "train_samples_per_second",
+        "versions",
+        "commit",
+    }
     assert needed | {"hardware"} <= summary.keys()
     names = list(summary)
     results = names[names.index("accuracy") : names.index("train_samples_per_second") + 1]
@@ -97,7 +131,16 @@ def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
     hardware = {"device", "name", "cpu_capability", "engine", "precision", "threads", "convolution"}
     assert said["a"].keys() == {"config", "seeds", "versions", "commit"} | hardware
     assert said["a"]["seeds"] == {"partition": 0, "sampling": 0, "training": 0}
-    packages = {"fedexp", "python", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow"}
+    packages = {
+        "fedexp",
+        "python",
+        "torch",
+        "torchvision",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "pillow",
+    }
     assert said["a"]["versions"].keys() == packages
     assert said["a"]["versions"]["torch"] == torch.__version__
 
@@ -106,14 +149,20 @@ def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
 def test_algorithms_see_the_same_partition_and_cohorts(fedexp, tmp_path):
     for name in ("fedavg", "fedprox", "fedntd"):
         assert fedexp(f"algorithm={name}", "rounds=2", f"hydra.run.dir={name}", *SMALL).code == 0
-    partitions = [str(np.load(tmp_path / n / "partition.npz")["hash"]) for n in ("fedavg", "fedprox", "fedntd")]
+    partitions = [
+        str(np.load(tmp_path / n / "partition.npz")["hash"])
+        for n in ("fedavg", "fedprox", "fedntd")
+    ]
     assert len(set(partitions)) == 1
     cohorts = [
-        table(tmp_path / n, "clients.csv")[["round", "client", "steps"]] for n in ("fedavg", "fedprox", "fedntd")
+        table(tmp_path / n, "clients.csv")[["round", "client", "steps"]]
+        for n in ("fedavg", "fedprox", "fedntd")
     ]
     pd.testing.assert_frame_equal(cohorts[0], cohorts[1])
     pd.testing.assert_frame_equal(cohorts[0], cohorts[2])
-    losses = [table(tmp_path / n, "clients.csv")["train_loss"] for n in ("fedavg", "fedprox", "fedntd")]
+    losses = [
+        table(tmp_path / n, "clients.csv")["train_loss"] for n in ("fedavg", "fedprox", "fedntd")
+    ]
     assert not losses[0].equals(losses[1])
     assert not losses[0].equals(losses[2])
 
@@ -122,7 +171,12 @@ def test_algorithms_see_the_same_partition_and_cohorts(fedexp, tmp_path):
 def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
     assert fedexp("rounds=1", "hydra.run.dir=first", *SMALL).code == 0
     small = [option for option in SMALL if not option.startswith("min_size")]
-    again = ("partition=file", "partition.path=first/partition.npz", "seeds.partition=9", "hydra.run.dir=second")
+    again = (
+        "partition=file",
+        "partition.path=first/partition.npz",
+        "seeds.partition=9",
+        "hydra.run.dir=second",
+    )
     answer = fedexp("rounds=1", *again, *small)
     assert answer.code == 0, answer.err
     assert_same_run(tmp_path / "first", tmp_path / "second")
@@ -142,10 +196,14 @@ def test_metrics_can_be_computed_from_the_files_later(fedexp, tmp_path):
     """A run that logged everything, against the pure functions on its files."""
     assert fedexp("rounds=3", "forgetting_metric=all", "hydra.run.dir=run", *SMALL).code == 0
     history = load_history(tmp_path / "run")
-    rounds, clients = (pd.read_csv(tmp_path / "run" / name) for name in ("rounds.csv", "clients.csv"))
+    rounds, clients = (
+        pd.read_csv(tmp_path / "run" / name) for name in ("rounds.csv", "clients.csv")
+    )
     last = clients[clients["round"] == 3]
     assert history.sampled[-1].tolist() == last["client"].tolist()
-    share = history.counts[history.sampled[-1]] / history.counts[history.sampled[-1]].sum(1, keepdims=True)
+    share = history.counts[history.sampled[-1]] / history.counts[history.sampled[-1]].sum(
+        1, keepdims=True
+    )
     inside = (share * history.local_class_accuracy[-1]).sum(1)
     np.testing.assert_allclose(last["in_local_accuracy"], inside, atol=1e-12)
     np.testing.assert_allclose(rounds["in_local_accuracy"].iloc[-1], inside.mean(), atol=1e-12)
@@ -170,9 +228,19 @@ def test_divergence_is_a_result(fedexp, tmp_path):
 @pytest.mark.slow
 def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
     """As in `fedexp | head -1`."""
-    command = [sys.executable, "-m", "fedexp", "rounds=2", "hydra.run.dir=run", "tracker=none", *SMALL]
+    command = [
+        sys.executable,
+        "-m",
+        "fedexp",
+        "rounds=2",
+        "hydra.run.dir=run",
+        "tracker=none",
+        *SMALL,
+    ]
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     assert process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=120) == 0
@@ -181,11 +249,15 @@ def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
 
 @pytest.mark.slow
 def test_profile_of_the_second_round(fedexp, tmp_path):
-    """One call of the fused optimizer for each local step of round 2, and nothing of the other rounds."""
+    """One call of the fused optimizer for each local step of round 2, and nothing of the other
+    rounds."""
     assert fedexp(*SMALL, "rounds=3", "profile=true", "hydra.run.dir=run").code == 0
     operations = pd.read_csv(tmp_path / "run/profile/operations.csv").set_index("operation")
     clients = pd.read_csv(tmp_path / "run/clients.csv")
-    assert operations.loc["aten::_fused_sgd_", "calls"] == clients.loc[clients["round"] == 2, "steps"].sum()
+    assert (
+        operations.loc["aten::_fused_sgd_", "calls"]
+        == clients.loc[clients["round"] == 2, "steps"].sum()
+    )
     assert operations["share_percent"].sum() == pytest.approx(100)
     assert operations["share_percent"].is_monotonic_decreasing
     trace = json.loads(gzip.decompress((tmp_path / "run/profile/trace.json.gz").read_bytes()))
@@ -194,25 +266,31 @@ def test_profile_of_the_second_round(fedexp, tmp_path):
 
 def test_six_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
     """Those that CONTRIBUTING.md names, and no other function of fedexp between them."""
-    tour = re.findall(r"^\| `(\w+)` \| `(\S+)` \|", (SOURCE.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    tour = re.findall(
+        r"^\| `(\w+)` \| `(\S+)` \|", (SOURCE.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
     found = []
 
     def note(*arguments):
         frames = [frame for frame in traceback.extract_stack() if str(SOURCE) in frame.filename]
-        found.append([(f.name, str(Path(f.filename).relative_to(SOURCE / "fedexp"))) for f in frames])
+        found.append(
+            [(f.name, str(Path(f.filename).relative_to(SOURCE / "fedexp"))) for f in frames]
+        )
         return play_round(*arguments)
 
     monkeypatch.setattr("fedexp.training.rounds.play_round", note)
     assert fedexp("rounds=1", *SMALL).code == 0
     ((*steps,),) = found
-    assert [step for step in steps if step[0] != "<lambda>"] == tour[:-1]  # what `note` stands for is the last
+    # what `note` stands for is the last
+    assert [step for step in steps if step[0] != "<lambda>"] == tour[:-1]
     assert tour[-1] == ("play_round", "training/rounds.py")
     assert len(tour) == 6
 
 
 @pytest.mark.slow
 def test_other_spellings_and_a_directory_that_is_not_ascii(fedexp, tmp_path):
-    """Names in another case, another name of an option, letters beyond ASCII; what is run is said in words."""
+    """Names in another case, another name of an option, letters beyond ASCII; what is run is said
+    in words."""
     small = [option for option in SMALL if not option.startswith("figures")]
     pictures = ("figures.format=[svg]", "figures.titles=false")
     where = "hydra.run.dir=größe/läuft"
@@ -220,17 +298,27 @@ def test_other_spellings_and_a_directory_that_is_not_ascii(fedexp, tmp_path):
     assert answer.code == 0, answer.err
     run = tmp_path / "größe" / "läuft"
     assert {path.suffix for path in (run / "figures").iterdir()} == {".svg"}
-    assert "Accuracy and forgetting of the global model" not in (run / "figures" / "curves.svg").read_text()
+    assert (
+        "Accuracy and forgetting of the global model"
+        not in (run / "figures" / "curves.svg").read_text()
+    )
     assert json.loads((run / "summary.json").read_text())["partition"] == "lda"
     log = (run / "run.log").read_text(encoding="utf-8")
     assert "partition=lda: 8 clients with " in log
-    assert [line.partition("INFO ")[2][:19] for line in log.splitlines() if "INFO round" in line] == [
+    assert [
+        line.partition("INFO ")[2][:19] for line in log.splitlines() if "INFO round" in line
+    ] == [
         "round 0/1  accuracy",
         "round 1/1  accuracy",
     ]
     assert answer.err.count("round 1/1") == 0
     assert answer.out.count("round 1/1") == 1
     assert "sort_by_label" not in answer.err
-    answer = fedexp("rounds=1", "partition=shards", "hydra.run.dir=shards", *(o for o in SMALL if o[:8] != "min_size"))
+    answer = fedexp(
+        "rounds=1",
+        "partition=shards",
+        "hydra.run.dir=shards",
+        *(o for o in SMALL if o[:8] != "min_size"),
+    )
     assert answer.code == 0, answer.err
     assert "partition=equal_shards: the shards are cut from a random order" in answer.err

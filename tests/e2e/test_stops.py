@@ -1,4 +1,5 @@
-"""A sample of the stops at operations on files (`make test-faults` tries all of them), and what the journal notes."""
+"""A sample of the stops at operations on files (`make test-faults` tries all of them), and what the
+journal notes."""
 
 import os
 import subprocess
@@ -81,7 +82,8 @@ def test_a_new_file_that_gets_the_number_of_a_removed_one_is_another(tmp_path):
     assert dict(journal.disks(last, last))[GONE] == {"a": b"old"}
 
 
-@pytest.mark.slow  # processes that import torch; test_faults.py stops a run within the writing of a checkpoint
+# processes that import torch; test_faults.py stops a run within the writing of a checkpoint
+@pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "every"), [("fedavg", 60)])
 def test_a_stop_anywhere_ends_as_the_undisturbed_run(forks, tmp_path, experiment, every):
     tally = Stops(forks, tmp_path, experiment).tried((every // 2, every))

@@ -25,7 +25,10 @@ def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
     assert trials["state"].tolist() == ["complete"] * 2
     for trial in trials.to_dict("records"):
         run = tmp_path / "study" / trial["run"]
-        config, summary = yaml.safe_load((run / "config.yaml").read_text()), summary_of(run / "summary.json")
+        config, summary = (
+            yaml.safe_load((run / "config.yaml").read_text()),
+            summary_of(run / "summary.json"),
+        )
         assert summary["validation_accuracy"] == trial["validation_accuracy"]
         assert config["local"]["lr"] == trial["local.lr"]
         assert config["local"]["momentum"] == trial["local.momentum"]
@@ -85,8 +88,19 @@ def draws(seed):
 def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
     """A rate of 1e-9 learns nothing: it is worse than the one trial before it, with 0.05."""
     seed = next(seed for seed in range(100) if draws(seed) == ["0.05", "1e-9"])
-    pruning = ("hydra.sweeper.startup_trials=1", "hydra.sweeper.warmup_rounds=1", "hydra.sweeper.sampler=random")
-    options = (*SEARCH, "rounds=6", "validation.fraction=0.2", "local.lr=1e-9,0.05", "local.epochs=3", *pruning)
+    pruning = (
+        "hydra.sweeper.startup_trials=1",
+        "hydra.sweeper.warmup_rounds=1",
+        "hydra.sweeper.sampler=random",
+    )
+    options = (
+        *SEARCH,
+        "rounds=6",
+        "validation.fraction=0.2",
+        "local.lr=1e-9,0.05",
+        "local.epochs=3",
+        *pruning,
+    )
     answer = fedexp(*options, "hydra.sweeper.n_trials=2", f"hydra.sweeper.seed={seed}")
     assert answer.code == 0, answer.err
     good, bad = pd.read_csv(tmp_path / "study/trials.csv").to_dict("records")
@@ -94,7 +108,10 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
     summary = summary_of(tmp_path / "study" / bad["run"] / "summary.json")
     assert (summary["status"], summary["stopped"]) == ("stopped", {"by": "search"})
     assert summary["rounds"] == bad["rounds"] < 6
-    curve = [pd.read_csv(tmp_path / "study" / each["run"] / "rounds.csv").set_index("round") for each in (good, bad)]
+    curve = [
+        pd.read_csv(tmp_path / "study" / each["run"] / "rounds.csv").set_index("round")
+        for each in (good, bad)
+    ]
     ours, others = (each["validation_accuracy"] for each in reversed(curve))
     worse = [r for r in ours.index if r > 1 and ours.loc[1:r].max() < others[r]]
     assert worse == [summary["rounds"]]  # pruned in the first such round after the warm-up
@@ -104,9 +121,15 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((*SEARCH, "local.lr=interval(0.01,0.1)"), "a search needs an objective: validation.fraction=0.1"),
+        (
+            (*SEARCH, "local.lr=interval(0.01,0.1)"),
+            "a search needs an objective: validation.fraction=0.1",
+        ),
         ((*SEARCH, "validation.fraction=0.2"), "there is nothing to search for"),
-        ((*VALIDATED, "hydra.sweeper.pruner=medium"), "hydra.sweeper.pruner=medium: must be one of"),
+        (
+            (*VALIDATED, "hydra.sweeper.pruner=medium"),
+            "hydra.sweeper.pruner=medium: must be one of",
+        ),
         ((*SEARCH[:1], "hydra/sweeper=optnua", *SEARCH[2:]), "no such sweeper (nearest: 'optuna')"),
     ],
 )
@@ -120,9 +143,14 @@ def test_a_search_that_cannot_be_is_refused_and_leaves_nothing(fedexp, tmp_path,
 
 def test_a_study_keeps_its_objective(fedexp, tmp_path):
     assert fedexp(*VALIDATED, "rounds=1", "hydra.sweeper.n_trials=1").code == 0
-    answer = fedexp(*VALIDATED, "rounds=1", "hydra.sweeper.n_trials=2", "objective=validation_best_accuracy")
+    answer = fedexp(
+        *VALIDATED, "rounds=1", "hydra.sweeper.n_trials=2", "objective=validation_best_accuracy"
+    )
     assert answer.code == 2
-    words = "holds a study of objective: validation_accuracy, not of objective: validation_best_accuracy; choose"
+    words = (
+        "holds a study of objective: validation_accuracy, not of objective:"
+        " validation_best_accuracy; choose"
+    )
     assert words in answer.err
     with sqlite3.connect(tmp_path / "study/study.db") as file:
         assert file.execute("select count(*) from trials").fetchone() == (1,)
@@ -130,7 +158,9 @@ def test_a_study_keeps_its_objective(fedexp, tmp_path):
 
 @pytest.mark.slow
 def test_trials_of_several_processes_belong_to_one_study(fedexp, tmp_path, fresh_processes):
-    answer = fedexp(*VALIDATED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=4")
+    answer = fedexp(
+        *VALIDATED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=4"
+    )
     assert answer.code == 0, answer.err
     trials = pd.read_csv(tmp_path / "study/trials.csv")
     assert trials["trial"].tolist() == [0, 1, 2, 3]

@@ -1,4 +1,5 @@
-"""What surrounds a command: its locale, its limits, its current directory, and a signal before it has begun."""
+"""What surrounds a command: its locale, its limits, its current directory, and a signal before it
+has begun."""
 
 import json
 import os
@@ -19,8 +20,17 @@ from fedexp.core import errors, interrupts
 
 
 def command(*arguments: str, environment=None, **options) -> subprocess.Popen:
-    clean = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(SOURCE)}
-    program = [sys.executable, "-c", "import sys; from fedexp.cli.main import main; sys.exit(main())", *arguments]
+    clean = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/"),
+        "PYTHONPATH": str(SOURCE),
+    }
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; from fedexp.cli.main import main; sys.exit(main())",
+        *arguments,
+    ]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(program, env=clean | (environment or {}), **(both | options))
 
@@ -30,7 +40,8 @@ def command(*arguments: str, environment=None, **options) -> subprocess.Popen:
 
 def test_a_signal_during_imports_is_noted_and_raised_after_them():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may have been started under nohup
+    # the tests may have been started under nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for number in before:
             interrupts.hold()
@@ -58,11 +69,16 @@ def test_a_process_that_never_held_signals_keeps_its_handlers():
 
 @pytest.mark.slow
 def test_a_signal_while_torch_is_imported_stops_the_run_cleanly(tmp_path):
-    """A module sends the signal while it is imported, and swallows exceptions as some libraries do."""
-    text = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    sum(range(1000))\n"
+    """A module sends the signal while it is imported, and swallows exceptions as some libraries
+    do."""
+    text = (
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    sum(range(1000))\n"
+    )
     (tmp_path / "tracemalloc.py").write_text(text + "except BaseException:\n    pass\n")
     program = "import sys, fedexp.cli.job as t; old = t.run_job\n"
-    program += "def job(config):\n    sys.path.insert(0, '.'); sys.modules.pop('tracemalloc', None)\n"
+    program += (
+        "def job(config):\n    sys.path.insert(0, '.'); sys.modules.pop('tracemalloc', None)\n"
+    )
     program += "    import tracemalloc\n    return old(config)\n"
     program += "t.run_job = job\nfrom fedexp.cli.main import main; sys.exit(main())"
     clean = os.environ | {"PYTHONPATH": str(SOURCE)}
@@ -88,7 +104,8 @@ def test_a_signal_while_torch_is_imported_stops_the_run_cleanly(tmp_path):
 def test_a_locale_without_utf_8_is_given_one(tmp_path):
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     (tmp_path / "ü").mkdir()
-    process = command("resume=ü", environment=environment, cwd=tmp_path)  # refused before torch is imported
+    # refused before torch is imported
+    process = command("resume=ü", environment=environment, cwd=tmp_path)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert said.decode().startswith("fedexp: resume=ü: not a run directory (")
@@ -104,15 +121,28 @@ def test_a_name_that_is_no_text_is_refused(fedexp):
 def test_a_run_in_directories_of_any_letters(tmp_path):
     """The console has no letter for them, nor has the locale; the run and its files have."""
     write_images(tmp_path / "ü", {"a": 20, "b": 20})
-    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
+    environment = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": "latin-1",
+    }
     options = [option for option in SMALL if not option.startswith("min_size")]
-    options += ["dataset=image_folder", "dataset.root='ü'", "dataset.size=8", "partition=iid", "rounds=1"]
+    options += [
+        "dataset=image_folder",
+        "dataset.root='ü'",
+        "dataset.size=8",
+        "partition=iid",
+        "rounds=1",
+    ]
     options += ["hydra.run.dir='ü/结果'", "tracker=none"]
     process = command(*options, environment=environment, cwd=tmp_path)
     said = process.communicate(timeout=120)[0].decode("latin-1")
     assert process.returncode == 0, said
     assert "\\u7ed3\\u679c" in said
-    check_completed(tmp_path / "ü/结果", "the console cannot be written ('latin-1' codec can't encode")
+    check_completed(
+        tmp_path / "ü/结果", "the console cannot be written ('latin-1' codec can't encode"
+    )
 
 
 def write_images(root: Path, classes: dict[str, int]) -> None:
@@ -139,7 +169,9 @@ def test_a_console_on_a_full_disk(tmp_path, both):
     """`> /dev/full`, and `2>&1` with it."""
     with open("/dev/full", "w") as full:
         options = {"stdout": full, "stderr": full if both else subprocess.PIPE}
-        process = command("rounds=1", *SMALL, "tracker=none", "hydra.run.dir=run", cwd=tmp_path, **options)
+        process = command(
+            "rounds=1", *SMALL, "tracker=none", "hydra.run.dir=run", cwd=tmp_path, **options
+        )
         said = (process.communicate(timeout=120)[1] or b"").decode()
     assert process.returncode == 0, said
     assert "Traceback" not in said
@@ -183,7 +215,13 @@ def test_what_is_no_image_is_one_message(fedexp, tmp_path, kind):
         os.mkfifo(odd)
     else:
         odd.symlink_to("nowhere" if kind == "a link to nothing" else "9.png")
-    answer = fedexp("dataset=image_folder", "dataset.root=images", "partition=iid", "rounds=1", "hydra.run.dir=run")
+    answer = fedexp(
+        "dataset=image_folder",
+        "dataset.root=images",
+        "partition=iid",
+        "rounds=1",
+        "hydra.run.dir=run",
+    )
     assert answer.code == 2
     assert len(answer.err.splitlines()) == 1
     assert "images/train/a/9.png: " in answer.err
@@ -198,7 +236,13 @@ def test_without_memory_for_torch_there_is_one_message(tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (1_500_000_000,) * 2)
 
-    process = command("rounds=1", *SMALL, environment={"OPENBLAS_NUM_THREADS": "1"}, cwd=tmp_path, preexec_fn=limit)
+    process = command(
+        "rounds=1",
+        *SMALL,
+        environment={"OPENBLAS_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        preexec_fn=limit,
+    )
     said = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 1, said
     assert said.startswith("fedexp: the system gives no more memory (")
@@ -213,15 +257,22 @@ def test_without_memory_for_the_data_there_is_one_message(fedexp, monkeypatch):
     answer = fedexp("rounds=1", *SMALL, "hydra.run.dir=new/run")
     assert answer.code == 1
     assert "Traceback" not in answer.err
-    assert "fedexp: the run failed: MemoryError: Unable to allocate 9 TiB for an array" in answer.err
+    assert (
+        "fedexp: the run failed: MemoryError: Unable to allocate 9 TiB for an array" in answer.err
+    )
 
 
 def test_what_counts_as_lack_of_memory():
-    found = [MemoryError(), OSError(12, "Cannot allocate memory"), RuntimeError("can't start new thread")]
+    found = [
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ]
     found += [ImportError("libx.so: failed to map segment from shared object")]
     assert all(errors.lacks_memory(error) for error in found)
     assert not any(
-        errors.lacks_memory(error) for error in (OSError(2, "x"), ValueError("allocate memory"), ImportError())
+        errors.lacks_memory(error)
+        for error in (OSError(2, "x"), ValueError("allocate memory"), ImportError())
     )
 
 
@@ -229,21 +280,34 @@ def test_what_counts_as_lack_of_memory():
 
 
 def test_what_it_starts_does_not_import_from_the_current_directory(tmp_path):
-    """In a process of its own: that of the tests has the current directory on its path, and would hand it on."""
+    """In a process of its own: that of the tests has the current directory on its path, and would
+    hand it on."""
     (tmp_path / "random.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
-    program = "import subprocess, sys; from fedexp.cli.main import set_up_process; set_up_process()\n"
+    program = (
+        "import subprocess, sys; from fedexp.cli.main import set_up_process; set_up_process()\n"
+    )
     program += "sys.exit(subprocess.call([sys.executable, '-c', 'import random']) != 0)"
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)}
-    answer = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True)
+    answer = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True
+    )
     assert answer.returncode == 0, answer.stderr
     assert not (tmp_path / "stolen").exists()
 
 
 @pytest.mark.slow  # three processes import torch
 def test_processes_of_a_launcher_do_not_import_from_the_current_directory(tmp_path):
-    """In a process of its own: that of the tests has the current directory on its path, and would hand it on."""
+    """In a process of its own: that of the tests has the current directory on its path, and would
+    hand it on."""
     (tmp_path / "random.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
-    options = ["--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", "rounds=1", *SMALL]
+    options = [
+        "--multirun",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "seed=1,2",
+        "rounds=1",
+        *SMALL,
+    ]
     program = [sys.executable, "-P", "-m", "fedexp", *options]  # -P: as the console script
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
     environment.pop("PYTHONSAFEPATH", None)

@@ -37,7 +37,8 @@ class Drifting(FedAvg):
         return {"params": {k: params[k] + 0.1 * drift[k] for k in params}}, {"drift": drift}
 """
 FEDEXP = ("-m", "fedexp")
-# Rank 1 dies in the middle of a message of 256 MB, which it sends or receives; rank 0 says what it notices.
+# Rank 1 dies in the middle of a message of 256 MB, which it sends or receives; rank 0 says what it
+# notices.
 HALF = """
 import os, signal, sys, time
 import torch
@@ -68,7 +69,14 @@ except RankLost as error:
     print(error)
 """
 RUN = (
-    *("--config-dir=own", "algorithm=drifting", "rounds=8", "forgetting_metric=all", "seed=3", *SMALL),
+    *(
+        "--config-dir=own",
+        "algorithm=drifting",
+        "rounds=8",
+        "forgetting_metric=all",
+        "seed=3",
+        *SMALL,
+    ),
     *("hardware.engine=distributed", "tracker=none"),
 )
 
@@ -81,7 +89,9 @@ def environment(folder: Path) -> dict[str, str]:
 def write_algorithm(folder: Path) -> None:
     (folder / "own/algorithm").mkdir(parents=True)
     (folder / "drifting.py").write_text(ALGORITHM)
-    (folder / "own/algorithm/drifting.yaml").write_text("# D.\n_target_: drifting.Drifting\nfails_in: no rank\n")
+    (folder / "own/algorithm/drifting.yaml").write_text(
+        "# D.\n_target_: drifting.Drifting\nfails_in: no rank\n"
+    )
 
 
 def free_port() -> int:
@@ -102,13 +112,19 @@ class Pair:
             with path.open("w") as log:
                 command = [sys.executable, *arguments]
                 process = subprocess.Popen(
-                    command, cwd=folder, env=environment(folder) | place, stdout=log, stderr=subprocess.STDOUT
+                    command,
+                    cwd=folder,
+                    env=environment(folder) | place,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
                 )
             self.processes.append(process)
 
     def end(self) -> tuple[list[int], list[str]]:
         """Exit codes and what was printed; both processes must come to an end by themselves."""
-        return [process.wait(timeout=240) for process in self.processes], [path.read_text() for path in self.logs]
+        return [process.wait(timeout=240) for process in self.processes], [
+            path.read_text() for path in self.logs
+        ]
 
 
 @pytest.fixture
@@ -129,13 +145,27 @@ def pair(tmp_path) -> Iterator:
 
 @pytest.mark.slow
 def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
-    """Bit for bit, with the states of the clients and the accuracy of local models; only rank 0 prints and writes."""
+    """Bit for bit, with the states of the clients and the accuracy of local models; only rank 0
+    prints and writes."""
     write_algorithm(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert fedexp(*RUN, "hardware.engine=sequential", "hydra.run.dir=alone").code == 0
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedexp"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "fedexp",
+    ]
     answer = subprocess.run(
-        [*launcher, *RUN], env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [*launcher, *RUN],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert answer.returncode == 0, answer.stderr
     (directory,) = tmp_path.glob("outputs/*/*")
@@ -152,9 +182,22 @@ def test_torchrun_tests_both_views_as_one_process_does(fedexp, tmp_path):
     images = ["dataset.augmentation.flip=true", "dataset.augmentation.crop_padding=1"]
     own = ["algorithm=scaffold", *RUN[2:], *images, "test_views=[plain,augmented]"]
     assert fedexp(*own, "hardware.engine=sequential", "hydra.run.dir=alone").code == 0
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedexp"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "fedexp",
+    ]
     answer = subprocess.run(
-        [*launcher, *own], env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [*launcher, *own],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert answer.returncode == 0, answer.stderr
     (directory,) = tmp_path.glob("outputs/*/*")
@@ -174,7 +217,8 @@ def test_a_rank_that_dies_within_a_message_is_noticed(rank_1, pair):
 
 @pytest.mark.slow
 def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypatch, tmp_path):
-    """Rank 1 killed, resumed, rank 0 interrupted, resumed in one process: the undisturbed run, bit for bit."""
+    """Rank 1 killed, resumed, rank 0 interrupted, resumed in one process: the undisturbed run, bit
+    for bit."""
     run = tmp_path / "run"
     two = pair(*FEDEXP, *RUN, "hydra.run.dir=run")
     wait_for_rounds(run, 1, two.processes[0])
@@ -211,7 +255,9 @@ def fails_in(job: Path) -> str:
 @pytest.mark.slow
 def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
     """A sweep of three: rank 1 fails, rank 0 fails, nothing fails."""
-    codes, (said, quiet) = pair(*FEDEXP, "--multirun", *RUN, "rounds=1", "algorithm.fails_in='1','0',nobody").end()
+    codes, (said, quiet) = pair(
+        *FEDEXP, "--multirun", *RUN, "rounds=1", "algorithm.fails_in='1','0',nobody"
+    ).end()
     assert codes == [1, 0]
     assert quiet == ""
     assert "Traceback" not in said

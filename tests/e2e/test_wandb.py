@@ -1,4 +1,5 @@
-"""W&B runs of whole runs: pushed from the tidy files they equal the tracked ones; whatever W&B does, a run finishes."""
+"""W&B runs of whole runs: pushed from the tidy files they equal the tracked ones; whatever W&B
+does, a run finishes."""
 
 import json
 import os
@@ -22,7 +23,14 @@ from fedexp.trackers.wandb_tracker import WandbTracker
 from wandb_runs import clean_home, content, read_run, run_folders  # noqa: F401 (a fixture)
 
 OFFLINE = ("tracker=wandb", "tracker.mode=offline")
-TIDY = ("config.yaml", "summary.json", "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv")
+TIDY = (
+    "config.yaml",
+    "summary.json",
+    "rounds.csv",
+    "class_accuracy.csv",
+    "clients.csv",
+    "tasks.csv",
+)
 ARRAYS = ("partition*.npz", "local_class_accuracy.npz")
 
 
@@ -56,7 +64,10 @@ def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
 
     seen = content(tracked)  # and they are what they are meant to be
     assert seen["name"] == "fedavg_digits_lda0.1_seed0"
-    assert (seen["job_type"], seen["tags"]) == ("fedavg", ["digits", "lda", "fedavg", "cnn", "mine"])
+    assert (seen["job_type"], seen["tags"]) == (
+        "fedavg",
+        ["digits", "lda", "fedavg", "cnn", "mine"],
+    )
     assert seen["config"]["choices"] == yaml.safe_load((run / "config.yaml").read_text())["choices"]
     assert seen["group"].startswith("fedavg_digits_lda0.1_")
     assert {row["round"] for row in seen["history"] if any("figures" in key for key in row)} == {2}
@@ -72,11 +83,16 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
     run = make_run(fedexp, *OFFLINE, "rounds=1", "tracker.log_images_every=0")
     (tmp_path / "empty").mkdir()
     first = former_id(run)
-    assert main(["empty", "run", "--mode", "offline", "--project", "other", "--entity", "team"]) == 2
+    assert (
+        main(["empty", "run", "--mode", "offline", "--project", "other", "--entity", "team"]) == 2
+    )
     (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("fedexp:")]
     assert error == "fedexp: empty: no finished run there (it lacks summary.json)"
     read = [read_run(folder)[0] for folder in run_folders(run)]
-    assert [(r["run_id"], r["project"], r["entity"]) for r in read] == [(first, "fedexp", ""), (first, "other", "team")]
+    assert [(r["run_id"], r["project"], r["entity"]) for r in read] == [
+        (first, "fedexp", ""),
+        (first, "other", "team"),
+    ]
     shutil.rmtree(run_folders(run)[1])
     assert main(["run", "--mode", "offline", "--new"]) == 0
     assert {folder.name.rpartition("-")[2] == first for folder in run_folders(run)} == {True, False}
@@ -85,11 +101,19 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
     damages = {
         "status": ("summary.json", '{"status": "failed"}', "has not come to its end"),
         "summary": ("summary.json", "{", "summary.json: is no json"),
-        "cut": ("rounds.csv", rounds[: rounds.index("\n1,") + 1], "ends with round 0, the run with 1"),
+        "cut": (
+            "rounds.csv",
+            rounds[: rounds.index("\n1,") + 1],
+            "ends with round 0, the run with 1",
+        ),
         "config": ("config.yaml", "a: [", "config.yaml: is no yaml"),
         "choices": ("config.yaml", "a: 1\n", "choices"),
         "table": ("rounds.csv", "a,b\n1,2\n", "rounds.csv: has no column round"),
-        "classes": ("class_accuracy.csv", "a\n1\n", "class_accuracy.csv: has no column round, class, accuracy"),
+        "classes": (
+            "class_accuracy.csv",
+            "a\n1\n",
+            "class_accuracy.csv: has no column round, class, accuracy",
+        ),
     }
     for name, (file, text, message) in damages.items():
         damaged = bare_copy(run, tmp_path / name)
@@ -102,7 +126,12 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
 @pytest.mark.parametrize(
     "options",
     [
-        ("forgetting_metric=round_drop", "tracker.log_images_every=2", "rounds=5", "eval_interval=2"),
+        (
+            "forgetting_metric=round_drop",
+            "tracker.log_images_every=2",
+            "rounds=5",
+            "eval_interval=2",
+        ),
         (
             "scenario=class_incremental",
             "scenario.num_tasks=2",
@@ -119,10 +148,13 @@ def test_pushed_runs_of_every_kind_equal_the_tracked_ones(fedexp, tmp_path, opti
     assert main([str(copy), "--mode", "offline"]) == 0
     (tracked,), (pushed,) = run_folders(run), run_folders(copy)
     assert content(pushed) == content(tracked)
-    assert {path.name for path in (copy / "figures").iterdir()} == {path.name for path in (run / "figures").iterdir()}
+    assert {path.name for path in (copy / "figures").iterdir()} == {
+        path.name for path in (run / "figures").iterdir()
+    }
 
 
-# -- faults -------------------------------------------------------------------------------------------------
+# -- faults
+# -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -187,17 +219,28 @@ FAULTS = ["invalid key"]
 SLOW_FAULTS = ["slow disk", "unreachable", "slow server", "killed", "stopped", "no place"]
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(fault, marks=pytest.mark.slow) for fault in SLOW_FAULTS)])
+@pytest.mark.parametrize(
+    "fault", [*FAULTS, *(pytest.param(fault, marks=pytest.mark.slow) for fault in SLOW_FAULTS)]
+)
 def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault):
-    """Exit code 0, complete tidy files, equal to those of an untracked run, and exactly one warning."""
-    # A key is refused at once: there is time for wandb-core to start on a busy machine, where 1 s is too short.
+    """Exit code 0, complete tidy files, equal to those of an untracked run, and exactly one
+    warning."""
+    # A key is refused at once: there is time for wandb-core to start on a busy machine, where 1 s
+    # is too short.
     seconds = 20 if fault == "invalid key" else 1
-    options = ["tracker=wandb", f"tracker.init_timeout={seconds}", "tracker.finish_timeout=1", "rounds=3"]
+    options = [
+        "tracker=wandb",
+        f"tracker.init_timeout={seconds}",
+        "tracker.finish_timeout=1",
+        "rounds=3",
+    ]
     with monkeypatch.context() as broken, server(SERVERS.get(fault)) as address:
         broken.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
         if fault in SERVERS:
             broken.setenv("WANDB_API_KEY", "a" * 40)
-            broken.setenv("WANDB_BASE_URL", "http://127.0.0.1:9" if fault == "unreachable" else address)
+            broken.setenv(
+                "WANDB_BASE_URL", "http://127.0.0.1:9" if fault == "unreachable" else address
+            )
         else:
             options.append("tracker.mode=offline")
         (tmp_path / "run").mkdir()
@@ -215,7 +258,9 @@ def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault
     log = (tmp_path / "run" / "run.log").read_text()
     assert log.count(" WARNING ") == 1, log
     assert "Traceback" not in answer.err + log
-    assert len([line for line in answer.err.splitlines() if "wandb sync" in line]) == (fault != "no place")
+    assert len([line for line in answer.err.splitlines() if "wandb sync" in line]) == (
+        fault != "no place"
+    )
     assert load_finished(tmp_path / "run").summary["status"] == "completed"
     if not REFERENCE:
         assert fedexp(*SMALL, "hydra.run.dir=alone", "rounds=3").code == 0

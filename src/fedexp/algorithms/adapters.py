@@ -1,7 +1,7 @@
 """Common part of the methods that train low-rank adapters for each task of its own (PILoRA, LoRM).
 
-The server keeps what clients train, the adapters of the current task and the head, apart from the model that is tested,
-in which the adapters of all tasks so far count.
+The server keeps what clients train, the adapters of the current task and the head, apart from the
+model that is tested, in which the adapters of all tasks so far count.
 """
 
 import math
@@ -45,11 +45,14 @@ class NewAdapters(FedAvg):
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         """Check that the model has adapters that are trained whole."""
-        name, found = type(self).__name__, [part for part in module.modules() if isinstance(part, LowRank)]
+        name, found = (
+            type(self).__name__,
+            [part for part in module.modules() if isinstance(part, LowRank)],
+        )
         if not found:
             raise ConfigError(
-                f"model.lora.rank: {name} needs low-rank adapters, such as model=timm model.name=vit_tiny_patch16_224 "
-                "model.lora.rank=4"
+                f"model.lora.rank: {name} needs low-rank adapters, such as model=timm"
+                " model.name=vit_tiny_patch16_224 model.lora.rank=4"
             )
         if not all(part.down.weight.requires_grad for part in found):
             raise ConfigError(f"model.lora.freeze_a=true: {name} trains A; must be false")
@@ -65,10 +68,18 @@ class NewAdapters(FedAvg):
         return server | {"new": member(info.tasks[info.task], info, initial)}
 
     def rehearse(
-        self, net: ServerNetwork, server: Tree, pixels: Pixels, info: Federation, rng: np.random.Generator
+        self,
+        net: ServerNetwork,
+        server: Tree,
+        pixels: Pixels,
+        info: Federation,
+        rng: np.random.Generator,
     ) -> Tree:
         """Return the server's state with new adapters for the clients."""
-        fresh = {k: drawn(v, rng) if k.endswith(DOWN) else torch.zeros_like(v) for k, v in server["local"].items()}
+        fresh = {
+            k: drawn(v, rng) if k.endswith(DOWN) else torch.zeros_like(v)
+            for k, v in server["local"].items()
+        }
         return server | {"local": server["local"] | adapters(fresh)}
 
 
@@ -79,8 +90,8 @@ def drawn(like: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 class Prototypes(nn.Module):
-    """A head that answers with the class whose prototype is nearest; logits [B, C] are the negative distances
-    sqrt(||f - c||^2 / D)."""
+    """A head that answers with the class whose prototype is nearest; logits [B, C] are the negative
+    distances sqrt(||f - c||^2 / D)."""
 
     def __init__(self, width: int, num_classes: int):
         super().__init__()

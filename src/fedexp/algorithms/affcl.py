@@ -1,24 +1,27 @@
-"""AF-FCL: features of earlier tasks are drawn from a flow, and count as far as they agree with the client's own data.
+"""AF-FCL: features of earlier tasks are drawn from a flow, and count as far as they agree with the
+client's own data.
 
-A. Wuerkaixi et al., "Accurate Forgetting for Heterogeneous Federated Continual Learning", ICLR 2024, in the form of the
-authors' code (zaocan666/AF-FCL: model.py, userPreciseFCL.py). Beside the model, a normalising flow over the features h
-given the class is trained and averaged (see flow.py); p is its density, u its noise, D the number of features. theta'
-and p' are model and flow at the end of the last task; h', z' the features and logits of theta'. For a batch (x, y),
-classifier g and features h~ with labels y~ drawn from the flow, of all classes met so far,
+A. Wuerkaixi et al., "Accurate Forgetting for Heterogeneous Federated Continual Learning", ICLR
+2024, in the form of the authors' code (zaocan666/AF-FCL: model.py, userPreciseFCL.py). Beside the
+model, a normalising flow over the features h given the class is trained and averaged (see flow.py);
+p is its density, u its noise, D the number of features. theta' and p' are model and flow at the end
+of the last task; h', z' the features and logits of theta'. For a batch (x, y), classifier g and
+features h~ with labels y~ drawn from the flow, of all classes met so far,
     L = CE(z, y) + kd_last [ kd_feature mean_d (h'_d - h_d)^2 + kd_output L_d(z, z') ]
         + replay { e * mean_j w_j CE(g(h~_j), y~_j) + kd_last kd_output L_d(g(h~), g'(h~)) }
-        - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },   h~', y~' drawn from p', of the classes met before
-    P = mean over the batch of p(h | y)^(1/D),   e = (1 - theta) P + theta
-    w_j = mean_d N(s_jd; mean and variance of u_d over the examples of class y~_j in the batch), P where it has none.
-The second line trains the classifier alone, the third the flow alone; L_d: see continual.py, with T = 2. In task 1
-there is no theta'. `credibility`: s is the noise of h~ (latent), or h~ itself, which the code compares with the moments
-of u (released).
-Values: the code's. Its weights for the global model as a second teacher are 0 and left out.
-Deviations: one step of one optimizer for all three lines, where the code takes three of Adam, one after the other;
-`bank` features are drawn from the flow that was received, once a round, not new ones from the flow in training for
-every batch; the features are the input of the last layer, which is the classifier, where the code has two layers; the
-flow's line is divided by D, of which Adam takes no notice, and which steadies SGD; variances are at least 1e-6. The
-text of the paper was not at hand: the equations are those of the code.
+        - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },   h~', y~' drawn from p', of the
+          classes met before
+    P = mean over the batch of p(h | y)^(1/D),   e = (1 - theta) P + theta w_j = mean_d N(s_jd; mean
+    and variance of u_d over the examples of class y~_j in the batch), P where it has none.
+The second line trains the classifier alone, the third the flow alone; L_d: see continual.py, with T
+= 2. In task 1 there is no theta'. `credibility`: s is the noise of h~ (latent), or h~ itself, which
+the code compares with the moments of u (released). Values: the code's. Its weights for the global
+model as a second teacher are 0 and left out. Deviations: one step of one optimizer for all three
+lines, where the code takes three of Adam, one after the other; `bank` features are drawn from the
+flow that was received, once a round, not new ones from the flow in training for every batch; the
+features are the input of the last layer, which is the classifier, where the code has two layers;
+the flow's line is divided by D, of which Adam takes no notice, and which steadies SGD; variances
+are at least 1e-6. The text of the paper was not at hand: the equations are those of the code.
 """
 
 import copy
@@ -52,7 +55,8 @@ class AFFCL(Remembering):
     needs_head = True
     must_train = heads.HEAD
     hint = "the authors have local.optimizer=adam local.lr=0.0001"
-    shape: ClassVar[Flow]  # of the flow, whose parameters are among the model's; known once it is `fitted`
+    # of the flow, whose parameters are among the model's; known once it is `fitted`
+    shape: ClassVar[Flow]
 
     replay: float  # weight of the features that are drawn
     kd_last: float  # of the model at the end of the last task as a teacher
@@ -71,7 +75,9 @@ class AFFCL(Remembering):
         require(0 <= self.theta <= 1, "algorithm.theta", self.theta, "from 0 to 1")
         require_choice("algorithm.credibility", self.credibility, ("latent", "released"))
         for name in ("hidden", "bank"):
-            require(getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1")
+            require(
+                getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1"
+            )
 
     @property
     def needs(self) -> Needs:
@@ -87,20 +93,28 @@ class AFFCL(Remembering):
         return made
 
     def flow_of(self, params: Params) -> Density:
-        return Density(self.shape, {k.removeprefix(FLOW): v for k, v in params.items() if k.startswith(FLOW)})
+        return Density(
+            self.shape, {k.removeprefix(FLOW): v for k, v in params.items() if k.startswith(FLOW)}
+        )
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return noise and labels of the features that are drawn in this round, and of those of the old flow."""
+        """Return noise and labels of the features that are drawn in this round, and of those of the
+        old flow."""
         before = np.array(info.classes_met(), dtype=np.int64)
         plan = self.draw("new", np.union1d(before, np.flatnonzero(info.counts.sum(0))), rng)
         return plan | (self.draw("old", before, rng) if info.task else {})
 
     def draw(self, name: str, classes: np.ndarray, rng: np.random.Generator) -> Tree:
-        noise, labels = rng.normal(size=(self.bank, self.shape.width)), rng.choice(classes, self.bank)
+        noise, labels = (
+            rng.normal(size=(self.bank, self.shape.width)),
+            rng.choice(classes, self.bank),
+        )
         return {f"{name}_noise": noise, f"{name}_labels": labels}
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        models = {"new": ctx.server["params"]} | ({"old": ctx.server["old"]} if "old" in ctx.server else {})
+        models = {"new": ctx.server["params"]} | (
+            {"old": ctx.server["old"]} if "old" in ctx.server else {}
+        )
         return {name: self.drawn(model, name, ctx.plan) for name, model in models.items()}
 
     def drawn(self, model: Params, name: str, plan: Tree) -> Tree:
@@ -116,14 +130,20 @@ class AFFCL(Remembering):
             before = net(ctx.server["old"], batch.x)
             apart = (before.features.detach() - features).square().mean(-1)
             answers = distillation_loss(logits, before.logits.detach(), TEMPERATURE)
-            learning = learning + self.kd_last * (self.kd_feature * apart + self.kd_output * answers)
+            learning = learning + self.kd_last * (
+                self.kd_feature * apart + self.kd_output * answers
+            )
         flow, given = self.flow_of(params), of_class(batch.y, logits[0])
         density, noise = flow.log_density(features.detach(), given)
         fit = masked_mean(density, batch.mask)
         rows = self.rows(batch.step, ctx)
         if "old" in ctx.setup:
             old = {k: v.index_select(0, rows) for k, v in ctx.setup["old"].items()}
-            fit = fit + self.flow_last * flow.log_density(old["features"], of_class(old["labels"], logits[0]))[0].mean()
+            fit = (
+                fit
+                + self.flow_last
+                * flow.log_density(old["features"], of_class(old["labels"], logits[0]))[0].mean()
+            )
         typical = masked_mean((density.detach() / self.shape.width).exp(), batch.mask)
         present = given if batch.mask is None else given * batch.mask[:, None]
         drawn = {k: v.index_select(0, rows) for k, v in ctx.setup["new"].items()}
@@ -133,7 +153,12 @@ class AFFCL(Remembering):
         return masked_mean(learning, batch.mask) + self.replay * replayed - fit / self.shape.width
 
     def replayed(
-        self, params: Params, drawn: Tree, weights: torch.Tensor, typical: torch.Tensor, ctx: Context
+        self,
+        params: Params,
+        drawn: Tree,
+        weights: torch.Tensor,
+        typical: torch.Tensor,
+        ctx: Context,
     ) -> torch.Tensor:
         """Return the loss on features that are drawn, without its weight."""
         answers = heads.logits(drawn["features"], heads.head(params))
@@ -142,20 +167,30 @@ class AFFCL(Remembering):
         if "old" not in ctx.server:
             return loss
         before = heads.logits(drawn["features"], heads.head(ctx.server["old"]))
-        return loss + self.kd_last * self.kd_output * distillation_loss(answers, before, TEMPERATURE).mean()
+        return (
+            loss
+            + self.kd_last * self.kd_output * distillation_loss(answers, before, TEMPERATURE).mean()
+        )
 
     def rows(self, step: int, ctx: Context) -> torch.Tensor:
-        """Return which features of the bank a local step takes, from its beginning again at the end."""
+        """Return which features of the bank a local step takes, from its beginning again at the
+        end."""
         device = ctx.steps.device
         count = min(ctx.local.batch_size, self.bank)
-        return (torch.as_tensor(step, device=device) * count + torch.arange(count, device=device)) % self.bank
+        return (
+            torch.as_tensor(step, device=device) * count + torch.arange(count, device=device)
+        ) % self.bank
 
 
 def credibility(
-    space: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, present: torch.Tensor, typical: torch.Tensor
+    space: torch.Tensor,
+    labels: torch.Tensor,
+    noise: torch.Tensor,
+    present: torch.Tensor,
+    typical: torch.Tensor,
 ) -> torch.Tensor:
-    """Return w [n] of what is drawn: space [n, D], labels [n]; noise [B, D] of the batch, whose classes are the rows of
-    present [B, C], all 0 for padding; typical: P."""
+    """Return w [n] of what is drawn: space [n, D], labels [n]; noise [B, D] of the batch, whose
+    classes are the rows of present [B, C], all 0 for padding; typical: P."""
     count = present.sum(0)
     shares = present / count.clamp(min=1)
     mean = shares.T @ noise

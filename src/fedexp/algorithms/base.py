@@ -1,12 +1,14 @@
 """FedAvg, and with it the hooks by which every other algorithm states what it does differently.
 
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1:
-each sampled client runs E epochs of SGD from the global model, the server averages the local models.
-Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is the 1/|S_t| of FedNTD Algorithm 1.
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+2017, Algorithm 1: each sampled client runs E epochs of SGD from the global model, the server
+averages the local models. Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is
+the 1/|S_t| of FedNTD Algorithm 1.
 
-Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no
-indexing by boolean masks, no in-place writes to trees that they were given. What they are given is explained in
-interfaces.py. The few algorithms whose rounds have another shape than FedAvg's find the hooks for that in structure.py.
+Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no
+`if tensor`, no indexing by boolean masks, no in-place writes to trees that they were given. What
+they are given is explained in interfaces.py. The few algorithms whose rounds have another shape
+than FedAvg's find the hooks for that in structure.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,9 +46,14 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
 
 
 def one_per_example(algorithm: "FedAvg", losses: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Return the losses [B]. Raises ConfigError for another shape: of a mean the engine could not leave out padding."""
+    """Return the losses [B]. Raises ConfigError for another shape: of a mean the engine could not
+    leave out padding."""
     if not isinstance(losses, torch.Tensor) or losses.shape != batch.y.shape:
-        found = f"the shape {[*losses.shape]}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
+        found = (
+            f"the shape {[*losses.shape]}"
+            if isinstance(losses, torch.Tensor)
+            else f"a {type(losses).__name__}"
+        )
         raise ConfigError(
             f"algorithm: example_loss of {type(algorithm).__name__} returns {found}; "
             f"must be {[*batch.y.shape]}, a loss of each example (reduction='none')"
@@ -55,9 +62,11 @@ def one_per_example(algorithm: "FedAvg", losses: torch.Tensor, batch: Batch) -> 
 
 
 def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Return the batches of the first of `epochs` passes over a client's data, and their masks [B], never None.
+    """Return the batches of the first of `epochs` passes over a client's data, and their masks [B],
+    never None.
 
-    A client that is trained together with longer ones has its later batches at the end; their masks are 0.
+    A client that is trained together with longer ones has its later batches at the end; their masks
+    are 0.
     """
     own = ctx.steps / epochs
     for batch in data.batches():
@@ -68,7 +77,8 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Yield the batches that `RoundStructure.after` has asked for, shuffled and augmented anew, and their masks [B]."""
+    """Yield the batches that `RoundStructure.after` has asked for, shuffled and augmented anew, and
+    their masks [B]."""
     index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
     for step in range(len(index)):
         mask = masks[step].to(ctx.steps.dtype)
@@ -77,7 +87,8 @@ def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, torch.Te
 
 
 def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
-    """Return a plan for `ClientData.take`: example numbers (at least one) padded to `size`, and their mask."""
+    """Return a plan for `ClientData.take`: example numbers (at least one) padded to `size`, and
+    their mask."""
     padded, mask = np.full(size, numbers[0]), np.zeros(size)
     padded[: len(numbers)], mask[: len(numbers)] = numbers, 1
     return {"numbers": padded, "mask": mask}
@@ -88,13 +99,22 @@ class FedAvg(RoundStructure):
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # with which local training makes sense
-    own_step: ClassVar[str] = ""  # why its server's step cannot be that of `server.optimizer`; empty: it can
-    scenarios: ClassVar[tuple[str, ...]] = ("none", "class_incremental", "domain_incremental", "rotations")
-    separate_tasks: ClassVar[bool] = False  # only where all clients train on one task at a time, and on no other's
+    # why its server's step cannot be that of `server.optimizer`; empty: it can
+    own_step: ClassVar[str] = ""
+    scenarios: ClassVar[tuple[str, ...]] = (
+        "none",
+        "class_incremental",
+        "domain_incremental",
+        "rotations",
+    )
+    # only where all clients train on one task at a time, and on no other's
+    separate_tasks: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
-    trains_model: ClassVar[bool] = True  # what its clients train is the global model, with its running statistics
+    # what its clients train is the global model, with its running statistics
+    trains_model: ClassVar[bool] = True
     hint: ClassVar[str] = ""  # what to change where a run diverges or does not learn; said then
-    must_train: ClassVar[tuple[str, ...]] = ()  # names of parameters that it treats apart, so they cannot be frozen
+    # names of parameters that it treats apart, so they cannot be frozen
+    must_train: ClassVar[tuple[str, ...]] = ()
     needs_features: ClassVar[bool] = False  # of the model, beyond its logits
     needs_head: ClassVar[bool] = False  # its last layer; what is in must_train needs it too
     augments: ClassVar[bool] = True  # its training examples, where the data set says how
@@ -106,53 +126,66 @@ class FedAvg(RoundStructure):
         return Needs()
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
-        """Return the model as this algorithm trains and tests it. Called with torch's generator seeded."""
+        """Return the model as this algorithm trains and tests it. Called with torch's generator
+        seeded."""
         return module
 
     # --- what is kept and sent
 
     def server_init(self, params: Params, info: Federation) -> Tree:
-        """Return the server's state; `params` is the initial global model. Extra names in it are trained and averaged
-        too."""
+        """Return the server's state; `params` is the initial global model. Extra names in it are
+        trained and averaged too."""
         return {"params": params}
 
     def client_init(self, params: Params, info: Federation) -> Tree:
-        """Return what one client keeps between rounds, before it first takes part. `params`: the initial server's."""
+        """Return what one client keeps between rounds, before it first takes part. `params`: the
+        initial server's."""
         return {}
 
     def broadcast(self, server: Tree) -> Tree:
-        """Return what the server sends to every client of a round; the rest of its state stays where it is."""
+        """Return what the server sends to every client of a round; the rest of its state stays
+        where it is."""
         return {"params": server["params"]}
 
     def personal_broadcast(
-        self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
+        self,
+        server: Tree,
+        client: int,
+        kept: Mapping[int, Tree],
+        info: Federation,
+        rng: np.random.Generator,
     ) -> Tree:
-        """Return what the server sends to one client alone. `kept`: the states of all clients that have ever taken
-        part, of which a server may know what it was sent."""
+        """Return what the server sends to one client alone. `kept`: the states of all clients that
+        have ever taken part, of which a server may know what it was sent."""
         return {}
 
     # --- host side, before training
 
     def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        """Return the numbers of the examples that this client trains on; of several sets, each batch comes from one."""
+        """Return the numbers of the examples that this client trains on; of several sets, each
+        batch comes from one."""
         return info.parts[client]
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return numpy arrays such as extra example numbers or roles of this round, of one shape for all clients."""
+        """Return numpy arrays such as extra example numbers or roles of this round, of one shape
+        for all clients."""
         return {}
 
     # --- on the client
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the constants of one client's round, such as outputs of a teacher on fixed inputs."""
+        """Return the constants of one client's round, such as outputs of a teacher on fixed
+        inputs."""
         return {}
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        """Return the parameters from which local training starts; running statistics among them replace the global
-        model's."""
+        """Return the parameters from which local training starts; running statistics among them
+        replace the global model's."""
         return ctx.server["params"]
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         """Return the loss of each example, [B], not reduced: the engine reduces and masks."""
         return F.cross_entropy(net(params, batch.x).logits, batch.y, reduction="none")
 
@@ -165,20 +198,24 @@ class FedAvg(RoundStructure):
         return grads
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
-        """Return what a local step minimises: mean of the example losses plus the penalty; a scalar."""
+        """Return what a local step minimises: mean of the example losses plus the penalty; a
+        scalar."""
         losses = one_per_example(self, self.example_loss(net, params, batch, ctx), batch)
         return masked_mean(losses, batch.mask) + self.penalty(net, params, ctx)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """Take one step of the optimizer, whose state is `memory`; return (params, memory, loss)."""
+        """Take one step of the optimizer, whose state is `memory`; return (params, memory,
+        loss)."""
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         grads = self.transform_grads(grads, params, batch, ctx)
         params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
         return params, memory, loss
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         """Return, after training, (message to the server, new client state)."""
         return {"params": params}, ctx.client
 
@@ -189,6 +226,6 @@ class FedAvg(RoundStructure):
         return server | {"params": tree.weighted_mean(messages["params"], round.weights)}
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Return the server's state after work that follows aggregation, such as distillation; server["buffers"] has
-        been averaged."""
+        """Return the server's state after work that follows aggregation, such as distillation;
+        server["buffers"] has been averaged."""
         return server

@@ -1,27 +1,29 @@
-"""CFeD: some clients learn the new task while others review the old ones, on unlabelled surrogate examples.
+"""CFeD: some clients learn the new task while others review the old ones, on unlabelled surrogate
+examples.
 
-Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq. (3)-(6). Task 1 is
-FedAvg. In a round of task t > 1, N = ceil(review_fraction m) of the m sampled clients review, drawn anew in every
-round, and the others learn, all from the same global model for E epochs:
+Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq.
+(3)-(6). Task 1 is FedAvg. In a round of task t > 1, N = ceil(review_fraction m) of the m sampled
+clients review, drawn anew in every round, and the others learn, all from the same global model for
+E epochs:
     learner   L = CE on its examples of task t
     reviewer  L = lambda_d L_d on its own surrogate examples, teacher theta_{t-1} (see continual.py)
-and the server averages with the n_k of the new task for both kinds.
-`server_distillation` (section 4.3), from the first task on: the server's surrogate set is cut at random into m + 1
-contiguous parts; part j gets the soft labels of local model j, the last those of the global model before the round; the
-average is trained on all of them with L_d, for E epochs of batches of `server_batch_size` with the clients' optimizer
-and with dropout, where the model has any.
-`paradigm=centralized` (algorithm=cfed_c): one model; batches of the new task (CE) are mixed with batches (lambda_d L_d)
-of as many surrogate examples, drawn at random in every round.
-Readings of what the paper leaves open: N is rounded up; lambda_d stays on the reviewers' loss; the server's term has
-weight 1.
-The paper lets a client without data of the new task review. Here no client lacks them: every partition of a task gives
-each client at least one example or is refused (Partition.build).
-Deviations from the released code: a client of a round never does both, the code draws learners and reviewers apart;
-weights are n_k, not uniform; teachers are in eval mode, not in training mode; a client trains on all of its examples in
-a new order in every epoch, not on the first 80 % in one order without the last partial batch; the parts of server
-distillation are drawn once a round, the code deals examples to the models in turn, with lambda_d as weight, on 80 % of
-the shards of a random client; cfed_c keeps one mixture for all epochs there and leaves a surrogate set smaller than the
-new task as it is, where it is repeated here.
+and the server averages with the n_k of the new task for both kinds. `server_distillation` (section
+4.3), from the first task on: the server's surrogate set is cut at random into m + 1 contiguous
+parts; part j gets the soft labels of local model j, the last those of the global model before the
+round; the average is trained on all of them with L_d, for E epochs of batches of
+`server_batch_size` with the clients' optimizer and with dropout, where the model has any.
+`paradigm=centralized` (algorithm=cfed_c): one model; batches of the new task (CE) are mixed with
+batches (lambda_d L_d) of as many surrogate examples, drawn at random in every round. Readings of
+what the paper leaves open: N is rounded up; lambda_d stays on the reviewers' loss; the server's
+term has weight 1. The paper lets a client without data of the new task review. Here no client lacks
+them: every partition of a task gives each client at least one example or is refused
+(Partition.build). Deviations from the released code: a client of a round never does both, the code
+draws learners and reviewers apart; weights are n_k, not uniform; teachers are in eval mode, not in
+training mode; a client trains on all of its examples in a new order in every epoch, not on the
+first 80 % in one order without the last partial batch; the parts of server distillation are drawn
+once a round, the code deals examples to the models in turn, with lambda_d as weight, on 80 % of the
+shards of a random client; cfed_c keeps one mixture for all epochs there and leaves a surrogate set
+smaller than the new task as it is, where it is repeated here.
 """
 
 import math
@@ -35,7 +37,15 @@ import torch.nn.functional as F
 from fedexp.algorithms import distillation, optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import Remembering, distillation_loss
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerNetwork, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerNetwork,
+    ServerRound,
+)
 from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
 
@@ -49,22 +59,51 @@ class CFeD(Remembering):
     server_batch_size: int
 
     def __post_init__(self) -> None:
-        require(0 <= self.lambda_d < math.inf, "algorithm.lambda_d", self.lambda_d, "finite and at least 0")
-        require(0 < self.temperature < math.inf, "algorithm.temperature", self.temperature, "finite, greater than 0")
-        require(0 <= self.review_fraction <= 1, "algorithm.review_fraction", self.review_fraction, "from 0 to 1")
-        require(self.server_batch_size >= 1, "algorithm.server_batch_size", self.server_batch_size, "at least 1")
+        require(
+            0 <= self.lambda_d < math.inf,
+            "algorithm.lambda_d",
+            self.lambda_d,
+            "finite and at least 0",
+        )
+        require(
+            0 < self.temperature < math.inf,
+            "algorithm.temperature",
+            self.temperature,
+            "finite, greater than 0",
+        )
+        require(
+            0 <= self.review_fraction <= 1,
+            "algorithm.review_fraction",
+            self.review_fraction,
+            "from 0 to 1",
+        )
+        require(
+            self.server_batch_size >= 1,
+            "algorithm.server_batch_size",
+            self.server_batch_size,
+            "at least 1",
+        )
 
     @property
     def needs(self) -> Needs:
         holders = "clients and server" if self.server_distillation else "clients"
-        return Needs(server_state="old model", down=1, data=f"surrogate, unlabelled ({holders})", surrogate=True)
+        return Needs(
+            server_state="old model",
+            down=1,
+            data=f"surrogate, unlabelled ({holders})",
+            surrogate=True,
+        )
 
-    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> Sequence[FedAvg]:
+    def roles(
+        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+    ) -> Sequence[FedAvg]:
         if info.task == 0:
             return [Learner()] * len(clients)
         if self.paradigm == "centralized":
             draw = int(rng.integers(2**63))
-            return [Student(lambda_d=self.lambda_d, temperature=self.temperature, draw=draw)] * len(clients)
+            return [Student(lambda_d=self.lambda_d, temperature=self.temperature, draw=draw)] * len(
+                clients
+            )
         reviewers = math.ceil(self.review_fraction * len(clients) - 1e-9)
         chosen = rng.permutation(len(clients))[:reviewers]
         reviewer = Reviewer(lambda_d=self.lambda_d, temperature=self.temperature)
@@ -80,7 +119,9 @@ class CFeD(Remembering):
         teachers = [*distillation.local_models(messages, round.buffers), old]
         parts = np.array_split(round.rng.permutation(len(examples)), len(teachers))
         answers = examples.answers(teachers, parts)
-        targets = torch.empty(len(examples), answers[0].shape[-1], dtype=answers[0].dtype, device=answers[0].device)
+        targets = torch.empty(
+            len(examples), answers[0].shape[-1], dtype=answers[0].dtype, device=answers[0].device
+        )
         for part, answer in zip(parts, answers, strict=True):
             targets[torch.as_tensor(part, device=targets.device)] = answer
 
@@ -94,7 +135,9 @@ class CFeD(Remembering):
         def update(params: Params, grads: Params) -> None:
             optimizers.step_in_place(params, grads, memory, round.lr, local, next(steps))
 
-        batches = distillation.minibatches(round.rng, len(examples), self.server_batch_size, local.epochs)
+        batches = distillation.minibatches(
+            round.rng, len(examples), self.server_batch_size, local.epochs
+        )
         distillation.fit(net, examples, batches, loss, update, dropout=round.rng)
         return distillation.refined(net, server)
 
@@ -114,15 +157,19 @@ class Reviewer(FedAvg):
     def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
         return info.surrogate[client]
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         teacher = net(ctx.server["old"], batch.x).logits.detach()
-        return self.lambda_d * distillation_loss(net(params, batch.x).logits, teacher, self.temperature)
+        return self.lambda_d * distillation_loss(
+            net(params, batch.x).logits, teacher, self.temperature
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Student(Reviewer):
-    """Client that trains on both, in batches of one kind each (the centralised form); the label of surrogate examples
-    is -1."""
+    """Client that trains on both, in batches of one kind each (the centralised form); the label of
+    surrogate examples is -1."""
 
     draw: int  # seed of this round's choice of surrogate examples
 
@@ -131,8 +178,13 @@ class Student(Reviewer):
         # As many: a random part, or all of them repeated.
         return new, np.resize(np.random.default_rng(self.draw).permutation(old), len(new))
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
-        logits, teacher = net(params, batch.x).logits, net(ctx.server["old"], batch.x).logits.detach()
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
+        logits, teacher = (
+            net(params, batch.x).logits,
+            net(ctx.server["old"], batch.x).logits.detach(),
+        )
         learning = F.cross_entropy(logits, batch.y.clamp(min=0), reduction="none")
         reviewing = self.lambda_d * distillation_loss(logits, teacher, self.temperature)
         return torch.where(batch.y < 0, reviewing, learning)

@@ -9,7 +9,8 @@ from fedexp.algorithms.interfaces import PublicData, ServerNetwork
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
-Loss = Callable[[torch.Tensor, torch.Tensor, np.ndarray], torch.Tensor]  # (logits, labels, numbers) -> scalar
+# (logits, labels, numbers) -> scalar
+Loss = Callable[[torch.Tensor, torch.Tensor, np.ndarray], torch.Tensor]
 Update = Callable[[Params, Params], None]  # (parameters, gradients): changes the former in place
 
 
@@ -19,7 +20,9 @@ def local_models(messages: Tree, buffers: Params) -> list[Params]:
     return [tree.row(messages["params"], i) | tree.row(buffers, i) for i in range(count)]
 
 
-def minibatches(rng: np.random.Generator, examples: int, size: int, epochs: int) -> Iterator[np.ndarray]:
+def minibatches(
+    rng: np.random.Generator, examples: int, size: int, epochs: int
+) -> Iterator[np.ndarray]:
     """Yield example numbers, shuffled anew in every epoch; the last partial batch is kept."""
     for _ in range(epochs):
         order = rng.permutation(examples)
@@ -34,8 +37,8 @@ def fit(
     update: Update,
     dropout: np.random.Generator | None = None,
 ) -> None:
-    """Train the model that `net` has loaded. Batches of one example are left out where batch norm has none to compare
-    with. `dropout` draws that of texts; None: without."""
+    """Train the model that `net` has loaded. Batches of one example are left out where batch norm
+    has none to compare with. `dropout` draws that of texts; None: without."""
     for numbers in batches:
         if len(numbers) > 1 or not net.mixes_examples:
             x, y = public.take(numbers) if dropout is None else public.take(numbers, dropout)

@@ -1,16 +1,17 @@
 """Ditto: every client trains a model of its own beside the global one, and is pulled towards it.
 
-T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
-Algorithm 1. The global model w is FedAvg's. With it as received, a client of the round also trains its own model v_k,
+T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, Algorithm 1. The global model w is FedAvg's. With it as received, a
+client of the round also trains its own model v_k,
     min_v  F_k(v) + lambda/2 ||v - w||^2,
-on the same batches, from where its last participation left it (the initial model at first). v_k stays on the client,
-with running statistics of its own.
-Checked against the authors' code (flearn/trainers_MTL/ditto.py), which has the same two steps for each batch: the order
-of the two does not matter, since neither model sees the other change. The code's lambda is 1, or chosen from 0.1, 1 and
-2 by each client; that choice is left out here. Deviations: the pull joins the gradient before weight decay and
-momentum, which that code does not have; as many epochs for v_k as for w; the server's weights are n_k, not equal ones.
-Accuracy is that of w: FedAvg's; the training loss is that of the own models, with the pull.
-`evaluate=[global,personal]` tests the clients' own models.
+on the same batches, from where its last participation left it (the initial model at first). v_k
+stays on the client, with running statistics of its own. Checked against the authors' code
+(flearn/trainers_MTL/ditto.py), which has the same two steps for each batch: the order of the two
+does not matter, since neither model sees the other change. The code's lambda is 1, or chosen from
+0.1, 1 and 2 by each client; that choice is left out here. Deviations: the pull joins the gradient
+before weight decay and momentum, which that code does not have; as many epochs for v_k as for w;
+the server's weights are n_k, not equal ones. Accuracy is that of w: FedAvg's; the training loss is
+that of the own models, with the pull. `evaluate=[global,personal]` tests the clients' own models.
 """
 
 import math
@@ -20,7 +21,14 @@ from dataclasses import dataclass
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
@@ -36,7 +44,9 @@ class Ditto(FedAvg):
     lambda_: float  # weight of the pull, >= 0; with 0 nothing is shared
 
     def __post_init__(self) -> None:
-        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
+        require(
+            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
+        )
 
     @property
     def needs(self) -> Needs:
@@ -58,12 +68,16 @@ class Ditto(FedAvg):
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         return 0.5 * self.lambda_ * tree.squared_distance(params, ctx.server["params"])
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         return {}, params | net.buffers()
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         return server
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
         """Return the client's own model, with its own running statistics."""
         return state

@@ -1,4 +1,5 @@
-"""The divergence of a student's softened prediction from a teacher's: its definition, and one kernel of it for CUDA."""
+"""The divergence of a student's softened prediction from a teacher's: its definition, and one
+kernel of it for CUDA."""
 
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -11,23 +12,32 @@ from fedexp.core.triton_kernels import load_kernels, stacked_first
 from fedexp.models.pooling import differentiable_once
 
 
-def kl_divergence(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None) -> torch.Tensor:
-    """Return KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept: [B]. No gradient goes to the
-    teacher.
+def kl_divergence(
+    teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None
+) -> torch.Tensor:
+    """Return KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept: [B]. No
+    gradient goes to the teacher.
 
     teacher, student: logits [B, C]; keep: bool [B, C], None = all classes.
     """
     teacher = teacher.detach()
-    fits = student.device.type == "cuda" and student.dtype == torch.float32 and differentiable_once()
+    fits = (
+        student.device.type == "cuda" and student.dtype == torch.float32 and differentiable_once()
+    )
     if fits and kernels() is not None:
         return _Divergence.apply(teacher, student, keep, tau)[0]
     return _defined(teacher, student, tau, keep)
 
 
-def _defined(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None) -> torch.Tensor:
-    # The dtype's least value, not -inf: exp gives 0 and 0 * (finite) is 0, where 0 * -inf would be NaN.
+def _defined(
+    teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None
+) -> torch.Tensor:
+    # The dtype's least value, not -inf: exp gives 0 and 0 * (finite) is 0, where 0 * -inf would be
+    # NaN.
     low = torch.finfo(student.dtype).min
-    rows = [t / tau if keep is None else torch.where(keep, t / tau, low) for t in (teacher, student)]
+    rows = [
+        t / tau if keep is None else torch.where(keep, t / tau, low) for t in (teacher, student)
+    ]
     log_p, log_q = (F.log_softmax(t, dim=-1) for t in rows)
     terms = log_p.exp() * (log_p - log_q)
     return (terms if keep is None else torch.where(keep, terms, 0.0)).sum(-1)
@@ -35,7 +45,8 @@ def _defined(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: tor
 
 @lru_cache
 def kernels() -> Any:
-    """Return the module of the kernel; None where Triton is missing or does not give torch's numbers here."""
+    """Return the module of the kernel; None where Triton is missing or does not give torch's
+    numbers here."""
     return load_kernels("fedexp.algorithms.divergence_kernels", _first_use, "the distillation loss")
 
 
@@ -45,7 +56,9 @@ def _first_use(kernels: Any) -> None:
     student, keep = teacher.flip(0, 1).square(), teacher < 2
     p, q = (torch.where(keep, each / 2.0, -torch.inf).softmax(-1) for each in (teacher, student))
     exact = _defined(teacher, student, 2.0, keep), (q - p) / 2.0
-    torch.testing.assert_close(kernels.divergence(teacher, student, keep, 2.0), exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        kernels.divergence(teacher, student, keep, 2.0), exact, rtol=1e-4, atol=1e-5
+    )
 
 
 class _Divergence(Function):
@@ -75,9 +88,13 @@ class _Divergence(Function):
         keep: torch.Tensor | None,
         tau: float,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
-        flat = [None if t is None else stacked_first(info, t, dim).flatten(0, 1)
-                for t, dim in zip((teacher, student, keep), in_dims, strict=False)]  # fmt: skip
-        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in _Divergence.apply(*flat, tau)), (0, 0)
+        flat = [
+            None if t is None else stacked_first(info, t, dim).flatten(0, 1)
+            for t, dim in zip((teacher, student, keep), in_dims, strict=False)
+        ]
+        return tuple(
+            t.unflatten(0, (info.batch_size, -1)) for t in _Divergence.apply(*flat, tau)
+        ), (0, 0)
 
 
 class _Scaled(Function):
@@ -99,4 +116,6 @@ class _Scaled(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], grad: torch.Tensor, slope: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
-        return _Scaled.apply(*(stacked_first(info, t, dim) for t, dim in zip((grad, slope), in_dims, strict=True))), 0
+        return _Scaled.apply(
+            *(stacked_first(info, t, dim) for t, dim in zip((grad, slope), in_dims, strict=True))
+        ), 0

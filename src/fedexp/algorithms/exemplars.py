@@ -1,9 +1,11 @@
-"""Common part of the methods whose clients keep examples of old tasks that a model has chosen, and train on them again.
+"""Common part of the methods whose clients keep examples of old tasks that a model has chosen, and
+train on them again.
 
-When a task begins, each client chooses, by the features that the global model gives it, among its examples of the task
-that has ended. What it keeps is among its training examples from then on: in the same batches as the new ones, in its
-number of examples n_k, and augmented like them. Their numbers stand in the server's state as a table [K, n], -1: none,
-so that a run can be resumed; they are not sent.
+When a task begins, each client chooses, by the features that the global model gives it, among its
+examples of the task that has ended. What it keeps is among its training examples from then on: in
+the same batches as the new ones, in its number of examples n_k, and augmented like them. Their
+numbers stand in the server's state as a table [K, n], -1: none, so that a run can be resumed; they
+are not sent.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +26,8 @@ Kept = Sequence[np.ndarray]  # numbers of the examples that each client keeps
 
 @dataclass(frozen=True, kw_only=True)
 class Exemplars(FedAvg, ABC):
-    """Base that keeps the examples and tells new classes from old ones: "known" [C] is there from task 2 on."""
+    """Base that keeps the examples and tells new classes from old ones: "known" [C] is there from
+    task 2 on."""
 
     scenarios = ("class_incremental",)
     separate_tasks = True
@@ -34,20 +37,30 @@ class Exemplars(FedAvg, ABC):
     def choose(
         self, kept: Kept, own: Kept, features: Features, info: Federation, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        """Return what each client keeps from now on. kept: what it has kept so far; own: its examples of the task that
-        has ended, whose facts are `info`."""
+        """Return what each client keeps from now on. kept: what it has kept so far; own: its
+        examples of the task that has ended, whose facts are `info`."""
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "new": member(info.tasks[0], info, params)}
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
-        old, new = (member(classes, info, initial) for classes in (info.classes_before(), info.tasks[info.task]))
+        old, new = (
+            member(classes, info, initial)
+            for classes in (info.classes_before(), info.tasks[info.task])
+        )
         return server | {"known": old, "new": new}
 
     def keep_examples(
-        self, server: Tree, features: Features, before: Federation, info: Federation, rng: np.random.Generator
+        self,
+        server: Tree,
+        features: Features,
+        before: Federation,
+        info: Federation,
+        rng: np.random.Generator,
     ) -> Tree:
-        own = [part[np.isin(before.labels[part], before.tasks[before.task])] for part in before.parts]
+        own = [
+            part[np.isin(before.labels[part], before.tasks[before.task])] for part in before.parts
+        ]
         kept = self.choose(numbers_in(server, info), own, features, before, rng)
         return server | {"kept": table(kept, server["new"].device)}
 
@@ -56,7 +69,9 @@ class Exemplars(FedAvg, ABC):
             return info
         pairs = zip(info.parts, numbers_in(server, info), strict=True)
         parts = tuple(np.union1d(part, kept) for part, kept in pairs)
-        counts = np.stack([np.bincount(info.labels[part], minlength=info.num_classes) for part in parts])
+        counts = np.stack(
+            [np.bincount(info.labels[part], minlength=info.num_classes) for part in parts]
+        )
         return replace(info, parts=parts, counts=counts.astype(info.counts.dtype))
 
 

@@ -1,17 +1,18 @@
-"""FedALA: a client starts from a mixture of its old classifier and the global one, with weights that it learns.
+"""FedALA: a client starts from a mixture of its old classifier and the global one, with weights
+that it learns.
 
-J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023, Eq. (3)-(6) and
-the authors' code, for the last p = 2 tensors (weight and bias of the classifier), with which FedKA's Table 9 can be
-compared:
+J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI
+2023, Eq. (3)-(6) and the authors' code, for the last p = 2 tensors (weight and bias of the
+classifier), with which FedKA's Table 9 can be compared:
     theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
     W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1),
-by mini-batches of `part` of the local data.
-W is 1 at first and kept. The first time, passes are repeated until the last 10 losses (of a pass's last batch) have a
-population standard deviation (division by 10, numpy's default, as in the authors' code) below `threshold`, but no more
-than `max_passes`; later there is one pass. Then training as usual.
-Off before a client has trained once. Accuracy is that of the averaged model (FedKA's generic accuracy).
-Deviations: the data of that search are not augmented, so that their features under the global body are computed once; p
-is not a parameter, since more layers would need them anew in every step.
+by mini-batches of `part` of the local data. W is 1 at first and kept. The first time, passes are
+repeated until the last 10 losses (of a pass's last batch) have a population standard deviation
+(division by 10, numpy's default, as in the authors' code) below `threshold`, but no more than
+`max_passes`; later there is one pass. Then training as usual. Off before a client has trained once.
+Accuracy is that of the averaged model (FedKA's generic accuracy). Deviations: the data of that
+search are not augmented, so that their features under the global body are computed once; p is not a
+parameter, since more layers would need them anew in every step.
 """
 
 import math
@@ -45,7 +46,12 @@ class FedALA(FedAvg):
     def __post_init__(self) -> None:
         require(0 < self.eta < math.inf, "algorithm.eta", self.eta, "finite and greater than 0")
         require(0 < self.part <= 1, "algorithm.part", self.part, "greater than 0 and at most 1")
-        require(0 <= self.threshold < math.inf, "algorithm.threshold", self.threshold, "finite and at least 0")
+        require(
+            0 <= self.threshold < math.inf,
+            "algorithm.threshold",
+            self.threshold,
+            "finite and at least 0",
+        )
         require(self.max_passes >= 1, "algorithm.max_passes", self.max_passes, "at least 1")
 
     @property
@@ -54,7 +60,11 @@ class FedALA(FedAvg):
 
     def client_init(self, params: Params, info: Federation) -> Tree:
         head = heads.head(params)
-        return {"head": head, "W": tree.map(torch.ones_like, head), "rounds": head[heads.BIAS].new_zeros(())}
+        return {
+            "head": head,
+            "W": tree.map(torch.ones_like, head),
+            "rounds": head[heads.BIAS].new_zeros(()),
+        }
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         part = info.parts[client]
@@ -67,7 +77,9 @@ class FedALA(FedAvg):
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
         return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
 
-    def learn(self, features: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, ctx: Context) -> Params:
+    def learn(
+        self, features: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, ctx: Context
+    ) -> Params:
         old = ctx.client["head"]
         gap = tree.subtract(heads.head(ctx.server["params"]), old)
         rounds = ctx.client["rounds"]
@@ -85,7 +97,10 @@ class FedALA(FedAvg):
                 active = on & (mask[rows].sum() > 0)
                 mixed = {k: old[k] + gap[k] * W[k] for k in W}
                 grads, now = grad_and_value(loss)(mixed, rows)
-                W = {k: torch.where(active, (v - self.eta * grads[k] * gap[k]).clamp(0, 1), v) for k, v in W.items()}
+                W = {
+                    k: torch.where(active, (v - self.eta * grads[k] * gap[k]).clamp(0, 1), v)
+                    for k, v in W.items()
+                }
                 value = torch.where(active, now, value)
             recent = torch.cat([recent[1:], value[None]])
             on = on & (rounds == 1)  # from the second time on, one pass
@@ -96,15 +111,22 @@ class FedALA(FedAvg):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         params, old, W = ctx.server["params"], ctx.client["head"], ctx.setup["W"]
         mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
-        return params | {k: torch.where(ctx.client["rounds"] > 0, mixed[k], params[k]) for k in mixed}
+        return params | {
+            k: torch.where(ctx.client["rounds"] > 0, mixed[k], params[k]) for k in mixed
+        }
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
-        """Return the global body with the mixture of classifiers, by the weights that the client has learned last."""
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
+        """Return the global body with the mixture of classifiers, by the weights that the client
+        has learned last."""
         if state is None:
             return None
         params, old, W = server["params"], state["head"], state["W"]
         return params | {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         new = {"head": heads.head(params), "W": ctx.setup["W"], "rounds": ctx.client["rounds"] + 1}
         return {"params": params}, new

@@ -1,15 +1,16 @@
 """FedAlign: the last stage is smoothed by making it agree with a narrow version of itself.
 
-M. Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning", CVPR 2022, Eq.
-(4)-(6), and the authors' code; the comparison of FedNTD's Table 13. With f_in, f_out the input and output of the last
-stage, n_in the first `width` of the channels of f_in (a constant there), n_out what the first `width` of the channels
-of the stage make of n_in, and s(a, b) the spectral norm of the "transmitting matrix" of two feature maps:
+M. Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning",
+CVPR 2022, Eq. (4)-(6), and the authors' code; the comparison of FedNTD's Table 13. With f_in, f_out
+the input and output of the last stage, n_in the first `width` of the channels of f_in (a constant
+there), n_out what the first `width` of the channels of the stage make of n_in, and s(a, b) the
+spectral norm of the "transmitting matrix" of two feature maps:
     L = CE + mu * (CE / L_lip) * L_lip,   L_lip = MSE( s(n_in, n_out), s(f_in, f_out) )
-where the quotient CE / L_lip is a constant to the gradient, as is s(f_in, f_out); gradients are clipped at norm `clip`.
-s: a is average-pooled to the size of b, X = A B^T / (h w), and s = sqrt(||m||) after 10 power
-iterations m <- X X^T m / ||m|| from the vector of ones, an estimate of the root of the largest eigenvalue.
-Models: those with a last stage (models.Staged): model=resnet56_bottleneck of Table 13; for the CNNs, the last
-convolution.
+where the quotient CE / L_lip is a constant to the gradient, as is s(f_in, f_out); gradients are
+clipped at norm `clip`. s: a is average-pooled to the size of b, X = A B^T / (h w), and s =
+sqrt(||m||) after 10 power iterations m <- X X^T m / ||m|| from the vector of ones, an estimate of
+the root of the largest eigenvalue. Models: those with a last stage (models.Staged):
+model=resnet56_bottleneck of Table 13; for the CNNs, the last convolution.
 """
 
 import logging
@@ -58,13 +59,18 @@ class FedAlign(FedAvg):
     def __post_init__(self) -> None:
         require(0 <= self.mu < math.inf, "algorithm.mu", self.mu, "finite and at least 0")
         require(0 < self.width <= 1, "algorithm.width", self.width, "greater than 0 and at most 1")
-        require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
+        require(
+            0 <= self.clip < math.inf,
+            "algorithm.clip",
+            self.clip,
+            "finite and at least 0 (0 = none)",
+        )
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         if not isinstance(module, Staged):
             raise ConfigError(
-                "algorithm=fedalign: this model has no last stage that can be narrowed; use model=resnet56_bottleneck "
-                "(the paper's) or a cnn"
+                "algorithm=fedalign: this model has no last stage that can be narrowed; use"
+                " model=resnet56_bottleneck (the paper's) or a cnn"
             )
         if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
             log.warning("FedAlign learns less with a last stage without batch norm; use %s", NORMED)

@@ -1,6 +1,7 @@
 """FedAvgM: momentum on the server.
 
-Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019:
+Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", 2019:
     v <- beta * v + (w_global - sum_k p_k w_k),   w_global <- w_global - v,   v = 0 at the start.
 Only parameters have momentum; running statistics of batch norm are averaged as in FedAvg.
 Not done: MOON's code has (1 - beta) in front of the difference, which is a different algorithm.
@@ -17,7 +18,9 @@ from fedexp.core.tree import Params, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(FedAvg):
-    own_step = "it is sgd with a momentum (algorithm=fedavg server.optimizer=sgd server.momentum=0.7)"
+    own_step = (
+        "it is sgd with a momentum (algorithm=fedavg server.optimizer=sgd server.momentum=0.7)"
+    )
 
     beta: float  # momentum, at least 0 and less than 1; 0 is FedAvg
 

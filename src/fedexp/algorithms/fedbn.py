@@ -1,14 +1,14 @@
 """FedBN: batch normalisation stays with the client, all other parameters are averaged.
 
-X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch
-Normalization", ICLR 2021, Algorithm 1: scale, shift and running statistics of every batch norm layer are the client's
-own and are neither sent nor averaged. A client that takes part for the first time has the initial ones.
-Checked against the authors' code (`communication` in their federated/fed_digits.py), which leaves out all entries of
-the state dict with "bn" in their name. Deviations from it: here layers are found by their type; the server's weights
-are n_k, not equal ones (`weighting=uniform`).
-There is no generic model. The accuracy of one is that of the averaged parameters with the mean batch norm of the last
-cohort, which no client uses and which is no part of the traffic that is counted. `evaluate=[global,personal]` tests the
-clients' own models.
+X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local
+Batch Normalization", ICLR 2021, Algorithm 1: scale, shift and running statistics of every batch
+norm layer are the client's own and are neither sent nor averaged. A client that takes part for the
+first time has the initial ones. Checked against the authors' code (`communication` in their
+federated/fed_digits.py), which leaves out all entries of the state dict with "bn" in their name.
+Deviations from it: here layers are found by their type; the server's weights are n_k, not equal
+ones (`weighting=uniform`). There is no generic model. The accuracy of one is that of the averaged
+parameters with the mean batch norm of the last cohort, which no client uses and which is no part of
+the traffic that is counted. `evaluate=[global,personal]` tests the clients' own models.
 """
 
 import copy
@@ -27,7 +27,8 @@ from fedexp.core.tree import Params, Tree
 class FedBN(FedAvg):
     keeps_buffers = True
 
-    local: ClassVar[frozenset[str]] = frozenset()  # names of what batch norm layers hold; known once it is `fitted`
+    # names of what batch norm layers hold; known once it is `fitted`
+    local: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def needs(self) -> Needs:
@@ -41,7 +42,10 @@ class FedBN(FedAvg):
             for name in part.state_dict()
         }
         if not names:
-            raise ConfigError("algorithm=fedbn: the model has no batch normalisation (model=resnet10 and others have)")
+            raise ConfigError(
+                "algorithm=fedbn: the model has no batch normalisation (model=resnet10 and others"
+                " have)"
+            )
         made = copy.copy(self)
         object.__setattr__(made, "local", frozenset(names))
         return made
@@ -58,10 +62,14 @@ class FedBN(FedAvg):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | ctx.client
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         trained = params | net.buffers()
         return {"params": params}, {name: trained[name] for name in ctx.client}
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
         """Return the averaged parameters with the client's batch norm."""
         return None if state is None else server["params"] | state

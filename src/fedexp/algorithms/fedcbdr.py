@@ -1,25 +1,28 @@
-"""FedCBDR: clients keep the examples of old tasks that count most among those of all clients, and learn them sharper.
+"""FedCBDR: clients keep the examples of old tasks that count most among those of all clients, and
+learn them sharper.
 
-Z. Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental Learning", NeurIPS 2025 (arXiv
-2507.07712), Eq. (1)-(9). Global-perspective data replay, when task i has ended: with X the features of all clients'
-examples of it under the global model, [n, D],
-    X = U S V^T,   tau_j = ||row j of U||^2,   p_j = tau_j / sum tau                                 Eq. (2)-(6)
-and `samples` of the n examples are drawn with probabilities p; each client keeps those that are its own, from then on.
-Task-aware temperature scaling, from task 2 on, in each batch of new examples and kept ones,
-    z'_c = z_c / tau_old for the classes of old tasks, z_c / tau_new for the others
-    L = omega_old * mean of CE(z') over old examples + omega_new * mean over new ones                Eq. (7), (9)
-and CE in task 1, Eq. (8).
-No code of the authors was found; the tests write the equations again. Values: the best of the paper's Fig. 4, and its
-450 examples of a task for CIFAR-10 in three tasks.
-Readings: U has the min(n, D) columns of the thin decomposition, since with all n columns of a square one every tau_j is
-1; columns of singular values below 1e-6 of the largest are left out. p is normalised over all clients, as the text has
-it, where Eq. (6) prints the sum over one. Examples are drawn without replacement, so that `samples` different ones are
-kept; the weights 1 / sqrt(n_s p_x) of the text enter no equation of the training.
-Left out: the random rotations P_k and Q of Eq. (1), by which a client hides its features from the server. Q changes
-nothing, and P_k is undone by its client, which alone knows it: U is the same. The features that clients send at the end
-of a task are not counted in the traffic.
-Deviations: the model has all C outputs from the start, those of classes to come count as new ones; weights are n_k,
-kept examples among them, where Algorithm 1 does not say which.
+Z. Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental Learning", NeurIPS
+2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay, when task i has ended: with X
+the features of all clients' examples of it under the global model, [n, D],
+    X = U S V^T,   tau_j = ||row j of U||^2,   p_j = tau_j / sum tau
+    Eq. (2)-(6)
+and `samples` of the n examples are drawn with probabilities p; each client keeps those that are its
+own, from then on. Task-aware temperature scaling, from task 2 on, in each batch of new examples and
+kept ones,
+    z'_c = z_c / tau_old for the classes of old tasks, z_c / tau_new for the others L = omega_old *
+    mean of CE(z') over old examples + omega_new * mean over new ones                Eq. (7), (9)
+and CE in task 1, Eq. (8). No code of the authors was found; the tests write the equations again.
+Values: the best of the paper's Fig. 4, and its 450 examples of a task for CIFAR-10 in three tasks.
+Readings: U has the min(n, D) columns of the thin decomposition, since with all n columns of a
+square one every tau_j is 1; columns of singular values below 1e-6 of the largest are left out. p is
+normalised over all clients, as the text has it, where Eq. (6) prints the sum over one. Examples are
+drawn without replacement, so that `samples` different ones are kept; the weights 1 / sqrt(n_s p_x)
+of the text enter no equation of the training. Left out: the random rotations P_k and Q of Eq. (1),
+by which a client hides its features from the server. Q changes nothing, and P_k is undone by its
+client, which alone knows it: U is the same. The features that clients send at the end of a task are
+not counted in the traffic. Deviations: the model has all C outputs from the start, those of classes
+to come count as new ones; weights are n_k, kept examples among them, where Algorithm 1 does not say
+which.
 """
 
 import math
@@ -39,7 +42,8 @@ NEGLIGIBLE = 1e-6  # part of the largest singular value
 
 
 def leverage(features: torch.Tensor) -> torch.Tensor:
-    """Return the leverage scores tau [n] of features [n, D], float64; all 1 where every feature is 0."""
+    """Return the leverage scores tau [n] of features [n, D], float64; all 1 where every feature is
+    0."""
     left, values, _ = torch.linalg.svd(features.double(), full_matrices=False)
     if not values.max() > 0:
         return torch.ones_like(left[:, 0])
@@ -83,8 +87,13 @@ class FedCBDR(Exemplars):
         by_score = self.selection == "leverage"
         scores = leverage(features(every)).cpu().numpy() if by_score else np.ones(len(every))
         possible = int((scores > 0).sum())
-        drawn = rng.choice(every, min(self.samples, possible), replace=False, p=scores / scores.sum())
-        return [np.union1d(before, part[np.isin(part, drawn)]) for before, part in zip(kept, own, strict=True)]
+        drawn = rng.choice(
+            every, min(self.samples, possible), replace=False, p=scores / scores.sum()
+        )
+        return [
+            np.union1d(before, part[np.isin(part, drawn)])
+            for before, part in zip(kept, own, strict=True)
+        ]
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         logits = net(params, batch.x).logits

@@ -1,17 +1,18 @@
 """FedCurv: an elastic penalty where the parameters matter to the other clients.
 
-N. Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", 2019, Eq. (3)-(5). With u_j the
-diagonal Fisher information of client j at its trained w_j on its own data, v_j = u_j * w_j, over all clients j that
-have ever taken part (latest values), client k adds
+N. Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", 2019, Eq. (3)-(5).
+With u_j the diagonal Fisher information of client j at its trained w_j on its own data, v_j = u_j *
+w_j, over all clients j that have ever taken part (latest values), client k adds
     lambda * ( <P_k, w^2> - 2 <Q_k, w> ),   P_k = sum_{j != k} u_j,   Q_k = sum_{j != k} v_j,
-which is lambda * sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j) up to a constant. No penalty in the first round.
-The server keeps and sends the sums over all clients; a client keeps its own u_k, v_k, takes them off, and uploads how
-they have changed: the same numbers, at the cost that the paper states (two models each way).
-Switch `estimator`: `batch`, as in FedNTD's released code, is the mean over mini-batches of the squared gradient of the
-batch's mean cross-entropy (labels as given), over one pass that stops after more than `samples` examples; `sample`
-squares the gradient of every example, the textbook diagonal, about a batch size larger: lambda belongs to the
-estimator.
-The gradients are taken in eval mode on one more pass after training, shuffled and augmented anew, as in that code.
+which is lambda * sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j) up to a constant. No penalty in the
+first round. The server keeps and sends the sums over all clients; a client keeps its own u_k, v_k,
+takes them off, and uploads how they have changed: the same numbers, at the cost that the paper
+states (two models each way). Switch `estimator`: `batch`, as in FedNTD's released code, is the mean
+over mini-batches of the squared gradient of the batch's mean cross-entropy (labels as given), over
+one pass that stops after more than `samples` examples; `sample` squares the gradient of every
+example, the textbook diagonal, about a batch size larger: lambda belongs to the estimator. The
+gradients are taken in eval mode on one more pass after training, shuffled and augmented anew, as in
+that code.
 """
 
 import math
@@ -21,7 +22,14 @@ import torch
 
 from fedexp.algorithms.base import FedAvg, fresh_pass
 from fedexp.algorithms.fisher import ESTIMATORS, squares
-from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require, require_choice
 from fedexp.core.settings import LocalTraining
@@ -31,11 +39,14 @@ from fedexp.core.tree import Params, Tree
 @dataclass(frozen=True, kw_only=True)
 class FedCurv(FedAvg):
     lambda_: float  # weight of the penalty, >= 0; 0 is FedAvg
-    samples: int  # s: the Fisher information is estimated on more than that many examples, or one pass
+    # s: the Fisher information is estimated on more than that many examples, or one pass
+    samples: int
     estimator: str  # batch | sample
 
     def __post_init__(self) -> None:
-        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
+        require(
+            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
+        )
         require(self.samples >= 0, "algorithm.samples", self.samples, "at least 0")
         require_choice("algorithm.estimator", self.estimator, ESTIMATORS)
 
@@ -60,19 +71,25 @@ class FedCurv(FedAvg):
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         p, q = ctx.setup["u"], ctx.setup["v"]
-        # 2 <w, P w - Q> - <P w, w>, all but the first w held still: the same value, and nothing is left to autograd but
-        # the gradient 2 (P w - Q), which takes less than half of the time.
+        # 2 <w, P w - Q> - <P w, w>, all but the first w held still: the same value, and nothing is
+        # left to autograd but the gradient 2 (P w - Q), which takes less than half of the time.
         still = {k: w.detach() for k, w in params.items()}
         scaled = {k: p[k] * w for k, w in still.items()}
-        return self.lambda_ * (2 * tree.dot(params, tree.subtract(scaled, q)) - tree.dot(scaled, still))
+        return self.lambda_ * (
+            2 * tree.dot(params, tree.subtract(scaled, q)) - tree.dot(scaled, still)
+        )
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         u = self.fisher(net, params, data, ctx)
         new = {"u": u, "v": {k: u[k] * params[k] for k in u}}
         return {"params": params} | {k: tree.subtract(new[k], ctx.client[k]) for k in new}, new
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        return super().aggregate(server, messages, round) | {k: tree.added(server[k], messages[k]) for k in ("u", "v")}
+        return super().aggregate(server, messages, round) | {
+            k: tree.added(server[k], messages[k]) for k in ("u", "v")
+        }
 
     def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
         """Return u_k: the mean over the batches (`sample`: over the examples) that count."""

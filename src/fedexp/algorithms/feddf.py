@@ -1,17 +1,19 @@
-"""FedDF: the server distils the ensemble of the local models into their average, on unlabelled public data.
+"""FedDF: the server distils the ensemble of the local models into their average, on unlabelled
+public data.
 
-T. Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020, Eq. (1) and
-Algorithm 1:
-clients as in FedAvg; then, from w = sum_k p_k w_k, on mini-batches of public images (labels are not read)
+T. Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
+Eq. (1) and Algorithm 1: clients as in FedAvg; then, from w = sum_k p_k w_k, on mini-batches of
+public images (labels are not read)
     min_w  KL( softmax(mean_k f_{w_k}(x)) || softmax(f_w(x)) ),
-averaging logits, not probabilities; temperature 1; teachers in eval mode, the student in train mode.
-Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps of B = 128, gradients
-clipped at norm 5, the best student on held-out labelled data, looked at every 100 steps, no further than `patience` =
-1,000 steps without gain (2,000 where the code is called without one). The average that the student began as is no
-candidate, as in the code's default. Switches: `epochs_on_server` > 0 runs that many passes over the public set instead
-and takes the last model, the form for comparisons with Flashback (E_s); `steps` and `patience` then mean nothing.
-Deviation: the authors validate on 10 % of the training data; here on the first `validation` of the public set in random
-order, whose labels are read for that alone.
+averaging logits, not probabilities; temperature 1; teachers in eval mode, the student in train
+mode. Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps
+of B = 128, gradients clipped at norm 5, the best student on held-out labelled data, looked at every
+100 steps, no further than `patience` = 1,000 steps without gain (2,000 where the code is called
+without one). The average that the student began as is no candidate, as in the code's default.
+Switches: `epochs_on_server` > 0 runs that many passes over the public set instead and takes the
+last model, the form for comparisons with Flashback (E_s); `steps` and `patience` then mean nothing.
+Deviation: the authors validate on 10 % of the training data; here on the first `validation` of the
+public set in random order, whose labels are read for that alone.
 """
 
 import math
@@ -43,11 +45,28 @@ class FedDF(FedAvg):
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, "algorithm.lr", self.lr, "finite and greater than 0")
-        require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
-        require(self.epochs_on_server >= 0, "algorithm.epochs_on_server", self.epochs_on_server, "at least 0")
+        require(
+            0 <= self.clip < math.inf,
+            "algorithm.clip",
+            self.clip,
+            "finite and at least 0 (0 = none)",
+        )
+        require(
+            self.epochs_on_server >= 0,
+            "algorithm.epochs_on_server",
+            self.epochs_on_server,
+            "at least 0",
+        )
         for name in ("batch_size", "steps", "patience", "interval"):
-            require(getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1")
-        require(0 < self.validation < 1, "algorithm.validation", self.validation, "greater than 0 and less than 1")
+            require(
+                getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1"
+            )
+        require(
+            0 < self.validation < 1,
+            "algorithm.validation",
+            self.validation,
+            "greater than 0 and less than 1",
+        )
 
     @property
     def needs(self) -> Needs:
@@ -59,9 +78,13 @@ class FedDF(FedAvg):
         logits = round.public.logits(distillation.local_models(messages, round.buffers)).mean(0)
         net.load(server["params"], server["buffers"])
         if self.epochs_on_server:
-            batches = distillation.minibatches(round.rng, len(round.public), self.batch_size, self.epochs_on_server)
+            batches = distillation.minibatches(
+                round.rng, len(round.public), self.batch_size, self.epochs_on_server
+            )
             total = self.epochs_on_server * -(-len(round.public) // self.batch_size)
-            self.distil(net, round.public, logits, batches, Adam(net.params, self.lr, total, self.clip))
+            self.distil(
+                net, round.public, logits, batches, Adam(net.params, self.lr, total, self.clip)
+            )
             return distillation.refined(net, server)
         return self.search(net, server, logits, round.rng, round.public)
 
@@ -77,15 +100,22 @@ class FedDF(FedAvg):
 
         def loss(student: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
             target = log_p[torch.as_tensor(numbers)]
-            return F.kl_div(F.log_softmax(student, -1), target, log_target=True, reduction="batchmean")
+            return F.kl_div(
+                F.log_softmax(student, -1), target, log_target=True, reduction="batchmean"
+            )
 
         distillation.fit(net, public, batches, loss, adam)
 
     def search(
-        self, net: ServerNetwork, server: Tree, teacher: torch.Tensor, rng: np.random.Generator, public: PublicData
+        self,
+        net: ServerNetwork,
+        server: Tree,
+        teacher: torch.Tensor,
+        rng: np.random.Generator,
+        public: PublicData,
     ) -> Tree:
-        """Train by steps, with early stopping: return the best student on the validation data, never the average it
-        began as."""
+        """Train by steps, with early stopping: return the best student on the validation data,
+        never the average it began as."""
         order = rng.permutation(len(public))
         held = max(int(self.validation * len(public)), 1)
         check, rest = order[:held], order[held:]
@@ -112,7 +142,9 @@ def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> flo
     """Return the accuracy of the model in training, in eval mode, on some public examples."""
     with torch.no_grad():
         x, y = public.take(numbers)
-        return float((net(net.snapshot() | net.buffers(), x).logits.argmax(-1) == y).double().mean())
+        return float(
+            (net(net.snapshot() | net.buffers(), x).logits.argmax(-1) == y).double().mean()
+        )
 
 
 class Adam:

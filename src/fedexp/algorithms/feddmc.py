@@ -1,22 +1,25 @@
-"""FedDMC: a separate model learns the new classes, and is then consolidated with the old one on unlabelled examples.
+"""FedDMC: a separate model learns the new classes, and is then consolidated with the old one on
+unlabelled examples.
 
-J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4), as the baseline of
-CFeD (IJCAI 2022, section 5.3). Task 1 is FedAvg. A round of task t > 1 has two exchanges with the same clients:
-1. the new model, which starts task t as the run began (`new_model=initial`) or as the old model (`new_model=old`),
-   learns the task: CE over its classes alone;
-2. a student is trained on each client's own surrogate examples (FedDMC_full: on the whole set) for `epochs_factor`
-   times E epochs at `rate_factor` times the learning rate, with
+J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4),
+as the baseline of CFeD (IJCAI 2022, section 5.3). Task 1 is FedAvg. A round of task t > 1 has two
+exchanges with the same clients:
+1. the new model, which starts task t as the run began (`new_model=initial`) or as the old model
+   (`new_model=old`), learns the task: CE over its classes alone;
+2. a student is trained on each client's own surrogate examples (FedDMC_full: on the whole set) for
+   `epochs_factor` times E epochs at `rate_factor` times the learning rate, with
        L = 1/C' sum_c (z_c - t_c)^2 over the C' classes seen so far,
-   t_c = the old model's logits for the old classes and the new model's for the new ones, each minus its mean over
-   these.
-The server averages after each. The new model stays from round to round of a task. The student starts every round as
-the run began (`student=initial`) or from the global model (`student=global`).
-Switch `targets`: `split` as above; `added`, as in CFeD's released code: all C outputs of both models, each minus its
-mean over C, added up, and L over all C classes; the new model then learns with CE over all C.
-Only where tasks bring new classes. `paradigm=centralized` (algorithm=dmc): DMC, where student and new model start from
-the old model and the consolidation has the epochs and the rate of the rest, as in CFeD's released code (rounds=1).
-Deviations from that code: its clients draw a new random student each, in every round (all layers but the characters'
-vectors), where they all start from the run's initial model here; it draws the new model anew at the beginning of every
+   t_c = the old model's logits for the old classes and the new model's for the new ones, each minus
+   its mean over these.
+The server averages after each. The new model stays from round to round of a task. The student
+starts every round as the run began (`student=initial`) or from the global model (`student=global`).
+Switch `targets`: `split` as above; `added`, as in CFeD's released code: all C outputs of both
+models, each minus its mean over C, added up, and L over all C classes; the new model then learns
+with CE over all C. Only where tasks bring new classes. `paradigm=centralized` (algorithm=dmc): DMC,
+where student and new model start from the old model and the consolidation has the epochs and the
+rate of the rest, as in CFeD's released code (rounds=1). Deviations from that code: its clients draw
+a new random student each, in every round (all layers but the characters' vectors), where they all
+start from the run's initial model here; it draws the new model anew at the beginning of every
 round, also in task 1; both stand in a part of it that does not run as released.
 """
 
@@ -59,8 +62,15 @@ class FedDMC(Remembering):
         require_choice("algorithm.targets", self.targets, ("split", "added"))
         require_choice("algorithm.student", self.student, ("initial", "global"))
         require_choice("algorithm.new_model", self.new_model, ("initial", "old"))
-        require(self.epochs_factor >= 1, "algorithm.epochs_factor", self.epochs_factor, "at least 1")
-        require(0 < self.rate_factor < math.inf, "algorithm.rate_factor", self.rate_factor, "finite, greater than 0")
+        require(
+            self.epochs_factor >= 1, "algorithm.epochs_factor", self.epochs_factor, "at least 1"
+        )
+        require(
+            0 < self.rate_factor < math.inf,
+            "algorithm.rate_factor",
+            self.rate_factor,
+            "finite, greater than 0",
+        )
 
     @property
     def needs(self) -> Needs:
@@ -73,7 +83,10 @@ class FedDMC(Remembering):
         )
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
-        old, new = (member(classes, info, initial) for classes in (info.classes_before(), info.tasks[info.task]))
+        old, new = (
+            member(classes, info, initial)
+            for classes in (info.classes_before(), info.tasks[info.task])
+        )
         begun = super().begin_task(server, initial, info)
         return begun | {
             "new": begun["old"] if self.new_model == "old" else initial,
@@ -85,7 +98,10 @@ class FedDMC(Remembering):
     def exchanges(self, info: Federation) -> Sequence[FedAvg]:
         if info.task == 0:
             return (self,)
-        shared = {name: getattr(self, name) for name in ("targets", "student", "epochs_factor", "rate_factor")}
+        shared = {
+            name: getattr(self, name)
+            for name in ("targets", "student", "epochs_factor", "rate_factor")
+        }
         return NewModel(targets=self.targets), Consolidation(**shared, whole_set=self.whole_set)
 
 
@@ -112,7 +128,9 @@ class NewModel(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return split(server["new"], server) | {"new_classes": server["new_classes"]}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         logits = net(params, batch.x).logits
         if self.targets == "split":
             logits = logits.masked_fill(ctx.server["new_classes"] == 0, -torch.inf)
@@ -134,7 +152,11 @@ class Consolidation(FedAvg):
     whole_set: bool
 
     def broadcast(self, server: Tree) -> Tree:
-        start = split(server["initial"], server) if self.student == "initial" else {"params": server["params"]}
+        start = (
+            split(server["initial"], server)
+            if self.student == "initial"
+            else {"params": server["params"]}
+        )
         return start | {k: server[k] for k in ("old", "new", "old_classes", "new_classes")}
 
     def epochs(self, local: LocalTraining) -> int:
@@ -146,7 +168,9 @@ class Consolidation(FedAvg):
     def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
         return info.unlabelled if self.whole_set else info.surrogate[client]
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         teachers = [net(ctx.server[which], batch.x).logits.detach() for which in ("old", "new")]
         members = [ctx.server["old_classes"], ctx.server["new_classes"]]
         if self.targets == "added":

@@ -1,19 +1,20 @@
 """FedEWC: elastic weight consolidation, with the Fisher information of all clients' data.
 
-J. Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS 2017, Eq. (3), as the baseline of
-CFeD (IJCAI 2022, section 5.3). With F^(s) the diagonal of the Fisher information of task s at theta_s, the model at its
-end,
+J. Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS 2017, Eq. (3),
+as the baseline of CFeD (IJCAI 2022, section 5.3). With F^(s) the diagonal of the Fisher information
+of task s at theta_s, the model at its end,
     L = CE + lambda / 2 sum_{s < t} sum_j F^(s)_j (w_j - theta_{s,j})^2.
-F^(s) is the mean over task s's training examples of the squared gradient of log q(y|x), y the label: each client
-computes it on its own examples at the end of the task, and the server averages with n_k: one more upload per task.
-The sum over tasks is kept as one quadratic, P_j (w_j - a_j)^2 with P = sum_s F^(s) and a = sum_s F^(s) theta_s / P, the
-same up to a constant. Examples are not augmented there.
-`fisher=released` is what CFeD's released code does instead, in every round of task t > 1 and at each client alone:
+F^(s) is the mean over task s's training examples of the squared gradient of log q(y|x), y the
+label: each client computes it on its own examples at the end of the task, and the server averages
+with n_k: one more upload per task. The sum over tasks is kept as one quadratic, P_j (w_j - a_j)^2
+with P = sum_s F^(s) and a = sum_s F^(s) theta_s / P, the same up to a constant. Examples are not
+augmented there. `fisher=released` is what CFeD's released code does instead, in every round of task
+t > 1 and at each client alone:
     L = CE + lambda / 2 sum_j G_j (w_j - w^g_j)^2,   G = (d/dw mean_{b,b'} log q(y_b' | x_b))^2,
-w^g the model that it received, the mean over all pairs of examples of a batch and all batches of the new task, in
-training mode. It holds a client near the global model and protects nothing old. There the last partial batch is left
-out; here it counts with its pairs.
-`paradigm=centralized` (algorithm=ewc): EWC.
+w^g the model that it received, the mean over all pairs of examples of a batch and all batches of
+the new task, in training mode. It holds a client near the global model and protects nothing old.
+There the last partial batch is left out; here it counts with its pairs. `paradigm=centralized`
+(algorithm=ewc): EWC.
 """
 
 import math
@@ -27,7 +28,15 @@ import torch.nn.functional as F
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.continual import TASKS
 from fedexp.algorithms.fisher import squares
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require, require_choice
 from fedexp.core.settings import LocalTraining
@@ -37,10 +46,11 @@ from fedexp.core.tree import Params, Tree
 @dataclass(frozen=True, kw_only=True)
 class FedEWC(FedAvg):
     scenarios = TASKS
-    # The penalty is a quadratic of curvature lambda_ F_j; SGD with momentum m is stable up to 2 (1 + m) / lr.
+    # The penalty is a quadratic of curvature lambda_ F_j; SGD with momentum m is stable up to 2 (1
+    # + m) / lr.
     hint = (
-        "SGD diverges where lr lambda_ F exceeds 2 (1 + momentum), F the largest Fisher information of a weight: use "
-        "local.optimizer=adam or a smaller algorithm.lambda_"
+        "SGD diverges where lr lambda_ F exceeds 2 (1 + momentum), F the largest Fisher information"
+        " of a weight: use local.optimizer=adam or a smaller algorithm.lambda_"
     )
 
     lambda_: float  # weight of the penalty, >= 0; 0 is FedAvg
@@ -48,7 +58,9 @@ class FedEWC(FedAvg):
 
     def __post_init__(self) -> None:
         require_choice("algorithm.fisher", self.fisher, ("old_tasks", "released"))
-        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
+        require(
+            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
+        )
 
     @property
     def needs(self) -> Needs:
@@ -62,7 +74,9 @@ class FedEWC(FedAvg):
     def closing_exchanges(self, info: Federation) -> "tuple[FedAvg, ...]":
         return (Fisher(),) if self.fisher == "old_tasks" else ()
 
-    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> "Sequence[FedAvg]":
+    def roles(
+        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+    ) -> "Sequence[FedAvg]":
         if self.fisher == "released" and info.task > 0:
             return [Released(lambda_=self.lambda_)] * len(clients)
         return super().roles(info, clients, rng)
@@ -75,7 +89,9 @@ class FedEWC(FedAvg):
 
 def quadratic(strength: Params, params: Params, anchor: Params) -> torch.Tensor:
     """Return sum_j strength_j (w_j - anchor_j)^2."""
-    return torch.stack([(strength[k] * (w - anchor[k]) ** 2).sum() for k, w in params.items()]).sum()
+    return torch.stack(
+        [(strength[k] * (w - anchor[k]) ** 2).sum() for k, w in params.items()]
+    ).sum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +106,11 @@ class Released(FedAvg):
         total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
 
-            def likelihood(p: Params, batch: Batch = batch, mask: torch.Tensor = mask) -> torch.Tensor:
-                logs = F.log_softmax(net(p, batch.x, mask).logits, -1).index_select(1, batch.y)  # [b, b']
+            def likelihood(
+                p: Params, batch: Batch = batch, mask: torch.Tensor = mask
+            ) -> torch.Tensor:
+                # [b, b']
+                logs = F.log_softmax(net(p, batch.x, mask).logits, -1).index_select(1, batch.y)
                 return (logs * mask[:, None] * mask).sum()
 
             grads, _ = net.gradient(likelihood, params)
@@ -117,7 +136,9 @@ class Fisher(FedAvg):
     ) -> tuple[Params, Tree, torch.Tensor]:
         return params, memory, torch.zeros_like(ctx.steps)
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         """Return F of this client's examples at the global model, in eval mode."""
         total, number = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, 1):
@@ -128,7 +149,10 @@ class Fisher(FedAvg):
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         fisher, params = tree.weighted_mean(messages["fisher"], round.weights), server["params"]
         before = server.get("importance", tree.zeros_like(params))
-        anchor, importance = server.get("anchor", params), {k: before[k] + fisher[k] for k in params}
+        anchor, importance = (
+            server.get("anchor", params),
+            {k: before[k] + fisher[k] for k in params},
+        )
         # a moves towards theta_t by the share of F^(t) in P; where both are 0 it has no meaning.
         share = {k: fisher[k] / torch.where(importance[k] > 0, importance[k], 1.0) for k in params}
         moved = {k: anchor[k] + share[k] * (params[k] - anchor[k]) for k in params}

@@ -1,12 +1,15 @@
-"""FedExP: the server extrapolates, with a step that is the larger the more the clients' updates differ.
+"""FedExP: the server extrapolates, with a step that is the larger the more the clients' updates
+differ.
 
-D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023, Algorithm 1.
-With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their mean D,
+D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation",
+ICLR 2023, Algorithm 1. With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their
+mean D,
     eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + eps))),   w_global <- w_global + eta * D.
-The paper has p_k = 1 / |S|; its code and this follow the weights of the average. Named fedexp_step, to keep it apart
-from this program. Running statistics of batch norm are averaged, not extrapolated.
-Deviations from the code: there eps is multiplied by |S| and by the square of the decay of the learning rate in every
-round, and the mean of the last two global models is evaluated; here the global model.
+The paper has p_k = 1 / |S|; its code and this follow the weights of the average. Named fedexp_step,
+to keep it apart from this program. Running statistics of batch norm are averaged, not extrapolated.
+Deviations from the code: there eps is multiplied by |S| and by the square of the decay of the
+learning rate in every round, and the mean of the last two global models is evaluated; here the
+global model.
 """
 
 import math
@@ -33,9 +36,9 @@ class FedExPStep(FedAvg):
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         start, stacked = server["params"], messages["params"]
         update = tree.subtract(tree.weighted_mean(stacked, round.weights), start)
-        squares = torch.stack([((stacked[k] - start[k]) ** 2).reshape(len(stacked[k]), -1).sum(1) for k in start]).sum(
-            0
-        )
+        squares = torch.stack(
+            [((stacked[k] - start[k]) ** 2).reshape(len(stacked[k]), -1).sum(1) for k in start]
+        ).sum(0)
         share = (round.weights / round.weights.sum()).to(squares)
         eta = ((share * squares).sum() / (2 * (tree.dot(update, update) + self.eps))).clamp(min=1)
         return server | {"params": {k: start[k] + eta * update[k] for k in start}}

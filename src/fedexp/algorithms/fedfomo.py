@@ -1,26 +1,28 @@
 """FedFOMO: every client has a model of its own and moves it towards the models that help it.
 
-M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, Eq. (3)-(4), and the
-authors' code. Let theta be client i's model before its last local training (the baseline). The candidates theta_j are
-`models` other clients' models and the model that client i itself trained last. With the loss l_i on its own validation
-data
+M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021,
+Eq. (3)-(4), and the authors' code. Let theta be client i's model before its last local training
+(the baseline). The candidates theta_j are `models` other clients' models and the model that client
+i itself trained last. With the loss l_i on its own validation data
     d_j = (l_i(theta) - l_i(theta_j)) / ||theta_j - theta||
     w_j = max(0, d_j) / sum_k max(0, d_k), or 0 if no d_k is > 0
     theta <- theta + sum_j w_j (theta_j - theta),  then local training.
-So a client whose last training did not lower its validation loss goes back to where that training started.
-The server keeps an affinity P (identity at first), adds d_j / |sum_k d_k| to P_ij (negative values too), and sends the
-models with the largest; ties are broken at random. With probability epsilon, which falls by `epsilon_decay` a round, a
-place goes to a random model instead. `distance` is the norm: l1, the released code's default, or l2.
-Validation: each example is for validation with probability `validation`. The draw depends on its number alone: it is
-the same in all rounds, also where a client's examples change, and clients do not train on these examples. A client
-without one validates on its example that has drawn the least; one that has no others trains on that with the most.
-There is no global model: what is tested is the average of all K clients' latest models with n_k (FedKA's Table 9 says
-"generic accuracy" without a rule), their running statistics likewise. n_k is that of the first task or partition, so
-that it stays an average where the numbers of examples change. The upload is the change of the client's model, from
-which the server knows the model. A client's models keep their running statistics.
-Deviations from the released code: the validation examples are drawn one by one, not as a fixed number of them; the
-server offers the models of all clients that have ever taken part, not only of the last cohort; epsilon falls by rounds,
-not by local epochs.
+So a client whose last training did not lower its validation loss goes back to where that training
+started. The server keeps an affinity P (identity at first), adds d_j / |sum_k d_k| to P_ij
+(negative values too), and sends the models with the largest; ties are broken at random. With
+probability epsilon, which falls by `epsilon_decay` a round, a place goes to a random model instead.
+`distance` is the norm: l1, the released code's default, or l2. Validation: each example is for
+validation with probability `validation`. The draw depends on its number alone: it is the same in
+all rounds, also where a client's examples change, and clients do not train on these examples. A
+client without one validates on its example that has drawn the least; one that has no others trains
+on that with the most. There is no global model: what is tested is the average of all K clients'
+latest models with n_k (FedKA's Table 9 says "generic accuracy" without a rule), their running
+statistics likewise. n_k is that of the first task or partition, so that it stays an average where
+the numbers of examples change. The upload is the change of the client's model, from which the
+server knows the model. A client's models keep their running statistics. Deviations from the
+released code: the validation examples are drawn one by one, not as a fixed number of them; the
+server offers the models of all clients that have ever taken part, not only of the last cohort;
+epsilon falls by rounds, not by local epochs.
 """
 
 import functools
@@ -32,19 +34,28 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
-from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network, ServerNetwork, ServerRound
+from fedexp.algorithms.interfaces import (
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerNetwork,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require, require_choice
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 
-SMALLEST = 1e-9  # sum of the affinities' changes below which it is enlarged by as much, as in the authors' code
+# sum of the affinities' changes below which it is enlarged by as much, as in the authors' code
+SMALLEST = 1e-9
 
 
 @functools.lru_cache(maxsize=2)
 def draws(examples: int) -> np.ndarray:
-    """Return a random number from 0 to 1 for each of all training examples, [N], the same in every run; not to be
-    changed."""
+    """Return a random number from 0 to 1 for each of all training examples, [N], the same in every
+    run; not to be changed."""
     return generator_for(0, "FedFOMO validation").random(examples)
 
 
@@ -61,9 +72,19 @@ class FedFOMO(FedAvg):
 
     def __post_init__(self) -> None:
         require(self.models >= 1, "algorithm.models", self.models, "at least 1")
-        require(0 < self.validation < 1, "algorithm.validation", self.validation, "greater than 0 and less than 1")
+        require(
+            0 < self.validation < 1,
+            "algorithm.validation",
+            self.validation,
+            "greater than 0 and less than 1",
+        )
         require(0 <= self.epsilon <= 1, "algorithm.epsilon", self.epsilon, "between 0 and 1")
-        require(0 <= self.epsilon_decay <= 1, "algorithm.epsilon_decay", self.epsilon_decay, "between 0 and 1")
+        require(
+            0 <= self.epsilon_decay <= 1,
+            "algorithm.epsilon_decay",
+            self.epsilon_decay,
+            "between 0 and 1",
+        )
         require_choice("algorithm.distance", self.distance, ("l1", "l2"))
 
     @property
@@ -76,14 +97,19 @@ class FedFOMO(FedAvg):
         like = next(iter(params.values()))
         affinity = torch.eye(info.num_clients, dtype=like.dtype, device=like.device)
         shares = like.new_tensor(info.weights / info.weights.sum())  # of the average
-        return {"params": params, "affinity": affinity, "shares": shares, "round": like.new_zeros(())}
+        return {
+            "params": params,
+            "affinity": affinity,
+            "shares": shares,
+            "round": like.new_zeros(()),
+        }
 
     def client_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "before": params}
 
     def held_out(self, info: Federation, client: int) -> np.ndarray:
-        """Return the validation examples of a client, at least one and never all; clients that have a single example
-        validate on it."""
+        """Return the validation examples of a client, at least one and never all; clients that have
+        a single example validate on it."""
         part = info.parts[client]
         drawn = draws(len(info.labels))[part]
         low = drawn < self.validation
@@ -96,15 +122,24 @@ class FedFOMO(FedAvg):
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         owners = np.repeat(np.arange(info.num_clients), [len(part) for part in info.parts])
         low = draws(len(info.labels))[np.concatenate(info.parts)] < self.validation
-        most = max(int(np.bincount(owners[low]).max(initial=0)), 1)  # validation examples of any client
+        # validation examples of any client
+        most = max(int(np.bincount(owners[low]).max(initial=0)), 1)
         mean = self.validation * info.largest
-        usual = int(mean + 3 * (mean * (1 - self.validation)) ** 0.5) + 1  # also of runs of other seeds
+        # also of runs of other seeds
+        usual = int(mean + 3 * (mean * (1 - self.validation)) ** 0.5) + 1
         return padded_numbers(self.held_out(info, client), max(most, min(usual, info.largest)))
 
     def personal_broadcast(
-        self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
+        self,
+        server: Tree,
+        client: int,
+        kept: Mapping[int, Tree],
+        info: Federation,
+        rng: np.random.Generator,
     ) -> Tree:
-        chosen = self.chosen(server, client, np.array(sorted(set(kept) - {client}), dtype=np.int64), rng)
+        chosen = self.chosen(
+            server, client, np.array(sorted(set(kept) - {client}), dtype=np.int64), rng
+        )
         # Slots without a model, in early rounds, hold the initial average and do not count.
         like, filler = server["affinity"], server["params"] | server["buffers"]
         models = [tree.map(lambda leaf: leaf.to(like.device), kept[j]["params"]) for j in chosen]
@@ -113,10 +148,18 @@ class FedFOMO(FedAvg):
         valid = (torch.arange(self.models) < len(chosen)).to(like)
         # The running statistics of a client that has not taken part are those of the initial model.
         first = server.get("first_buffers", server["buffers"])
-        return {"models": tree.stack(models), "numbers": numbers, "valid": valid, "first_buffers": first}
+        return {
+            "models": tree.stack(models),
+            "numbers": numbers,
+            "valid": valid,
+            "first_buffers": first,
+        }
 
-    def chosen(self, server: Tree, client: int, others: np.ndarray, rng: np.random.Generator) -> list[int]:
-        """Return the clients whose models `client` is sent: for each place the best that is left, or a random one."""
+    def chosen(
+        self, server: Tree, client: int, others: np.ndarray, rng: np.random.Generator
+    ) -> list[int]:
+        """Return the clients whose models `client` is sent: for each place the best that is left,
+        or a random one."""
         affinity = server["affinity"][client].cpu().numpy()[others]
         best = others[np.lexsort((rng.random(len(others)), -affinity))].tolist()
         random = rng.permutation(others).tolist()
@@ -127,23 +170,29 @@ class FedFOMO(FedAvg):
         return found
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return w_j and the changes of P, [M + 1] each with the client's own model last, and the model that they lead
-        to."""
+        """Return w_j and the changes of P, [M + 1] each with the client's own model last, and the
+        model that they lead to."""
         base, own = (ctx.personal["first_buffers"] | ctx.client[k] for k in ("before", "params"))
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
 
         def loss(model: Params) -> torch.Tensor:
-            return masked_mean(F.cross_entropy(net(model, x, mask).logits, y, reduction="none"), mask)
+            return masked_mean(
+                F.cross_entropy(net(model, x, mask).logits, y, reduction="none"), mask
+            )
 
         reference, gains = loss(base), []
         for model in [*(tree.row(ctx.personal["models"], j) for j in range(self.models)), own]:
             distance = self.norm({k: model[k] - base[k] for k in ctx.server["params"]})
             gains.append((reference - loss(model)) / torch.where(distance > 0, distance, 1.0))
-        gain = torch.stack(gains) * torch.cat([ctx.personal["valid"], ctx.personal["valid"].new_ones(1)])
+        gain = torch.stack(gains) * torch.cat(
+            [ctx.personal["valid"], ctx.personal["valid"].new_ones(1)]
+        )
         helpful, total = gain.clamp(min=0), gain.sum().abs()
         weights = helpful / torch.where(helpful.sum() > 0, helpful.sum(), 1.0)
-        models = {k: torch.cat([others, own[k][None]]) for k, others in ctx.personal["models"].items()}
+        models = {
+            k: torch.cat([others, own[k][None]]) for k, others in ctx.personal["models"].items()
+        }
         start = {k: mixed(v, models[k], weights) for k, v in base.items()}
         affinity = gain / torch.where(total < SMALLEST, total + SMALLEST, total)
         return {"weights": weights, "affinity": affinity, "start": start}
@@ -156,12 +205,19 @@ class FedFOMO(FedAvg):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.setup["start"]
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         own, trained = ctx.personal["first_buffers"] | ctx.client["params"], params | net.buffers()
         message = {"change": tree.subtract(trained, own), "affinity": ctx.setup["affinity"][:-1]}
-        return message | {"numbers": ctx.personal["numbers"]}, {"params": trained, "before": ctx.setup["start"]}
+        return message | {"numbers": ctx.personal["numbers"]}, {
+            "params": trained,
+            "before": ctx.setup["start"],
+        }
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
         """Return the model that the client has trained last, with its own running statistics."""
         return None if state is None else state["params"]
 
@@ -178,7 +234,8 @@ class FedFOMO(FedAvg):
         return server | {"buffers": self.moved(round.previous["buffers"], messages, round)}
 
     def moved(self, average: Params, messages: Tree, round: ServerRound) -> Params:
-        """Return the average over all clients after the cohort's models have changed; batch counts are the largest."""
+        """Return the average over all clients after the cohort's models have changed; batch counts
+        are the largest."""
         shares = round.previous["shares"][list(round.clients)]
         return {
             k: v + torch.tensordot(shares.to(v), messages["change"][k], 1)
@@ -190,4 +247,8 @@ class FedFOMO(FedAvg):
 
 def mixed(base: torch.Tensor, models: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return base + sum_j w_j (models_j - base); batch counts stay those of the base."""
-    return base + torch.tensordot(weights.to(base), models - base, 1) if base.is_floating_point() else base
+    return (
+        base + torch.tensordot(weights.to(base), models - base, 1)
+        if base.is_floating_point()
+        else base
+    )

@@ -1,12 +1,13 @@
 """FedGKD: distil from the mean of the last global models.
 
-D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation", IEEE Trans. on
-Computers 73 (1), 2024, in the form of the authors' code:
+D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
+IEEE Trans. on Computers 73 (1), 2024, in the form of the authors' code:
     L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)),
-where the teacher's parameters are the mean of the last `models` global models, the received one among them. There is no
-distillation in the first round. The mean over fewer models is taken until there are that many.
-Deviations: the teacher runs with the running statistics of the received global model, not with their mean. FedGKD-VOTE,
-which weights the answers of the single models by a validation loss on the server, is left out.
+where the teacher's parameters are the mean of the last `models` global models, the received one
+among them. There is no distillation in the first round. The mean over fewer models is taken until
+there are that many. Deviations: the teacher runs with the running statistics of the received global
+model, not with their mean. FedGKD-VOTE, which weights the answers of the single models by a
+validation loss on the server, is left out.
 """
 
 import math
@@ -44,18 +45,31 @@ class FedGKD(FedAvg):
 
     def broadcast(self, server: Tree) -> Tree:
         share = server["known"].clamp(min=1, max=self.models)
-        teacher = {k: (server["past"][k].sum(0) + leaf) / share for k, leaf in server["params"].items()}
-        return {"params": server["params"], "teacher": teacher, "distils": (server["known"] > 0).to(share.dtype)}
+        teacher = {
+            k: (server["past"][k].sum(0) + leaf) / share for k, leaf in server["params"].items()
+        }
+        return {
+            "params": server["params"],
+            "teacher": teacher,
+            "distils": (server["known"] > 0).to(share.dtype),
+        }
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         student = net(params, batch.x).logits
         teacher = net(ctx.server["teacher"], batch.x).logits.detach()
-        distance = self.tau**2 * kl_divergence(teacher, student, self.tau, None) * ctx.server["distils"]
+        distance = (
+            self.tau**2 * kl_divergence(teacher, student, self.tau, None) * ctx.server["distils"]
+        )
         return F.cross_entropy(student, batch.y, reduction="none") + self.gamma * distance
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        # The model that was sent, not the new average, which `server.optimizer` may still change. The initial one is
-        # never among the teachers.
+        # The model that was sent, not the new average, which `server.optimizer` may still change.
+        # The initial one is never among the teachers.
         sent = tree.map(lambda leaf: leaf * (server["known"] > 0), server["params"])
         past = {k: torch.cat([leaf, sent[k][None]])[1:] for k, leaf in server["past"].items()}
-        return super().aggregate(server, messages, round) | {"past": past, "known": server["known"] + 1}
+        return super().aggregate(server, messages, round) | {
+            "past": past,
+            "known": server["known"] + 1,
+        }

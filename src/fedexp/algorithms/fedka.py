@@ -1,23 +1,24 @@
-"""FedKA: anchors, a few examples of classes that a client (almost) lacks, hold its outputs where the global model has
-them.
+"""FedKA: anchors, a few examples of classes that a client (almost) lacks, hold its outputs where
+the global model has them.
 
-J. Chen, J. Zhu, Q. Zheng, "Towards Fast and Stable Federated Learning: Confronting Heterogeneity via Knowledge Anchor",
-MM 2023, Definitions 1-2, Eq. (2)-(3), Algorithm 1. By its share p^c of a client's examples a class is missing (0),
-non-dominant (below `dominance`) or dominant. In each round the anchors T are one own example of every non-dominant
-class and the shared example of every missing class, at most `max_anchors` of them (a random choice), not augmented.
-Loss of a mini-batch:
+J. Chen, J. Zhu, Q. Zheng, "Towards Fast and Stable Federated Learning: Confronting Heterogeneity
+via Knowledge Anchor", MM 2023, Definitions 1-2, Eq. (2)-(3), Algorithm 1. By its share p^c of a
+client's examples a class is missing (0), non-dominant (below `dominance`) or dominant. In each
+round the anchors T are one own example of every non-dominant class and the shared example of every
+missing class, at most `max_anchors` of them (a random choice), not augmented. Loss of a mini-batch:
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
-The sum is divided by the number of anchors, not of logits (`reduction=sum`; mean: by both); without anchors or columns
-it is 0. The shared set is one training example a class, drawn with the partition's seed and kept by its owner too.
-`beta`: chosen from 0.5, 0.1, 0.01 and 0.001, which one is not printed. The penalty's curvature is about 1,000 to 10,000
-times beta, and SGD with lr 0.01 and momentum 0.9 is stable up to 2 (1 + 0.9) / 0.01 = 380: 0.1 and more
-diverge or nearly so, hence 0.01 here (sweep=fedka_search searches).
-`dominance`: not printed; null = 0.5 / C, the proportion at which the paper's Fig. 3 sees sudden forgetting.
-Switches: `anchors` both | non_dominant | missing (ablations N and M, with the same columns); `selection` of a
-non-dominant class's example: random, hard (largest cross-entropy of the global model) or proficient (smallest).
-Unstated and chosen here: anchors go through the network together with the mini-batch, so that batch norm sees one
-batch; the teacher's outputs are in eval mode. Where there are fewer anchors than slots, slots repeat them (or, without
-any, examples of the client) with weight 0, also in batch norm.
+The sum is divided by the number of anchors, not of logits (`reduction=sum`; mean: by both); without
+anchors or columns it is 0. The shared set is one training example a class, drawn with the
+partition's seed and kept by its owner too. `beta`: chosen from 0.5, 0.1, 0.01 and 0.001, which one
+is not printed. The penalty's curvature is about 1,000 to 10,000 times beta, and SGD with lr 0.01
+and momentum 0.9 is stable up to 2 (1 + 0.9) / 0.01 = 380: 0.1 and more diverge or nearly so, hence
+0.01 here (sweep=fedka_search searches). `dominance`: not printed; null = 0.5 / C, the proportion at
+which the paper's Fig. 3 sees sudden forgetting. Switches: `anchors` both | non_dominant | missing
+(ablations N and M, with the same columns); `selection` of a non-dominant class's example: random,
+hard (largest cross-entropy of the global model) or proficient (smallest). Unstated and chosen here:
+anchors go through the network together with the mini-batch, so that batch norm sees one batch; the
+teacher's outputs are in eval mode. Where there are fewer anchors than slots, slots repeat them (or,
+without any, examples of the client) with weight 0, also in batch norm.
 """
 
 import math
@@ -35,7 +36,8 @@ from fedexp.core.tree import Params, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedKA(FedAvg):
-    inputs = ("images",)  # anchors join the batch, without the dropout keys that texts are given in training
+    # anchors join the batch, without the dropout keys that texts are given in training
+    inputs = ("images",)
 
     beta: float  # weight of the anchors, >= 0; 0 is FedAvg
     dominance: float | None  # share from which a class is dominant; None: 0.5 / C
@@ -47,7 +49,12 @@ class FedKA(FedAvg):
     def __post_init__(self) -> None:
         require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
         fits = self.dominance is None or 0 < self.dominance <= 1
-        require(fits, "algorithm.dominance", self.dominance, "greater than 0 and at most 1, or null (= 0.5 / C)")
+        require(
+            fits,
+            "algorithm.dominance",
+            self.dominance,
+            "greater than 0 and at most 1, or null (= 0.5 / C)",
+        )
         require(self.max_anchors >= 1, "algorithm.max_anchors", self.max_anchors, "at least 1")
         require_choice("algorithm.anchors", self.anchors, ("both", "non_dominant", "missing"))
         require_choice("algorithm.selection", self.selection, ("random", "hard", "proficient"))
@@ -55,7 +62,9 @@ class FedKA(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(data="one shared example per class (clients)" if self.anchors != "non_dominant" else "")
+        return Needs(
+            data="one shared example per class (clients)" if self.anchors != "non_dominant" else ""
+        )
 
     def threshold(self, info: Federation) -> float:
         return 0.5 / info.num_classes if self.dominance is None else self.dominance
@@ -69,8 +78,16 @@ class FedKA(FedAvg):
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         missing, rare, dominant = self.classes(info, client)
         part = info.parts[client]
-        own = {c: part[info.labels[part] == c] for c in np.flatnonzero(rare) if self.anchors != "missing"}
-        shared = [c for c in np.flatnonzero(missing) if self.anchors != "non_dominant" and info.shared[c] >= 0]
+        own = {
+            c: part[info.labels[part] == c]
+            for c in np.flatnonzero(rare)
+            if self.anchors != "missing"
+        }
+        shared = [
+            c
+            for c in np.flatnonzero(missing)
+            if self.anchors != "non_dominant" and info.shared[c] >= 0
+        ]
         chosen = rng.permutation(np.array([*own, *shared], dtype=np.int64))[: self.max_anchors]
         slots, width = min(self.max_anchors, info.num_classes), self.width(info)
         numbers = np.full((slots, width), part[0])
@@ -84,11 +101,16 @@ class FedKA(FedAvg):
             numbers[i], numbers[i, : len(options)] = options[0], options
             candidate[i, : len(options)] = 1
         valid = (np.arange(slots) < len(chosen)).astype(np.float64)
-        return {"numbers": numbers, "candidate": candidate, "valid": valid, "columns": (~dominant).astype(np.float64)}
+        return {
+            "numbers": numbers,
+            "candidate": candidate,
+            "valid": valid,
+            "columns": (~dominant).astype(np.float64),
+        }
 
     def width(self, info: Federation) -> int:
-        """Return the number of own examples of one class among which `selection` chooses: as many as any non-dominant
-        class can have."""
+        """Return the number of own examples of one class among which `selection` chooses: as many
+        as any non-dominant class can have."""
         if self.selection == "random" or self.anchors == "missing":
             return 1
         return max(int(self.threshold(info) * info.largest), 1)
@@ -102,13 +124,16 @@ class FedKA(FedAvg):
             return {"x": x, "z": logits}
         hardness = F.cross_entropy(logits, y, reduction="none").view(slots, width)
         low = torch.finfo(hardness.dtype).min
-        score = torch.where(ctx.plan["candidate"] > 0, hardness if self.selection == "hard" else -hardness, low)
+        score = torch.where(
+            ctx.plan["candidate"] > 0, hardness if self.selection == "hard" else -hardness, low
+        )
         index = score.argmax(-1) + width * torch.arange(slots, device=score.device)
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
     def rows_that_count(self, ctx: Context) -> torch.Tensor:
-        """Return which candidates batch norm counts where it goes by the batch at hand, [slots * width]: not those that
-        fill up slots; all, where there is no anchor and nothing that follows counts."""
+        """Return which candidates batch norm counts where it goes by the batch at hand, [slots *
+        width]: not those that fill up slots; all, where there is no anchor and nothing that follows
+        counts."""
         counts = (ctx.plan["candidate"] * ctx.plan["valid"][:, None]).flatten().to(ctx.steps.dtype)
         return torch.where(counts.sum() > 0, counts, torch.ones_like(counts))
 

@@ -1,9 +1,10 @@
-"""FedKD: distil all that the global model says into the local one; FedNTD's comparison (KD in its Table 12).
+"""FedKD: distil all that the global model says into the local one; FedNTD's comparison (KD in its
+Table 12).
 
 G. Hinton et al. 2015 in the place that FedNTD, Eq. (3) and appendix Eq. (17), gives it:
     L = CE + beta * tau^2 * KL( softmax(z_global / tau) || softmax(z / tau) )
-with the received global model as the teacher on the same augmented batch. Eq. (3)'s (1 - beta) CE + beta KD is not what
-Table 12 uses. It is FedNTD with lambda_=0.
+with the received global model as the teacher on the same augmented batch. Eq. (3)'s (1 - beta) CE +
+beta KD is not what Table 12 uses. It is FedNTD with lambda_=0.
 """
 
 import math
@@ -28,7 +29,9 @@ class FedKD(FedAvg):
         require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
         require(0 < self.tau < math.inf, "algorithm.tau", self.tau, "finite and greater than 0")
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         loss = F.cross_entropy(student, batch.y, reduction="none")

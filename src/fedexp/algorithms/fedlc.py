@@ -1,10 +1,11 @@
 """FedLC: logits are calibrated by how many examples of each class the client has.
 
-J. Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022. With n_c the
-client's examples of class c,
+J. Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML
+2022. With n_c the client's examples of class c,
     L = -log( exp(z_y - tau n_y^(-1/4)) / sum_c exp(z_c - tau n_c^(-1/4)) ).
-No code of the authors was found; two others' implementations (FL-bench, FedDecorr) have this form. A class without
-examples has an infinite margin, so it is not in the sum (FL-bench takes n_c = 1e-8, which is nearly that).
+No code of the authors was found; two others' implementations (FL-bench, FedDecorr) have this form.
+A class without examples has an infinite margin, so it is not in the sum (FL-bench takes n_c = 1e-8,
+which is nearly that).
 """
 
 import math
@@ -34,6 +35,10 @@ class FedLC(FedAvg):
         margin = self.tau * np.maximum(counts, 1) ** -0.25
         return {"margin": np.where(counts > 0, margin, INFINITE * (self.tau > 0))}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         logits = net(params, batch.x).logits
-        return F.cross_entropy(logits - ctx.plan["margin"].to(logits.dtype), batch.y, reduction="none")
+        return F.cross_entropy(
+            logits - ctx.plan["margin"].to(logits.dtype), batch.y, reduction="none"
+        )

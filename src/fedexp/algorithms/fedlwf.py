@@ -1,8 +1,9 @@
 """FedLwF: learning without forgetting in every client's local training.
 
-Z. Li, D. Hoiem, "Learning without Forgetting", ECCV 2016, as the baseline of CFeD (IJCAI 2022, section 5.3): on the
-new task's examples
-    L = CE + lambda_d L_d,   teacher theta_{t-1}, the global model at the end of the last task (see continual.py).
+Z. Li, D. Hoiem, "Learning without Forgetting", ECCV 2016, as the baseline of CFeD (IJCAI 2022,
+section 5.3): on the new task's examples
+    L = CE + lambda_d L_d,   teacher theta_{t-1}, the global model at the end of the last task (see
+    continual.py).
 In task 1 it is FedAvg. `paradigm=centralized` (algorithm=lwf): LwF.
 """
 
@@ -24,14 +25,26 @@ class FedLwF(Remembering):
     temperature: float  # T of teacher and student
 
     def __post_init__(self) -> None:
-        require(0 <= self.lambda_d < math.inf, "algorithm.lambda_d", self.lambda_d, "finite and at least 0")
-        require(0 < self.temperature < math.inf, "algorithm.temperature", self.temperature, "finite, greater than 0")
+        require(
+            0 <= self.lambda_d < math.inf,
+            "algorithm.lambda_d",
+            self.lambda_d,
+            "finite and at least 0",
+        )
+        require(
+            0 < self.temperature < math.inf,
+            "algorithm.temperature",
+            self.temperature,
+            "finite, greater than 0",
+        )
 
     @property
     def needs(self) -> Needs:
         return Needs(server_state="old model", down=1)
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         student = net(params, batch.x).logits
         loss = F.cross_entropy(student, batch.y, reduction="none")
         if "old" not in ctx.server:

@@ -1,9 +1,9 @@
 """FedMultiHead: one head per task on a shared body, tested with the head of each example's task.
 
-The upper bound of CFeD (IJCAI 2022, section 5.3): it is told the task at test. With disjoint classes
-the heads are rows of the classifier; where tasks share their labels each has C rows of its own. Training sees the rows
-of the current task only, and the server puts the others back as they were, whatever the optimizer did to them (weight
-decay), so that inactive heads stay untouched.
+The upper bound of CFeD (IJCAI 2022, section 5.3): it is told the task at test. With disjoint
+classes the heads are rows of the classifier; where tasks share their labels each has C rows of its
+own. Training sees the rows of the current task only, and the server puts the others back as they
+were, whatever the optimizer did to them (weight decay), so that inactive heads stay untouched.
 `paradigm=centralized` (algorithm=multihead): multi-head training.
 """
 
@@ -32,7 +32,9 @@ class FedMultiHead(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(server_state="which head is in use", small="C numbers down", data="the task at test")
+        return Needs(
+            server_state="which head is in use", small="C numbers down", data="the task at test"
+        )
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         rows, classifier = int(self.heads(info.tasks).max()) + 1, classifier_of(module)
@@ -45,7 +47,9 @@ class FedMultiHead(FedAvg):
         disjoint = sum(map(len, tasks)) == len({c for classes in tasks for c in classes})
         rows = np.full((len(tasks), num_classes), -1, dtype=np.int64)
         for task, classes in enumerate(tasks):
-            rows[task, list(classes)] = list(classes) if disjoint else task * num_classes + np.asarray(classes)
+            rows[task, list(classes)] = (
+                list(classes) if disjoint else task * num_classes + np.asarray(classes)
+            )
         return rows
 
     def server_init(self, params: Params, info: Federation) -> Tree:
@@ -53,7 +57,9 @@ class FedMultiHead(FedAvg):
 
     def rows_of(self, info: Federation, params: Params) -> torch.Tensor:
         """Return the outputs of the current task's head for all classes, int64 [C]."""
-        return torch.from_numpy(self.heads(info.tasks)[info.task]).to(next(iter(params.values())).device)
+        return torch.from_numpy(self.heads(info.tasks)[info.task]).to(
+            next(iter(params.values())).device
+        )
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
         return server | {"rows": self.rows_of(info, server["params"])}
@@ -61,12 +67,16 @@ class FedMultiHead(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "rows": server["rows"]}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         logits = by_head(net(params, batch.x).logits, ctx.server["rows"])
         return F.cross_entropy(logits, batch.y, reduction="none")
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         new, rows = super().aggregate(server, messages, round), server["rows"]
         active = rows[rows >= 0]
-        restored = {k: server["params"][k].index_copy(0, active, new["params"][k][active]) for k in HEAD}
+        restored = {
+            k: server["params"][k].index_copy(0, active, new["params"][k][active]) for k in HEAD
+        }
         return new | {"params": new["params"] | restored}

@@ -1,13 +1,16 @@
 """FedNova: every client's change is divided by its effective number of steps before it is averaged.
 
-J. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
-With momentum rho and tau_k steps (section 4.2, "heavy-ball"), a_k = sum of the geometric weights of the gradients:
-    a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k
-    d_k = (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k.
-The learning rate cancels, being constant within a round. Clients of one size have one a_k: there it is FedAvg.
-Switch `variant`: the numbers that FedNTD prints for FedNova differ from FedAvg's for equal clients, so they are not
-plain FedNova's; its released code adds variance reduction across clients to every gradient, before weight decay:
-    ccvr         g <- g + (d_mean - d_k), with d_k of the client's last participation (0 at first) and after each round
+J. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization", NeurIPS 2020. With momentum rho and tau_k steps (section 4.2, "heavy-ball"), a_k =
+sum of the geometric weights of the gradients:
+    a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k d_k =
+    (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k.
+The learning rate cancels, being constant within a round. Clients of one size have one a_k: there it
+is FedAvg. Switch `variant`: the numbers that FedNTD prints for FedNova differ from FedAvg's for
+equal clients, so they are not plain FedNova's; its released code adds variance reduction across
+clients to every gradient, before weight decay:
+    ccvr         g <- g + (d_mean - d_k), with d_k of the client's last participation (0 at first)
+    and after each round
                  d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, n over all clients
     ccvr_frozen  d_mean = 0 always, which is what that code does.
 """
@@ -17,7 +20,15 @@ from dataclasses import dataclass
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require_choice
 from fedexp.core.settings import OPTIMIZERS
@@ -38,9 +49,12 @@ class FedNova(FedAvg):
 
     @property
     def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the optimizers allowed: with the adaptive ones a_k is tau_k; their directions have another size than
-        gradients and cannot correct them. For Nesterov's momentum the paper states no a_k."""
-        return ("sgd",) if self.corrects else tuple(name for name in OPTIMIZERS if name != "nesterov")
+        """Return the optimizers allowed: with the adaptive ones a_k is tau_k; their directions have
+        another size than gradients and cannot correct them. For Nesterov's momentum the paper
+        states no a_k."""
+        return (
+            ("sgd",) if self.corrects else tuple(name for name in OPTIMIZERS if name != "nesterov")
+        )
 
     @property
     def corrects(self) -> bool:
@@ -50,7 +64,12 @@ class FedNova(FedAvg):
     def needs(self) -> Needs:
         down = 1.0 if self.variant == "ccvr" else 0.0
         kept = "last direction d_k" if self.corrects else ""
-        return Needs(client_state=kept, server_state="mean direction" if down else "", down=down, small="a_k up")
+        return Needs(
+            client_state=kept,
+            server_state="mean direction" if down else "",
+            down=down,
+            small="a_k up",
+        )
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         mean = {"d": tree.zeros_like(params)} if self.variant == "ccvr" else {}
@@ -66,9 +85,13 @@ class FedNova(FedAvg):
         if not self.corrects:
             return grads
         grads = tree.subtract(grads, ctx.client["d"])
-        return {k: grads[k] + ctx.server["d"][k] for k in grads} if self.variant == "ccvr" else grads
+        return (
+            {k: grads[k] + ctx.server["d"][k] for k in grads} if self.variant == "ccvr" else grads
+        )
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         a = effective_steps(ctx.steps, ctx.local.momentum if ctx.local.optimizer == "sgd" else 0.0)
         message = {"params": params, "a": a}
         if not self.corrects:

@@ -1,16 +1,17 @@
 """FedNTD: distil what the global model says about the classes that are not the label.
 
-G. Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS 2022.
-Eq. (10)-(11): L = CE(q, y) + beta * L_NTD, with, over the classes c != y,
+G. Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
+Learning", NeurIPS 2022. Eq. (10)-(11): L = CE(q, y) + beta * L_NTD, with, over the classes c != y,
     q~(c) = exp(z_c / tau) / sum_{c' != y} exp(z_c' / tau)
     L_NTD = tau^2 * KL(q~_global || q~_local)
-The teacher is the received global model on the same augmented batch. With two classes L_NTD is identically 0.
-Appendix Eq. (17)-(18): `lambda_` runs from distillation over all classes to the one over not-true classes,
+The teacher is the received global model on the same augmented batch. With two classes L_NTD is
+identically 0. Appendix Eq. (17)-(18): `lambda_` runs from distillation over all classes to the one
+over not-true classes,
     (1 - lambda) * L_KD + lambda * L_NTD,   L_KD = tau^2 * KL(q_global || q_local).
-Appendix Table 14: `distance=mse` compares the not-true logits themselves (no temperature, no tau^2).
-Deviations and switches: Eq. (10)-(11) print no tau^2, the authors' code has it: `tau_squared`.
-The reduction of the MSE is not stated; its useful range of beta (0.001 to 0.1) fits a sum over classes and examples:
-`mse_reduction`.
+Appendix Table 14: `distance=mse` compares the not-true logits themselves (no temperature, no
+tau^2). Deviations and switches: Eq. (10)-(11) print no tau^2, the authors' code has it:
+`tau_squared`. The reduction of the MSE is not stated; its useful range of beta (0.001 to 0.1) fits
+a sum over classes and examples: `mse_reduction`.
 """
 
 import math
@@ -41,9 +42,16 @@ class FedNTD(FedAvg):
         require_choice("algorithm.distance", self.distance, ("kl", "mse"))
         require_choice("algorithm.mse_reduction", self.mse_reduction, ("sum", "mean"))
         mse_needs = self.distance == "kl" or self.lambda_ == 1
-        require(mse_needs, "algorithm.lambda_", self.lambda_, "1 with algorithm.distance=mse (Table 14 has no KD part)")
+        require(
+            mse_needs,
+            "algorithm.lambda_",
+            self.lambda_,
+            "1 with algorithm.distance=mse (Table 14 has no KD part)",
+        )
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         not_true = torch.arange(student.shape[-1], device=student.device) != batch.y[:, None]
@@ -52,18 +60,29 @@ class FedNTD(FedAvg):
             return loss + self.beta * self.squared_error(teacher, student, not_true, batch.mask)
         return loss + self.beta * self.distillation(teacher, student, not_true)
 
-    def distillation(self, teacher: torch.Tensor, student: torch.Tensor, not_true: torch.Tensor) -> torch.Tensor:
-        """Return the distillation loss of Eq. (17)-(18); [B]. The end that has weight 0 is not computed."""
+    def distillation(
+        self, teacher: torch.Tensor, student: torch.Tensor, not_true: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the distillation loss of Eq. (17)-(18); [B]. The end that has weight 0 is not
+        computed."""
         scale = self.tau**2 if self.tau_squared else 1.0
         parts = [(1 - self.lambda_, None), (self.lambda_, not_true)]
-        terms = [w * scale * kl_divergence(teacher, student, self.tau, keep) for w, keep in parts if w > 0]
+        terms = [
+            w * scale * kl_divergence(teacher, student, self.tau, keep)
+            for w, keep in parts
+            if w > 0
+        ]
         return torch.stack(terms).sum(0)
 
     def squared_error(
-        self, teacher: torch.Tensor, student: torch.Tensor, not_true: torch.Tensor, mask: torch.Tensor | None
+        self,
+        teacher: torch.Tensor,
+        student: torch.Tensor,
+        not_true: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the squared error of Table 14; [B], scaled so that the engine's mean over the batch gives the chosen
-        reduction."""
+        """Return the squared error of Table 14; [B], scaled so that the engine's mean over the
+        batch gives the chosen reduction."""
         total = torch.where(not_true, (teacher - student) ** 2, 0.0).sum(-1)
         if self.mse_reduction == "mean":
             return total / (student.shape[-1] - 1)

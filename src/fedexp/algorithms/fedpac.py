@@ -1,21 +1,25 @@
-"""FedPAC: features are aligned with global class prototypes, and every client gets a classifier combined for it.
+"""FedPAC: features are aligned with global class prototypes, and every client gets a classifier
+combined for it.
 
-J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR
-2023, Eq. (5), (7)-(13) and the authors' code. With features f, class shares p_k^c and class means mu_k^c of client k:
-    client   `head_epochs` epochs of the classifier alone at `head_lr`, then E epochs of the body alone on
-             CE + lambda * MSE(f(x), prototype of y), the global prototype of the class, else the client's own;
-             no alignment before the server has prototypes
+J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Alignment and Classifier
+Collaboration", ICLR 2023, Eq. (5), (7)-(13) and the authors' code. With features f, class shares
+p_k^c and class means mu_k^c of client k:
+    client   `head_epochs` epochs of the classifier alone at `head_lr`, then E epochs of the body
+    alone on
+             CE + lambda * MSE(f(x), prototype of y), the global prototype of the class, else the
+             client's own; no alignment before the server has prototypes
     server   body: average with n_k; prototypes: class means weighted by class counts; and
              for every client i of the round the classifier
              sum_k a_k head_k with  min_a a^T (diag(V) + D_i) a,  a >= 0, sum_k a_k = 1,
              D_i[j, k] = sum_c <h_i^c - h_j^c, h_i^c - h_k^c>,   h_k^c = p_k^c mu_k^c,
              V_k = (1 / n_k) (sum_c p_k^c E||f||^2 - sum_c (p_k^c)^2 ||mu_k^c||^2).
-V and h are taken under the received body, before training; eigenvalues below 0.01 of a matrix that is not positive
-definite are dropped, weights below 0.001 are set to 0 (both as in the code). A client's classifier is sent to it when
-it next takes part. Accuracy is that of the averaged body with the n_k-averaged classifier (FedKA's generic accuracy).
-`head_lr`: the authors have 0.1 with momentum 0.5. Deviation: conf/algorithm/fedpac.yaml has 0.01, since with momentum
-0.9 a step is worth 1 / (1 - 0.9) = 10 times its learning rate, not 2 times, and FedKA names one rate, 0.01, for all.
-Feature statistics are taken over the batches of the first pass (augmented like them).
+V and h are taken under the received body, before training; eigenvalues below 0.01 of a matrix that
+is not positive definite are dropped, weights below 0.001 are set to 0 (both as in the code). A
+client's classifier is sent to it when it next takes part. Accuracy is that of the averaged body
+with the n_k-averaged classifier (FedKA's generic accuracy). `head_lr`: the authors have 0.1 with
+momentum 0.5. Deviation: conf/algorithm/fedpac.yaml has 0.01, since with momentum 0.9 a step is
+worth 1 / (1 - 0.9) = 10 times its learning rate, not 2 times, and FedKA names one rate, 0.01, for
+all. Feature statistics are taken over the batches of the first pass (augmented like them).
 """
 
 import math
@@ -28,7 +32,15 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import heads, prototypes
 from fedexp.algorithms.base import first_pass
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.algorithms.phases import HeadThenBody
 from fedexp.core import tree
 from fedexp.core.errors import require
@@ -46,8 +58,15 @@ class FedPAC(HeadThenBody):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
-        require(0 < self.head_lr < math.inf, "algorithm.head_lr", self.head_lr, "finite and greater than 0")
+        require(
+            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
+        )
+        require(
+            0 < self.head_lr < math.inf,
+            "algorithm.head_lr",
+            self.head_lr,
+            "finite and greater than 0",
+        )
 
     @property
     def needs(self) -> Needs:
@@ -64,18 +83,30 @@ class FedPAC(HeadThenBody):
         classes, width = head[heads.WEIGHT].shape
         like = head[heads.BIAS]
         everyone = tree.map(lambda leaf: leaf.expand(info.num_clients, *leaf.shape).clone(), head)
-        return {"params": params, "heads": everyone, "prototypes": prototypes.unknown(classes, width, like)}
+        return {
+            "params": params,
+            "heads": everyone,
+            "prototypes": prototypes.unknown(classes, width, like),
+        }
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "prototypes": server["prototypes"]}
 
     def personal_broadcast(
-        self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
+        self,
+        server: Tree,
+        client: int,
+        kept: Mapping[int, Tree],
+        info: Federation,
+        rng: np.random.Generator,
     ) -> Tree:
         return tree.row(server["heads"], client)
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
-        """Return the global body with the classifier combined for the client, the initial one before it took part."""
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
+        """Return the global body with the classifier combined for the client, the initial one
+        before it took part."""
         return server["params"] | tree.row(server["heads"], client)
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
@@ -93,13 +124,17 @@ class FedPAC(HeadThenBody):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | ctx.personal
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)
         target = ctx.setup["target"].index_select(0, batch.y)
         aligned = ((features - target) ** 2).mean(-1) * ctx.setup["aligns"]
         return F.cross_entropy(logits, batch.y, reduction="none") + self.lambda_ * aligned
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         before = {k: ctx.setup[k] for k in ("count", "mean", "square")}
         after = self.statistics(net, params, data, ctx)["mean"]
         return {"params": params, "prototypes": after, "statistics": before}, ctx.client
@@ -116,8 +151,8 @@ class FedPAC(HeadThenBody):
 
 
 def combine(statistics: Tree) -> torch.Tensor:
-    """Return weights a [|S|, |S|]: row i combines the classifiers for client i. statistics: count, square [|S|, C] and
-    mean [|S|, C, D] of each client."""
+    """Return weights a [|S|, |S|]: row i combines the classifiers for client i. statistics: count,
+    square [|S|, C] and mean [|S|, C, D] of each client."""
     count, mean, square = (statistics[k].double().cpu() for k in ("count", "mean", "square"))
     sizes = count.sum(1).clamp(min=1)
     share = count / sizes[:, None]
@@ -131,8 +166,9 @@ def combine(statistics: Tree) -> torch.Tensor:
 
 
 def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:
-    """Return argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own classifier (index `own`).
-    That is the answer where there is no minimum since a client has sent NaN or Inf."""
+    """Return argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own
+    classifier (index `own`). That is the answer where there is no minimum since a client has sent
+    NaN or Inf."""
     from scipy.optimize import minimize  # slow to import, and no other algorithm needs it
 
     if not np.isfinite(matrix).all():

@@ -1,21 +1,23 @@
 """FedProto: clients send class means of their features, not their models.
 
-Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning across
-Heterogeneous Clients", AAAI 2022, Algorithm 1. With f the features of client k's own model:
+Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning
+across Heterogeneous Clients", AAAI 2022, Algorithm 1. With f the features of client k's own model:
     client   min CE + lambda * MSE(f(x), C^y), where the server has a prototype C^y of the label
-             (MSE: the mean over the dimensions); then C_k^c = mean of f(x) over its examples of class c
-    server   C^c <- mean of C_k^c over the clients that hold class c, weighted by their examples of it
-    answer   the class whose prototype is nearest, argmin_c ||f(x) - C^c||.
-A client's model starts as the initial one and stays on the client, with running statistics of its own. The answer is
-that of a linear classifier with rows C^c and biases -||C^c||^2 / 2, which is what the personalised test is given.
-Checked against the authors' code (lib/update.py, lib/utils.py). Deviations from it: prototypes are taken after local
-training in eval mode, as in the paper's Eq. (3), over one pass (augmented like it), not in the course of the last
-epoch; with `weighting=uniform` all clients that hold a class count the same, as in the code, else by examples as in the
-paper; classes that no client of a round holds keep their prototype (there all clients take part); the nearest prototype
-is sought among all known classes, not among the client's own. There all clients have models of different kinds; here of
-one kind.
-There is no generic model. The accuracy of one is that of the mean of the last cohort's models, which nobody uses and
-which is no part of the traffic that is counted; `evaluate=[global,personal]` tests the clients' own models.
+             (MSE: the mean over the dimensions); then C_k^c = mean of f(x) over its examples of
+             class c
+    server   C^c <- mean of C_k^c over the clients that hold class c, weighted by their examples of
+    it answer   the class whose prototype is nearest, argmin_c ||f(x) - C^c||.
+A client's model starts as the initial one and stays on the client, with running statistics of its
+own. The answer is that of a linear classifier with rows C^c and biases -||C^c||^2 / 2, which is
+what the personalised test is given. Checked against the authors' code (lib/update.py,
+lib/utils.py). Deviations from it: prototypes are taken after local training in eval mode, as in the
+paper's Eq. (3), over one pass (augmented like it), not in the course of the last epoch; with
+`weighting=uniform` all clients that hold a class count the same, as in the code, else by examples
+as in the paper; classes that no client of a round holds keep their prototype (there all clients
+take part); the nearest prototype is sought among all known classes, not among the client's own.
+There all clients have models of different kinds; here of one kind. There is no generic model. The
+accuracy of one is that of the mean of the last cohort's models, which nobody uses and which is no
+part of the traffic that is counted; `evaluate=[global,personal]` tests the clients' own models.
 """
 
 import math
@@ -26,11 +28,20 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import heads, prototypes
 from fedexp.algorithms.base import FedAvg, first_pass
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
 
-NEVER = -1e30  # bias of a class without a prototype; finite, so that no product with it is undefined
+# bias of a class without a prototype; finite, so that no product with it is undefined
+NEVER = -1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +54,9 @@ class FedProto(FedAvg):
     lambda_: float  # weight of the distance to the prototypes, >= 0
 
     def __post_init__(self) -> None:
-        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
+        require(
+            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
+        )
 
     @property
     def needs(self) -> Needs:
@@ -60,7 +73,10 @@ class FedProto(FedAvg):
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         classes, width = params[heads.WEIGHT].shape
-        return {"params": params, "prototypes": prototypes.unknown(classes, width, params[heads.BIAS])}
+        return {
+            "params": params,
+            "prototypes": prototypes.unknown(classes, width, params[heads.BIAS]),
+        }
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "prototypes": server["prototypes"]}
@@ -71,13 +87,19 @@ class FedProto(FedAvg):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.client
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)
-        target, known = (ctx.server["prototypes"][k].index_select(0, batch.y) for k in ("mean", "known"))
+        target, known = (
+            ctx.server["prototypes"][k].index_select(0, batch.y) for k in ("mean", "known")
+        )
         distance = ((features - target) ** 2).mean(-1) * known
         return F.cross_entropy(logits, batch.y, reduction="none") + self.lambda_ * distance
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         passed = first_pass(data, ctx, self.epochs(ctx.local))
         found = prototypes.statistics(net, params, passed, ctx.server["prototypes"]["mean"])
         message = {"params": params, "mean": found["mean"], "count": found["count"]}
@@ -89,8 +111,11 @@ class FedProto(FedAvg):
         known = prototypes.combined(server["prototypes"], messages["mean"], weights)
         return super().aggregate(server, messages, round) | {"prototypes": known}
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
-        """Return the client's own body with a classifier that answers with the nearest prototype."""
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
+        """Return the client's own body with a classifier that answers with the nearest
+        prototype."""
         if state is None:
             return None
         mean, known = server["prototypes"]["mean"], server["prototypes"]["known"]

@@ -1,20 +1,22 @@
 """FedReg: steps are corrected so that the global model's answers on generated data do not change.
 
-C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022, section 4
-and the authors' code. Before training, the global model in eval mode turns every batch (x, y) of the first pass into
+C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training",
+ICLR 2022, section 4 and the authors' code. Before training, the global model in eval mode turns
+every batch (x, y) of the first pass into
     pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f_global(x), y)),
                     with soft labels y^s = softmax(f_global(x^s))
     perturbed data  x^p: the same with eta_p = eta_ratio * eta_s, and the labels y.
 Step j on a batch, with the pseudo batch j (they come round again in every epoch):
-    1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no weight decay;
-       with another local.optimizer a step of it)
+    1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no
+       weight decay; with another local.optimizer a step of it)
     2. delta = w - w_global, w^ = (w + w_global) / 2
        g_s = grad CE(w^; x^s, y^s),  a = max(0, <delta, g_s> / ||g_s||^2)
        g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
        w <- w - a g_s - b g_p.
-The paper averages uniformly: weighting=uniform. Generated images stay where they are normalised; they are not clipped,
-as in the authors' code, whose clamp does nothing. Generated images do not enter a client's running statistics: there
-another copy of the model (`penal_model`) sees them. Their in-place change of the training batch is not copied.
+The paper averages uniformly: weighting=uniform. Generated images stay where they are normalised;
+they are not clipped, as in the authors' code, whose clamp does nothing. Generated images do not
+enter a client's running statistics: there another copy of the model (`penal_model`) sees them.
+Their in-place change of the training batch is not copied.
 """
 
 import math
@@ -45,8 +47,15 @@ class FedReg(FedAvg):
 
     def __post_init__(self) -> None:
         require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "between 0 and 1")
-        require(0 < self.eta_s < math.inf, "algorithm.eta_s", self.eta_s, "finite and greater than 0")
-        require(0 <= self.eta_ratio < math.inf, "algorithm.eta_ratio", self.eta_ratio, "finite and at least 0")
+        require(
+            0 < self.eta_s < math.inf, "algorithm.eta_s", self.eta_s, "finite and greater than 0"
+        )
+        require(
+            0 <= self.eta_ratio < math.inf,
+            "algorithm.eta_ratio",
+            self.eta_ratio,
+            "finite and at least 0",
+        )
         require(self.ascent >= 1, "algorithm.ascent", self.ascent, "at least 1")
 
     @property
@@ -54,7 +63,10 @@ class FedReg(FedAvg):
         return Needs(data="generated (clients)")
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        made = [self.prepare(net, batch, mask, ctx) for batch, mask in first_pass(data, ctx, ctx.local.epochs)]
+        made = [
+            self.prepare(net, batch, mask, ctx)
+            for batch, mask in first_pass(data, ctx, ctx.local.epochs)
+        ]
         return tree.stack([padded(one, len(made[0]["y"])) for one in made]) if made else {}
 
     def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
@@ -62,12 +74,16 @@ class FedReg(FedAvg):
         soft = net(ctx.server["params"], pseudo, mask).logits.softmax(-1)
         return {"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask}
 
-    def ascend(self, net: Network, model: Params, batch: Batch, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return pseudo and perturbed data. Both begin at the batch and share its gradient; each then follows its
-        own."""
+    def ascend(
+        self, net: Network, model: Params, batch: Batch, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Return pseudo and perturbed data. Both begin at the batch and share its gradient; each
+        then follows its own."""
 
         def direction(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return grad(lambda x: F.cross_entropy(net(model, x, mask).logits, y, reduction="sum"))(x).sign()
+            return grad(lambda x: F.cross_entropy(net(model, x, mask).logits, y, reduction="sum"))(
+                x
+            ).sign()
 
         first, sizes = direction(batch.x, batch.y, mask), (self.eta_s, self.eta_s * self.eta_ratio)
         both, y = torch.cat([batch.x + eta * first for eta in sizes]), torch.cat([batch.y] * 2)
@@ -81,7 +97,8 @@ class FedReg(FedAvg):
     ) -> tuple[Params, Tree, torch.Tensor]:
         start = ctx.server["params"]
         grads, loss = net.gradient(
-            lambda p: cross_entropy(net, p, batch.x, batch.y, batch.mask), mixed(params, start, self.gamma)
+            lambda p: cross_entropy(net, p, batch.x, batch.y, batch.mask),
+            mixed(params, start, self.gamma),
         )
         if ctx.local.optimizer != "sgd":
             params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
@@ -92,7 +109,9 @@ class FedReg(FedAvg):
     def projected(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
         """Return the gradient after the second part of a step."""
         start = ctx.server["params"]
-        number = torch.remainder(torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs).long()
+        number = torch.remainder(
+            torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs
+        ).long()
         made = {k: v.index_select(0, number[None]).squeeze(0) for k, v in ctx.setup.items()}
         middle, delta = mixed(params, start, 0.5), tree.subtract(params, start)
         for x, y in ((made["pseudo"], made["soft"]), (made["perturbed"], made["y"])):

@@ -1,17 +1,20 @@
 """FedRep: a shared body, and a classifier that never leaves its client.
 
-L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for Personalized Federated
-Learning", ICML 2021, Algorithm 1. With phi the body and h_k the classifier of client k:
-    client   `head_epochs` epochs of SGD on h_k with phi as received, then E epochs on phi with h_k as it is now
-    server   phi <- mean of the bodies, with n_k (the paper: equal weights, `weighting=uniform`).
+L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for
+Personalized Federated Learning", ICML 2021, Algorithm 1. With phi the body and h_k the classifier
+of client k:
+    client   `head_epochs` epochs of SGD on h_k with phi as received, then E epochs on phi with h_k
+    as it is now server   phi <- mean of the bodies, with n_k (the paper: equal weights,
+    `weighting=uniform`).
 A client's classifier is the initial one before it first takes part, and stays as it is in between.
-There is no generic model. The accuracy of one is that of the body with the mean classifier of the last cohort, which
-no client uses; that classifier is no part of the traffic that is counted. `evaluate=[global,personal]` tests the
-clients' own models.
-The authors' repository was not at hand; their local training was read in the released code of Flute (ICML 2024), which
-says to be modified from it: the same two phases, one optimizer for both (SGD, momentum 0.5, weight decay 1e-4 but for
-biases). Deviations from that code: the optimizer begins each phase anew; parameters that are not trained stay exactly
-as they are; after the last round it trains all clients' classifiers for ten epochs more before it tests them.
+There is no generic model. The accuracy of one is that of the body with the mean classifier of the
+last cohort, which no client uses; that classifier is no part of the traffic that is counted.
+`evaluate=[global,personal]` tests the clients' own models. The authors' repository was not at hand;
+their local training was read in the released code of Flute (ICML 2024), which says to be modified
+from it: the same two phases, one optimizer for both (SGD, momentum 0.5, weight decay 1e-4 but for
+biases). Deviations from that code: the optimizer begins each phase anew; parameters that are not
+trained stay exactly as they are; after the last round it trains all clients' classifiers for ten
+epochs more before it tests them.
 """
 
 from dataclasses import dataclass
@@ -37,9 +40,13 @@ class FedRep(HeadThenBody):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | ctx.client
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         return {"params": params}, heads.head(params)
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
         """Return the shared body with the client's classifier."""
         return None if state is None else server["params"] | state

@@ -1,11 +1,12 @@
 """FedRoD: one body, a generic classifier trained on a balanced loss, and a personal one beside it.
 
-H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022,
-Eq. (5)-(7), the linear form. With n_c a client's training examples of class c:
-    body and generic classifier: balanced softmax   -log( n_y^gamma e^{z_y} / sum_c n_c^gamma e^{z_c} )
-    personal classifier: CE of z + z_personal, where z and the features are constants.
-The server averages body and generic classifier; the personal one stays with its client (0 at first). Accuracy is that
-of the generic model without the class prior (the paper's G-FL).
+H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image
+Classification", ICLR 2022, Eq. (5)-(7), the linear form. With n_c a client's training examples of
+class c:
+    body and generic classifier: balanced softmax   -log( n_y^gamma e^{z_y} / sum_c n_c^gamma
+    e^{z_c} ) personal classifier: CE of z + z_personal, where z and the features are constants.
+The server averages body and generic classifier; the personal one stays with its client (0 at
+first). Accuracy is that of the generic model without the class prior (the paper's G-FL).
 """
 
 import math
@@ -51,17 +52,26 @@ class FedRoD(FedAvg):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | {PERSONAL + k: v for k, v in ctx.client.items()}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)
-        balanced = F.cross_entropy(logits + ctx.plan["prior"].to(logits.dtype), batch.y, reduction="none")
+        balanced = F.cross_entropy(
+            logits + ctx.plan["prior"].to(logits.dtype), batch.y, reduction="none"
+        )
         personal = heads.logits(features.detach(), {k: params[PERSONAL + k] for k in heads.HEAD})
         return balanced + F.cross_entropy(logits.detach() + personal, batch.y, reduction="none")
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
-        """Return the body with the sum of both classifiers, whose logits are the sum of theirs (the paper's P-FL)."""
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
+        """Return the body with the sum of both classifiers, whose logits are the sum of theirs (the
+        paper's P-FL)."""
         params = server["params"]
         return None if state is None else params | {k: params[k] + state[k] for k in heads.HEAD}
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         own = {k: params[PERSONAL + k] for k in heads.HEAD}
         return {"params": {k: v for k, v in params.items() if not k.startswith(PERSONAL)}}, own

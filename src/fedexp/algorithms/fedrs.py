@@ -1,9 +1,10 @@
-"""FedRS: the softmax of classes that a client does not have is restricted, so that their weights are not pushed away.
+"""FedRS: the softmax of classes that a client does not have is restricted, so that their weights
+are not pushed away.
 
-X.-C. Li and D.-C. Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD
-2021: the scores of the classes without examples on the client are multiplied by alpha (0.5) before the softmax.
-Deviation: the paper's scores w_c^T h have no bias; the logit with its bias is scaled here, as in the implementation
-that comes with FedDecorr. alpha = 1 is FedAvg.
+X.-C. Li and D.-C. Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution
+Non-IID Data", KDD 2021: the scores of the classes without examples on the client are multiplied by
+alpha (0.5) before the softmax. Deviation: the paper's scores w_c^T h have no bias; the logit with
+its bias is scaled here, as in the implementation that comes with FedDecorr. alpha = 1 is FedAvg.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ class FedRS(FedAvg):
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         return {"factor": np.where(info.counts[client] > 0, 1.0, self.alpha)}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         logits = net(params, batch.x).logits
-        return F.cross_entropy(logits * ctx.plan["factor"].to(logits.dtype), batch.y, reduction="none")
+        return F.cross_entropy(
+            logits * ctx.plan["factor"].to(logits.dtype), batch.y, reduction="none"
+        )

@@ -1,10 +1,12 @@
-"""FedSAM: clients take the gradient at the worst point near their model, which leads to flat minima.
+"""FedSAM: clients take the gradient at the worst point near their model, which leads to flat
+minima.
 
-Z. Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022, Algorithm 1, and D.
-Caldarola et al., "Improving Generalization in Federated Learning by Seeking Flat Minima", ECCV 2022:
+Z. Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022,
+Algorithm 1, and D. Caldarola et al., "Improving Generalization in Federated Learning by Seeking
+Flat Minima", ECCV 2022:
     e = rho * g(w) / ||g(w)||,   w <- w - lr * g(w + e),   both gradients of the same batch.
-Weight decay and momentum act on the second gradient alone. Two gradients a step: about twice the time of FedAvg.
-Running statistics of batch norm see both passes, as in the released code.
+Weight decay and momentum act on the second gradient alone. Two gradients a step: about twice the
+time of FedAvg. Running statistics of batch norm see both passes, as in the released code.
 """
 
 import math
@@ -23,7 +25,8 @@ SMALLEST = 1e-12  # added to the norm of a gradient
 
 
 def ascent(grads: Params, rho: float) -> Params:
-    """Return the perturbation rho * g / ||g||, the norm over all parameters together; 0 where the gradient is 0."""
+    """Return the perturbation rho * g / ||g||, the norm over all parameters together; 0 where the
+    gradient is 0."""
     scale = rho / (tree.dot(grads, grads).clamp(min=SMALLEST**2).sqrt() + SMALLEST)
     return {k: scale * g for k, g in grads.items()}
 
@@ -42,7 +45,8 @@ class FedSAM(FedAvg):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """Take one step with the gradient at the ascended point; the loss returned is that at `params`."""
+        """Take one step with the gradient at the ascended point; the loss returned is that at
+        `params`."""
 
         def loss(p: Params) -> torch.Tensor:
             return self.objective(net, p, batch, ctx)

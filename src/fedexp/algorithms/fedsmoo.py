@@ -1,13 +1,16 @@
-"""FedSMOO: FedSpeed's corrected proximal term, and an ascent that all clients agree on by a second dual variable.
+"""FedSMOO: FedSpeed's corrected proximal term, and an ascent that all clients agree on by a second
+dual variable.
 
-Y. Sun et al., "Dynamic Regularized Sharpness Aware Minimization in Federated Learning: Approaching Global Consistency
-and Smooth Landscape", ICML 2023, Algorithm 1, in the form of the authors' code. With h_k as in FedSpeed, a dual
-variable mu_k of each client and the server's perturbation s, all 0 at first:
+Y. Sun et al., "Dynamic Regularized Sharpness Aware Minimization in Federated Learning: Approaching
+Global Consistency and Smooth Landscape", ICML 2023, Algorithm 1, in the form of the authors' code.
+With h_k as in FedSpeed, a dual variable mu_k of each client and the server's perturbation s, all 0
+at first:
     client   d = g(w) - mu_k - s,   e = rho d / ||d||,   mu_k <- mu_k + e - s,
-             w <- w - lr * (g(w + e) + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k - w_global)
+             w <- w - lr * (g(w + e) + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k -
+             w_global)
     server   s <- rho m / ||m|| with m the mean of the mu_k,   h and w_global as in FedSpeed.
-As the authors' code says, its s leaves out the clients' last perturbations, which are small in the mean. Both means
-follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
+As the authors' code says, its s leaves out the clients' last perturbations, which are small in the
+mean. Both means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
 """
 
 import math
@@ -20,7 +23,15 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.feddyn import corrected_mean, moved
 from fedexp.algorithms.fedsam import ascent, plus
 from fedexp.algorithms.fedspeed import proximal
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
@@ -38,13 +49,23 @@ class FedSMOO(FedAvg):
 
     def __post_init__(self) -> None:
         require(0 <= self.rho < math.inf, "algorithm.rho", self.rho, "finite and at least 0")
-        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
-        require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
+        require(
+            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
+        )
+        require(
+            0 <= self.clip < math.inf,
+            "algorithm.clip",
+            self.clip,
+            "finite and at least 0 (0 = none)",
+        )
 
     @property
     def needs(self) -> Needs:
         return Needs(
-            client_state="sum of changes h_k, dual mu_k", server_state="mean of all h_k, perturbation s", up=1, down=1
+            client_state="sum of changes h_k, dual mu_k",
+            server_state="mean of all h_k, perturbation s",
+            up=1,
+            down=1,
         )
 
     def server_init(self, params: Params, info: Federation) -> Tree:
@@ -78,13 +99,22 @@ class FedSMOO(FedAvg):
         dual = {DUAL + k: dual[k] + e[k] - shift[k] for k in dual}
         return model | dual, {name: leaves | own[name] for name, leaves in memory.items()}, value
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         model, dual = divided(params)
-        return {"params": model, "dual": dual}, {"h": moved(ctx.client["h"], model, ctx), "dual": dual}
+        return {"params": model, "dual": dual}, {
+            "h": moved(ctx.client["h"], model, ctx),
+            "dual": dual,
+        }
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         mean = tree.weighted_mean(messages["dual"], round.weights)
-        return server | corrected_mean(server, "h", messages["params"], round) | {"s": ascent(mean, self.rho)}
+        return (
+            server
+            | corrected_mean(server, "h", messages["params"], round)
+            | {"s": ascent(mean, self.rho)}
+        )
 
 
 def divided(params: Params) -> tuple[Params, Params]:

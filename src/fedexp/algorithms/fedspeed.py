@@ -1,14 +1,15 @@
 """FedSpeed: a proximal term whose bias is corrected, and a gradient from an ascended point.
 
-Y. Sun et al., "FedSpeed: Larger Local Interval, Less Communication Round, and Higher Generalization Accuracy", ICLR
-2023, Algorithm 1, in the form of the authors' code. h_k, 0 at first, sums up w_k - w_global over the client's
-participations (the paper's correction is -h_k / lambda_paper; `lambda_` here is 1 / lambda_paper):
+Y. Sun et al., "FedSpeed: Larger Local Interval, Less Communication Round, and Higher Generalization
+Accuracy", ICLR 2023, Algorithm 1, in the form of the authors' code. h_k, 0 at first, sums up w_k -
+w_global over the client's participations (the paper's correction is -h_k / lambda_paper; `lambda_`
+here is 1 / lambda_paper):
     client   g = (1 - alpha) g(w) + alpha g(w + rho g(w) / ||g(w)||),
              w <- w - lr * (g + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k - w_global)
     server   h <- h + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + h
-The mean follows `weighting` (uniform in the authors' code). alpha is 1 in the code. `clip` bounds the norm of the
-whole gradient before weight decay, 10 in the code; there the part lambda_ * w is added after clipping, here it is in
-what is clipped. Running statistics never enter h.
+The mean follows `weighting` (uniform in the authors' code). alpha is 1 in the code. `clip` bounds
+the norm of the whole gradient before weight decay, 10 in the code; there the part lambda_ * w is
+added after clipping, here it is in what is clipped. Running statistics never enter h.
 """
 
 import math
@@ -20,7 +21,15 @@ from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.feddyn import clipped, corrected_mean, moved
 from fedexp.algorithms.fedsam import ascent, plus
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
@@ -37,9 +46,16 @@ class FedSpeed(FedAvg):
 
     def __post_init__(self) -> None:
         require(0 <= self.rho < math.inf, "algorithm.rho", self.rho, "finite and at least 0")
-        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
+        require(
+            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
+        )
         require(0 <= self.alpha <= 1, "algorithm.alpha", self.alpha, "between 0 and 1")
-        require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
+        require(
+            0 <= self.clip < math.inf,
+            "algorithm.clip",
+            self.clip,
+            "finite and at least 0 (0 = none)",
+        )
 
     @property
     def needs(self) -> Needs:
@@ -66,7 +82,9 @@ class FedSpeed(FedAvg):
         params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
         return params, memory, value
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         return {"params": params}, {"h": moved(ctx.client["h"], params, ctx)}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:

@@ -1,20 +1,22 @@
-"""FedSSD: distil from the global model as far as it can be believed, in this class and of this example.
+"""FedSSD: distil from the global model as far as it can be believed, in this class and of this
+example.
 
-Y. He et al., "Learning Critically: Selective Self-Distillation in Federated Learning on Non-IID Data", IEEE Trans. on
-Big Data 10 (6), 2024 (arXiv 2504.14694). With A_jk the fraction of the server's public examples of class j that the
-global model takes for class k, p_y(x) its probability of the true label of an example x, z its logits and those of the
-model in training without it:
+Y. He et al., "Learning Critically: Selective Self-Distillation in Federated Learning on Non-IID
+Data", IEEE Trans. on Big Data 10 (6), 2024 (arXiv 2504.14694). With A_jk the fraction of the
+server's public examples of class j that the global model takes for class k, p_y(x) its probability
+of the true label of an example x, z its logits and those of the model in training without it:
     M_class[k] = A_kk (1 - max_{j != k} A_jk)
     M_sample(x) = 1 - sqrt(1 - p_y(x))
     M(x)[k] = m_max [ M_class[k] M_sample(x) - threshold ]^+
     L = CE + sum_k ( M(x)[k] (z_global[k] - z[k]) )^2
-The server computes M_class of each new global model, and sends it with the model. In round 1 it is 0.
-No code of the authors was found, and of the paper only the abstract was at hand: these formulas, and threshold = 0.1,
-are those of a reimplementation (evgafanboi/fl_clean, README and FL/strategy/FedSSD.py), which the tests write again.
-Its README has M(x) as here; its code has m_max inside the bracket, [ m_max M_class[k] M_sample(x) - threshold ]^+. Both
-are the same with its default m_max = 1 alone: with a smaller one the code distils fewer logits. Which of them the paper
-has is not known. Other deviations: M_class is 0 in round 1, where it asks the initial model too; gradients are not
-clipped at norm 0.5.
+The server computes M_class of each new global model, and sends it with the model. In round 1 it is
+0. No code of the authors was found, and of the paper only the abstract was at hand: these formulas,
+and threshold = 0.1, are those of a reimplementation (evgafanboi/fl_clean, README and
+FL/strategy/FedSSD.py), which the tests write again. Its README has M(x) as here; its code has m_max
+inside the bracket, [ m_max M_class[k] M_sample(x) - threshold ]^+. Both are the same with its
+default m_max = 1 alone: with a smaller one the code distils fewer logits. Which of them the paper
+has is not known. Other deviations: M_class is 0 in round 1, where it asks the initial model too;
+gradients are not clipped at norm 0.5.
 """
 
 import math
@@ -25,7 +27,15 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerNetwork, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerNetwork,
+    ServerRound,
+)
 from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
 
@@ -33,7 +43,9 @@ from fedexp.core.tree import Params, Tree
 def credibility(answers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return M_class [C] of logits [n, C] and labels [n]; 0 for a class that has no example."""
     classes = answers.shape[-1]
-    truth, taken = (F.one_hot(each, classes).to(answers.dtype) for each in (labels, answers.argmax(-1)))
+    truth, taken = (
+        F.one_hot(each, classes).to(answers.dtype) for each in (labels, answers.argmax(-1))
+    )
     rates = truth.T @ taken / truth.sum(0).clamp(min=1)[:, None]  # A
     others = rates.masked_fill(torch.eye(classes, dtype=torch.bool, device=rates.device), 0)
     return rates.diagonal() * (1 - others.amax(0))
@@ -46,7 +58,12 @@ class FedSSD(FedAvg):
 
     def __post_init__(self) -> None:
         require(0 <= self.m_max < math.inf, "algorithm.m_max", self.m_max, "finite and at least 0")
-        require(0 <= self.threshold < 1, "algorithm.threshold", self.threshold, "at least 0 and less than 1")
+        require(
+            0 <= self.threshold < 1,
+            "algorithm.threshold",
+            self.threshold,
+            "at least 0 and less than 1",
+        )
 
     @property
     def needs(self) -> Needs:
@@ -58,12 +75,17 @@ class FedSSD(FedAvg):
         )
 
     def server_init(self, params: Params, info: Federation) -> Tree:
-        return {"params": params, "credibility": next(iter(params.values())).new_zeros(info.num_classes)}
+        return {
+            "params": params,
+            "credibility": next(iter(params.values())).new_zeros(info.num_classes),
+        }
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "credibility": server["credibility"]}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         doubt = 1 - teacher.softmax(-1).gather(-1, batch.y[:, None])

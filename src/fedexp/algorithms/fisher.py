@@ -1,4 +1,5 @@
-"""The diagonal of the empirical Fisher information: mean squared gradients of -log q(y|x), the labels as given."""
+"""The diagonal of the empirical Fisher information: mean squared gradients of -log q(y|x), the
+labels as given."""
 
 from typing import Any
 
@@ -15,10 +16,16 @@ ESTIMATORS = ("batch", "sample")
 
 
 def squares(
-    net: Network, params: Params, batch: Batch, mask: torch.Tensor, estimator: str, rows: torch.Tensor | None = None
+    net: Network,
+    params: Params,
+    batch: Batch,
+    mask: torch.Tensor,
+    estimator: str,
+    rows: torch.Tensor | None = None,
 ) -> tuple[Params, torch.Tensor | float]:
-    """Return (sum of squared gradients over a batch, of how many): of every example (`sample`), or the one of the mean
-    cross-entropy (`batch`). mask [B]; rows: see heads.by_head, None: one head for all."""
+    """Return (sum of squared gradients over a batch, of how many): of every example (`sample`), or
+    the one of the mean cross-entropy (`batch`). mask [B]; rows: see heads.by_head, None: one head
+    for all."""
 
     def logits(p: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         outputs = net(p, x, mask).logits
@@ -27,7 +34,9 @@ def squares(
     if estimator == "batch":
 
         def loss(p: Params) -> torch.Tensor:
-            return masked_mean(F.cross_entropy(logits(p, batch.x, mask), batch.y, reduction="none"), mask)
+            return masked_mean(
+                F.cross_entropy(logits(p, batch.x, mask), batch.y, reduction="none"), mask
+            )
 
         return {k: g * g for k, g in grad(loss)(params).items()}, 1.0
 

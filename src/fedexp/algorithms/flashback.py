@@ -1,18 +1,19 @@
-"""Flashback: distillation weighted by how often each model has seen each class, on the clients and on the server.
+"""Flashback: distillation weighted by how often each model has seen each class, on the clients and
+on the server.
 
-M. Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning", arXiv 2402.05558, Eq.
-(3), Algorithm 1. A teacher i with label counts mu_i [C], a student with counts nu [C]:
-    alpha_i^c = mu_i^c / (nu^c + sum_j mu_j^c),  0/0 := 0
-    L = CE + sum_i sum_c alpha_i^c P_i^c log(P_i^c / Q^c),   P_i, Q = softmax of the logits (no temperature)
-which is not a Kullback-Leibler divergence and may be negative; it is not clamped.
-Client: the teacher is the global model with counts pi, nu = mu_k its own counts. Server, on a labelled public set, from
-sum_k p_k w_k: the teachers are the local models with mu_k and the old global model with pi, nu = pi, so pi counts
-twice; E_s epochs of SGD with the clients' settings and a fresh buffer. Then r_k <- r_k + 1 for the cohort, and pi <- pi
-+ gamma mu_k for those with gamma r_k <= 1, compared in integers. pi = 0 at the start: no distillation in round 1's
-clients.
-Switches: `on_clients`, `on_server`: each side alone.
-Deviations: mu_k is sent in every round instead of once (C numbers). Public examples are not augmented, so that teachers
-are asked once a round.
+M. Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning",
+arXiv 2402.05558, Eq. (3), Algorithm 1. A teacher i with label counts mu_i [C], a student with
+counts nu [C]:
+    alpha_i^c = mu_i^c / (nu^c + sum_j mu_j^c),  0/0 := 0 L = CE + sum_i sum_c alpha_i^c P_i^c
+    log(P_i^c / Q^c),   P_i, Q = softmax of the logits (no temperature)
+which is not a Kullback-Leibler divergence and may be negative; it is not clamped. Client: the
+teacher is the global model with counts pi, nu = mu_k its own counts. Server, on a labelled public
+set, from sum_k p_k w_k: the teachers are the local models with mu_k and the old global model with
+pi, nu = pi, so pi counts twice; E_s epochs of SGD with the clients' settings and a fresh buffer.
+Then r_k <- r_k + 1 for the cohort, and pi <- pi + gamma mu_k for those with gamma r_k <= 1,
+compared in integers. pi = 0 at the start: no distillation in round 1's clients. Switches:
+`on_clients`, `on_server`: each side alone. Deviations: mu_k is sent in every round instead of once
+(C numbers). Public examples are not augmented, so that teachers are asked once a round.
 """
 
 import math
@@ -39,13 +40,15 @@ from fedexp.core.tree import Params, Tree
 
 
 def shares(teachers: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-    """Return the shares alpha [teachers, C] of label counts [teachers, C] and [C]; 0 where nobody has seen a class."""
+    """Return the shares alpha [teachers, C] of label counts [teachers, C] and [C]; 0 where nobody
+    has seen a class."""
     total = student + teachers.sum(0)
     return torch.where(total > 0, teachers / torch.where(total > 0, total, 1.0), 0.0)
 
 
 def targets(alpha: torch.Tensor, teachers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the distillation term needs of the teachers: alpha [T, C], logits [T, n, C] -> two [n, C].
+    """Return what the distillation term needs of the teachers: alpha [T, C], logits [T, n, C] ->
+    two [n, C].
 
     sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c - sum_c (weight)^c log Q^c.
     """
@@ -54,7 +57,9 @@ def targets(alpha: torch.Tensor, teachers: torch.Tensor) -> tuple[torch.Tensor, 
     return (weighted * log_p).sum(0), weighted.sum(0)
 
 
-def distillation_loss(entropy: torch.Tensor, weight: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+def distillation_loss(
+    entropy: torch.Tensor, weight: torch.Tensor, student: torch.Tensor
+) -> torch.Tensor:
     """Return the distillation term of each example, [n]."""
     return (entropy - weight * F.log_softmax(student, -1)).sum(-1)
 
@@ -68,7 +73,12 @@ class Flashback(FedAvg):
 
     def __post_init__(self) -> None:
         require(0 < self.gamma <= 1, "algorithm.gamma", self.gamma, "greater than 0 and at most 1")
-        require(self.epochs_on_server >= 1, "algorithm.epochs_on_server", self.epochs_on_server, "at least 1")
+        require(
+            self.epochs_on_server >= 1,
+            "algorithm.epochs_on_server",
+            self.epochs_on_server,
+            "at least 1",
+        )
 
     @property
     def needs(self) -> Needs:
@@ -81,12 +91,17 @@ class Flashback(FedAvg):
 
     @property
     def times(self) -> int:
-        """Return the number of participations of a client that count: the largest r with gamma * r <= 1."""
+        """Return the number of participations of a client that count: the largest r with gamma * r
+        <= 1."""
         return math.floor(1 / self.gamma + 1e-9)
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         like = next(iter(params.values()))
-        return {"params": params, "pi": like.new_zeros(info.num_classes), "r": like.new_zeros(info.num_clients)}
+        return {
+            "params": params,
+            "pi": like.new_zeros(info.num_classes),
+            "r": like.new_zeros(info.num_clients),
+        }
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "pi": server["pi"]}
@@ -94,7 +109,9 @@ class Flashback(FedAvg):
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         return {"counts": info.counts[client]}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         student = net(params, batch.x).logits
         loss = F.cross_entropy(student, batch.y, reduction="none")
         if not self.on_clients:
@@ -104,7 +121,9 @@ class Flashback(FedAvg):
         alpha = shares(pi[None], ctx.plan["counts"].to(pi.dtype))
         return loss + distillation_loss(*targets(alpha, teacher[None]), student)
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         return {"params": params, "counts": ctx.plan["counts"]}, ctx.client
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
@@ -117,7 +136,12 @@ class Flashback(FedAvg):
         return server | {"r": r, "pi": pi + self.gamma * (counted[:, None] * counts).sum(0)}
 
     def distil(
-        self, net: ServerNetwork, server: Tree, messages: Tree, counts: torch.Tensor, round: ServerRound
+        self,
+        net: ServerNetwork,
+        server: Tree,
+        messages: Tree,
+        counts: torch.Tensor,
+        round: ServerRound,
     ) -> Tree:
         public, pi, local = round.public, server["pi"], round.local
         assert public is not None
@@ -127,7 +151,10 @@ class Flashback(FedAvg):
 
         def loss(student: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
             chosen = torch.as_tensor(numbers, device=student.device)
-            return F.cross_entropy(student, labels) + distillation_loss(entropy[chosen], weight[chosen], student).mean()
+            return (
+                F.cross_entropy(student, labels)
+                + distillation_loss(entropy[chosen], weight[chosen], student).mean()
+            )
 
         net.load(server["params"], server["buffers"])
         sgd = replace(local, optimizer="sgd")
@@ -136,6 +163,8 @@ class Flashback(FedAvg):
         def update(params: Params, grads: Params) -> None:
             optimizers.step_in_place(params, grads, memory, round.lr, sgd, 0)
 
-        batches = distillation.minibatches(round.rng, len(public), local.batch_size, self.epochs_on_server)
+        batches = distillation.minibatches(
+            round.rng, len(public), local.batch_size, self.epochs_on_server
+        )
         distillation.fit(net, public, batches, loss, update)
         return distillation.refined(net, server)

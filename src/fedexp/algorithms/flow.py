@@ -1,11 +1,12 @@
-"""A normalising flow over features, given their class: an invertible map to noise of a standard normal distribution.
+"""A normalising flow over features, given their class: an invertible map to noise of a standard
+normal distribution.
 
-Affine coupling layers (L. Dinh et al., "Density Estimation Using Real NVP", ICLR 2017) as in AF-FCL's code: with the
-first half a of what comes in, the rest b, and the class as a one-hot row c,
+Affine coupling layers (L. Dinh et al., "Density Estimation Using Real NVP", ICLR 2017) as in
+AF-FCL's code: with the first half a of what comes in, the rest b, and the class as a one-hot row c,
     b <- b * s + m,   s = sigmoid(r + 2) + 0.001,   (m, r) = net(a, c),
-where net has a linear layer, two residual blocks gated by c, and a linear layer, with leaky ReLUs. What comes in is
-reversed before the first two layers, and turned by a quarter of its entries before the last two, where the code draws a
-permutation: so there is nothing to keep beside the parameters.
+where net has a linear layer, two residual blocks gated by c, and a linear layer, with leaky ReLUs.
+What comes in is reversed before the first two layers, and turned by a quarter of its entries before
+the last two, where the code draws a permutation: so there is nothing to keep beside the parameters.
 """
 
 import math
@@ -60,8 +61,11 @@ class Flow(nn.Module):
         self.width = width
         self.layers = nn.ModuleList(Coupling(width, classes, hidden) for _ in range(LAYERS))
 
-    def forward(self, x: torch.Tensor, given: torch.Tensor, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return noise [n, D] of features [n, D], or features of noise, and the logarithm of the determinant, [n]."""
+    def forward(
+        self, x: torch.Tensor, given: torch.Tensor, inverse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return noise [n, D] of features [n, D], or features of noise, and the logarithm of the
+        determinant, [n]."""
         half, change = self.width // 2, x.new_zeros(len(x))
         steps = list(enumerate(self.layers))
         for number, layer in reversed(steps) if inverse else steps:
@@ -84,7 +88,9 @@ class Density:
     flow: Flow
     params: Params
 
-    def log_density(self, features: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_density(
+        self, features: torch.Tensor, given: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (log p(features | class) [n], noise [n, D]); given: one-hot rows [n, C]."""
         noise, change = functional_call(self.flow, self.params, (features, given, False))
         normal = -0.5 * noise.square().sum(-1) - 0.5 * noise.shape[-1] * math.log(2 * math.pi)

@@ -1,12 +1,15 @@
-"""Images made from a classifier alone: a generator is trained until the classifier recognises what it draws.
+"""Images made from a classifier alone: a generator is trained until the classifier recognises what
+it draws.
 
-As in TARGET (J. Zhang et al., ICCV 2023) and its released code. Of each batch of images, with the teacher's logits t on
-G(z) for the classes that it knows, no others, and a label y drawn at random from these classes,
+As in TARGET (J. Zhang et al., ICCV 2023) and its released code. Of each batch of images, with the
+teacher's logits t on G(z) for the classes that it knows, no others, and a label y drawn at random
+from these classes,
     min over z and G   ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||),
-where l runs over the teacher's batch norm layers with running statistics m_l, v_l, and mu_l, var_l are those of the
-layer's input, a tenth of them this batch's and the rest the batches' before (decay MOMENTUM). `steps` steps of Adam are
-taken on z and on a copy of G; the sum of the copy's gradients makes one step of Adam on G itself (first-order MAML), of
-`steps` times the learning rate. The images of the step with the lowest loss are kept, at 8 bits a value.
+where l runs over the teacher's batch norm layers with running statistics m_l, v_l, and mu_l, var_l
+are those of the layer's input, a tenth of them this batch's and the rest the batches' before (decay
+MOMENTUM). `steps` steps of Adam are taken on z and on a copy of G; the sum of the copy's gradients
+makes one step of Adam on G itself (first-order MAML), of `steps` times the learning rate. The
+images of the step with the lowest loss are kept, at 8 bits a value.
 """
 
 import copy
@@ -26,7 +29,8 @@ ONE_HOT, BATCH_NORM, MOMENTUM = 0.5, 10.0, 0.9  # the authors' values for CIFAR-
 
 
 class Generator(nn.Module):
-    """Two doublings from a quarter of the size; images [n, channels, height, width] with values from 0 to 1."""
+    """Two doublings from a quarter of the size; images [n, channels, height, width] with values
+    from 0 to 1."""
 
     def __init__(self, shape: tuple[int, int, int], width: int):
         super().__init__()
@@ -61,10 +65,12 @@ def normalised(values: torch.Tensor, pixels: Pixels) -> torch.Tensor:
 class Statistics:
     """The moving statistics of what the batch norm layers have seen of all batches so far."""
 
-    before: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # mean and variance of each layer
+    # mean and variance of each layer
+    before: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def distance(self, layers: list[tuple[torch.Tensor, ...]]) -> torch.Tensor | float:
-        """Return the distance to the running statistics, see above; layers: those of `norm_inputs`."""
+        """Return the distance to the running statistics, see above; layers: those of
+        `norm_inputs`."""
         total: torch.Tensor | float = 0.0
         for number, (mean, var, running_mean, running_var) in enumerate(layers):
             if self.before:
@@ -79,7 +85,10 @@ class Statistics:
         now = [(mean.detach(), var.detach()) for mean, var, *_ in layers]
         if self.before:
             pairs = zip(self.before, now, strict=True)
-            now = [(MOMENTUM * m + (1 - MOMENTUM) * a, MOMENTUM * v + (1 - MOMENTUM) * b) for (m, v), (a, b) in pairs]
+            now = [
+                (MOMENTUM * m + (1 - MOMENTUM) * a, MOMENTUM * v + (1 - MOMENTUM) * b)
+                for (m, v), (a, b) in pairs
+            ]
         self.before = now
 
 
@@ -96,8 +105,8 @@ def images_of(
     lr: float,
     width: int,
 ) -> torch.Tensor:
-    """Return images that a model (with its buffers) takes for these classes, uint8 [n, channels, height, width] with
-    n = batches * batch_size. seed: of all that is drawn."""
+    """Return images that a model (with its buffers) takes for these classes, uint8 [n, channels,
+    height, width] with n = batches * batch_size. seed: of all that is drawn."""
     like = next(value for value in teacher.values() if value.is_floating_point())
     made, seen, known = [], Statistics(), torch.tensor(classes, device=like.device)
     with torch.random.fork_rng(devices=[]):
@@ -106,9 +115,13 @@ def images_of(
         outer = torch.optim.Adam(generator.parameters(), lr * steps, BETAS)
         for _ in range(batches):
             z = torch.randn(batch_size, LATENT).to(like).requires_grad_()
-            places = torch.randint(len(classes), (batch_size,)).to(like.device)  # of the labels among the classes
+            # of the labels among the classes
+            places = torch.randint(len(classes), (batch_size,)).to(like.device)
             inner = copy.deepcopy(generator)
-            groups: list[dict[str, Any]] = [{"params": inner.parameters()}, {"params": [z], "lr": LR_LATENT}]
+            groups: list[dict[str, Any]] = [
+                {"params": inner.parameters()},
+                {"params": [z], "lr": LR_LATENT},
+            ]
             optimizer = torch.optim.Adam(groups, lr, BETAS)
             outer.zero_grad()
             best, lowest = torch.empty(0), math.inf

@@ -1,31 +1,35 @@
-"""GLFC: old and new classes pull equally hard, the relations among old classes are distilled, from their best model.
+"""GLFC: old and new classes pull equally hard, the relations among old classes are distilled, from
+their best model.
 
-J. Dong et al., "Federated Class-Incremental Learning", CVPR 2022. With z the logits, y the one-hot label, the classes
-of all tasks before as old ones, and in a batch new examples and kept old ones:
-    w_i = g_i / mean of g over those of its kind (old or new) in the batch,   g_i = 1 - sigmoid(z_i[label])
-    L_GC = mean_i w_i BCE(z_i, y_i)              class-aware gradient compensation
-    L_RD = mean_i BCE(z_i, y'_i)                 class-semantic relation distillation
-    L = lambda_gc L_GC + lambda_rd L_RD
-where y' is y with the old model's sigmoid(z_old) in the place of the old classes, and BCE the mean over classes. In
-task 1, L = L_GC with w = 1. Each client keeps `memory` examples, equally many of each of its old classes, by herding:
-one after the other, that which brings the mean of those kept closest to the mean of its class, of features of length 1.
-The old model: in the first round of a task each client of the cohort sends a prototype of each of its new classes, the
-image whose feature is closest to the mean of the class. On these the proxy server tests the global model after every
-round of the task; the best, the last of equals, is the old model of the next task.
-Checked against the authors' code (conditionWang/FCIL: GLFC.py, ProxyServer.py): both losses, herding, the choice of the
-prototypes. Their values: 2000 examples, both weights 0.5, SGD with lr 2.0, which the mean over classes asks for.
-Simplified: prototypes are sent as they are. There they are first moved by 50 steps of gradient descent on their loss,
-and what is sent is the gradient of a LeNet for each, from which the proxy server reconstructs it by 250 iterations of
-L-BFGS and keeps the last 20 images. That hides them from the server, and costs far more than the training; since they
-only rank global models, the ranking here is that of a perfect reconstruction. In the code the best accuracy so far is
-not forgotten when a task begins; here it is, since it is one of other classes.
-Tasks are known here, as to every other method: a client of the code infers that a new one began where the entropy of
-the model's answers has risen by 1.2. Its population, in which clients join with every task, is a setting of its own.
-Other deviations: the model has all C outputs from the start, those of classes to come are negatives, and BCE is their
-sum over the number of classes so far; no example is kept twice; weights are n_k with the examples kept, not equal ones;
-prototypes are chosen of images as clients train on them, augmented where the data are (the code: plain ones);
-the steps at which the code lowers its learning rate are left to local.lr_decay and its like. The text of the paper was
-not at hand: the equations are those of the code.
+J. Dong et al., "Federated Class-Incremental Learning", CVPR 2022. With z the logits, y the one-hot
+label, the classes of all tasks before as old ones, and in a batch new examples and kept old ones:
+    w_i = g_i / mean of g over those of its kind (old or new) in the batch,   g_i = 1 -
+    sigmoid(z_i[label]) L_GC = mean_i w_i BCE(z_i, y_i)              class-aware gradient
+    compensation L_RD = mean_i BCE(z_i, y'_i)                 class-semantic relation distillation L
+    = lambda_gc L_GC + lambda_rd L_RD
+where y' is y with the old model's sigmoid(z_old) in the place of the old classes, and BCE the mean
+over classes. In task 1, L = L_GC with w = 1. Each client keeps `memory` examples, equally many of
+each of its old classes, by herding: one after the other, that which brings the mean of those kept
+closest to the mean of its class, of features of length 1. The old model: in the first round of a
+task each client of the cohort sends a prototype of each of its new classes, the image whose feature
+is closest to the mean of the class. On these the proxy server tests the global model after every
+round of the task; the best, the last of equals, is the old model of the next task. Checked against
+the authors' code (conditionWang/FCIL: GLFC.py, ProxyServer.py): both losses, herding, the choice of
+the prototypes. Their values: 2000 examples, both weights 0.5, SGD with lr 2.0, which the mean over
+classes asks for. Simplified: prototypes are sent as they are. There they are first moved by 50
+steps of gradient descent on their loss, and what is sent is the gradient of a LeNet for each, from
+which the proxy server reconstructs it by 250 iterations of L-BFGS and keeps the last 20 images.
+That hides them from the server, and costs far more than the training; since they only rank global
+models, the ranking here is that of a perfect reconstruction. In the code the best accuracy so far
+is not forgotten when a task begins; here it is, since it is one of other classes. Tasks are known
+here, as to every other method: a client of the code infers that a new one began where the entropy
+of the model's answers has risen by 1.2. Its population, in which clients join with every task, is a
+setting of its own. Other deviations: the model has all C outputs from the start, those of classes
+to come are negatives, and BCE is their sum over the number of classes so far; no example is kept
+twice; weights are n_k with the examples kept, not equal ones; prototypes are chosen of images as
+clients train on them, augmented where the data are (the code: plain ones); the steps at which the
+code lowers its learning rate are left to local.lr_decay and its like. The text of the paper was not
+at hand: the equations are those of the code.
 """
 
 import math
@@ -56,7 +60,10 @@ from fedexp.core.tree import Params, Tree
 @dataclass(frozen=True, kw_only=True)
 class GLFC(Exemplars):
     inputs = ("images",)  # prototypes are sent
-    hint = "its losses are means over classes: the more there are, the larger local.lr may be (the authors: 2.0)"
+    hint = (
+        "its losses are means over classes: the more there are, the larger local.lr may be (the"
+        " authors: 2.0)"
+    )
 
     memory: int  # examples that a client keeps of all its old classes
     lambda_gc: float
@@ -75,7 +82,8 @@ class GLFC(Exemplars):
         return Needs(
             server_state="old and best model, prototypes" if self.proxy else "old model",
             down=1.0,
-            small="C numbers down" + ("; a prototype per class up in a task's first round" if self.proxy else ""),
+            small="C numbers down"
+            + ("; a prototype per class up in a task's first round" if self.proxy else ""),
             data="kept examples of old tasks (clients)",
         )
 
@@ -92,10 +100,16 @@ class GLFC(Exemplars):
     def choose(
         self, kept: Kept, own: Kept, features: Features, info: Federation, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        return [self.keep(before, part, features, info.labels) for before, part in zip(kept, own, strict=True)]
+        return [
+            self.keep(before, part, features, info.labels)
+            for before, part in zip(kept, own, strict=True)
+        ]
 
-    def keep(self, before: np.ndarray, part: np.ndarray, features: Features, labels: np.ndarray) -> np.ndarray:
-        """Return what one client keeps: the first of each old class, and as many of each class of `part`."""
+    def keep(
+        self, before: np.ndarray, part: np.ndarray, features: Features, labels: np.ndarray
+    ) -> np.ndarray:
+        """Return what one client keeps: the first of each old class, and as many of each class of
+        `part`."""
         old = [before[labels[before] == c] for c in dict.fromkeys(labels[before].tolist())]
         new = [part[labels[part] == c] for c in np.unique(labels[part])]
         each = self.memory // max(len(old) + len(new), 1)
@@ -113,7 +127,9 @@ class GLFC(Exemplars):
         label = of_class(batch.y, known)
 
         def mean_over_classes(target: torch.Tensor) -> torch.Tensor:
-            return F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1) / seen
+            return (
+                F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1) / seen
+            )
 
         learning = mean_over_classes(label)
         if "old" not in server:
@@ -125,14 +141,16 @@ class GLFC(Exemplars):
         distilling = mean_over_classes(torch.where(known > 0, answers, label))
         return masked_mean(self.lambda_gc * learning + self.lambda_rd * distilling, batch.mask)
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         if "asks" not in ctx.server:
             return {"params": params}, ctx.client
         return {"params": params, "prototypes": self.prototypes(net, params, data, ctx)}, ctx.client
 
     def prototypes(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Return, of one pass, the image of each new class whose feature is closest to the mean of the class, [C, ...],
-        and 1 where there is one, [C]."""
+        """Return, of one pass, the image of each new class whose feature is closest to the mean of
+        the class, [C, ...], and 1 where there is one, [C]."""
         new, batch_size = ctx.server["new"], ctx.local.batch_size
         total: torch.Tensor | float = 0.0
         count = torch.zeros_like(new)
@@ -141,11 +159,15 @@ class GLFC(Exemplars):
             total = total + is_of.T @ F.normalize(net(params, batch.x, mask).features)
             count = count + is_of.sum(0)
         mean = total / count.clamp(min=1)[:, None]
-        shortest, images = torch.full_like(new, torch.inf), data.take(ctx.plan["one"].repeat(len(new)))[0]
+        shortest, images = (
+            torch.full_like(new, torch.inf),
+            data.take(ctx.plan["one"].repeat(len(new)))[0],
+        )
         for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
             features = F.normalize(net(params, batch.x, mask).features)
             apart = (features - mean.index_select(0, batch.y)).norm(dim=1)
-            # Two examples of a class are equally far from their mean: then the first counts, whatever the rounding.
+            # Two examples of a class are equally far from their mean: then the first counts,
+            # whatever the rounding.
             place = batch.step * batch_size + torch.arange(len(batch.y), device=new.device)
             apart = apart.round(decimals=4) + 1e-9 * place
             is_of = of_class(batch.y, new) * mask[:, None] * new
@@ -161,7 +183,9 @@ class GLFC(Exemplars):
         if "prototypes" not in messages:
             return server
         sent = messages["prototypes"]
-        labels = torch.arange(sent["is_there"].shape[1], device=sent["x"].device).repeat(len(sent["x"]))
+        labels = torch.arange(sent["is_there"].shape[1], device=sent["x"].device).repeat(
+            len(sent["x"])
+        )
         there = sent["is_there"].flatten() > 0
         prototypes = {"x": sent["x"].flatten(0, 1)[there], "y": labels[there]}
         return server | {"prototypes": prototypes}
@@ -178,22 +202,27 @@ class GLFC(Exemplars):
         return server | {"best": model, "score": score}
 
 
-def compensation(missing: torch.Tensor, is_old: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return w [B] of g = `missing` [B]; is_old [B]: 1 for an example of an old class, 0 for one of a new class."""
+def compensation(
+    missing: torch.Tensor, is_old: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return w [B] of g = `missing` [B]; is_old [B]: 1 for an example of an old class, 0 for one of
+    a new class."""
     present = torch.ones_like(is_old) if mask is None else mask.to(is_old.dtype)
     old, new = (masked_mean(missing, present * kind) for kind in (is_old, 1 - is_old))
     return missing / torch.where(is_old > 0, old, new).clamp(min=torch.finfo(missing.dtype).tiny)
 
 
 def herding(features: torch.Tensor, count: int) -> np.ndarray:
-    """Return positions of at most `count` examples, [m], in the order of their choice; features [n, D]."""
+    """Return positions of at most `count` examples, [m], in the order of their choice; features [n,
+    D]."""
     unit = F.normalize(features.double()).cpu().numpy()
     mean, total = unit.mean(0), np.zeros(unit.shape[1])
     chosen: list[int] = []
     for number in range(1, min(count, len(unit)) + 1):
         apart = np.linalg.norm(mean - (total + unit) / number, axis=1)
         apart[chosen] = np.inf
-        # Of equals the first: two examples are as far from their mean, but for rounding, which differs by engine.
+        # Of equals the first: two examples are as far from their mean, but for rounding, which
+        # differs by engine.
         chosen.append(int(np.flatnonzero(apart <= apart.min() + 1e-6)[0]))
         total += unit[chosen[-1]]
     return np.array(chosen, dtype=np.int64)

@@ -1,4 +1,5 @@
-"""The classifier as a part of the parameters, for methods that treat it apart from the rest (the body)."""
+"""The classifier as a part of the parameters, for methods that treat it apart from the rest (the
+body)."""
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,8 @@ def head(params: Params) -> Params:
 
 
 def by_head(outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the logits [B, C] of outputs [B, R] by rows [B, C] or [C]: that of class c is output rows[c]; -inf where
-    that is -1."""
+    """Return the logits [B, C] of outputs [B, R] by rows [B, C] or [C]: that of class c is output
+    rows[c]; -inf where that is -1."""
     rows = rows.expand(*outputs.shape[:-1], rows.shape[-1])
     return outputs.gather(-1, rows.clamp(min=0)).masked_fill(rows < 0, -torch.inf)
 

@@ -1,4 +1,5 @@
-"""Interface between algorithms and engines: the arguments of the hooks (see base.py) and the declarations."""
+"""Interface between algorithms and engines: the arguments of the hooks (see base.py) and the
+declarations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,29 +13,34 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output
 
-Features = Callable[[np.ndarray], torch.Tensor]  # numbers of examples [n] -> features [n, D], not augmented
+# numbers of examples [n] -> features [n, D], not augmented
+Features = Callable[[np.ndarray], torch.Tensor]
 
 
 class Network(Protocol):
     """A model as a function of its parameters.
 
-    The parameters in training run in train mode; the received global model and all other references in eval mode, with
-    the running statistics of the received global model, unless the tree brings buffers of its own.
+    The parameters in training run in train mode; the received global model and all other references
+    in eval mode, with the running statistics of the received global model, unless the tree brings
+    buffers of its own.
     """
 
     def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
-        """Return the output for inputs x [n, ...]. mask [n]: 1 = example, 0 = padding, which batch norm leaves out of
-        its statistics; None: every row counts, or, where x is the x of a batch, its rows as `Batch.mask` has them."""
+        """Return the output for inputs x [n, ...]. mask [n]: 1 = example, 0 = padding, which batch
+        norm leaves out of its statistics; None: every row counts, or, where x is the x of a batch,
+        its rows as `Batch.mask` has them."""
 
     def gradient(
         self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
     ) -> tuple[Params, torch.Tensor]:
-        """Return (gradient, value) of a scalar function of the parameters; inside, these run in train mode. moves:
-        whether that moves the running statistics of the model in training."""
+        """Return (gradient, value) of a scalar function of the parameters; inside, these run in
+        train mode. moves: whether that moves the running statistics of the model in training."""
 
-    def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the last stage of a model that has one, with fewer channels (see models.Staged); mask as above, None:
-        every row counts."""
+    def slim(
+        self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the last stage of a model that has one, with fewer channels (see models.Staged);
+        mask as above, None: every row counts."""
 
     def buffers(self) -> Params:
         """Return running statistics of the model in training; empty for models without."""
@@ -52,15 +58,19 @@ class ServerNetwork(Network, Protocol):
     def snapshot(self) -> Params:
         """Return the parameters as tensors of their own."""
 
-    def norm_inputs(self, params: Params, x: torch.Tensor) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
-        """Return the output of a model in eval mode, and for each batch norm layer with running statistics (mean,
-        variance) of its input over x and (running mean, running variance), [channels] each."""
+    def norm_inputs(
+        self, params: Params, x: torch.Tensor
+    ) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+        """Return the output of a model in eval mode, and for each batch norm layer with running
+        statistics (mean, variance) of its input over x and (running mean, running variance),
+        [channels] each."""
 
 
 class Batch(NamedTuple):
     """One local mini-batch."""
 
-    x: torch.Tensor  # [B, channels, height, width], normalised and augmented; texts: int64 [B, length]
+    # [B, channels, height, width], normalised and augmented; texts: int64 [B, length]
+    x: torch.Tensor
     y: torch.Tensor  # int64 [B]; -1: not labelled
     mask: torch.Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
     step: int  # which local step of the round this is, from 0
@@ -72,14 +82,16 @@ class ClientData(Protocol):
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of this round in the order in which they are trained on."""
 
-    def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return training examples by number, normalised, and augmented where random numbers for that are given (see
-        RoundStructure.after): (x [n, ...], y [n])."""
+    def take(
+        self, index: torch.Tensor, draws: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return training examples by number, normalised, and augmented where random numbers for
+        that are given (see RoundStructure.after): (x [n, ...], y [n])."""
 
     @property
     def steps(self) -> int:
-        """Return the number of batches; with padding, that of the longest client that is trained together with this
-        one."""
+        """Return the number of batches; with padding, that of the longest client that is trained
+        together with this one."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +101,17 @@ class Federation:
     parts: tuple[np.ndarray, ...]  # client -> numbers of its training examples
     counts: np.ndarray  # int [K, C] training labels per client
     labels: np.ndarray  # int [N] of all training examples
-    shared: np.ndarray  # int [C]: one training example of each class that all clients know (FedKA); -1: none exists
+    # int [C]: one training example of each class that all clients know (FedKA); -1: none exists
+    shared: np.ndarray
     weighting: str  # examples | uniform
     task: int = 0  # of a scenario of several, from 0: `parts` and `counts` are those of this task
     tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
-    met: tuple[int, ...] | None = None  # classes that clients held in earlier tasks; None: those of these tasks
-    surrogate: tuple[np.ndarray, ...] = ()  # client -> numbers of its unlabelled examples; empty: there are none
-    unlabelled: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # numbers of all of them
+    # classes that clients held in earlier tasks; None: those of these tasks
+    met: tuple[int, ...] | None = None
+    # client -> numbers of its unlabelled examples; empty: there are none
+    surrogate: tuple[np.ndarray, ...] = ()
+    # numbers of all of them
+    unlabelled: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def num_clients(self) -> int:
@@ -120,8 +136,9 @@ class Federation:
         return sorted({c for classes in self.tasks[: self.task] for c in classes})
 
     def classes_met(self) -> list[int]:
-        """Return the classes of which some client has held examples in the tasks before this one, ascending. They are
-        others than `classes_before` where clients meet the tasks in different orders, or tasks are blurred."""
+        """Return the classes of which some client has held examples in the tasks before this one,
+        ascending. They are others than `classes_before` where clients meet the tasks in different
+        orders, or tasks are blurred."""
         return self.classes_before() if self.met is None else sorted(self.met)
 
 
@@ -152,17 +169,19 @@ class PublicData(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, index: np.ndarray, dropout: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return public examples by their number 0, 1, ...: (x [n, ...] normalised and not augmented, y [n]); texts
-        with the keys of their dropout, where `dropout` draws them."""
+    def take(
+        self, index: np.ndarray, dropout: np.random.Generator | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return public examples by their number 0, 1, ...: (x [n, ...] normalised and not
+        augmented, y [n]); texts with the keys of their dropout, where `dropout` draws them."""
 
     def logits(self, models: Sequence[Params]) -> torch.Tensor:
-        """Return the logits of several models, each with its buffers, on all public examples: [models, n, C], without
-        gradient."""
+        """Return the logits of several models, each with its buffers, on all public examples:
+        [models, n, C], without gradient."""
 
     def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """Return the logits of each model on its own part of the examples (by their numbers 0, 1, ...): [n_i, C]
-        each."""
+        """Return the logits of each model on its own part of the examples (by their numbers 0, 1,
+        ...): [n_i, C] each."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +202,13 @@ class ServerRound:
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements of an algorithm beyond FedAvg (FedNTD Table 6); tests compare them with what is really exchanged."""
+    """Requirements of an algorithm beyond FedAvg (FedNTD Table 6); tests compare them with what is
+    really exchanged."""
 
     client_state: str = ""  # what a client keeps between rounds
     server_state: str = ""  # what the server keeps beside the global model
-    up: float = 0.0  # to the server, of each client and round, in multiples of the model; small change not counted
+    # to the server, of each client and round, in multiples of the model; small change not counted
+    up: float = 0.0
     down: float = 0.0  # to each client
     small: str = ""  # the small change: a few numbers
     unsent: str = ""  # a small part of the model that stays where it is

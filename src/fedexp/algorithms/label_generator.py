@@ -1,19 +1,22 @@
 """Images made from a classifier and an embedding of each class name: the server's phase of LANDER.
 
-M.-T. Tran et al., CVPR 2024, and its released code (methods/lander.py, methods/generator.py). A generator reads the
-embeddings e_y of labels y: batch norm, then a layer that is drawn anew from N(0, 1) for each batch of images (of every
-ten images of the batch another one), then the convolutions of TARGET's generator. Of each batch, with t and a the
-logits and mapped features of the teacher on (G(e_y) - m) / s, and z the logits of a student,
+M.-T. Tran et al., CVPR 2024, and its released code (methods/lander.py, methods/generator.py). A
+generator reads the embeddings e_y of labels y: batch norm, then a layer that is drawn anew from
+N(0, 1) for each batch of images (of every ten images of the batch another one), then the
+convolutions of TARGET's generator. Of each batch, with t and a the logits and mapped features of
+the teacher on (G(e_y) - m) / s, and z the logits of a student,
     min over G, m, s   ONE_HOT * CE(t, y) + BATCH_NORM * (distance of statistics, see generator.py)
-                       + ltc * max(0, MSE(a, e_y) - r) - mean of KL(softmax(t) || softmax(z)) where argmax t = argmax z
-in `steps` steps of Adam, a fresh one for each batch; m and s, the "learnable data statistics", have a value a channel
-and stay from batch to batch. The images of the step with the lowest loss are kept, at 8 bits a value, of all batches
-but the first `warmup`. After each batch that is kept, the student takes `student_steps` steps of SGD on the images so
-far, normalised as the data set is, with
-    T^2 KL(softmax(t / T) || softmax(z / T)) + ltc * MSE(mapped features of student, of teacher),   T = STUDENT_T.
-The last term of the first formula, with the student, counts from the batch on before which it has been trained `TRUST`
-times. Labels are balanced: each class equally often, and what is left at random. All outputs are those of the classes
-that the teacher knows.
+                       + ltc * max(0, MSE(a, e_y) - r) - mean of KL(softmax(t) || softmax(z)) where
+                       argmax t = argmax z
+in `steps` steps of Adam, a fresh one for each batch; m and s, the "learnable data statistics", have
+a value a channel and stay from batch to batch. The images of the step with the lowest loss are
+kept, at 8 bits a value, of all batches but the first `warmup`. After each batch that is kept, the
+student takes `student_steps` steps of SGD on the images so far, normalised as the data set is, with
+    T^2 KL(softmax(t / T) || softmax(z / T)) + ltc * MSE(mapped features of student, of teacher),
+    T = STUDENT_T.
+The last term of the first formula, with the student, counts from the batch on before which it has
+been trained `TRUST` times. Labels are balanced: each class equally often, and what is left at
+random. All outputs are those of the classes that the teacher knows.
 """
 
 import math
@@ -35,13 +38,16 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4  # of the student
 
 
 class LabelGenerator(Generator):
-    """Makes images [n, channels, height, width] with values from 0 to 1 of labels [n], n at most `count`."""
+    """Makes images [n, channels, height, width] with values from 0 to 1 of labels [n], n at most
+    `count`."""
 
     def __init__(self, shape: tuple[int, int, int], width: int, anchors: torch.Tensor, count: int):
         super().__init__(shape, width)
         self.anchors = anchors
         self.norm = nn.BatchNorm1d(anchors.shape[1])
-        self.noisy = nn.ModuleList(nn.Linear(anchors.shape[1], LATENT) for _ in range(math.ceil(count / ROWS)))
+        self.noisy = nn.ModuleList(
+            nn.Linear(anchors.shape[1], LATENT) for _ in range(math.ceil(count / ROWS))
+        )
 
     def renew(self) -> None:
         """Draw the noisy layers anew."""
@@ -52,7 +58,9 @@ class LabelGenerator(Generator):
 
     def forward(self, labels: torch.Tensor) -> torch.Tensor:
         parts = self.norm(self.anchors[labels]).split(ROWS)
-        return super().forward(torch.cat([layer(part) for layer, part in zip(self.noisy, parts, strict=False)]))
+        return super().forward(
+            torch.cat([layer(part) for layer, part in zip(self.noisy, parts, strict=False)])
+        )
 
 
 class Student:
@@ -67,24 +75,30 @@ class Student:
     def learn(self, images: torch.Tensor, pixels: Pixels, steps: int) -> None:
         """Take steps on images, uint8 [n, channels, height, width], in a new order."""
         self.trained += 1
-        optimizer = torch.optim.SGD(self.net.params.values(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
+        optimizer = torch.optim.SGD(
+            self.net.params.values(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY
+        )
         order = [part for part in torch.randperm(len(images)).split(STUDENT_BATCH) if len(part) > 1]
         dtype = next(iter(self.net.params.values())).dtype
         for step in range(steps):
-            x = normalised(images[order[step % len(order)].to(images.device)].to(dtype) / 255, pixels)
+            x = normalised(
+                images[order[step % len(order)].to(images.device)].to(dtype) / 255, pixels
+            )
             with torch.no_grad():
                 taught = self.net(self.teacher, x)
             own = self.net(self.net.params, x)
             answers, targets = ((each.logits[:, self.known] / STUDENT_T) for each in (own, taught))
-            loss = STUDENT_T**2 * F.kl_div(answers.log_softmax(1), targets.softmax(1), reduction="batchmean")
+            loss = STUDENT_T**2 * F.kl_div(
+                answers.log_softmax(1), targets.softmax(1), reduction="batchmean"
+            )
             loss = loss + self.ltc * F.mse_loss(own.features, taught.features)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
     def difference(self, x: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-        """Return how far the student's answers, in eval mode, are from logits that were `taught`, where both have the
-        same first choice; a scalar."""
+        """Return how far the student's answers, in eval mode, are from logits that were `taught`,
+        where both have the same first choice; a scalar."""
         logits = self.net(self.net.snapshot() | self.net.buffers(), x).logits[:, self.known]
         agrees = (logits.argmax(1) == taught.argmax(1)).to(logits)
         apart = F.kl_div(logits.log_softmax(1), taught.softmax(1), reduction="none").sum(1)
@@ -92,8 +106,8 @@ class Student:
 
 
 def drawn(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return first values of a student's parameter: matrices and kernels after Glorot, scales of batch norm around 1,
-    biases 0."""
+    """Return first values of a student's parameter: matrices and kernels after Glorot, scales of
+    batch norm around 1, biases 0."""
     if value.dim() > 1:
         return nn.init.xavier_normal_(torch.empty(value.shape)).to(value)
     if name.endswith("weight"):
@@ -102,8 +116,11 @@ def drawn(name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def balanced(classes: int, count: int) -> torch.Tensor:
-    """Return `count` numbers of classes, each equally often, and what is left drawn at random; int64."""
-    return torch.cat([torch.arange(classes).repeat(count // classes), torch.randint(classes, (count % classes,))])
+    """Return `count` numbers of classes, each equally often, and what is left drawn at random;
+    int64."""
+    return torch.cat(
+        [torch.arange(classes).repeat(count // classes), torch.randint(classes, (count % classes,))]
+    )
 
 
 def images_of(
@@ -124,18 +141,29 @@ def images_of(
     radius: float,
     student_steps: int,
 ) -> torch.Tensor:
-    """Return images that a model (with its buffers) takes for these classes, uint8 [n, channels, height, width] with
-    n = batches * batch_size. anchors: [C, E]. seed: of all that is drawn. student_steps=0: without a student."""
-    known, made, seen = torch.tensor(classes, device=anchors.device), list[torch.Tensor](), Statistics()
+    """Return images that a model (with its buffers) takes for these classes, uint8 [n, channels,
+    height, width] with n = batches * batch_size. anchors: [C, E]. seed: of all that is drawn.
+    student_steps=0: without a student."""
+    known, made, seen = (
+        torch.tensor(classes, device=anchors.device),
+        list[torch.Tensor](),
+        Statistics(),
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         generator = LabelGenerator(pixels.shape, width, anchors, batch_size).to(anchors)
-        scale = [anchors.new_full((pixels.shape[0], 1, 1), value).requires_grad_() for value in (MEAN, STD)]
+        scale = [
+            anchors.new_full((pixels.shape[0], 1, 1), value).requires_grad_()
+            for value in (MEAN, STD)
+        ]
         student = Student(net, teacher, known, ltc)
         for number in range(warmup + batches):
             places = balanced(len(classes), batch_size).to(anchors.device)
             generator.renew()
-            groups: list[dict[str, Any]] = [{"params": generator.parameters()}, {"params": scale, "lr": LR_STATISTICS}]
+            groups: list[dict[str, Any]] = [
+                {"params": generator.parameters()},
+                {"params": scale, "lr": LR_STATISTICS},
+            ]
             optimizer = torch.optim.Adam(groups, lr, BETAS)
             best, lowest = torch.empty(0), math.inf
             for _ in range(steps):
@@ -144,7 +172,11 @@ def images_of(
                 output, layers = net.norm_inputs(teacher, x)
                 answers = output.logits[:, known]
                 outside = (F.mse_loss(output.features, anchors[known[places]]) - radius).relu()
-                loss = ONE_HOT * F.cross_entropy(answers, places) + BATCH_NORM * seen.distance(layers) + ltc * outside
+                loss = (
+                    ONE_HOT * F.cross_entropy(answers, places)
+                    + BATCH_NORM * seen.distance(layers)
+                    + ltc * outside
+                )
                 if student.trained >= TRUST:
                     loss = loss - ADVERSARIAL * student.difference(x, answers)
                 if len(best) == 0 or float(loss.detach()) < lowest:

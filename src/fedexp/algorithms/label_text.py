@@ -1,4 +1,5 @@
-"""Embeddings of class names, the anchors of LANDER: their file, or random vectors in their place."""
+"""Embeddings of class names, the anchors of LANDER: their file, or random vectors in their
+place."""
 
 from pathlib import Path
 
@@ -17,26 +18,30 @@ KEY = "algorithm.embeddings"
 
 
 def embeddings(source: str | None, classes: int, width: int) -> np.ndarray:
-    """Return float64 [classes, E]: the rows of a file, or `RANDOM` vectors of `width` standard normal numbers, the same
-    in every run. Raises ConfigError without a source, and for a file that is no finite matrix with a row a class."""
+    """Return float64 [classes, E]: the rows of a file, or `RANDOM` vectors of `width` standard
+    normal numbers, the same in every run. Raises ConfigError without a source, and for a file that
+    is no finite matrix with a row a class."""
     if source is None:
         raise ConfigError(
-            f"{KEY}: LANDER needs an embedding of each class name; {KEY}=<file> names a .npy, .npz or .csv file with "
-            f"one row for each class, {KEY}={RANDOM} does without text"
+            f"{KEY}: LANDER needs an embedding of each class name; {KEY}=<file> names a .npy, .npz"
+            f" or .csv file with one row for each class, {KEY}={RANDOM} does without text"
         )
     if source == RANDOM:
         return generator_for(0, "label embeddings").standard_normal((classes, width))
     matrix = read_matrix(Path(source))
     if matrix.ndim != 2 or matrix.shape[0] != classes or not matrix.size:
         shape = " x ".join(map(str, matrix.shape))
-        raise ConfigError(f"{KEY}={source}: has {shape} numbers; must be a matrix of {classes} rows, one a class")
+        raise ConfigError(
+            f"{KEY}={source}: has {shape} numbers; must be a matrix of {classes} rows, one a class"
+        )
     if not np.isfinite(matrix).all():
         raise ConfigError(f"{KEY}={source}: has numbers that are not finite")
     return matrix
 
 
 def read_matrix(path: Path) -> np.ndarray:
-    """Return the matrix of a .npy, .npz or .csv file as float64; of several arrays, the one named `embeddings`."""
+    """Return the matrix of a .npy, .npz or .csv file as float64; of several arrays, the one named
+    `embeddings`."""
     if path.suffix not in (".npy", ".npz", ".csv"):
         raise ConfigError(f"{KEY}={path}: must be a .npy, .npz or .csv file, or {RANDOM}")
     try:
@@ -44,7 +49,9 @@ def read_matrix(path: Path) -> np.ndarray:
             arrays = load_npz(path)
             name = next(iter(arrays)) if len(arrays) == 1 else "embeddings"
             if name not in arrays:
-                raise ConfigError(f"{KEY}={path}: none of its arrays {', '.join(arrays)} is named embeddings")
+                raise ConfigError(
+                    f"{KEY}={path}: none of its arrays {', '.join(arrays)} is named embeddings"
+                )
             found = arrays[name]
         elif path.suffix == ".npy":
             found = np.load(regular(path), allow_pickle=False)
@@ -58,8 +65,9 @@ def read_matrix(path: Path) -> np.ndarray:
 
 
 def add_mapping(module: nn.Module, width: int) -> nn.Module:
-    """Give a model a linear layer `mapping` from the input of its classifier to the space of the embeddings: its
-    features are then what that layer returns, its logits and the names of its parameters stay."""
+    """Give a model a linear layer `mapping` from the input of its classifier to the space of the
+    embeddings: its features are then what that layer returns, its logits and the names of its
+    parameters stay."""
     module.mapping = nn.Linear(classifier_of(module).in_features, width)
     module.register_forward_hook(mapped)
     return module

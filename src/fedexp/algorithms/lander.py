@@ -1,10 +1,12 @@
-"""LANDER: features stay within a radius of embeddings of the class names, as those of images that the server makes.
+"""LANDER: features stay within a radius of embeddings of the class names, as those of images that
+the server makes.
 
-M.-T. Tran, T. Le, X.-M. Le, M. Harandi, D. Phung, "Text-Enhanced Data-free Approach for Federated Class-Incremental
-Learning", CVPR 2024. As TARGET: no example of an old task is kept; when a task begins, the server makes images x~ of
-the old classes from theta_{t-1}, the global model at the end of the last task (see label_generator.py), and sends both.
-With e_y the embedding of the name of class y (the anchor), a(x) the features of x after a linear layer to the space of
-the embeddings, and the bounding loss
+M.-T. Tran, T. Le, X.-M. Le, M. Harandi, D. Phung, "Text-Enhanced Data-free Approach for Federated
+Class-Incremental Learning", CVPR 2024. As TARGET: no example of an old task is kept; when a task
+begins, the server makes images x~ of the old classes from theta_{t-1}, the global model at the end
+of the last task (see label_generator.py), and sends both. With e_y the embedding of the name of
+class y (the anchor), a(x) the features of x after a linear layer to the space of the embeddings,
+and the bounding loss
     B = max(0, MSE(a(x), e_y) - r)   (MSE: the mean over the batch and the numbers of an embedding),
 a local step minimises in task 1
     L = CE + ltc * B
@@ -12,22 +14,23 @@ and in a task t > 1, with the n_o old classes and the n classes so far,
     L = cur * (CE + ltc * B) + pre * (L_d(x~) + MSE(a(x~), a_{t-1}(x~)))
     cur = alpha_cur (1 + 1 / alpha) / beta,   alpha = log2(n / 2 + 1)
     pre = alpha_pre alpha beta,               beta = sqrt(n_o / n),
-where CE is over the classes of task t alone, L_d (continual.py, temperature T) over those before. The linear layer is
-trained, averaged and sent with the model.
-Checked against the authors' code (methods/lander.py), from which the formulas are taken; the numbers of the paper's
-equations were not at hand. Its values for CIFAR-100 are those of conf/algorithm/lander.yaml. There the server makes 50
-batches of 256 images, keeps those from the tenth on, and clients use 10,000 of them; here 9 are left out and the next
-39 kept, 9,984 images.
-The embeddings come from a file, `embeddings=<file>`, with a row for each class in the order of the data set's classes;
-docs/guide/continual_learning.md has how to make one. Without a file the run is refused. `embeddings=random` puts random
-vectors in their place, as wide as the features and with numbers of variance 1: then the anchors say nothing of what the
-classes mean, and what is left of LANDER are its bounds and its generator. That is no result of LANDER; the option is in
-config.yaml and in the run's first lines.
-Deviations: images are neither cropped nor flipped, on the clients and on the server; the model has all C outputs from
-the start, of which those of later tasks are left out of every loss; weights are n_k, not equal ones; the model at the
-end of a task is the last one, not that of the round with the lowest training loss; the student's biases begin at 0, in
-the code those of linear layers and convolutions at N(0, 1). The images are counted as sent in every round.
-Only where tasks bring new classes.
+where CE is over the classes of task t alone, L_d (continual.py, temperature T) over those before.
+The linear layer is trained, averaged and sent with the model. Checked against the authors' code
+(methods/lander.py), from which the formulas are taken; the numbers of the paper's equations were
+not at hand. Its values for CIFAR-100 are those of conf/algorithm/lander.yaml. There the server
+makes 50 batches of 256 images, keeps those from the tenth on, and clients use 10,000 of them; here
+9 are left out and the next 39 kept, 9,984 images. The embeddings come from a file,
+`embeddings=<file>`, with a row for each class in the order of the data set's classes;
+docs/guide/continual_learning.md has how to make one. Without a file the run is refused.
+`embeddings=random` puts random vectors in their place, as wide as the features and with numbers of
+variance 1: then the anchors say nothing of what the classes mean, and what is left of LANDER are
+its bounds and its generator. That is no result of LANDER; the option is in config.yaml and in the
+run's first lines. Deviations: images are neither cropped nor flipped, on the clients and on the
+server; the model has all C outputs from the start, of which those of later tasks are left out of
+every loss; weights are n_k, not equal ones; the model at the end of a task is the last one, not
+that of the round with the lowest training loss; the student's biases begin at 0, in the code those
+of linear layers and convolutions at N(0, 1). The images are counted as sent in every round. Only
+where tasks bring new classes.
 """
 
 import logging
@@ -42,7 +45,15 @@ from torch import nn
 from fedexp.algorithms import label_generator, label_text
 from fedexp.algorithms.base import masked_mean
 from fedexp.algorithms.continual import distillation_loss
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, Pixels, ServerNetwork
+from fedexp.algorithms.interfaces import (
+    Batch,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    Pixels,
+    ServerNetwork,
+)
 from fedexp.algorithms.target import DataFree, only, scale_of
 from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
@@ -56,7 +67,8 @@ class LANDER(DataFree):
     needs_features = True
     needs_head = True
 
-    embeddings: str | None  # file with an embedding of each class name, a row a class; random: no text
+    # file with an embedding of each class name, a row a class; random: no text
+    embeddings: str | None
     radius: float  # r of the bounding loss, >= 0, in units of a squared number of an embedding
     ltc: float  # weight of the bounding loss, >= 0
     alpha_cur: float  # weight of the new task's losses
@@ -69,9 +81,16 @@ class LANDER(DataFree):
         for name in ("radius", "ltc", "alpha_pre"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
-        require(0 < self.alpha_cur < math.inf, "algorithm.alpha_cur", self.alpha_cur, "finite and greater than 0")
+        require(
+            0 < self.alpha_cur < math.inf,
+            "algorithm.alpha_cur",
+            self.alpha_cur,
+            "finite and greater than 0",
+        )
         for name in ("warmup", "student_steps"):
-            require(getattr(self, name) >= 0, f"algorithm.{name}", getattr(self, name), "at least 0")
+            require(
+                getattr(self, name) >= 0, f"algorithm.{name}", getattr(self, name), "at least 0"
+            )
 
     @property
     def needs(self) -> Needs:
@@ -84,11 +103,16 @@ class LANDER(DataFree):
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         width = classifier_of(module).in_features
-        return label_text.add_mapping(module, label_text.embeddings(self.embeddings, info.num_classes, width).shape[1])
+        return label_text.add_mapping(
+            module, label_text.embeddings(self.embeddings, info.num_classes, width).shape[1]
+        )
 
     def fitted(self, module: nn.Module) -> "LANDER":
         if self.embeddings == label_text.RANDOM:
-            log.warning("algorithm.embeddings=random: the anchors are random vectors, no embeddings of class names")
+            log.warning(
+                "algorithm.embeddings=random: the anchors are random vectors, no embeddings of"
+                " class names"
+            )
         return self
 
     def server_init(self, params: Params, info: Federation) -> Tree:
@@ -97,7 +121,12 @@ class LANDER(DataFree):
         return super().server_init(params, info) | {"anchors": torch.from_numpy(rows).to(weight)}
 
     def rehearse(
-        self, net: ServerNetwork, server: Tree, pixels: Pixels, info: Federation, rng: np.random.Generator
+        self,
+        net: ServerNetwork,
+        server: Tree,
+        pixels: Pixels,
+        info: Federation,
+        rng: np.random.Generator,
     ) -> Tree:
         made = label_generator.images_of(
             net,

@@ -1,24 +1,26 @@
-"""LoRM: adapters are merged in closed form, so that the merged layer answers as the clients' layers do on their inputs.
+"""LoRM: adapters are merged in closed form, so that the merged layer answers as the clients' layers
+do on their inputs.
 
-R. Salami, P. Buzzega, M. Mosconi, J. Bonato, L. Sabetta, S. Calderara, "Closed-form Merging of Parameter-Efficient
-Modules for Federated Continual Learning", ICLR 2025. The backbone is frozen. With every task the adapters begin anew,
-without those of earlier tasks; a round trains either all B_k (the first, third, ... of a task) or all A_k, and the
-head, with CE over the classes of the task. With X_k the inputs of a layer for all examples of client k and
-G_k = X_k^T X_k, what is off its diagonal multiplied by `off_diagonal`, the server solves
+R. Salami, P. Buzzega, M. Mosconi, J. Bonato, L. Sabetta, S. Calderara, "Closed-form Merging of
+Parameter-Efficient Modules for Federated Continual Learning", ICLR 2025. The backbone is frozen.
+With every task the adapters begin anew, without those of earlier tasks; a round trains either all
+B_k (the first, third, ... of a task) or all A_k, and the head, with CE over the classes of the
+task. With X_k the inputs of a layer for all examples of client k and G_k = X_k^T X_k, what is off
+its diagonal multiplied by `off_diagonal`, the server solves
     min_B sum_k ||B A X_k - B_k A X_k||^2     B = (sum_k B_k A G_k) A^T (A (sum_k G_k) A^T)^+
     min_A sum_k ||B A X_k - B A_k X_k||^2     A = (sum_k A_k G_k) (sum_k G_k)^+
-and for the head, likewise, W = (sum_k W_k G_k) (sum_k G_k)^+, its bias the mean by n_k. Tested is, from the second task
-on, the backbone plus the merged change over the tasks s = 1..t,
+and for the head, likewise, W = (sum_k W_k G_k) (sum_k G_k)^+, its bias the mean by n_k. Tested is,
+from the second task on, the backbone plus the merged change over the tasks s = 1..t,
     (sum_s B_s A_s G_s) (sum_s G_s)^+,     G_s = sum_k G_k.
-Checked against the authors' code (lorm.py and regmean.py of fed-mammoth), from which the formulas are taken; the
-numbers of the paper's equations were not at hand. Its `alpha_regmean` is off_diagonal = 0.5, rank 16 on all linear
-layers of the blocks, AdamW with 3e-4.
-Deviations: G_s is that of the clients of the last round of task s, in the code all clients are asked once more when a
-task has ended, and the change within a task is a plain mean; G_k is that of the trained local model, in the code from
-the second task on that of this mean. Inverses are pseudo-inverses, for the head too. Rows of the head of other tasks
-stay as they were. Linear layers alone are merged; the code has one learning rate for A and one for B.
-The Gram matrices are counted as sent; of a layer with n inputs they are n^2 numbers.
-Only where tasks bring new classes.
+Checked against the authors' code (lorm.py and regmean.py of fed-mammoth), from which the formulas
+are taken; the numbers of the paper's equations were not at hand. Its `alpha_regmean` is
+off_diagonal = 0.5, rank 16 on all linear layers of the blocks, AdamW with 3e-4. Deviations: G_s is
+that of the clients of the last round of task s, in the code all clients are asked once more when a
+task has ended, and the change within a task is a plain mean; G_k is that of the trained local
+model, in the code from the second task on that of this mean. Inverses are pseudo-inverses, for the
+head too. Rows of the head of other tasks stay as they were. Linear layers alone are merged; the
+code has one learning rate for A and one for B. The Gram matrices are counted as sent; of a layer
+with n inputs they are n^2 numbers. Only where tasks bring new classes.
 """
 
 from dataclasses import dataclass
@@ -30,7 +32,15 @@ from torch import nn
 from fedexp.algorithms.adapters import DOWN, UP, NewAdapters, adapters, layers
 from fedexp.algorithms.base import first_pass
 from fedexp.algorithms.heads import BIAS, HEAD, WEIGHT
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.algorithms.target import only
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError, require
@@ -46,14 +56,19 @@ CHANGE = ".change"  # end of the names of the merged changes of layers
 class LoRM(NewAdapters):
     must_train = HEAD
 
-    off_diagonal: float  # factor of a Gram matrix off its diagonal; 1: as it is, 0: the diagonal alone
+    # factor of a Gram matrix off its diagonal; 1: as it is, 0: the diagonal alone
+    off_diagonal: float
 
     def __post_init__(self) -> None:
-        require(0 <= self.off_diagonal <= 1, "algorithm.off_diagonal", self.off_diagonal, "from 0 to 1")
+        require(
+            0 <= self.off_diagonal <= 1, "algorithm.off_diagonal", self.off_diagonal, "from 0 to 1"
+        )
 
     @property
     def needs(self) -> Needs:
-        return Needs(server_state="merged change, sums over tasks", small="Gram matrices up, a switch down")
+        return Needs(
+            server_state="merged change, sums over tasks", small="Gram matrices up, a switch down"
+        )
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         return Watched(super().adapt(module, info))
@@ -62,7 +77,9 @@ class LoRM(NewAdapters):
         local = {name: value for name, value in params.items() if not name.endswith(CHANGE)}
         up, down = ({name: local[name + end] for name in layers(local)} for end in (UP, DOWN))
         change = {name: up[name].new_zeros(len(up[name]), down[name].shape[1]) for name in up}
-        inputs = {name: value.new_zeros(value.shape[1], value.shape[1]) for name, value in down.items()}
+        inputs = {
+            name: value.new_zeros(value.shape[1], value.shape[1]) for name, value in down.items()
+        }
         return super().server_init(local, info) | {
             "params": local | {name + CHANGE: value for name, value in change.items()},
             "trains_b": next(iter(local.values())).new_ones(()),
@@ -73,19 +90,28 @@ class LoRM(NewAdapters):
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
         products, grams = self.sums(server, server["local"], server["latest"])
-        begun = {"products": products, "grams": grams, "trains_b": torch.ones_like(server["trains_b"])}
+        begun = {
+            "products": products,
+            "grams": grams,
+            "trains_b": torch.ones_like(server["trains_b"]),
+        }
         return super().begin_task(server, initial, info) | begun
 
     def sums(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
-        """Return the sums of B_s A_s G_s and of G_s over the earlier tasks and the current one, by layer."""
-        products = {name: old + local[name + UP] @ local[name + DOWN] @ latest[name] for name, old in
-                    server["products"].items()}  # fmt: skip
+        """Return the sums of B_s A_s G_s and of G_s over the earlier tasks and the current one, by
+        layer."""
+        products = {
+            name: old + local[name + UP] @ local[name + DOWN] @ latest[name]
+            for name, old in server["products"].items()
+        }
         return products, {name: old + latest[name] for name, old in server["grams"].items()}
 
     def broadcast(self, server: Tree) -> Tree:
         return super().broadcast(server) | {"trains_b": server["trains_b"]}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         logits = only(net(params, batch.x).logits, ctx.server["new"])
         return F.cross_entropy(logits, batch.y, reduction="none")
 
@@ -95,13 +121,21 @@ class LoRM(NewAdapters):
         """Take a step of the optimizer on the head and on either A or B of all layers."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         trains_b = ctx.server["trains_b"] > 0
-        kept = {k: torch.where(trains_b == k.endswith(UP), moved[k], v) for k, v in adapters(params).items()}
+        kept = {
+            k: torch.where(trains_b == k.endswith(UP), moved[k], v)
+            for k, v in adapters(params).items()
+        }
         return moved | kept, memory, loss
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         names = [*layers(params), "head"]
         widths = [params[name + DOWN].shape[1] for name in names[:-1]] + [params[WEIGHT].shape[1]]
-        grams = {k: params[WEIGHT].new_zeros(width, width) for k, width in zip(names, widths, strict=True)}
+        grams = {
+            k: params[WEIGHT].new_zeros(width, width)
+            for k, width in zip(names, widths, strict=True)
+        }
         for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
             output = net(params, batch.x, mask)
             for name, inputs in zip(names, (*output.maps, output.features), strict=True):
@@ -111,7 +145,9 @@ class LoRM(NewAdapters):
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         parts, before = messages["params"], server["local"]
-        grams = {name: damped(value, self.off_diagonal) for name, value in messages["grams"].items()}
+        grams = {
+            name: damped(value, self.off_diagonal) for name, value in messages["grams"].items()
+        }
         local = tree.weighted_mean(parts, round.weights)
         trains_b = bool(server["trains_b"] > 0)
         for name in layers(before):
@@ -127,10 +163,16 @@ class LoRM(NewAdapters):
         local[BIAS] = torch.where(current, local[BIAS], before[BIAS])
         latest = {name: grams[name].sum(0).to(before[WEIGHT]) for name in layers(before)}
         tested = self.tested(server, local, latest, first=round.info.task == 0)
-        return server | {"params": tested, "local": local, "latest": latest, "trains_b": 1 - server["trains_b"]}
+        return server | {
+            "params": tested,
+            "local": local,
+            "latest": latest,
+            "trains_b": 1 - server["trains_b"],
+        }
 
     def tested(self, server: Tree, local: Params, latest: Params, first: bool) -> Params:
-        """Return the model that is tested: its change over all tasks in place of the adapters. first: in task 1."""
+        """Return the model that is tested: its change over all tasks in place of the adapters.
+        first: in task 1."""
         products, grams = self.sums(server, local, latest)
         change = {}
         for name, product in products.items():
@@ -150,22 +192,27 @@ def inverse(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def merged(parts: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
-    """Return the matrix [m, n] that answers as parts [S, m, n] do on inputs with Gram matrices [S, n, n]."""
+    """Return the matrix [m, n] that answers as parts [S, m, n] do on inputs with Gram matrices [S,
+    n, n]."""
     return ((parts.double() @ grams.double()).sum(0) @ inverse(grams.sum(0))).to(parts)
 
 
 def merged_up(parts: torch.Tensor, down: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
-    """Return B [m, r] of parts [S, m, r], as `merged` on what A, down [r, n], makes of the inputs."""
+    """Return B [m, r] of parts [S, m, r], as `merged` on what A, down [r, n], makes of the
+    inputs."""
     return merged(parts, down.double() @ grams.double() @ down.double().T)
 
 
 class Changed(LowRank):
-    """A linear layer with its adapter and a merged change, which counts as B A does; it remembers its inputs."""
+    """A linear layer with its adapter and a merged change, which counts as B A does; it remembers
+    its inputs."""
 
     def __init__(self, layer: LowRank):
         nn.Module.__init__(self)
         if not isinstance(layer.base, nn.Linear):
-            raise ConfigError("model.lora.targets: LoRM merges linear layers; one of these is a convolution")
+            raise ConfigError(
+                "model.lora.targets: LoRM merges linear layers; one of these is a convolution"
+            )
         self.base, self.down, self.up, self.scale = layer.base, layer.down, layer.up, layer.scale
         self.change = nn.Parameter(torch.zeros_like(layer.base.weight), requires_grad=False)
 
@@ -180,7 +227,8 @@ class Changed(LowRank):
 
 
 class Watched(Headed):
-    """A model whose `maps` are the inputs of the layers that have adapters, by the names of these."""
+    """A model whose `maps` are the inputs of the layers that have adapters, by the names of
+    these."""
 
     def __init__(self, model: nn.Module):
         assert isinstance(model, Headed)
@@ -192,7 +240,13 @@ class Watched(Headed):
 
     def forward(self, x: torch.Tensor) -> Output:
         features, logits, _ = super().forward(x)
-        found = sorted((name, layer) for name, layer in self.named_modules() if isinstance(layer, Changed))
+        found = sorted(
+            (name, layer) for name, layer in self.named_modules() if isinstance(layer, Changed)
+        )
         seen = [(vars(layer).pop("seen", None), layer.down.weight) for _, layer in found]
         missing = [weight.new_zeros(len(x), weight.shape[1]) for _, weight in seen]
-        return Output(features, logits, tuple(m if s is None else s for (s, _), m in zip(seen, missing, strict=True)))
+        return Output(
+            features,
+            logits,
+            tuple(m if s is None else s for (s, _), m in zip(seen, missing, strict=True)),
+        )

@@ -1,13 +1,16 @@
-"""MOON: a contrastive loss pulls features towards the global model's and away from the client's previous model's.
+"""MOON: a contrastive loss pulls features towards the global model's and away from the client's
+previous model's.
 
-Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021, Eq. (3)-(4), with sim = cosine:
+Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021, Eq. (3)-(4), with sim =
+cosine:
     L = CE + mu * l_con
     l_con = -log( e^{sim(h, h_global)/tau} / (e^{sim(h, h_global)/tau} + e^{sim(h, h_prev)/tau}) ).
-h: features of the same augmented batch; both reference models in eval mode. `prev` is the model that this client
-trained when it last took part, maybe many rounds ago, with its own running statistics.
-Deviations and switches: before its first participation `prev` is the initial global model (FedNTD's code; MOON's own
-has no negative then). `projection`: 0 = features are the input of the classifier (FedNTD, FedKA); n = MOON's projection
-head (d -> d, ReLU, d -> n) in front of the classifier, a part of the model; MOON has 256.
+h: features of the same augmented batch; both reference models in eval mode. `prev` is the model
+that this client trained when it last took part, maybe many rounds ago, with its own running
+statistics. Deviations and switches: before its first participation `prev` is the initial global
+model (FedNTD's code; MOON's own has no negative then). `projection`: 0 = features are the input of
+the classifier (FedNTD, FedKA); n = MOON's projection head (d -> d, ReLU, d -> n) in front of the
+classifier, a part of the model; MOON has 256.
 """
 
 import math
@@ -36,7 +39,9 @@ class Moon(FedAvg):
     def __post_init__(self) -> None:
         require(0 <= self.mu < math.inf, "algorithm.mu", self.mu, "finite and at least 0")
         require(0 < self.tau < math.inf, "algorithm.tau", self.tau, "finite and greater than 0")
-        require(self.projection >= 0, "algorithm.projection", self.projection, "at least 0 (0 = none)")
+        require(
+            self.projection >= 0, "algorithm.projection", self.projection, "at least 0 (0 = none)"
+        )
 
     @property
     def needs(self) -> Needs:
@@ -52,25 +57,41 @@ class Moon(FedAvg):
     def client_init(self, params: Params, info: Federation) -> Tree:
         return {"previous": params}
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)
-        others = [net(model, batch.x).features.detach() for model in (ctx.server["params"], ctx.client["previous"])]
-        similar = torch.stack([F.cosine_similarity(features, other, dim=-1) for other in others], -1) / self.tau
-        return F.cross_entropy(logits, batch.y, reduction="none") - self.mu * F.log_softmax(similar, -1)[:, 0]
+        others = [
+            net(model, batch.x).features.detach()
+            for model in (ctx.server["params"], ctx.client["previous"])
+        ]
+        similar = (
+            torch.stack([F.cosine_similarity(features, other, dim=-1) for other in others], -1)
+            / self.tau
+        )
+        return (
+            F.cross_entropy(logits, batch.y, reduction="none")
+            - self.mu * F.log_softmax(similar, -1)[:, 0]
+        )
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         return {"params": params}, {"previous": params | net.buffers()}
 
 
 class Projected(nn.Module):
-    """A model with a projection head in front of its classifier; the features are the projected ones."""
+    """A model with a projection head in front of its classifier; the features are the projected
+    ones."""
 
     def __init__(self, body: nn.Module, outputs: int, num_classes: int):
         super().__init__()
         width = classifier_of(body).in_features
         body.classifier = nn.Identity()
         self.body = body
-        self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
+        self.projection = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
+        )
         self.classifier = nn.Linear(outputs, num_classes)
 
     def forward(self, x: torch.Tensor) -> Output:

@@ -1,18 +1,20 @@
 """The update of a local step, twice: as a pure function (the definition) and in place.
 
-The optimizers of torch.optim by name (settings.OPTIMIZERS), with torch's defaults but for `local.momentum` of sgd and
-nesterov. Each works entry by entry, so that it may be given one client's parameters or those of many, stacked.
-Weight decay is coupled (it joins the gradient), but for adamw, where it shrinks the parameters by lr * weight_decay.
-With g the gradient, t = 1, 2, ... the step and all memory 0 at first (m, v are kept):
+The optimizers of torch.optim by name (settings.OPTIMIZERS), with torch's defaults but for
+`local.momentum` of sgd and nesterov. Each works entry by entry, so that it may be given one
+client's parameters or those of many, stacked. Weight decay is coupled (it joins the gradient), but
+for adamw, where it shrinks the parameters by lr * weight_decay. With g the gradient, t = 1, 2, ...
+the step and all memory 0 at first (m, v are kept):
     sgd       m <- rho m + g,  w <- w - lr m;          nesterov: w <- w - lr (g + rho m)
     adam(w)   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,
-              w <- w - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)      (Kingma and Ba, ICLR 2015, Algorithm 1;
-              adamw: Loshchilov and Hutter, ICLR 2019, Algorithm 2)
-    adamax    v <- max(b2 v, |g| + eps),  w <- w - lr / (1 - b1^t) * m / v     (Kingma and Ba, Algorithm 2)
-    adagrad   v <- v + g^2,  w <- w - lr g / (sqrt(v) + eps)                   (Duchi et al., JMLR 2011)
-    rmsprop   v <- a v + (1 - a) g^2,  w <- w - lr g / (sqrt(v) + eps)         (Hinton 2012)
-    adadelta  v <- a v + (1 - a) g^2,  d = sqrt(m + eps) / sqrt(v + eps) * g,
-              m <- a m + (1 - a) d^2,  w <- w - lr d                           (Zeiler 2012, Algorithm 1)
+              w <- w - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)      (Kingma and Ba, ICLR
+              2015, Algorithm 1; adamw: Loshchilov and Hutter, ICLR 2019, Algorithm 2)
+    adamax    v <- max(b2 v, |g| + eps),  w <- w - lr / (1 - b1^t) * m / v     (Kingma and Ba,
+    Algorithm 2) adagrad   v <- v + g^2,  w <- w - lr g / (sqrt(v) + eps)                   (Duchi
+    et al., JMLR 2011) rmsprop   v <- a v + (1 - a) g^2,  w <- w - lr g / (sqrt(v) + eps)
+    (Hinton 2012) adadelta  v <- a v + (1 - a) g^2,  d = sqrt(m + eps) / sqrt(v + eps) * g,
+              m <- a m + (1 - a) d^2,  w <- w - lr d                           (Zeiler 2012,
+              Algorithm 1)
 What an optimizer remembers is fresh at the start of a client's round.
 """
 
@@ -33,7 +35,12 @@ BETAS, EPS = (0.9, 0.999), 1e-8  # of the Adam family
 ADAGRAD_EPS = 1e-10
 RMSPROP_ALPHA = 0.99
 ADADELTA_RHO, ADADELTA_EPS = 0.9, 1e-6
-MEMORY = {"sgd": ("momentum",), "nesterov": ("momentum",), "adagrad": ("square",), "rmsprop": ("square",)}
+MEMORY = {
+    "sgd": ("momentum",),
+    "nesterov": ("momentum",),
+    "adagrad": ("square",),
+    "rmsprop": ("square",),
+}
 BOTH = ("mean", "square")  # of all others
 
 
@@ -58,20 +65,28 @@ def step(
     moves: Params = {}
     kept: Tree = {name: {} for name in memory}
     for k, gradient in grads.items():
-        moves[k], new = _rule(gradient, {name: memory[name][k] for name in memory}, local, number + 1)
+        moves[k], new = _rule(
+            gradient, {name: memory[name][k] for name in memory}, local, number + 1
+        )
         for name in memory:
             kept[name][k] = new[name]
     return {k: params[k] - lr * moves[k] for k in params}, kept
 
 
 def _rule(
-    g: torch.Tensor, memory: dict[str, torch.Tensor], local: LocalTraining, count: int | torch.Tensor
+    g: torch.Tensor,
+    memory: dict[str, torch.Tensor],
+    local: LocalTraining,
+    count: int | torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return what a step takes off one parameter, divided by the learning rate, and the new memory of it."""
+    """Return what a step takes off one parameter, divided by the learning rate, and the new memory
+    of it."""
     name = local.optimizer
     if name in ("sgd", "nesterov"):
         momentum = local.momentum * memory["momentum"] + g
-        return (g + local.momentum * momentum if name == "nesterov" else momentum), {"momentum": momentum}
+        return (g + local.momentum * momentum if name == "nesterov" else momentum), {
+            "momentum": momentum
+        }
     square = memory["square"]
     if name == "adagrad":
         square = square + g**2
@@ -107,11 +122,11 @@ def step_in_place(
     local: LocalTraining,
     number: int | torch.Tensor,
 ) -> None:
-    """Do the same step in place: change `params` and `memory`; with torch's fused kernels where it has them on every
-    device.
+    """Do the same step in place: change `params` and `memory`; with torch's fused kernels where it
+    has them on every device.
 
-    Functions, not `torch.optim.SGD` and `Adam`: making an optimizer object imports torch's compiler, which takes
-    seconds.
+    Functions, not `torch.optim.SGD` and `Adam`: making an optimizer object imports torch's
+    compiler, which takes seconds.
     """
     gradients = [like(grads[k], v) for k, v in params.items()]
     if local.optimizer in ("sgd", "nesterov"):
@@ -123,12 +138,17 @@ def step_in_place(
         pairs = [(params[k], moved[k]) for k in params]
         pairs += [(memory[name][k], kept[name][k]) for name in memory for k in params]
         copy_each([old for old, _ in pairs], [new for _, new in pairs])
-    for value in params.values():  # by their versions others tell that they have changed; fused kernels leave these
+    # by their versions others tell that they have changed; fused kernels leave these
+    for value in params.values():
         increment_version(value)
 
 
 def _fused_sgd(
-    params: Params, gradients: list[torch.Tensor], memory: Tree, lr: float | torch.Tensor, local: LocalTraining
+    params: Params,
+    gradients: list[torch.Tensor],
+    memory: Tree,
+    lr: float | torch.Tensor,
+    local: LocalTraining,
 ) -> None:
     buffers: list[torch.Tensor | None] = [memory["momentum"][k] for k in params]
     sgd(
@@ -180,5 +200,6 @@ def _count(number: int | torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return `value` in the memory layout of `other`: the fused step walks both in memory order, unchecked."""
+    """Return `value` in the memory layout of `other`: the fused step walks both in memory order,
+    unchecked."""
     return value if value.stride() == other.stride() else torch.empty_like(other).copy_(value)

@@ -14,7 +14,8 @@ from fedexp.core.tree import Params, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class HeadThenBody(FedAvg):
-    """`head_epochs` epochs of the classifier, then the E epochs of `local.epochs` of all other parameters."""
+    """`head_epochs` epochs of the classifier, then the E epochs of `local.epochs` of all other
+    parameters."""
 
     must_train = heads.HEAD
 
@@ -33,8 +34,8 @@ class HeadThenBody(FedAvg):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """Run the steps of the classifier first, then of the body; what is not trained keeps its value, and the
-        optimizer's memory of it stays that of a fresh one."""
+        """Run the steps of the classifier first, then of the body; what is not trained keeps its
+        value, and the optimizer's memory of it stays that of a fresh one."""
         head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         step = torch.as_tensor(batch.step, device=head_steps.device)
@@ -44,6 +45,9 @@ class HeadThenBody(FedAvg):
         stepped, remembered = optimizers.step(params, grads, memory, lr, ctx.local, number)
 
         def chosen(new: Params, old: Params) -> Params:
-            return {k: torch.where(head_phase if k in heads.HEAD else ~head_phase, new[k], old[k]) for k in old}
+            return {
+                k: torch.where(head_phase if k in heads.HEAD else ~head_phase, new[k], old[k])
+                for k in old
+            }
 
         return chosen(stepped, params), {k: chosen(remembered[k], memory[k]) for k in memory}, loss

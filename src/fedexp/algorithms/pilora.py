@@ -1,23 +1,27 @@
-"""PILoRA: adapters of each task, kept apart by a penalty and added up, and prototypes instead of a classifier.
+"""PILoRA: adapters of each task, kept apart by a penalty and added up, and prototypes instead of a
+classifier.
 
-H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu, "PILoRA: Prototype Guided Incremental LoRA for Federated
-Class-Incremental Learning", ECCV 2024. The backbone is frozen. Of the features f of an example with label y and the
-prototypes c, one a class, with d_i = sqrt(||f - c_i||^2 / D), a local step in task t minimises
+H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu, "PILoRA: Prototype Guided Incremental LoRA for
+Federated Class-Incremental Learning", ECCV 2024. The backbone is frozen. Of the features f of an
+example with label y and the prototypes c, one a class, with d_i = sqrt(||f - c_i||^2 / D), a local
+step in task t minimises
     L = CE(-d / T, y) + lambda_pl d_y + gamma sum_{s<t} sum |A_s A_t^T| + l1 sum |A_t|
-over B_t, A_t of the adapters of task t, which begin anew with it, and the prototypes of its classes; the sums are over
-all entries and layers. Adapters of earlier tasks have no part in training. The server averages A_t and B_t by n_k. It
-adds up the clients' prototypes of a class by weights softmax(u / 0.2), u being 1 / (sum of the distances of a client's
-prototype to the mean features of all clients that hold the class), brought to 0..1 over the clients; of a class that
-nobody holds it takes the plain mean. Tested is the model with A = A_1 + ... + A_t, B = B_1 + ... + B_t.
-Checked against the authors' code (PILoRA-cifar: update.py, utils.py, VLT.py; PILoRA-tiny/CPN.py), from which the
-formulas are taken, with lambda_pl = 0.001, gamma = 0.5, l1 = 0.01, T = 1 and Adam with 2e-3 for prototypes and 1e-5 for
-adapters; the numbers of the paper's equations were not at hand. Their adapters are those of the queries and values of
-the first block, `model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and an A and a B for each of the two; here one
-for the whole layer.
-Deviations: their tested model adds A_1 and B_1 alone to those of the current task, from the third task on without what
-is in between; here all are added, as the paper says. The mean features are those of the trained local model, over one
-pass in eval mode, not those met in the course of training. Learning rates have one schedule. No early stopping.
-Only where tasks bring new classes.
+over B_t, A_t of the adapters of task t, which begin anew with it, and the prototypes of its
+classes; the sums are over all entries and layers. Adapters of earlier tasks have no part in
+training. The server averages A_t and B_t by n_k. It adds up the clients' prototypes of a class by
+weights softmax(u / 0.2), u being 1 / (sum of the distances of a client's prototype to the mean
+features of all clients that hold the class), brought to 0..1 over the clients; of a class that
+nobody holds it takes the plain mean. Tested is the model with A = A_1 + ... + A_t, B = B_1 + ... +
+B_t. Checked against the authors' code (PILoRA-cifar: update.py, utils.py, VLT.py;
+PILoRA-tiny/CPN.py), from which the formulas are taken, with lambda_pl = 0.001, gamma = 0.5, l1 =
+0.01, T = 1 and Adam with 2e-3 for prototypes and 1e-5 for adapters; the numbers of the paper's
+equations were not at hand. Their adapters are those of the queries and values of the first block,
+`model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and an A and a B for each of the two; here one
+for the whole layer. Deviations: their tested model adds A_1 and B_1 alone to those of the current
+task, from the third task on without what is in between; here all are added, as the paper says. The
+mean features are those of the trained local model, over one pass in eval mode, not those met in the
+course of training. Learning rates have one schedule. No early stopping. Only where tasks bring new
+classes.
 """
 
 import math
@@ -30,7 +34,15 @@ from torch import nn
 from fedexp.algorithms import prototypes
 from fedexp.algorithms.adapters import DOWN, NewAdapters, Prototypes, adapters, layers
 from fedexp.algorithms.base import first_pass
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
@@ -49,7 +61,12 @@ class PILoRA(NewAdapters):
     adapter_rate: float  # learning rate of the adapters, in multiples of that of the prototypes
 
     def __post_init__(self) -> None:
-        require(0 < self.temperature < math.inf, "algorithm.temperature", self.temperature, "finite, greater than 0")
+        require(
+            0 < self.temperature < math.inf,
+            "algorithm.temperature",
+            self.temperature,
+            "finite, greater than 0",
+        )
         for name in ("lambda_pl", "gamma", "l1", "adapter_rate"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
@@ -57,7 +74,9 @@ class PILoRA(NewAdapters):
     @property
     def needs(self) -> Needs:
         return Needs(
-            server_state="adapters of all tasks", down=0.5, small="as much for each earlier task; C mean features up"
+            server_state="adapters of all tasks",
+            down=0.5,
+            small="as much for each earlier task; C mean features up",
         )
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
@@ -73,36 +92,48 @@ class PILoRA(NewAdapters):
         before = {name: value + ended[name] for name, value in server["before"].items()}
         earlier = {name: ended[name + DOWN].flatten(1) for name in layers(ended)}
         if "earlier" in server:
-            earlier = {name: torch.cat([server["earlier"][name], value]) for name, value in earlier.items()}
+            earlier = {
+                name: torch.cat([server["earlier"][name], value]) for name, value in earlier.items()
+            }
         return super().begin_task(server, initial, info) | {"before": before, "earlier": earlier}
 
     def broadcast(self, server: Tree) -> Tree:
         earlier = {"earlier": server["earlier"]} if "earlier" in server else {}
         return super().broadcast(server) | earlier
 
-    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def example_loss(
+        self, net: Network, params: Params, batch: Batch, ctx: Context
+    ) -> torch.Tensor:
         distances = -net(params, batch.x).logits
         own = distances.gather(-1, batch.y[:, None])[:, 0]
-        return F.cross_entropy(-distances / self.temperature, batch.y, reduction="none") + self.lambda_pl * own
+        return (
+            F.cross_entropy(-distances / self.temperature, batch.y, reduction="none")
+            + self.lambda_pl * own
+        )
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
         now = {name: params[name + DOWN].flatten(1) for name in layers(params)}
         total = self.l1 * torch.stack([value.abs().sum() for value in now.values()]).sum()
         if "earlier" not in ctx.server:
             return total
-        overlap = torch.stack([(ctx.server["earlier"][name] @ value.T).abs().sum() for name, value in now.items()])
+        overlap = torch.stack(
+            [(ctx.server["earlier"][name] @ value.T).abs().sum() for name, value in now.items()]
+        )
         return total + self.gamma * overlap.sum()
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """Take a step of the optimizer, shorter for adapters, and none for prototypes of other tasks."""
+        """Take a step of the optimizer, shorter for adapters, and none for prototypes of other
+        tasks."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         slow = {k: v + self.adapter_rate * (moved[k] - v) for k, v in adapters(params).items()}
         centers = torch.where(ctx.server["new"][:, None] > 0, moved[CENTERS], params[CENTERS])
         return moved | slow | {CENTERS: centers}, memory, loss
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         passed = first_pass(data, ctx, self.epochs(ctx.local))
         found = prototypes.statistics(net, params, passed, params[CENTERS])
         return {"params": params, "mean": found["mean"], "count": found["count"]}, ctx.client
@@ -120,10 +151,13 @@ class PILoRA(NewAdapters):
 def prototype_weights(own: torch.Tensor, means: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Return the weights of the clients' prototypes, [C, S], each row with the sum 1.
 
-    own, means: prototypes and mean features of each client, [S, C, D]; counts: its examples of each class, [S, C]."""
+    own, means: prototypes and mean features of each client, [S, C, D]; counts: its examples of each
+    class, [S, C]."""
     holds = (counts > 0).to(own).T  # [C, S]
     apart = torch.cdist(own.transpose(0, 1), means.transpose(0, 1))  # [C, S, S]
     near = 1 / (apart * holds[:, None]).sum(-1).clamp(min=1e-12)
     low, high = near.amin(-1, keepdim=True), near.amax(-1, keepdim=True)
     shares = ((near - low) / (high - low).clamp(min=1e-12) / SOFTNESS).softmax(-1)
-    return torch.where(holds.sum(-1, keepdim=True) > 0, shares, torch.full_like(shares, 1 / len(own)))
+    return torch.where(
+        holds.sum(-1, keepdim=True) > 0, shares, torch.full_like(shares, 1 / len(own))
+    )

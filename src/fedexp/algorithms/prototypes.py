@@ -9,13 +9,16 @@ from fedexp.core.tree import Params, Tree
 
 
 def unknown(classes: int, width: int, like: torch.Tensor) -> Tree:
-    """Return prototypes of which none is known: means [C, D], and 1 for the classes that have one [C]."""
+    """Return prototypes of which none is known: means [C, D], and 1 for the classes that have one
+    [C]."""
     return {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
 
 
-def statistics(net: Network, params: Params, batches: Iterable[tuple[Batch, torch.Tensor]], like: torch.Tensor) -> Tree:
-    """Return, over batches with their masks [B]: examples [C], mean feature [C, D], mean squared norm [C] of each
-    class. like: [C, D]."""
+def statistics(
+    net: Network, params: Params, batches: Iterable[tuple[Batch, torch.Tensor]], like: torch.Tensor
+) -> Tree:
+    """Return, over batches with their masks [B]: examples [C], mean feature [C, D], mean squared
+    norm [C] of each class. like: [C, D]."""
     classes = len(like)
     count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
     for batch, mask in batches:
@@ -33,8 +36,8 @@ def of_class(labels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def combined(old: Tree, means: torch.Tensor, weights: torch.Tensor) -> Tree:
-    """Return the prototypes after a round: the mean over clients, means [|S|, C, D] by weights [|S|, C]; a class that
-    no client of the round holds keeps its old one."""
+    """Return the prototypes after a round: the mean over clients, means [|S|, C, D] by weights
+    [|S|, C]; a class that no client of the round holds keeps its old one."""
     total = weights.sum(0)
     mean = (weights[..., None] * means).sum(0) / total.clamp(min=1)[:, None]
     return {

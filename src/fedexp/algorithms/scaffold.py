@@ -1,18 +1,19 @@
 """SCAFFOLD: control variates take the drift of a client out of its gradients.
 
-S. P. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm 1
-with option II. All variates are 0 at the start and cover parameters only.
-    gradient  g <- g - c_k + c, before weight decay and momentum
-    client    c_k+ = c_k - c + (w_global - w_k) / (lr m_k)
-    server    c <- c + (1 / K) * sum_S (c_k+ - c_k), so that c is the mean of the variates of all K clients
-              w_global <- sum_k p_k w_k: FedNTD; the paper's plain mean is weighting=uniform. Global step size 1.
-Switch `divisor`: m_k = tau_k, the number of steps (`steps`, the paper), or FedNova's a_k (`effective`, the released
-code of FedNTD). With momentum 0.9 the former makes variates that are about 10 times too large, and training diverges
-fast.
-Switch `variates`: the mean above is `uniform` in the paper and in FedNTD's code, which averages models by n_k. It is c
-that is 0 where training comes to rest, so that it then minimises the plain mean of the clients' objectives, whatever
-the weights of the models; `examples` takes n_k / n instead of 1 / K, with weighting=examples the fixed point of
-FedAvg's objective.
+S. P. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML
+2020, Algorithm 1 with option II. All variates are 0 at the start and cover parameters only.
+    gradient  g <- g - c_k + c, before weight decay and momentum client    c_k+ = c_k - c +
+    (w_global - w_k) / (lr m_k) server    c <- c + (1 / K) * sum_S (c_k+ - c_k), so that c is the
+    mean of the variates of all K clients
+              w_global <- sum_k p_k w_k: FedNTD; the paper's plain mean is weighting=uniform. Global
+              step size 1.
+Switch `divisor`: m_k = tau_k, the number of steps (`steps`, the paper), or FedNova's a_k
+(`effective`, the released code of FedNTD). With momentum 0.9 the former makes variates that are
+about 10 times too large, and training diverges fast. Switch `variates`: the mean above is `uniform`
+in the paper and in FedNTD's code, which averages models by n_k. It is c that is 0 where training
+comes to rest, so that it then minimises the plain mean of the clients' objectives, whatever the
+weights of the models; `examples` takes n_k / n instead of 1 / K, with weighting=examples the fixed
+point of FedAvg's objective.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,15 @@ import torch
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fednova import direction, effective_steps
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
 from fedexp.core import tree
 from fedexp.core.errors import require_choice
 from fedexp.core.tree import Params, Tree
@@ -41,7 +50,9 @@ class Scaffold(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(client_state="control variate c_k", server_state="control variate c", up=1, down=1)
+        return Needs(
+            client_state="control variate c_k", server_state="control variate c", up=1, down=1
+        )
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "c": tree.zeros_like(params)}
@@ -55,8 +66,12 @@ class Scaffold(FedAvg):
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
         return {k: grads[k] - ctx.client["c"][k] + ctx.server["c"][k] for k in grads}
 
-    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
-        steps = ctx.steps if self.divisor == "steps" else effective_steps(ctx.steps, ctx.local.momentum)
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        steps = (
+            ctx.steps if self.divisor == "steps" else effective_steps(ctx.steps, ctx.local.momentum)
+        )
         moved = direction(ctx.server["params"], params, steps * ctx.lr)
         change = tree.subtract(moved, ctx.server["c"])
         # A client without a step has seen no gradient, and keeps its variate.

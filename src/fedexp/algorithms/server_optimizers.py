@@ -1,14 +1,17 @@
-"""Server optimizers (config node `server`): the change that averaging makes is a gradient that the server steps by.
+"""Server optimizers (config node `server`): the change that averaging makes is a gradient that the
+server steps by.
 
-S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. With x the global model of
-parameters and Delta = (model after the algorithm's own aggregation) - x, in FedAvg the weighted mean of x_k - x:
-    sgd                    m <- momentum * m + Delta,              x <- x + lr * m
-    adam, yogi, adagrad    m <- beta1 * m + (1 - beta1) * Delta,   x <- x + lr * m / (sqrt(v) + tau),  where
+S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. With x the
+global model of parameters and Delta = (model after the algorithm's own aggregation) - x, in FedAvg
+the weighted mean of x_k - x:
+    sgd                    m <- momentum * m + Delta,              x <- x + lr * m adam, yogi,
+    adagrad    m <- beta1 * m + (1 - beta1) * Delta,   x <- x + lr * m / (sqrt(v) + tau),  where
         adagrad            v <- v + Delta^2
         yogi               v <- v - (1 - beta2) * Delta^2 * sign(v - Delta^2)
         adam               v <- beta2 * v + (1 - beta2) * Delta^2
-with m = 0 and v = tau^2 at first (the paper asks for v >= tau^2) and no bias correction. FedAvg is sgd with lr=1 and
-momentum=0, to the bit; sgd with lr=1 and a momentum is FedAvgM. Running statistics are averaged as before.
+with m = 0 and v = tau^2 at first (the paper asks for v >= tau^2) and no bias correction. FedAvg is
+sgd with lr=1 and momentum=0, to the bit; sgd with lr=1 and a momentum is FedAvgM. Running
+statistics are averaged as before.
 """
 
 import math
@@ -26,7 +29,8 @@ BETA1 = {"adam": 0.9, "yogi": 0.9, "adagrad": 0.0}  # in the paper's experiments
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer:
-    """The step of the server from its model towards the aggregated one; optimizer=None: it takes the aggregated one."""
+    """The step of the server from its model towards the aggregated one; optimizer=None: it takes
+    the aggregated one."""
 
     optimizer: str | None = None  # sgd | adam | yogi | adagrad
     lr: float | None = None  # None: 1 with sgd, else 0.1
@@ -39,20 +43,40 @@ class ServerOptimizer:
         if self.optimizer is None:
             for field in fields(self):
                 value = getattr(self, field.name)
-                require(value == field.default, f"server.{field.name}", value, "left out without server.optimizer")
+                require(
+                    value == field.default,
+                    f"server.{field.name}",
+                    value,
+                    "left out without server.optimizer",
+                )
             return
         require_choice("server.optimizer", self.optimizer, ("sgd", *BETA1))
-        require(self.lr is None or 0 < self.lr < math.inf, "server.lr", self.lr, "a finite number greater than 0")
-        require(0 <= self.momentum < 1, "server.momentum", self.momentum, "at least 0 and less than 1")
+        require(
+            self.lr is None or 0 < self.lr < math.inf,
+            "server.lr",
+            self.lr,
+            "a finite number greater than 0",
+        )
+        require(
+            0 <= self.momentum < 1, "server.momentum", self.momentum, "at least 0 and less than 1"
+        )
         allowed = self.momentum == 0 or self.optimizer == "sgd"
-        require(allowed, "server.momentum", self.momentum, f"0 with {self.optimizer}, whose momentum is server.beta1")
+        require(
+            allowed,
+            "server.momentum",
+            self.momentum,
+            f"0 with {self.optimizer}, whose momentum is server.beta1",
+        )
         beta1 = self.beta1
-        require(beta1 is None or 0 <= beta1 < 1, "server.beta1", beta1, "at least 0 and less than 1")
+        require(
+            beta1 is None or 0 <= beta1 < 1, "server.beta1", beta1, "at least 0 and less than 1"
+        )
         require(0 <= self.beta2 < 1, "server.beta2", self.beta2, "at least 0 and less than 1")
         require(0 < self.tau < math.inf, "server.tau", self.tau, "a finite number greater than 0")
 
     def begin(self, params: Params) -> Tree:
-        """Return what it remembers before the first step, by name; empty where there is no optimizer."""
+        """Return what it remembers before the first step, by name; empty where there is no
+        optimizer."""
         if self.optimizer is None:
             return {}
         memory = {"m": tree.zeros_like(params)}
@@ -61,7 +85,8 @@ class ServerOptimizer:
         return {STATE: memory}
 
     def step(self, before: Tree, after: Tree) -> Tree:
-        """Return the server's state after a step from `before` along what aggregation has made of it, `after`."""
+        """Return the server's state after a step from `before` along what aggregation has made of
+        it, `after`."""
         if self.optimizer is None:
             return after
         start, end, memory = before["params"], after["params"], before[STATE]
@@ -70,8 +95,14 @@ class ServerOptimizer:
             lr = 1.0 if self.lr is None else self.lr
             m = {k: self.momentum * memory["m"][k] + d for k, d in delta.items()}
             # From the aggregated model on: with lr=1 and no momentum nothing is added to it.
-            return after | {"params": {k: end[k] + (lr * m[k] - d) for k, d in delta.items()}, STATE: {"m": m}}
-        beta1, lr = BETA1[self.optimizer] if self.beta1 is None else self.beta1, 0.1 if self.lr is None else self.lr
+            return after | {
+                "params": {k: end[k] + (lr * m[k] - d) for k, d in delta.items()},
+                STATE: {"m": m},
+            }
+        beta1, lr = (
+            BETA1[self.optimizer] if self.beta1 is None else self.beta1,
+            0.1 if self.lr is None else self.lr,
+        )
         m = {k: beta1 * memory["m"][k] + (1 - beta1) * d for k, d in delta.items()}
         v = {k: self._square(memory["v"][k], d**2) for k, d in delta.items()}
         params = {k: start[k] + lr * m[k] / (v[k].sqrt() + self.tau) for k in start}

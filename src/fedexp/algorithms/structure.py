@@ -1,7 +1,8 @@
-"""Hooks for algorithms whose rounds have another shape than FedAvg's; most algorithms need none of them.
+"""Hooks for algorithms whose rounds have another shape than FedAvg's; most algorithms need none of
+them.
 
-FedAvg inherits these defaults: one exchange a round in which all clients of the cohort do the same, `local.epochs`
-passes over the local data, and nothing that is special to a task of a scenario.
+FedAvg inherits these defaults: one exchange a round in which all clients of the cohort do the same,
+`local.epochs` passes over the local data, and nothing that is special to a task of a scenario.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedexp.algorithms.interfaces import Batch, Context, Features, Federation, Network, Pixels, ServerNetwork
+from fedexp.algorithms.interfaces import (
+    Batch,
+    Context,
+    Features,
+    Federation,
+    Network,
+    Pixels,
+    ServerNetwork,
+)
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
@@ -20,46 +29,64 @@ if TYPE_CHECKING:
 
 
 class RoundStructure:
-    """Base of FedAvg: which exchanges a round has, who takes which part in them, how long, and what a task changes."""
+    """Base of FedAvg: which exchanges a round has, who takes which part in them, how long, and what
+    a task changes."""
 
     # --- tasks of a scenario
 
     def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
-        """Return which output of the model stands for a class in the test of a task, int [tasks, C], -1: not among the
-        answers; None: output c stands for class c in every task. tasks: the classes of each."""
+        """Return which output of the model stands for a class in the test of a task, int [tasks,
+        C], -1: not among the answers; None: output c stands for class c in every task. tasks: the
+        classes of each."""
         return None
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
-        """Return the server's state at the start of a task after the first; `initial`: the initial model with its
-        buffers."""
+        """Return the server's state at the start of a task after the first; `initial`: the initial
+        model with its buffers."""
         return server
 
     def rehearse(
-        self, net: ServerNetwork, server: Tree, pixels: Pixels, info: Federation, rng: np.random.Generator
+        self,
+        net: ServerNetwork,
+        server: Tree,
+        pixels: Pixels,
+        info: Federation,
+        rng: np.random.Generator,
     ) -> Tree:
-        """Return the server's state after work that follows `begin_task` and needs the network, such as making images
-        of the old classes."""
+        """Return the server's state after work that follows `begin_task` and needs the network,
+        such as making images of the old classes."""
         return server
 
     def keep_examples(
-        self, server: Tree, features: Features, before: Federation, info: Federation, rng: np.random.Generator
+        self,
+        server: Tree,
+        features: Features,
+        before: Federation,
+        info: Federation,
+        rng: np.random.Generator,
     ) -> Tree:
-        """Return the server's state after the choice of the examples that clients keep of the task that has ended; it
-        follows `begin_task`. features: those of training examples by number, [n, D], under the global model, as each
-        client computes them of its own; before: the facts of that task."""
+        """Return the server's state after the choice of the examples that clients keep of the task
+        that has ended; it follows `begin_task`. features: those of training examples by number, [n,
+        D], under the global model, as each client computes them of its own; before: the facts of
+        that task."""
         return server
 
     def with_kept(self, server: Tree, info: Federation) -> Federation:
-        """Return the facts of the task that is trained on, with the examples that clients have kept among theirs."""
+        """Return the facts of the task that is trained on, with the examples that clients have kept
+        among theirs."""
         return info
 
     # --- personal models
 
-    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
-        """Return the model that a client uses for itself, for the personalised test; None: the global one.
+    def personal_model(
+        self, server: Tree, client: int, state: Tree | None, info: Federation
+    ) -> Params | None:
+        """Return the model that a client uses for itself, for the personalised test; None: the
+        global one.
 
-        Running statistics among its names replace the global model's. state: what the client keeps; None: it has never
-        taken part, or keeps nothing. An algorithm without this hook has no personal models."""
+        Running statistics among its names replace the global model's. state: what the client keeps;
+        None: it has never taken part, or keeps nothing. An algorithm without this hook has no
+        personal models."""
         return None
 
     keeps_buffers: ClassVar[bool] = (
@@ -67,27 +94,29 @@ class RoundStructure:
     )
 
     def fitted(self, module: nn.Module) -> Self:
-        """Return the algorithm with what it has to know of the model, such as the names of its layers. Raises
-        ConfigError for a model that it is not defined for."""
+        """Return the algorithm with what it has to know of the model, such as the names of its
+        layers. Raises ConfigError for a model that it is not defined for."""
         return self
 
     def counted(self, sent: Tree) -> Tree:
-        """Return the part of what is sent (one way, by name, with the "buffers") that counts as traffic. The rest is
-        not sent by the method; it makes the generic model that is tested."""
+        """Return the part of what is sent (one way, by name, with the "buffers") that counts as
+        traffic. The rest is not sent by the method; it makes the generic model that is tested."""
         return sent
 
     # --- exchanges and roles, on the host
 
     def exchanges(self, info: Federation) -> "Sequence[FedAvg]":
-        """Return the exchanges of a round: each sends, has the same cohort train, and aggregates, one after the
-        other."""
+        """Return the exchanges of a round: each sends, has the same cohort train, and aggregates,
+        one after the other."""
         return (cast("FedAvg", self),)
 
     def closing_exchanges(self, info: Federation) -> "Sequence[FedAvg]":
         """Return the exchanges with all clients at the end of a task that another follows."""
         return ()
 
-    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> "Sequence[FedAvg]":
+    def roles(
+        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+    ) -> "Sequence[FedAvg]":
         """Return the algorithm whose client-side hooks each client of a cohort follows."""
         return [cast("FedAvg", self)] * len(clients)
 
@@ -102,11 +131,11 @@ class RoundStructure:
         return lr
 
     def after(self, info: Federation, local: LocalTraining) -> int:
-        """Return the largest number of batches of another pass over the client's data that `finish` looks at
-        (`base.fresh_pass`)."""
+        """Return the largest number of batches of another pass over the client's data that `finish`
+        looks at (`base.fresh_pass`)."""
         return 0
 
     def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
-        """Return what `client_setup` would of one batch, where it gives the same of every batch of the first pass,
-        stacked: so an engine need not ask for the padding of shorter clients."""
+        """Return what `client_setup` would of one batch, where it gives the same of every batch of
+        the first pass, stacked: so an engine need not ask for the padding of shorter clients."""
         return {}

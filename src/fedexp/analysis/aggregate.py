@@ -1,4 +1,5 @@
-"""A directory of runs as tables: means over seeds, rounds to a target, and, for a named sweep, beside the print."""
+"""A directory of runs as tables: means over seeds, rounds to a target, and, for a named sweep,
+beside the print."""
 
 import argparse
 import logging
@@ -33,18 +34,44 @@ from fedexp.rundir.sweeps import SweepDirectory
 
 log = logging.getLogger("fedexp")
 
-VALUES = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", "average_accuracy", "new_task_accuracy",
-          "task_forgetting", "validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting",
-          "validation_average_accuracy", "personal_accuracy", "personal_accuracy_worst", "personal_forgetting",
-          "personal_global_accuracy")  # fmt: skip
+VALUES = (
+    "accuracy",
+    "best_accuracy",
+    "forgetting",
+    "round_forgetting",
+    "average_accuracy",
+    "new_task_accuracy",
+    "task_forgetting",
+    "validation_accuracy",
+    "validation_best_accuracy",
+    "best_round",
+    "validation_forgetting",
+    "validation_average_accuracy",
+    "personal_accuracy",
+    "personal_accuracy_worst",
+    "personal_forgetting",
+    "personal_global_accuracy",
+)
 # Beginnings of overrides that change no result, or that the table says otherwise.
-UNSAID = ("seed", "hydra", "tracker", "figures", "test_views", "evaluate", "keep_models", "objective", *WHERE)
+UNSAID = (
+    "seed",
+    "hydra",
+    "tracker",
+    "figures",
+    "test_views",
+    "evaluate",
+    "keep_models",
+    "objective",
+    *WHERE,
+)
 UNSAID = (*UNSAID, "checkpoint_interval", "profile", "data_dir")
-ORIGIN = ("diverged", "seeds", "commits", "hardware")  # columns of table.csv that table.md leaves out
-FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95  # Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
+# columns of table.csv that table.md leaves out
+ORIGIN = ("diverged", "seeds", "commits", "hardware")
+# Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
+FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95
 WHAT_A_IS = (
-    f"A is {SHARE:g} of the best accuracy of any run of the setting (measured) or the paper's (printed); "
-    "speed-ups are against FedAvg. `-`: some seed never gets there."
+    f"A is {SHARE:g} of the best accuracy of any run of the setting (measured) or the paper's"
+    " (printed); speed-ups are against FedAvg. `-`: some seed never gets there."
 )
 
 
@@ -61,9 +88,12 @@ def sweep_of(directory: Path) -> Sweep | None:
         return None
 
 
-def write_report(directory: Path, figures: bool, flags: argparse.Namespace | None = None) -> list[Path]:
-    """Write the tables of a sweep and, if asked for, its pictures; return the paths. A picture that fails costs no
-    table. flags: those of `core.pictures.add_flags` and `paper_table.add_layout_flags`."""
+def write_report(
+    directory: Path, figures: bool, flags: argparse.Namespace | None = None
+) -> list[Path]:
+    """Write the tables of a sweep and, if asked for, its pictures; return the paths. A picture that
+    fails costs no table. flags: those of `core.pictures.add_flags` and
+    `paper_table.add_layout_flags`."""
     with with_kept(directory) as source:
         paths = write_tables(directory, source, paper_table.Layout.of(flags) if flags else None)
         if not paths or not figures:
@@ -72,25 +102,39 @@ def write_report(directory: Path, figures: bool, flags: argparse.Namespace | Non
             runs = load_runs(source)
             look = look_of_sweep(runs)
             look = look.changed(flags) if flags else look
-            of_paper = save_all(directory / "figures", paper_pictures(sweep_of(directory), runs), look)
+            of_paper = save_all(
+                directory / "figures", paper_pictures(sweep_of(directory), runs), look
+            )
             return (
-                paths + of_paper + make_sweep_figures(directory, runs, look) + make_rank_figures(directory, runs, look)
+                paths
+                + of_paper
+                + make_sweep_figures(directory, runs, look)
+                + make_rank_figures(directory, runs, look)
             )
         except Exception:
-            log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
+            log.exception(
+                "the figures could not be drawn; `fedexp report %s` tries again", directory
+            )
             return paths
 
 
 def make_rank_figures(directory: Path, runs: Sequence[RunDirectory], look: Pictures) -> list[Path]:
-    """Draw the critical-difference diagrams of a benchmark; return the paths, none for another sweep."""
+    """Draw the critical-difference diagrams of a benchmark; return the paths, none for another
+    sweep."""
     sweep = sweep_of(directory)
     found = rankings(sweep, runs_of(sweep, runs)) if sweep is not None and sweep.ranks else []
     if not found:
         return []
     from fedexp.analysis.draw_ranks import diagram
 
-    names = [slug(" ".join(["critical difference", each.measure, *each.settings])) for each in found]
-    return save_all(directory / "figures", zip(names, [partial(diagram, each) for each in found], strict=True), look)
+    names = [
+        slug(" ".join(["critical difference", each.measure, *each.settings])) for each in found
+    ]
+    return save_all(
+        directory / "figures",
+        zip(names, [partial(diagram, each) for each in found], strict=True),
+        look,
+    )
 
 
 @dataclass(frozen=True)
@@ -123,7 +167,8 @@ def without_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def tidy_table(sweep: Sweep, directory: Path, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Return compare.cells of a sweep, with other readings of its cells and what the text claims of them."""
+    """Return compare.cells of a sweep, with other readings of its cells and what the text claims of
+    them."""
     others = [load_sweep(name, [conf_directory()]) for name in sweep.readings]
     own = [run for run in jobs if not any(readings.is_of(other, run) for other in others)]
 
@@ -134,11 +179,14 @@ def tidy_table(sweep: Sweep, directory: Path, jobs: Sequence[RunDirectory]) -> p
         elsewhere = found_for(other, folder, conf_directory(), made)
         return found + [RunDirectory(each.directory, each.overrides) for each in elsewhere]
 
-    return with_claims(readings.with_readings(compare.cells(sweep, own), sweep, others, jobs_of), sweep)
+    return with_claims(
+        readings.with_readings(compare.cells(sweep, own), sweep, others, jobs_of), sweep
+    )
 
 
 def all_jobs(directory: Path) -> list[RunDirectory]:
-    """Return all jobs of a sweep, with those that other sweeps have run for a named one that has printed values."""
+    """Return all jobs of a sweep, with those that other sweeps have run for a named one that has
+    printed values."""
     jobs, sweep = load_jobs(directory), sweep_of(directory)
     if sweep is None or not compare.printed_cells(sweep):
         return jobs
@@ -147,9 +195,12 @@ def all_jobs(directory: Path) -> list[RunDirectory]:
     return jobs + [RunDirectory(other.directory, other.overrides) for other in found]
 
 
-def write_tables(directory: Path, source: Path | None = None, asked: paper_table.Layout | None = None) -> list[Path]:
-    """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing where no run is
-    over. source: where its runs lie, if not in its own directory; asked: how table.tex is to be laid out."""
+def write_tables(
+    directory: Path, source: Path | None = None, asked: paper_table.Layout | None = None
+) -> list[Path]:
+    """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing
+    where no run is over. source: where its runs lie, if not in its own directory; asked: how
+    table.tex is to be laid out."""
     jobs = all_jobs(source or directory)
     for line in (left_out := damage_of(jobs)):
         log.warning("%s: %s", directory, line)
@@ -176,7 +227,9 @@ def write_tables(directory: Path, source: Path | None = None, asked: paper_table
     numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
     contents = {
         "table.csv": tidy.to_csv(index=False),
-        "table.md": f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}",
+        "table.md": (
+            f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}"
+        ),
         "table.tex": tex,
         "rounds_to_target.csv": targets.to_csv(index=False),
     }
@@ -188,17 +241,27 @@ def write_tables(directory: Path, source: Path | None = None, asked: paper_table
 def damage_of(jobs: Sequence[RunDirectory]) -> list[str]:
     """A line for each job that no table counts because its files are damaged."""
     return [
-        f"Left out, damaged: {run.directory.name}: {run.describe_damage()} (the same `--multirun` runs it again)"
+        f"Left out, damaged: {run.directory.name}: {run.describe_damage()} (the same `--multirun`"
+        " runs it again)"
         for run in jobs
         if run.damaged
     ]
 
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
-    """Return what the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
-    lines = [f"# {sweep.title}", layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}", verdicts(tidy)]
+    """Return what the table shows, how many verdicts of each kind there are, and what was run at
+    another protocol."""
+    lines = [
+        f"# {sweep.title}",
+        layout.LEGEND,
+        f"Rule: {sweep.rule}. {compare.TOLERANCES}",
+        verdicts(tidy),
+    ]
     if sources := sorted({name for text in tidy["from"] for name in text.split()}):
-        lines.append(f"Counted too are runs that other sweeps have made: {', '.join(f'`{name}`' for name in sources)}.")
+        lines.append(
+            "Counted too are runs that other sweeps have made:"
+            f" {', '.join(f'`{name}`' for name in sources)}."
+        )
     if changes := [text for text in tidy["changes"].unique() if text]:
         lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
     return "\n\n".join(lines) + "\n"
@@ -207,14 +270,22 @@ def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
 def verdicts(tidy: pd.DataFrame) -> str:
     """Return how many printed values have which verdict, each counted in its first reading."""
     tidy = parts.printed_once(tidy)
-    counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
+    counts = ", ".join(
+        f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items()
+    )
     return f"{len(tidy)} printed values: {counts}."
 
 
-def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the parts of a run but for its seed: (data set and partition, algorithm and its options, other overrides),
-    options in an order of their own, in whatever order they were given."""
-    data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
+def parts_of(
+    choices: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the parts of a run but for its seed: (data set and partition, algorithm and its
+    options, other overrides), options in an order of their own, in whatever order they were
+    given."""
+    data, algorithm = (
+        [str(choices.get(name)) for name in ("dataset", "partition")],
+        str(choices.get("algorithm")),
+    )
     changes = sorted(o for o in overrides if not o.startswith(UNSAID))
     others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
     return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
@@ -234,10 +305,18 @@ def means(runs: Sequence[RunDirectory]) -> pd.DataFrame:
         groups.setdefault(key_of(run)[0], []).append(run)
     rows = []
     for name, members in groups.items():
-        row: dict[str, Any] = {"run": name, "n": len(members), "diverged": sum(run.diverged for run in members)}
+        row: dict[str, Any] = {
+            "run": name,
+            "n": len(members),
+            "diverged": sum(run.diverged for run in members),
+        }
         row |= compare.origin(members)
         for value in VALUES:
-            found = [v for run in members if not run.diverged and (v := run.summary.get(value)) is not None]
+            found = [
+                v
+                for run in members
+                if not run.diverged and (v := run.summary.get(value)) is not None
+            ]
             if found:
                 row[value] = float(np.mean(found))
                 row[f"{value}_std"] = float(np.std(found, ddof=1)) if len(found) > 1 else None
@@ -258,9 +337,10 @@ def printed_targets(sweep: Sweep, runs: Sequence[RunDirectory]) -> dict[str, flo
 
 
 def rounds_to_targets(runs: Sequence[RunDirectory], printed: Mapping[str, float]) -> pd.DataFrame:
-    """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg; empty where a seed
-    diverged or never gets there. A is 0.95 of the best accuracy of any run of the setting that did not diverge and,
-    where `printed` has the setting, in a second row that one."""
+    """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg;
+    empty where a seed diverged or never gets there. A is 0.95 of the best accuracy of any run of
+    the setting that did not diverge and, where `printed` has the setting, in a second row that
+    one."""
     settings: dict[str, dict[str, list[RunDirectory]]] = {}
     for run in runs:
         name, setting = key_of(run)
@@ -279,15 +359,27 @@ def best_of(run: RunDirectory) -> float:
     return float(run.summary.get("validation_best_accuracy", run.summary.get("best_accuracy", 0.0)))
 
 
-def rounds_to_rows(source: str, accuracy: float, members: Mapping[str, Sequence[RunDirectory]]) -> list[dict[str, Any]]:
+def rounds_to_rows(
+    source: str, accuracy: float, members: Mapping[str, Sequence[RunDirectory]]
+) -> list[dict[str, Any]]:
     """The rows of one setting for one A; members: its runs by their names."""
-    rounds = {name: [mean_rounds(group, accuracy * factor) for factor in FACTORS] for name, group in members.items()}
-    fedavg = {compare.precision_of(group[0]): rounds[name] for name, group in members.items() if is_fedavg(group[0])}
+    rounds = {
+        name: [mean_rounds(group, accuracy * factor) for factor in FACTORS]
+        for name, group in members.items()
+    }
+    fedavg = {
+        compare.precision_of(group[0]): rounds[name]
+        for name, group in members.items()
+        if is_fedavg(group[0])
+    }
     rows = []
     for name, values in rounds.items():
         row: dict[str, Any] = {"run": name, "target": source, "A": accuracy}
-        row |= {f"rounds_to_{factor:g}A": value for factor, value in zip(FACTORS, values, strict=True)}
-        nothing = next(iter(fedavg.values()), [None] * len(FACTORS))  # in no precision but another one
+        row |= {
+            f"rounds_to_{factor:g}A": value for factor, value in zip(FACTORS, values, strict=True)
+        }
+        # in no precision but another one
+        nothing = next(iter(fedavg.values()), [None] * len(FACTORS))
         bases = fedavg.get(compare.precision_of(members[name][0]), nothing)
         for factor, value, base in zip(FACTORS, values, bases, strict=True):
             row[f"speedup_{factor:g}A"] = base / value if base and value else None
@@ -296,10 +388,15 @@ def rounds_to_rows(source: str, accuracy: float, members: Mapping[str, Sequence[
 
 
 def is_fedavg(run: RunDirectory) -> bool:
-    return run.summary.get("algorithm") == "fedavg" and not any(o.startswith("algorithm.") for o in run.overrides)
+    return run.summary.get("algorithm") == "fedavg" and not any(
+        o.startswith("algorithm.") for o in run.overrides
+    )
 
 
 def mean_rounds(runs: Sequence[RunDirectory], accuracy: float) -> float | None:
-    """Return the mean over seeds of the rounds to an accuracy; None where one diverged or never gets there."""
+    """Return the mean over seeds of the rounds to an accuracy; None where one diverged or never
+    gets there."""
     found = [None if run.diverged else rounds_to(run, accuracy) for run in runs]
-    return None if None in found else float(np.mean([value for value in found if value is not None]))
+    return (
+        None if None in found else float(np.mean([value for value in found if value is not None]))
+    )

@@ -1,6 +1,8 @@
-"""`fedexp requirements`: what each algorithm needs beyond FedAvg, as the table in docs/algorithms/index.md.
+"""`fedexp requirements`: what each algorithm needs beyond FedAvg, as the table in
+docs/algorithms/index.md.
 
-FedNTD's Table 6 (statefulness, communication, extra data) for all algorithms, from what they declare (`needs`).
+FedNTD's Table 6 (statefulness, communication, extra data) for all algorithms, from what they
+declare (`needs`).
 """
 
 import argparse
@@ -24,15 +26,17 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
-    """Yield (option with its variant, needs) of every yaml of the group but the centralised twins, which exchange
-    nothing."""
+    """Yield (option with its variant, needs) of every yaml of the group but the centralised twins,
+    which exchange nothing."""
     for path in sorted(folder.glob("*.yaml")):
         node = node_of(path)
         if node.get("paradigm") == "centralized":
             continue
         first: dict[str, Any] = {}
         for changes in (first, *VARIANTS.get(path.stem, ())):
-            name = " ".join([f"`{path.stem}`", *(f"`{k}={str(v).lower()}`" for k, v in changes.items())])
+            name = " ".join(
+                [f"`{path.stem}`", *(f"`{k}={str(v).lower()}`" for k, v in changes.items())]
+            )
             yield name, make_target(node | changes, "algorithm", FedAvg).needs
 
 

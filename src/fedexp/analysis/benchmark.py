@@ -1,8 +1,10 @@
-"""The report of a benchmark: a sweep whose file has `ranks`, measures by which its methods are ranked.
+"""The report of a benchmark: a sweep whose file has `ranks`, measures by which its methods are
+ranked.
 
-Every method is shown with accuracy, forgetting and cost in each setting. Methods that were run in the same settings are
-compared by their mean ranks over settings and seeds (fedexp.analysis.ranks). The seeds of a setting share its data, so
-they are no independent samples of it: the tests say which differences repeat here, not on data of another kind.
+Every method is shown with accuracy, forgetting and cost in each setting. Methods that were run in
+the same settings are compared by their mean ranks over settings and seeds (fedexp.analysis.ranks).
+The seeds of a setting share its data, so they are no independent samples of it: the tests say which
+differences repeat here, not on data of another kind.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +38,9 @@ class Ranking:
         found = self.comparison
         over = f"{', '.join(self.settings)}; seeds {', '.join(map(str, self.seeds))}"
         return (
-            f"Mean ranks by {self.measure} over {over}: {len(found.methods)} methods, N={found.blocks}, "
-            f"Friedman p={found.p:.2g}, critical difference {found.critical_difference:.2f} (Nemenyi, {ALPHA:g})"
+            f"Mean ranks by {self.measure} over {over}: {len(found.methods)} methods,"
+            f" N={found.blocks}, Friedman p={found.p:.2g}, critical difference"
+            f" {found.critical_difference:.2f} (Nemenyi, {ALPHA:g})"
         )
 
 
@@ -57,8 +60,8 @@ def runs_of(sweep: Sweep, runs: Sequence[RunDirectory]) -> Runs:
 
 
 def value_of(run: RunDirectory, names: Sequence[str]) -> float:
-    """Return the first of these values that a run has, larger is better: what is to be small changes its sign. -inf
-    where it diverged or has none."""
+    """Return the first of these values that a run has, larger is better: what is to be small
+    changes its sign. -inf where it diverged or has none."""
     for name in names:
         value = run.summary.get(name)
         if isinstance(value, int | float) and np.isfinite(value) and not run.diverged:
@@ -67,8 +70,9 @@ def value_of(run: RunDirectory, names: Sequence[str]) -> float:
 
 
 def rankings(sweep: Sweep, runs: Runs) -> list[Ranking]:
-    """Return a ranking by each measure of each set of settings in which the methods were run. A method that was run in
-    more of them is in it too. Those with two methods and two blocks at least."""
+    """Return a ranking by each measure of each set of settings in which the methods were run. A
+    method that was run in more of them is in it too. Those with two methods and two blocks at
+    least."""
     places: dict[str, set[str]] = {}
     for method, setting in runs:
         places.setdefault(method, set()).add(setting)
@@ -83,10 +87,15 @@ def rankings(sweep: Sweep, runs: Runs) -> list[Ranking]:
     return made
 
 
-def ranking_of(measure: str, names: Sequence[str], settings: tuple[str, ...], runs: Runs) -> Ranking | None:
-    """Rank the methods that have a run of every seed in all these settings; the seeds are those of all their runs."""
+def ranking_of(
+    measure: str, names: Sequence[str], settings: tuple[str, ...], runs: Runs
+) -> Ranking | None:
+    """Rank the methods that have a run of every seed in all these settings; the seeds are those of
+    all their runs."""
     methods = list(dict.fromkeys(method for method, _ in runs))
-    methods = [method for method in methods if all((method, setting) in runs for setting in settings)]
+    methods = [
+        method for method in methods if all((method, setting) in runs for setting in settings)
+    ]
     every = [set(runs[method, setting]) for method in methods for setting in settings]
     seeds = tuple(sorted(set.union(*every)))
     whole = [m for m in methods if all(set(runs[m, setting]) == set(seeds) for setting in settings)]
@@ -102,20 +111,31 @@ def benchmark_sections(sweep: Sweep, finished: Sequence[RunDirectory]) -> list[S
     runs = runs_of(sweep, finished)
     if not runs:
         return []
-    results = Section("Accuracy in per cent (F) ± standard deviation over seeds", results_table(sweep, runs))
-    costs = Section("Cost of a run: MB sent, both ways, of all clients; seconds of its rounds", cost_table(runs))
-    return [results, costs, *(Section(each.title, rank_table(each)) for each in rankings(sweep, runs))]
+    results = Section(
+        "Accuracy in per cent (F) ± standard deviation over seeds", results_table(sweep, runs)
+    )
+    costs = Section(
+        "Cost of a run: MB sent, both ways, of all clients; seconds of its rounds", cost_table(runs)
+    )
+    return [
+        results,
+        costs,
+        *(Section(each.title, rank_table(each)) for each in rankings(sweep, runs)),
+    ]
 
 
 def results_table(sweep: Sweep, runs: Runs) -> pd.DataFrame:
-    """Return a row a method, a column a setting; the first measure, and the others in parentheses."""
+    """Return a row a method, a column a setting; the first measure, and the others in
+    parentheses."""
 
     def cell(seeds: Mapping[int, RunDirectory]) -> str:
         texts: list[str] = []
         for names in sweep.ranks.values():
             values = [shown_value(run, names) for run in seeds.values() if not run.diverged]
             percent = names[-1].endswith("accuracy")
-            text = spread([100 * value for value in values] if percent else values, 1 if percent else 2)
+            text = spread(
+                [100 * value for value in values] if percent else values, 1 if percent else 2
+            )
             texts.append(f"({text})" if texts else text)
         failed = sum(run.diverged for run in seeds.values())
         return " ".join(texts) + (f", {failed} of {len(seeds)} diverged" if failed else "")
@@ -125,14 +145,22 @@ def results_table(sweep: Sweep, runs: Runs) -> pd.DataFrame:
 
 def shown_value(run: RunDirectory, names: Sequence[str]) -> float:
     """Return the first of these values that a run has, nan where it has none."""
-    return next((float(run.summary[name]) for name in names if run.summary.get(name) is not None), float("nan"))
+    return next(
+        (float(run.summary[name]) for name in names if run.summary.get(name) is not None),
+        float("nan"),
+    )
 
 
 def cost_table(runs: Runs) -> pd.DataFrame:
     """Return a row a method, a column a setting: MB and seconds of a run, mean over the seeds."""
 
     def cell(seeds: Mapping[int, RunDirectory]) -> str:
-        sent = np.mean([sum(run.values("bytes_up") + run.values("bytes_down")) for run in seeds.values()]) / 1e6
+        sent = (
+            np.mean(
+                [sum(run.values("bytes_up") + run.values("bytes_down")) for run in seeds.values()]
+            )
+            / 1e6
+        )
         seconds = np.mean([sum(run.values("seconds")) for run in seeds.values()])
         return f"{sent:.1f} MB, {seconds:.1f} s"
 
@@ -155,8 +183,8 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def rank_table(ranking: Ranking) -> pd.DataFrame:
-    """Return a row a method, the best first: mean rank, and the groups without a significant difference that it is
-    in."""
+    """Return a row a method, the best first: mean rank, and the groups without a significant
+    difference that it is in."""
     found = ranking.comparison
     letters = ["" for _ in found.methods]
     for number, (first, last) in enumerate(found.cliques):

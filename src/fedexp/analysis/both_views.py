@@ -1,4 +1,5 @@
-"""Runs in the view of the paper's rule beside the same runs in the plain test: a table for notes of REPRODUCTION.md.
+"""Runs in the view of the paper's rule beside the same runs in the plain test: a table for notes of
+REPRODUCTION.md.
 
 A line `::: both_views <sweep>` of a note stands for it, so that no number in it is typed by hand.
 """
@@ -13,7 +14,13 @@ from fedexp.analysis import layout, parts
 
 MARKER = re.compile(r"^::: both_views (\w+)$", re.MULTILINE)
 JUDGED = ("within", "outside")
-COLUMNS = ("precision", "under the rule", "plain test, last round", "plain test, mean of the last ten", "printed")
+COLUMNS = (
+    "precision",
+    "under the rule",
+    "plain test, last round",
+    "plain test, mean of the last ten",
+    "printed",
+)
 
 
 def filled(note: str, tables: Mapping[str, pd.DataFrame | None]) -> str:
@@ -27,15 +34,21 @@ def filled(note: str, tables: Mapping[str, pd.DataFrame | None]) -> str:
 
 
 def both_views(tidy: pd.DataFrame) -> str:
-    """Return a row for each method and setting with a verdict on a run that has the plain test, too: accuracy and F."""
+    """Return a row for each method and setting with a verdict on a run that has the plain test,
+    too: accuracy and F."""
     table = parts.printed_once(tidy)
     named = table.assign(column=layout.column_names(table))
-    known = named[named["verdict"].isin(JUDGED) & named["plain_last"].notna() & (named["protocol"] == "full")]
+    known = named[
+        named["verdict"].isin(JUDGED) & named["plain_last"].notna() & (named["protocol"] == "full")
+    ]
     columns = list(named["column"].unique())
     groups = known.groupby(["column", "method"], sort=False)
-    ordered = sorted(groups, key=lambda each: columns.index(each[0][0]))  # stable: methods as the paper has them
+    # stable: methods as the paper has them
+    ordered = sorted(groups, key=lambda each: columns.index(each[0][0]))
     rows = {f"{column}, {method}": row(group) for (column, method), group in ordered}
-    return layout.markdown(pd.DataFrame(list(rows.values()), index=list(rows), columns=list(COLUMNS))).strip()
+    return layout.markdown(
+        pd.DataFrame(list(rows.values()), index=list(rows), columns=list(COLUMNS))
+    ).strip()
 
 
 def row(group: pd.DataFrame) -> list[str]:

@@ -1,8 +1,9 @@
-"""Claims of a paper's text about its table: the largest and smallest speed-up of a method over the others.
+"""Claims of a paper's text about its table: the largest and smallest speed-up of a method over the
+others.
 
-A sweep names them by `claims: <table of tables.csv>`. Of Flashback these are four: the most times sooner that it
-reaches a target than any baseline, on each data set, and the fewest over all. A baseline that never reaches the
-target has no ratio, as in the paper.
+A sweep names them by `claims: <table of tables.csv>`. Of Flashback these are four: the most times
+sooner that it reaches a target than any baseline, on each data set, and the fewest over all. A
+baseline that never reaches the target has no ratio, as in the paper.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,8 +23,16 @@ ALL = "all"  # the data set of a claim about all of them
 
 def with_claims(tidy: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
     """Return the tidy table of a sweep with a row for each claim of the text at its end."""
-    rows = [claim(tidy, row) for row in compare.printed_cells(sweep, sweep.claims)] if sweep.claims else []
-    return pd.concat([tidy, pd.DataFrame(rows, columns=tidy.columns)], ignore_index=True) if rows else tidy
+    rows = (
+        [claim(tidy, row) for row in compare.printed_cells(sweep, sweep.claims)]
+        if sweep.claims
+        else []
+    )
+    return (
+        pd.concat([tidy, pd.DataFrame(rows, columns=tidy.columns)], ignore_index=True)
+        if rows
+        else tidy
+    )
 
 
 def of_text(tidy: pd.DataFrame) -> pd.Series:
@@ -32,13 +41,16 @@ def of_text(tidy: pd.DataFrame) -> pd.Series:
 
 
 def claim(tidy: pd.DataFrame, row: Mapping[str, str]) -> dict[str, Any]:
-    """Return the row of one claim; it is judged where all cells in its scope were run at the full protocol."""
+    """Return the row of one claim; it is judged where all cells in its scope were run at the full
+    protocol."""
     cells = tidy[tidy["metric"].str.startswith(TARGET)]
     if row["dataset"] != ALL:
         cells = cells[cells["dataset"] == row["dataset"]]
     full = cells[cells["protocol"] == "full"]
-    ours, table = (extreme(row, list(speedups(part, row["method"], of)))
-                   for part, of in ((full, "mean"), (cells, "printed")))  # fmt: skip
+    ours, table = (
+        extreme(row, list(speedups(part, row["method"], of)))
+        for part, of in ((full, "mean"), (cells, "printed"))
+    )
     printed = float(row["value"])
     difference = None if ours is None else ours - printed
     return {
@@ -52,14 +64,28 @@ def claim(tidy: pd.DataFrame, row: Mapping[str, str]) -> dict[str, Any]:
         "tolerance": tolerance(row),
         "verdict": verdict(row, cells, difference, table),
         "protocol": "full" if len(full) else "",
-        "note": row["note"] if table is None else f"{row['note']}; Table 1 itself gives {table:.1f}",
+        "note": (
+            row["note"] if table is None else f"{row['note']}; Table 1 itself gives {table:.1f}"
+        ),
     } | dict.fromkeys(
-        ("rule", "error_from", "changes", "from", "order", "order_by", "released", "reading", "closest"), ""
+        (
+            "rule",
+            "error_from",
+            "changes",
+            "from",
+            "order",
+            "order_by",
+            "released",
+            "reading",
+            "closest",
+        ),
+        "",
     )
 
 
 def speedups(cells: pd.DataFrame, method: str, of: str) -> Iterator[float]:
-    """Yield the rounds of every other method over those of this one in each setting, to each target; of: a column."""
+    """Yield the rounds of every other method over those of this one in each setting, to each
+    target; of: a column."""
     for _, group in cells.groupby(list(SETTING), sort=False):
         known = group.dropna(subset=of)
         mine = known.loc[known["method"] == method, of]
@@ -80,7 +106,9 @@ def rounds_to(number: float, printed: str) -> bool:
     return abs(number - float(printed)) <= 0.5 * 10**-digits * (1 + 1e-9)
 
 
-def verdict(row: Mapping[str, str], cells: pd.DataFrame, difference: float | None, table: float | None) -> str:
+def verdict(
+    row: Mapping[str, str], cells: pd.DataFrame, difference: float | None, table: float | None
+) -> str:
     """Return the verdict on a claim; table: what the paper's own table gives for it."""
     full = int((cells["protocol"] == "full").sum())
     if not (cells["n"] > 0).any():
@@ -97,19 +125,32 @@ def verdict(row: Mapping[str, str], cells: pd.DataFrame, difference: float | Non
 
 
 def sections(tidy: pd.DataFrame) -> list[Section]:
-    """Return the speed-ups over each baseline and the claims about them; [] where nothing is claimed."""
+    """Return the speed-ups over each baseline and the claims about them; [] where nothing is
+    claimed."""
     said = tidy[of_text(tidy)]
     if not len(said):
         return []
     cells = tidy[~of_text(tidy) & tidy["metric"].str.startswith(TARGET)]
     method = str(said["method"].iloc[0])
-    found = [over_each(group, f"{name}: speed-up of {method} over each baseline, ours [printed]", method)
-             for name, group in cells.groupby("dataset", sort=False)]  # fmt: skip
-    rows = [[number(row["mean"], "ratio") + MARKS.get(row["verdict"], ""), number(row["printed"], "ratio"),
-             row["verdict"], row["note"]] for row in said.to_dict("records")]  # fmt: skip
+    found = [
+        over_each(group, f"{name}: speed-up of {method} over each baseline, ours [printed]", method)
+        for name, group in cells.groupby("dataset", sort=False)
+    ]
+    rows = [
+        [
+            number(row["mean"], "ratio") + MARKS.get(row["verdict"], ""),
+            number(row["printed"], "ratio"),
+            row["verdict"],
+            row["note"],
+        ]
+        for row in said.to_dict("records")
+    ]
     columns = ["ours", "printed", "verdict", "note"]
     index = said["setting"].str.partition(" (")[0] + " (" + said["dataset"] + ")"
-    return [*found, Section("What the text claims of them", pd.DataFrame(rows, index=index, columns=columns))]
+    return [
+        *found,
+        Section("What the text claims of them", pd.DataFrame(rows, index=index, columns=columns)),
+    ]
 
 
 def over_each(cells: pd.DataFrame, title: str, method: str) -> Section:
@@ -121,7 +162,9 @@ def over_each(cells: pd.DataFrame, title: str, method: str) -> Section:
         ratios = pd.DataFrame({"ours": ours, "printed": rounds["printed"].astype(float)})
         ratios = ratios.div(ratios.loc[method]).drop(index=method)
         x = str(key[1]).removeprefix(TARGET).removesuffix("A") or "1"
-        columns[f"{key[0]} x={x}"] = {str(name): text(row["ours"], row["printed"]) for name, row in ratios.iterrows()}
+        columns[f"{key[0]} x={x}"] = {
+            str(name): text(row["ours"], row["printed"]) for name, row in ratios.iterrows()
+        }
     return Section(title, pd.DataFrame(columns))
 
 

@@ -1,4 +1,5 @@
-"""A sweep beside the printed table: every cell with n, mean, standard deviation, the printed value and a verdict."""
+"""A sweep beside the printed table: every cell with n, mean, standard deviation, the printed value
+and a verdict."""
 
 import csv
 import math
@@ -24,18 +25,34 @@ from fedexp.rundir.revisions import outdated
 from fedexp.rundir.sweeps import SweepDirectory, with_latest_code
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
-RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
-CELL = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "method")
-EMPTY = ("not_applicable", "not_run")  # beginnings of the notes on cells that the paper leaves empty
+# what the papers' released code gives at the printed protocol, where known
+RELEASED = TABLES.with_name("released.csv")
+CELL = (
+    "dataset",
+    "partition",
+    "partition_param",
+    "clients",
+    "participation",
+    "local_epochs",
+    "setting",
+    "method",
+)
+# beginnings of the notes on cells that the paper leaves empty
+EMPTY = ("not_applicable", "not_run")
 NEVER = math.inf
 OF_TASKS = ("average_accuracy", "new_task_accuracy")
-AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")  # of FedAvg itself all its rounds and 1, by definition
+# of FedAvg itself all its rounds and 1, by definition
+AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
 # Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
-WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs"))
+WHERE = tuple(
+    f"hardware{rest}"
+    for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs")
+)
 
 
 def load_jobs(directory: Path) -> list[RunDirectory]:
-    """All runs of a sweep, also those that have failed or are not at their end, with the latest code of each."""
+    """All runs of a sweep, also those that have failed or are not at their end, with the latest
+    code of each."""
     return with_latest_code(SweepDirectory(directory).jobs)
 
 
@@ -45,7 +62,8 @@ def load_runs(directory: Path) -> list[RunDirectory]:
 
 
 def values_of(run: RunDirectory, rule: Rule, metric: str) -> list[float]:
-    """The metric in the view of the rule, round by round where it is defined; [] where the run lacks the view."""
+    """The metric in the view of the rule, round by round where it is defined; [] where the run
+    lacks the view."""
     return run.values(rule.column(metric))
 
 
@@ -57,8 +75,9 @@ def reported(run: RunDirectory, rule: Rule, metric: str) -> float | None:
 
 
 def series(run: RunDirectory, rule: Rule, measure: Mapping[str, Any]) -> list[float]:
-    """Return the values of the rounds of a run from which its number's noise is taken: its metric in the view of the
-    rule, or that of the rounds of its task; [] for what has no value a round (rounds to a target, alignment)."""
+    """Return the values of the rounds of a run from which its number's noise is taken: its metric
+    in the view of the rule, or that of the rounds of its task; [] for what has no value a round
+    (rounds to a target, alignment)."""
     kind = str(measure["value"])
     if kind in COLUMNS:
         return values_of(run, rule, kind)
@@ -71,8 +90,8 @@ Found = tuple[RunDirectory, Mapping[str, Any]]  # a run of a printed cell, with 
 
 
 def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
-    """Return the first round that reaches an accuracy, on the validation set where there is one; None where none
-    does."""
+    """Return the first round that reaches an accuracy, on the validation set where there is one;
+    None where none does."""
     if not len(run.curve):
         return None
     validation = named("test_accuracy", VALIDATION)
@@ -109,7 +128,8 @@ def cells(sweep: Sweep, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
                 mine[i].append((run, measure))
     released = released_code()
     tidy = pd.DataFrame(
-        cell(Context(sweep, row, printed, runs), mine[i]) | {"released": released.get(released_key(row), "")}
+        cell(Context(sweep, row, printed, runs), mine[i])
+        | {"released": released.get(released_key(row), "")}
         for i, row in enumerate(printed)
         if row["method"] != "(all)"
     )
@@ -117,7 +137,8 @@ def cells(sweep: Sweep, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
 
 
 def released_code() -> dict[tuple[str, ...], str]:
-    """Return what the released code gives for a printed cell, such as `84.5 (round 110, seed 1)`, by `released_key`."""
+    """Return what the released code gives for a printed cell, such as `84.5 (round 110, seed 1)`,
+    by `released_key`."""
     with RELEASED.open(encoding="utf-8", newline="") as file:
         return {released_key(row): f"{row['value']} ({row['of']})" for row in csv.DictReader(file)}
 
@@ -132,26 +153,34 @@ def matches(
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the printed values of a run, with what to measure for each."""
     for measure in block.measures:
-        wanted = dict(fields) | {key: str(measure[key]) for key in ("metric", "setting") if key in measure}
+        wanted = dict(fields) | {
+            key: str(measure[key]) for key in ("metric", "setting") if key in measure
+        }
         for i, row in enumerate(printed):
             if all(row[key] == value for key, value in wanted.items()):
                 yield i, measure
 
 
 def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
-    """Return one row of the tidy table. Runs of different protocols are never put together: those at the sweep's own
-    stand there or, where there are none, the largest group that was run at another."""
+    """Return one row of the tidy table. Runs of different protocols are never put together: those
+    at the sweep's own stand there or, where there are none, the largest group that was run at
+    another."""
     row = context.row
     protocols: dict[tuple[str, ...], list[Found]] = {(): []}
     for run, measure in jobs:
         if run.finished:
             protocols.setdefault(tuple(context.protocol(run)), []).append((run, measure))
-    changes = () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
+    changes = (
+        () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
+    )
     used = counted(context, protocols[changes])
     said = [text for text in changes if text.startswith(("data: ", "older code: "))]
     return {
         **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
-        "status": ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()) or "not run",
+        "status": ", ".join(
+            f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()
+        )
+        or "not run",
         "n": len(used),
         "diverged": sum(run.diverged for run, _ in used),
         **numbers(context, used, bool(changes)),
@@ -159,13 +188,16 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in said), *said))),
         "not_shown": sum(map(len, protocols.values())) - len(used),
         **origin([run for run, _ in used]),
-        "from": " ".join(sorted({run.directory.parent.name for run, _ in used if run.stands_for is not None})),
+        "from": " ".join(
+            sorted({run.directory.parent.name for run, _ in used if run.stands_for is not None})
+        ),
         "note": row["note"],
     }
 
 
 def numbers(context: "Context", used: Sequence[Found], changed: bool) -> dict[str, Any]:
-    """Return what a cell has of numbers: measured and printed, their difference, what it may be, and the verdict.
+    """Return what a cell has of numbers: measured and printed, their difference, what it may be,
+    and the verdict.
 
     used: the runs that count; changed: whether their protocol is not the sweep's own."""
     row, rule = context.row, context.sweep.rule
@@ -173,7 +205,8 @@ def numbers(context: "Context", used: Sequence[Found], changed: bool) -> dict[st
     sound = [(run, measure) for run, measure in used if not run.diverged]
     raw = [value for pair in sound if (value := context.value(*pair)) is not None]
     never = sum(value == NEVER for value in raw)
-    values = np.array([] if never else raw) * scale  # the mean over those seeds that get there would flatter
+    # the mean over those seeds that get there would flatter
+    values = np.array([] if never else raw) * scale
     target = float(row["value"]) if row["value"] else None
     mean = float(values.mean()) if len(values) else None
     difference = None if mean is None or target is None else mean - target
@@ -184,7 +217,9 @@ def numbers(context: "Context", used: Sequence[Found], changed: bool) -> dict[st
     allowed = None if target is None else tolerance(row, error.error)
     lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
     diverged, defined = [run.diverged for run, _ in used], is_defined(row, used)
-    judged = verdict(row, diverged, len(raw) - never, never, difference, allowed, changed, lacks, mean)
+    judged = verdict(
+        row, diverged, len(raw) - never, never, difference, allowed, changed, lacks, mean
+    )
     return {
         "rule": str(rule) if metric else "",
         "mean": mean,
@@ -202,19 +237,26 @@ def numbers(context: "Context", used: Sequence[Found], changed: bool) -> dict[st
 
 def is_defined(row: Mapping[str, str], used: Sequence[Found]) -> bool:
     """Return whether a printed value is so by definition: what FedAvg gains on FedAvg."""
-    return row["method"] == "FedAvg" and any(measure["value"] in AGAINST_FEDAVG for _, measure in used)
+    return row["method"] == "FedAvg" and any(
+        measure["value"] in AGAINST_FEDAVG for _, measure in used
+    )
 
 
 def counted(context: "Context", pairs: Sequence[Found]) -> list[Found]:
     """Return those runs of a cell that count, in their order.
 
-    Runs without the view of the rule are not averaged with those that have it; one that diverged has no value, and
-    counts. Of a seed that was run more than once, in another precision say, one run counts: in the precision that most
-    runs have."""
+    Runs without the view of the rule are not averaged with those that have it; one that diverged
+    has no value, and counts. Of a seed that was run more than once, in another precision say, one
+    run counts: in the precision that most runs have."""
     has = [context.value(*pair) is not None for pair in pairs]
-    known = [(pair, there) for pair, there in zip(pairs, has, strict=True) if there or pair[0].diverged or not any(has)]
+    known = [
+        (pair, there)
+        for pair, there in zip(pairs, has, strict=True)
+        if there or pair[0].diverged or not any(has)
+    ]
     common = Counter(precision_of(run) for (run, _), _ in known)
-    best = sorted(known, key=lambda each: (-common[precision_of(each[0][0])], not each[1]))  # stable
+    # stable
+    best = sorted(known, key=lambda each: (-common[precision_of(each[0][0])], not each[1]))
     chosen: dict[Any, RunDirectory] = {}
     for (run, _), _ in best:
         chosen.setdefault(run.summary.get("seed", id(run)), run)
@@ -229,26 +271,40 @@ def scaled(found: Noise, scale: float) -> Noise:
     return Noise(None if found.error is None else found.error * scale, found.source)
 
 
-def plain_values(runs: Sequence[RunDirectory], metric: str, scale: float) -> dict[str, float | None]:
-    """Return the values of the plain test, whatever the rule: the last round, the mean of the last ten and its standard
-    error, each as a mean over seeds; None for what is neither accuracy nor forgetting."""
+def plain_values(
+    runs: Sequence[RunDirectory], metric: str, scale: float
+) -> dict[str, float | None]:
+    """Return the values of the plain test, whatever the rule: the last round, the mean of the last
+    ten and its standard error, each as a mean over seeds; None for what is neither accuracy nor
+    forgetting."""
     names = {"plain_last": PLAIN_LAST, "plain_last10": PLAIN_LAST_TEN}
     found: dict[str, float | None] = dict.fromkeys((*names, "plain_error"))
     for name, rule in names.items():
-        values = [value for run in runs if metric and (value := reported(run, rule, metric)) is not None]
+        values = [
+            value for run in runs if metric and (value := reported(run, rule, metric)) is not None
+        ]
         if values:
             found[name] = float(np.mean(values)) * scale
             within = [rule.standard_error(values_of(run, rule, metric)) for run in runs]
-            found["plain_error"] = scaled(noise(values, within), scale).error  # in the end that of the last ten
+            # in the end that of the last ten
+            found["plain_error"] = scaled(noise(values, within), scale).error
     return found
 
 
 def origin(runs: Sequence[RunDirectory]) -> dict[str, str]:
     """Seeds, commits and hardware of runs, as far as they are known."""
-    seeds = sorted({int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None})
+    seeds = sorted(
+        {int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None}
+    )
     commits = sorted({str(run.summary["commit"])[:7] for run in runs if run.summary.get("commit")})
-    machines = sorted({machine(run.summary["hardware"]) for run in runs if run.summary.get("hardware")})
-    return {"seeds": " ".join(map(str, seeds)), "commits": " ".join(commits), "hardware": "; ".join(machines)}
+    machines = sorted(
+        {machine(run.summary["hardware"]) for run in runs if run.summary.get("hardware")}
+    )
+    return {
+        "seeds": " ".join(map(str, seeds)),
+        "commits": " ".join(commits),
+        "hardware": "; ".join(machines),
+    }
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
@@ -257,9 +313,13 @@ def machine(hardware: Mapping[str, Any]) -> str:
 
 
 def departures(sweep: Sweep, run: RunDirectory) -> list[str]:
-    """Say how a run departs from the protocol of the printed table: other options, other data under its name, or a
-    method that was corrected since."""
-    return protocol_of(sweep, run.overrides) + other_data(run.summary, run.overrides) + outdated(run.config)
+    """Say how a run departs from the protocol of the printed table: other options, other data under
+    its name, or a method that was corrected since."""
+    return (
+        protocol_of(sweep, run.overrides)
+        + other_data(run.summary, run.overrides)
+        + outdated(run.config)
+    )
 
 
 @dataclass(frozen=True)
@@ -275,7 +335,8 @@ class Context:
         return departures(self.sweep, run)
 
     def value(self, run: RunDirectory, measure: Mapping[str, Any]) -> float | None:
-        """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there is no number."""
+        """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there
+        is no number."""
         kind = measure["value"]
         match kind:
             case "accuracy" | "forgetting":
@@ -298,27 +359,47 @@ class Context:
     def printed_target(self) -> float:
         """Return Flashback's A of this setting."""
         same = ("dataset", "partition_param")
-        found = [r for r in self.printed if r["metric"] == "target_accuracy" and all(r[k] == self.row[k] for k in same)]
+        found = [
+            r
+            for r in self.printed
+            if r["metric"] == "target_accuracy" and all(r[k] == self.row[k] for k in same)
+        ]
         return float(found[0]["value"])
 
     def against_fedavg(self, run: RunDirectory, speedup: bool) -> float | None:
-        """Return the rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the
-        same protocol; or how many times fewer than FedAvg's number of rounds; for FedAvg all its rounds, and 1."""
+        """Return the rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of
+        the setting at the same protocol; or how many times fewer than FedAvg's number of rounds;
+        for FedAvg all its rounds, and 1."""
         if self.row["method"] == "FedAvg":
             return 1.0 if speedup else float(run.summary["rounds"])
         fedavg, protocol = [], self.protocol(run)
         for other in self.runs:
             found = cell_of(self.sweep, other.overrides)
-            if found and found[1].get("method") == "FedAvg" and found[1]["dataset"] == self.row["dataset"]:
+            if (
+                found
+                and found[1].get("method") == "FedAvg"
+                and found[1]["dataset"] == self.row["dataset"]
+            ):
                 fedavg += [other] if self.protocol(other) == protocol else []
         if not fedavg:
             return None
         accuracy = {"value": "accuracy"}
-        fedavg = [other for other, _ in counted(self, [(other, accuracy) for other in fedavg]) if not other.diverged]
+        fedavg = [
+            other
+            for other, _ in counted(self, [(other, accuracy) for other in fedavg])
+            if not other.diverged
+        ]
         if not fedavg:
             return None
-        ends = [other.summary["accuracy" if "accuracy" in other.summary else "validation_accuracy"] for other in fedavg]
+        ends = [
+            other.summary["accuracy" if "accuracy" in other.summary else "validation_accuracy"]
+            for other in fedavg
+        ]
         rounds = rounds_to(run, float(np.mean(ends)))
         if rounds is None:
             return NEVER
-        return float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds if speedup else rounds
+        return (
+            float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds
+            if speedup
+            else rounds
+        )

@@ -1,7 +1,8 @@
-"""Learning curves of the committed runs of a sweep, one picture a setting, from the files of `fedexp report --keep`.
+"""Learning curves of the committed runs of a sweep, one picture a setting, from the files of
+`fedexp report --keep`.
 
-A picture has all methods that were run in the setting, with the mean over seeds and a band of one standard deviation,
-and as circles what is known of the papers' released code.
+A picture has all methods that were run in the setting, with the mean over seeds and a band of one
+standard deviation, and as circles what is known of the papers' released code.
 """
 
 import csv
@@ -22,8 +23,12 @@ from fedexp.rundir.revisions import outdated
 
 FOLDER = Path("docs", "reproduction", "curves")
 LABELS = {"test_accuracy": "test accuracy", "forgetting": "forgetting F"}
-TASK_LABELS = {"average_accuracy": "average accuracy on the learned tasks", "new_task_accuracy": "new-task accuracy"}
-RELEASED_CURVES = RELEASED.with_name("released_curves.csv")  # experiment, algorithm, round, test_accuracy, source
+TASK_LABELS = {
+    "average_accuracy": "average accuracy on the learned tasks",
+    "new_task_accuracy": "new-task accuracy",
+}
+# experiment, algorithm, round, test_accuracy, source
+RELEASED_CURVES = RELEASED.with_name("released_curves.csv")
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,13 @@ class KeptRun:
 
 
 def kept_runs(sweep: Path) -> Iterator[KeptRun]:
-    """Yield the runs of a sweep's directory, with those of other sweeps that its files name, in the order of names. On
-    which hardware they were made is no part of a setting, as in tables."""
+    """Yield the runs of a sweep's directory, with those of other sweeps that its files name, in the
+    order of names. On which hardware they were made is no part of a setting, as in tables."""
     for path in sorted((sweep / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
         content = evidence.read(path)
-        overrides = tuple(text for text in content.get("overrides", ()) if not text.startswith("hardware"))
+        overrides = tuple(
+            text for text in content.get("overrides", ()) if not text.startswith("hardware")
+        )
         if "elsewhere" in content:
             _, _, other, run = str(content["elsewhere"]).split("/")
             path = sweep.parent / other / evidence.FOLDER / f"{run}{evidence.SUFFIX}"
@@ -68,14 +75,19 @@ def pictures(root: Path, sweep: Sweep) -> dict[Path, str]:
     Raises ConfigError for a damaged file."""
     runs = list(kept_runs(root / "multirun" / sweep.name))
     try:
-        return {FOLDER / f"{sweep.name}_{slug(name)}.svg": picture(sweep, name, methods)
-                for name, methods in settings(runs).items()}  # fmt: skip
+        return {
+            FOLDER / f"{sweep.name}_{slug(name)}.svg": picture(sweep, name, methods)
+            for name, methods in settings(runs).items()
+        }
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"multirun/{sweep.name}/{evidence.FOLDER}: not the files of runs ({error!r})") from error
+        raise ConfigError(
+            f"multirun/{sweep.name}/{evidence.FOLDER}: not the files of runs ({error!r})"
+        ) from error
 
 
 def settings(runs: Sequence[KeptRun]) -> dict[str, dict[str, list[KeptRun]]]:
-    """Group runs by setting and method; of a seed that was run again with more test views, that one alone."""
+    """Group runs by setting and method; of a seed that was run again with more test views, that one
+    alone."""
     shared, single = shared_overrides(runs), len({run.summary["algorithm"] for run in runs}) == 1
     found: dict[str, dict[str, dict[Any, KeptRun]]] = {}
     for run in sorted(runs, key=lambda run: run.views):
@@ -92,40 +104,61 @@ def picture(sweep: Sweep, setting: str, methods: Mapping[str, Sequence[KeptRun]]
     """Return the SVG of a setting."""
     runs = [run for group in methods.values() for run in group]
     labels = TASK_LABELS if any(run.column("average_accuracy") for run in runs) else LABELS
-    views = ["", *(["_augmented"] if any(run.column(f"{name}_augmented") for run in runs for name in labels) else [])]
+    views = [
+        "",
+        *(
+            ["_augmented"]
+            if any(run.column(f"{name}_augmented") for run in runs for name in labels)
+            else []
+        ),
+    ]
     released = released_curves(setting)
     panels = []
     for view in views:
         for name, label in labels.items():
             curves = [curve(i, group, name + view) for i, group in enumerate(methods.values())]
             points = released if name + view == "test_accuracy" else {}
-            curves += [Curve(number(methods, method), pairs, marks=True) for method, pairs in points.items()]
+            curves += [
+                Curve(number(methods, method), pairs, marks=True)
+                for method, pairs in points.items()
+            ]
             panels.append(Panel(f"{label}, {view.removeprefix('_') or 'plain'} test", curves))
-    legend = [(i, f"{method}{f', {len(group)} seeds' if len(group) > 1 else ''}", False)
-              for i, (method, group) in enumerate(methods.items())]  # fmt: skip
+    legend = [
+        (i, f"{method}{f', {len(group)} seeds' if len(group) > 1 else ''}", False)
+        for i, (method, group) in enumerate(methods.items())
+    ]
     legend += [(number(methods, method), f"{method}, released code", True) for method in released]
     return chart(f"{sweep.name}: {setting}", panels, legend, len(labels))
 
 
 def curve(index: int, runs: Sequence[KeptRun], column: str) -> Curve:
-    """Return the mean of a column over those runs that have it, in the rounds that all of these have."""
+    """Return the mean of a column over those runs that have it, in the rounds that all of these
+    have."""
     found = [values for run in runs if (values := run.column(column))]
     rounds = sorted(set.intersection(*map(set, found))) if found else []
     points = [(r, statistics.fmean(values[r] for values in found)) for r in rounds]
-    spread = [statistics.stdev([values[r] for values in found]) for r in rounds] if len(found) > 1 else []
+    spread = (
+        [statistics.stdev([values[r] for values in found]) for r in rounds]
+        if len(found) > 1
+        else []
+    )
     return Curve(index, points, spread)
 
 
 def number(methods: Mapping[str, Any], method: str) -> int:
-    """Return the number of a method's line; the next free one for a method that was not run here."""
+    """Return the number of a method's line; the next free one for a method that was not run
+    here."""
     return [*methods, method].index(method)
 
 
 def released_curves(setting: str) -> dict[str, list[tuple[int, float]]]:
-    """Return algorithm -> (round, test accuracy) of the released code in a setting that begins with an experiment."""
+    """Return algorithm -> (round, test accuracy) of the released code in a setting that begins with
+    an experiment."""
     found: dict[str, list[tuple[int, float]]] = {}
     with RELEASED_CURVES.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if setting == row["experiment"]:
-                found.setdefault(row["algorithm"], []).append((int(row["round"]), float(row["test_accuracy"])))
+                found.setdefault(row["algorithm"], []).append(
+                    (int(row["round"]), float(row["test_accuracy"]))
+                )
     return found

@@ -17,19 +17,25 @@ LINE = 90  # letters of a title
 
 
 def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
-    """Draw loss and accuracy of a model of each run under Gaussian noise on its parameters (FedNTD Fig. 14). options:
-    flags of `fedexp analyse <run> noise`."""
+    """Draw loss and accuracy of a model of each run under Gaussian noise on its parameters (FedNTD
+    Fig. 14). options: flags of `fedexp analyse <run> noise`."""
     found = [(label, *noise_of(method.runs[0], options)) for label, method in flat(settings)]
     curves = [(label, curve) for label, curve, _ in found]
     models = list(dict.fromkeys(model for _, _, model in found))
-    of = models[0] if len(models) == 1 else "a local model of each" if "client" in options else "the global models"
+    of = (
+        models[0]
+        if len(models) == 1
+        else "a local model of each"
+        if "client" in options
+        else "the global models"
+    )
     subject = f"{said_of(settings, title)}; {of}, {curves[0][1].examples:,} test examples"
     return draw.noise(curves, "\n".join(textwrap.wrap(subject, LINE)))
 
 
 def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
-    """Draw the t-SNE of the models of all methods together, a row for each setting that has several (FedNTD Fig. 21).
-    options: flags of `fedexp analyse <run> tsne`."""
+    """Draw the t-SNE of the models of all methods together, a row for each setting that has several
+    (FedNTD Fig. 21). options: flags of `fedexp analyse <run> tsne`."""
     rows, subjects = [], []
     for setting in settings:
         if len(setting.methods) > 1:
@@ -43,4 +49,6 @@ def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figur
     if not all(np.array_equal(each.labels, subject.labels) for each in subjects):
         raise ConfigError("the settings have different test examples")
     said = f"{said_of(settings, title)}; {len(subject.labels):,} test examples"
-    return draw.embedding(rows, subject.labels, subject.bench.data.classes, "\n".join(textwrap.wrap(said, LINE)))
+    return draw.embedding(
+        rows, subject.labels, subject.bench.data.classes, "\n".join(textwrap.wrap(said, LINE))
+    )

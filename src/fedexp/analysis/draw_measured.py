@@ -1,4 +1,5 @@
-"""Pictures of what the runs of a setting have measured of local models, in the layout of FedNTD's figures."""
+"""Pictures of what the runs of a setting have measured of local models, in the layout of FedNTD's
+figures."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,10 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
         yield "local_training", local_training
     if any(WEIGHT_DIVERGENCE in file.analyses for file in files):
         yield "weight_divergence", weight_divergence
-    if any(file.has("in_local_accuracy") and file.history and file.history.local_rounds for file in files):
+    if any(
+        file.has("in_local_accuracy") and file.history and file.history.local_rounds
+        for file in files
+    ):
         yield "in_out_local", in_out
 
 
@@ -46,8 +50,8 @@ def table_of(method: "Method", name: str) -> "pd.DataFrame | None":
 
 
 def local_epochs(setting: "Setting") -> Figure:
-    """Draw accuracies against the local epoch in the last measured round, mean and standard deviation over clients and
-    seeds, 0 before training (FedNTD Fig. 6)."""
+    """Draw accuracies against the local epoch in the last measured round, mean and standard
+    deviation over clients and seeds, 0 before training (FedNTD Fig. 6)."""
     figure = Figure(figsize=(width(), 3.4), layout="constrained")
     panels = figure.subplots(1, len(EPOCH_PANELS))
     last = 0
@@ -55,7 +59,13 @@ def local_epochs(setting: "Setting") -> Figure:
         if (table := table_of(method, LOCAL_EPOCHS)) is not None:
             last = int(table["round"].max())
             for axes, column in zip(panels, EPOCH_PANELS, strict=True):
-                spread(axes, table[table["round"] == last], "epoch", column, look(number) | {"label": method.label})
+                spread(
+                    axes,
+                    table[table["round"] == last],
+                    "epoch",
+                    column,
+                    look(number) | {"label": method.label},
+                )
     for axes, label in zip(panels, EPOCH_PANELS.values(), strict=True):
         accuracy_panel(axes, label, "local epoch", 8)
     panels[0].set_ylabel("accuracy")
@@ -65,15 +75,20 @@ def local_epochs(setting: "Setting") -> Figure:
 
 
 def local_training(setting: "Setting") -> Figure:
-    """Draw the accuracy of local models after local training on their own training examples and on their own
-    distribution, and of the global model, against the round (FedNTD Fig. 11 and 12)."""
+    """Draw the accuracy of local models after local training on their own training examples and on
+    their own distribution, and of the global model, against the round (FedNTD Fig. 11 and 12)."""
     figure = Figure(figsize=(width(), 3.4), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
-    titles = {"train_accuracy": "local training examples", "in_local_accuracy": "own distribution (in-local)"}
+    titles = {
+        "train_accuracy": "local training examples",
+        "in_local_accuracy": "own distribution (in-local)",
+    }
     for number, method in enumerate(setting.methods):
         style = look(number) | {"linewidth": stroke(0.8)}
         if (table := table_of(method, LOCAL_EPOCHS)) is not None:
-            after = table[table["epoch"] == table.groupby(["round", "client"])["epoch"].transform("max")]
+            after = table[
+                table["epoch"] == table.groupby(["round", "client"])["epoch"].transform("max")
+            ]
             for axes, column in zip(panels, titles, strict=False):
                 mean = after.groupby("round")[column].mean()
                 axes.plot(mean.index, mean, **style, label=method.label)
@@ -88,8 +103,9 @@ def local_training(setting: "Setting") -> Figure:
 
 
 def weight_divergence(setting: "Setting") -> Figure:
-    """Draw the distance of local models from the global one against that of its class accuracies from the client's
-    labels, darker in later rounds, and below both against the round (FedNTD Fig. 8)."""
+    """Draw the distance of local models from the global one against that of its class accuracies
+    from the client's labels, darker in later rounds, and below both against the round (FedNTD Fig.
+    8)."""
     figure = Figure(figsize=(width(), 6.2), layout="constrained")
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1)).flat
     found = [
@@ -118,7 +134,8 @@ def weight_divergence(setting: "Setting") -> Figure:
 
 
 def cloud(axes: Axes, total: "pd.DataFrame", colour: str, label: str) -> None:
-    """Draw a point for each client and round; the title has the correlation (Pearson) of the two distances."""
+    """Draw a point for each client and round; the title has the correlation (Pearson) of the two
+    distances."""
     known = total.dropna(subset=["l1", "distribution_distance"])
     known = known[np.isfinite(known["l1"])]
     x, y = known["distribution_distance"].to_numpy(), known["l1"].to_numpy()
@@ -131,9 +148,14 @@ def cloud(axes: Axes, total: "pd.DataFrame", colour: str, label: str) -> None:
 
 
 def in_out(setting: "Setting") -> Figure:
-    """Draw in- and out-local accuracy against the round: of the global model before and after it, on the joint
-    distribution of the round's clients, and of the local models, mean and standard deviation (FedNTD Fig. 4)."""
-    shown = [(m, m.files[0].history) for m in setting.methods if m.files[0].history and m.files[0].history.local_rounds]
+    """Draw in- and out-local accuracy against the round: of the global model before and after it,
+    on the joint distribution of the round's clients, and of the local models, mean and standard
+    deviation (FedNTD Fig. 4)."""
+    shown = [
+        (m, m.files[0].history)
+        for m in setting.methods
+        if m.files[0].history and m.files[0].history.local_rounds
+    ]
     shown = shown[:MOST]
     figure = Figure(figsize=(width(), 1.0 + 2.6 * len(shown)), layout="constrained")
     grid = figure.subplots(len(shown), 2, squeeze=False, sharex=True, sharey=True)
@@ -153,13 +175,17 @@ def in_out(setting: "Setting") -> Figure:
 
 
 def before_and_after(history: History) -> dict[str, np.ndarray]:
-    """Return the series of FedNTD Fig. 4, one value for each round with local models, [T]: `<side> before` and `<side>
-    after` of the global model on the joint distribution of the clients, mean and standard deviation of local models."""
+    """Return the series of FedNTD Fig. 4, one value for each round with local models, [T]: `<side>
+    before` and `<side> after` of the global model on the joint distribution of the clients, mean
+    and standard deviation of local models."""
     found: dict[str, list[float]] = {}
     for index, number in enumerate(history.local_rounds):
         counts, local = history.sampled_counts(index), history.local_class_accuracy[index]
         after = history.class_accuracy[history.rounds.index(number)]
-        pairs = {"before": in_out_joint(history.distributed(number), counts), "after": in_out_joint(after, counts)}
+        pairs = {
+            "before": in_out_joint(history.distributed(number), counts),
+            "after": in_out_joint(after, counts),
+        }
         own = in_out_local(local, counts)
         pairs |= {"local": (own[0].mean(), own[1].mean()), "spread": (own[0].std(), own[1].std())}
         for name, pair in pairs.items():

@@ -1,6 +1,8 @@
-"""Figures in the layouts of the papers: one function each, from labelled runs to a matplotlib Figure.
+"""Figures in the layouts of the papers: one function each, from labelled runs to a matplotlib
+Figure.
 
-Every function has the settings of a sweep (`sweep_figures.Setting`), the title of the sweep, and options of its own.
+Every function has the settings of a sweep (`sweep_figures.Setting`), the title of the sweep, and
+options of its own.
 """
 
 import textwrap
@@ -17,7 +19,15 @@ from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw
 from fedexp.figures.load import RunData
-from fedexp.figures.style import class_axis, colour_bar, colour_map, integers, map_height, stroke, width
+from fedexp.figures.style import (
+    class_axis,
+    colour_bar,
+    colour_map,
+    integers,
+    map_height,
+    stroke,
+    width,
+)
 from fedexp.metrics import forgetting
 from fedexp.metrics.history import History
 
@@ -31,17 +41,20 @@ def label_of(setting: Setting, method: Method, several: bool) -> str:
 
 
 def flat(settings: Sequence[Setting]) -> list[tuple[str, Method]]:
-    """Return (label, method) of all settings; of settings with one method each, the setting is the label."""
+    """Return (label, method) of all settings; of settings with one method each, the setting is the
+    label."""
     alone = len(settings) > 1 and all(len(setting.methods) == 1 for setting in settings)
     same = len({method.name for setting in settings for method in setting.methods}) == 1
     if alone and same:
         return [(setting.name, setting.methods[0]) for setting in settings]
-    return [(label_of(s, method, len(settings) > 1), method) for s in settings for method in s.methods]
+    return [
+        (label_of(s, method, len(settings) > 1), method) for s in settings for method in s.methods
+    ]
 
 
 def history_of(method: Method, local: bool = False) -> History:
-    """Return the class accuracies of a method's first run; raise ConfigError where it has none (local: of local
-    models)."""
+    """Return the class accuracies of a method's first run; raise ConfigError where it has none
+    (local: of local models)."""
     found = method.files[0].history
     if found is None or (local and not found.local_rounds):
         needs = " of local models (forgetting_metric=all)" if local else ""
@@ -50,7 +63,8 @@ def history_of(method: Method, local: bool = False) -> History:
 
 
 def class_maps(settings: Sequence[Setting], title: str, normalised: bool = False) -> Figure:
-    """Draw heat maps classes x rounds of all runs beside each other (FedNTD Fig. 2a, 10; Flashback Fig. 1b, 5)."""
+    """Draw heat maps classes x rounds of all runs beside each other (FedNTD Fig. 2a, 10; Flashback
+    Fig. 1b, 5)."""
     shown = tuple(Method(label, method.runs) for label, method in flat(settings))
     for method in shown:
         history_of(method)
@@ -58,7 +72,8 @@ def class_maps(settings: Sequence[Setting], title: str, normalised: bool = False
 
 
 def class_curves(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw the accuracy of each class over the rounds, and that of all together, a panel a run (FedKA Fig. 1)."""
+    """Draw the accuracy of each class over the rounds, and that of all together, a panel a run
+    (FedKA Fig. 1)."""
     shown = flat(settings)
     figure = Figure(figsize=(width(), 3.7), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
@@ -66,22 +81,35 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
         history = history_of(method)
         count = history.matrix.shape[1]
         for c, values in enumerate(history.matrix.T):
-            axes.plot(history.rounds, values, **draw_models.class_look(c, count), linewidth=stroke(0.5), alpha=0.8)
+            axes.plot(
+                history.rounds,
+                values,
+                **draw_models.class_look(c, count),
+                linewidth=stroke(0.5),
+                alpha=0.8,
+            )
         mean = np.nanmean(history.matrix, 1)
-        axes.plot(history.rounds, mean, color="black", linewidth=stroke(1.6), label="mean of the classes")
+        axes.plot(
+            history.rounds, mean, color="black", linewidth=stroke(1.6), label="mean of the classes"
+        )
         axes.set_title(label)
         finish(axes)
     panels[0].set_ylabel("test accuracy")
     panels[0].legend(loc="lower right")
     classes = shown[0][1].files[0].classes
     draw_models.class_key(figure, list(panels), np.arange(len(classes)), classes, lines=True)
-    draw_sweep.entitle(figure, "Class-wise test accuracy of the global model", said_of(settings, title))
+    draw_sweep.entitle(
+        figure, "Class-wise test accuracy of the global model", said_of(settings, title)
+    )
     return figure
 
 
 def consistency(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw the cosine of the class accuracies of consecutive rounds (FedNTD Fig. 2b), mean over seeds."""
-    figure, axes = one_panel(settings, title, "Cosine similarity of class accuracies with the round before")
+    """Draw the cosine of the class accuracies of consecutive rounds (FedNTD Fig. 2b), mean over
+    seeds."""
+    figure, axes = one_panel(
+        settings, title, "Cosine similarity of class accuracies with the round before"
+    )
     for number, (label, method) in enumerate(flat(settings)):
         histories = [file.history for file in method.files if file.history]
         history_of(method)
@@ -94,8 +122,11 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
     return figure
 
 
-def curves(settings: Sequence[Setting], title: str, column: str = "test_accuracy", label: str = "") -> Figure:
-    """Draw a column of rounds.csv over the rounds, mean over seeds in a band of one standard deviation."""
+def curves(
+    settings: Sequence[Setting], title: str, column: str = "test_accuracy", label: str = ""
+) -> Figure:
+    """Draw a column of rounds.csv over the rounds, mean over seeds in a band of one standard
+    deviation."""
     figure, axes = one_panel(settings, title, label or column.replace("_", " "))
     for number, (name, method) in enumerate(flat(settings)):
         draw_sweep.curve(axes, *method.curve(column), number, name)
@@ -108,18 +139,33 @@ def curves(settings: Sequence[Setting], title: str, column: str = "test_accuracy
 
 
 def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -> Figure:
-    """Draw a value of summary.json by setting, a line of bars for each method (FedNTD Fig. 2c, whose settings are
-    levels of heterogeneity and whose "methods" are data sets): mean over seeds, bars of one standard deviation."""
+    """Draw a value of summary.json by setting, a line of bars for each method (FedNTD Fig. 2c,
+    whose settings are levels of heterogeneity and whose "methods" are data sets): mean over seeds,
+    bars of one standard deviation."""
     figure, axes = one_panel(settings, title, f"{value.capitalize()} by heterogeneity")
     names = list(dict.fromkeys(method.name for setting in settings for method in setting.methods))
     for number, name in enumerate(names):
-        points = [(i, found) for i, setting in enumerate(settings) for method in setting.methods
-                  if method.name == name and (found := draw_sweep.mean_and_spread(method.runs, value))]  # fmt: skip
+        points = [
+            (i, found)
+            for i, setting in enumerate(settings)
+            for method in setting.methods
+            if method.name == name and (found := draw_sweep.mean_and_spread(method.runs, value))
+        ]
         if points:
             mean, spread = np.array([found for _, found in points]).T
-            places = np.array([i for i, _ in points]) + (number - (len(names) - 1) / 2) * 0.8 / len(names)
+            places = np.array([i for i, _ in points]) + (number - (len(names) - 1) / 2) * 0.8 / len(
+                names
+            )
             bars = spread if spread.any() else None  # one seed alone has none
-            axes.bar(places, mean, 0.75 / len(names), yerr=bars, capsize=3, color=f"C{number}", label=name)
+            axes.bar(
+                places,
+                mean,
+                0.75 / len(names),
+                yerr=bars,
+                capsize=3,
+                color=f"C{number}",
+                label=name,
+            )
     axes.set_xticks(range(len(settings)), [setting.name for setting in settings])
     axes.set_ylabel(value)
     axes.grid(True, axis="y")
@@ -137,8 +183,9 @@ def data(settings: Sequence[Setting], title: str) -> Figure:
 
 
 def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> Figure:
-    """Draw the forgetting degree (FedKA Eq. 1, clipped at -1) of each class in the local model of one client over the
-    rounds (FedKA Fig. 2b), of the first run; colours say which classes are dominant for it."""
+    """Draw the forgetting degree (FedKA Eq. 1, clipped at -1) of each class in the local model of
+    one client over the rounds (FedKA Fig. 2b), of the first run; colours say which classes are
+    dominant for it."""
     method = settings[0].methods[0]
     run, (rounds, degree, _) = method.files[0], series_of(method, client)
     kinds = kinds_of_classes(counts_of(run, client))
@@ -147,7 +194,13 @@ def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> 
     for c, kind in enumerate(kinds):
         style = draw_models.class_look(c, len(kinds)) | {"color": KINDS[kind]}
         share = f"{run.classes[c]} ({kind})" if len(kinds) <= 20 else None
-        axes.plot(rounds, degree[:, c], **style, linewidth=stroke(1.3 if kind == "dominant" else 0.6), label=share)
+        axes.plot(
+            rounds,
+            degree[:, c],
+            **style,
+            linewidth=stroke(1.3 if kind == "dominant" else 0.6),
+            label=share,
+        )
     axes.axhline(0, color="0.45", linewidth=0.8)
     axes.set_ylabel("forgetting degree (gains clipped at -1)")
     finish(axes)
@@ -155,9 +208,12 @@ def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> 
     return figure
 
 
-def client_class(settings: Sequence[Setting], title: str, client: int = 0, label: int | None = None) -> Figure:
-    """Draw forgetting degree and local accuracy of one class of one client, method by method (FedKA Fig. 6). label:
-    the class; None: the non-dominant class of which the client has most examples."""
+def client_class(
+    settings: Sequence[Setting], title: str, client: int = 0, label: int | None = None
+) -> Figure:
+    """Draw forgetting degree and local accuracy of one class of one client, method by method (FedKA
+    Fig. 6). label: the class; None: the non-dominant class of which the client has most
+    examples."""
     shown = flat(settings)
     counts = counts_of(shown[0][1].files[0], client)
     chosen = non_dominant(counts, client) if label is None else label
@@ -176,8 +232,9 @@ def client_class(settings: Sequence[Setting], title: str, client: int = 0, label
 
 
 def series_of(method: Method, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (rounds [T] in which a client took part, forgetting degree [T, C] clipped at -1, class accuracies [T, C]
-    of its local model) of a method's first run; raise ConfigError where it never did."""
+    """Return (rounds [T] in which a client took part, forgetting degree [T, C] clipped at -1, class
+    accuracies [T, C] of its local model) of a method's first run; raise ConfigError where it never
+    did."""
     history = history_of(method, local=True)
     rows = [(i, np.flatnonzero(sampled == client)) for i, sampled in enumerate(history.sampled)]
     found = [(history.local_rounds[i], i, int(at[0])) for i, at in rows if len(at)]
@@ -197,15 +254,19 @@ def counts_of(run: RunData, client: int) -> np.ndarray:
 
 
 def kinds_of_classes(counts: np.ndarray, dominance: float = DOMINANCE) -> list[str]:
-    """Return dominant, non-dominant or missing for each class of a client, from its examples [C]: a class is dominant
-    from the share `dominance`/C on (FedKA section 3, whose threshold is not printed)."""
+    """Return dominant, non-dominant or missing for each class of a client, from its examples [C]: a
+    class is dominant from the share `dominance`/C on (FedKA section 3, whose threshold is not
+    printed)."""
     share = counts / counts.sum()
-    return ["missing" if n == 0 else "dominant" if p >= dominance / len(counts) else "non-dominant"
-            for n, p in zip(counts, share, strict=True)]  # fmt: skip
+    return [
+        "missing" if n == 0 else "dominant" if p >= dominance / len(counts) else "non-dominant"
+        for n, p in zip(counts, share, strict=True)
+    ]
 
 
 def non_dominant(counts: np.ndarray, client: int) -> int:
-    """Return the non-dominant class with most examples; without one, the rarest that the client has."""
+    """Return the non-dominant class with most examples; without one, the rarest that the client
+    has."""
     kinds = np.array(kinds_of_classes(counts))
     if (kinds == "non-dominant").any():
         return int(np.argmax(np.where(kinds == "non-dominant", counts, -1)))
@@ -213,8 +274,9 @@ def non_dominant(counts: np.ndarray, client: int) -> int:
 
 
 def round_models(settings: Sequence[Setting], title: str, round: int | None = None) -> Figure:
-    """Draw class accuracies of the global model before a round, of its local models and of the global model after it, a
-    panel a run (Flashback Fig. 2, 10). round: None, or past the end: the last with local models."""
+    """Draw class accuracies of the global model before a round, of its local models and of the
+    global model after it, a panel a run (Flashback Fig. 2, 10). round: None, or past the end: the
+    last with local models."""
     shown = [(label, history_of(method, local=True)) for label, method in flat(settings)]
     columns = min(len(shown), draw_sweep.PER_ROW)
     rows = -(-len(shown) // columns)
@@ -226,27 +288,39 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
     for axes, (label, history) in zip(grid.flat, shown, strict=False):
         past = history if round is None else history.upto(max(round, history.local_rounds[0]))
         maps.append(draw.round_picture(past))
-        image = axes.imshow(maps[-1], aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1)
+        image = axes.imshow(
+            maps[-1], aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1
+        )
         for border in (0.5, len(maps[-1]) - 1.5):
             axes.axhline(border, color="white", linewidth=2)
-        axes.set_yticks([0, (len(maps[-1]) - 1) / 2, len(maps[-1]) - 1], ["before", "clients", "after"])
+        axes.set_yticks(
+            [0, (len(maps[-1]) - 1) / 2, len(maps[-1]) - 1], ["before", "clients", "after"]
+        )
         axes.set_title(f"{label}, round {past.local_rounds[-1]}")
         class_axis(axes, [str(c) for c in range(maps[-1].shape[1])], horizontal=True)
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_axis_off()
-    colour_bar(figure, list(grid.flat), image, "test accuracy of the class", np.concatenate([m.ravel() for m in maps]))
+    colour_bar(
+        figure,
+        list(grid.flat),
+        image,
+        "test accuracy of the class",
+        np.concatenate([m.ravel() for m in maps]),
+    )
     draw_sweep.entitle(figure, "Class accuracies within a round", said_of(settings, title))
     return figure
 
 
 def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw cumulative distributions of round forgetting, a column a setting (Flashback Fig. 4): of the global model
-    above, of local models below."""
+    """Draw cumulative distributions of round forgetting, a column a setting (Flashback Fig. 4): of
+    the global model above, of local models below."""
     figure = Figure(figsize=(max(width(), 2.2 * len(settings) + 2), 5.2), layout="constrained")
     grid = figure.subplots(2, len(settings), squeeze=False, sharey=True)
     for column, setting in zip(grid.T, settings, strict=True):
         for number, method in enumerate(setting.methods):
-            for axes, values in zip(column, (method.global_drops(), method.local_drops()), strict=True):
+            for axes, values in zip(
+                column, (method.global_drops(), method.local_drops()), strict=True
+            ):
                 if np.isfinite(values).any():
                     look = draw_sweep.look(number) | {"linewidth": stroke(0.9), "where": "post"}
                     axes.step(*draw_sweep.distribution(values), **look, label=method.name)
@@ -258,20 +332,26 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)
         axes.grid(True)
-        axes.xaxis.set_major_locator(integers(4) if axes.get_xlim()[1] > 5 else axes.xaxis.get_major_locator())
+        axes.xaxis.set_major_locator(
+            integers(4) if axes.get_xlim()[1] > 5 else axes.xaxis.get_major_locator()
+        )
     if not any(axes.lines for axes in grid[1]):
         raise ConfigError(
-            "no run has evaluated local models (forgetting_metric=round_drop forgetting_metric.local=true)"
+            "no run has evaluated local models (forgetting_metric=round_drop"
+            " forgetting_metric.local=true)"
         )
     draw_sweep.legend(figure, max(grid.flat, key=lambda axes: len(axes.lines)))
-    draw_sweep.entitle(figure, "Round forgetting, cumulative distributions", said_of(settings, title))
+    draw_sweep.entitle(
+        figure, "Round forgetting, cumulative distributions", said_of(settings, title)
+    )
     return figure
 
 
 def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Figure:
-    """Draw the class that each neuron of the last hidden layer prefers, in the global model before the last round whose
-    local models are kept, in these, and in the global model after it, a panel a run (FedNTD Fig. 17). The neurons are
-    sorted by the class that they prefer in the first of them: the more a column keeps its colour, the more aligned."""
+    """Draw the class that each neuron of the last hidden layer prefers, in the global model before
+    the last round whose local models are kept, in these, and in the global model after it, a panel
+    a run (FedNTD Fig. 17). The neurons are sorted by the class that they prefer in the first of
+    them: the more a column keeps its colour, the more aligned."""
     shown = flat(settings)
     found = [preferred_classes(method.runs[0], examples) for _, method in shown]
     classes = len(shown[0][1].files[0].classes)

@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 
 STYLES = ("-", "--", ":", "-.")  # of the second, third, ... eight methods
 PER_ROW = 4  # heat maps beside each other
-# Columns of rounds.csv, each with its label: of a run, and of one in continual learning (CFeD Fig. 3).
+# Columns of rounds.csv, each with its label: of a run, and of one in continual learning (CFeD Fig.
+# 3).
 CURVES = {"test_accuracy": "test accuracy", "forgetting": "forgetting F (BwT)"}
-TASK_CURVES = {"average_accuracy": "average accuracy on\nthe learned tasks", "new_task_accuracy": "new-task accuracy"}
+TASK_CURVES = {
+    "average_accuracy": "average accuracy on\nthe learned tasks",
+    "new_task_accuracy": "new-task accuracy",
+}
 RESULTS = {"accuracy": "test accuracy, last round", "forgetting": "forgetting F (BwT)"}
 
 
@@ -42,9 +46,12 @@ def look(number: int) -> dict[str, Any]:
 
 
 def curves(setting: "Setting") -> Figure:
-    """Draw learning curves: mean over the seeds of each method, in a band of one standard deviation."""
+    """Draw learning curves: mean over the seeds of each method, in a band of one standard
+    deviation."""
     columns = TASK_CURVES if setting.with_tasks else CURVES
-    figure, panels = two_panels("Learning curves: mean ± standard deviation over seeds", setting.title)
+    figure, panels = two_panels(
+        "Learning curves: mean ± standard deviation over seeds", setting.title
+    )
     tested = any(file.has("test_accuracy") for method in setting.methods for file in method.files)
     for axes, (column, name) in zip(panels, columns.items(), strict=True):
         label = name if tested else name.replace("test", "validation")
@@ -66,22 +73,46 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
         return
     mean = values.mean(0)
     marker = "o" if rounds.size <= 40 else None
-    axes.plot(rounds, mean, **look(number), linewidth=stroke(0.8), marker=marker, markersize=3, label=label)
+    axes.plot(
+        rounds,
+        mean,
+        **look(number),
+        linewidth=stroke(0.8),
+        marker=marker,
+        markersize=3,
+        label=label,
+    )
     if len(values) > 1:
         spread = values.std(0, ddof=1)
-        axes.fill_between(rounds, mean - spread, mean + spread, color=look(number)["color"], alpha=0.18, linewidth=0)
+        axes.fill_between(
+            rounds,
+            mean - spread,
+            mean + spread,
+            color=look(number)["color"],
+            alpha=0.18,
+            linewidth=0,
+        )
 
 
 def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
-    """Draw heat maps classes x rounds of all methods beside each other, the lowest seed of each; one scale for all.
+    """Draw heat maps classes x rounds of all methods beside each other, the lowest seed of each;
+    one scale for all.
 
-    normalised: every round divided by its sum, up to three times the share of a class in a balanced model.
+    normalised: every round divided by its sum, up to three times the share of a class in a balanced
+    model.
     """
-    shown = [(method, file, file.history) for method in setting.methods if (file := method.files[0]).history]
+    shown = [
+        (method, file, file.history)
+        for method in setting.methods
+        if (file := method.files[0]).history
+    ]
     classes = shown[0][1].classes
     columns = min(len(shown), PER_ROW)
     rows = -(-len(shown) // columns)
-    size = (max(width(), 2.6 * columns + 1.6), 0.9 + rows * (0.55 + 0.75 * map_height(len(classes))))
+    size = (
+        max(width(), 2.6 * columns + 1.6),
+        0.9 + rows * (0.55 + 0.75 * map_height(len(classes))),
+    )
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     top = min(1.0, 3 / len(classes)) if normalised else 1.0
@@ -97,18 +128,24 @@ def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_axis_off()
     for axes in grid[:, 0]:
-        class_axis(axes, classes if len(classes) <= NAMED_CLASSES else [str(c) for c in range(len(classes))])
+        class_axis(
+            axes,
+            classes if len(classes) <= NAMED_CLASSES else [str(c) for c in range(len(classes))],
+        )
     figure.supxlabel("round", fontsize=rcParams["axes.labelsize"])
     kind = "normalised in every round" if normalised else "of the global model"
     label = "share of the round's summed accuracy" if normalised else "test accuracy of the class"
-    colour_bar(figure, list(grid.flat), image, label, np.concatenate([each.ravel() for each in maps]))
+    colour_bar(
+        figure, list(grid.flat), image, label, np.concatenate([each.ravel() for each in maps])
+    )
     entitle(figure, f"Class-wise test accuracy, {kind}", setting.title)
     return figure
 
 
 def round_forgetting(setting: "Setting") -> Figure:
-    """Draw cumulative distributions of round forgetting (Flashback Fig. 4): of the global model over rounds and, where
-    local models were evaluated, of these over rounds and clients. Further left is less forgetting."""
+    """Draw cumulative distributions of round forgetting (Flashback Fig. 4): of the global model
+    over rounds and, where local models were evaluated, of these over rounds and clients. Further
+    left is less forgetting."""
     drops = {
         "global": [method.global_drops() for method in setting.methods],
         "local": [method.local_drops() for method in setting.methods],
@@ -119,7 +156,13 @@ def round_forgetting(setting: "Setting") -> Figure:
     for axes, (kind, values) in zip(panels, drops.items(), strict=True):
         for number, (method, each) in enumerate(zip(setting.methods, values, strict=True)):
             if each.size:
-                axes.step(*distribution(each), where="post", **look(number), linewidth=stroke(0.9), label=method.label)
+                axes.step(
+                    *distribution(each),
+                    where="post",
+                    **look(number),
+                    linewidth=stroke(0.9),
+                    label=method.label,
+                )
         over = "rounds" if kind == "global" else "rounds and clients"
         axes.set_xlabel(f"{kind} round forgetting")
         axes.set_ylabel(f"share of {over}")
@@ -132,28 +175,38 @@ def round_forgetting(setting: "Setting") -> Figure:
 
 
 def distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the empirical distribution of values [n] as corners [n + 1] of steps: (v_(i), i/n), from (v_(1), 0)."""
+    """Return the empirical distribution of values [n] as corners [n + 1] of steps: (v_(i), i/n),
+    from (v_(1), 0)."""
     ordered = np.sort(values[np.isfinite(values)])
     return np.concatenate([ordered[:1], ordered]), np.arange(len(ordered) + 1) / len(ordered)
 
 
 def parameter(sweep: "ParameterSweep") -> Figure:
-    """Draw accuracy and forgetting against a parameter (FedNTD Fig. 15 and 16), bars of one standard deviation over
-    seeds; methods that do not have it dotted."""
+    """Draw accuracy and forgetting against a parameter (FedNTD Fig. 15 and 16), bars of one
+    standard deviation over seeds; methods that do not have it dotted."""
     name = sweep.key.rpartition(".")[2]
     figure, panels = two_panels(f"{name}: mean ± standard deviation over seeds", sweep.setting)
     values = sorted({x for each in sweep.lines for x in each.points})
     for axes, (key, label) in zip(panels, RESULTS.items(), strict=True):
         for number, each in enumerate(sweep.lines):
-            points = {x: stats for x, runs in each.points.items() if (stats := mean_and_spread(runs, key))}
+            points = {
+                x: stats for x, runs in each.points.items() if (stats := mean_and_spread(runs, key))
+            }
             if points:
                 mean, spread = np.array(list(points.values())).T
-                style = look(number) | {"marker": "o", "markersize": 4, "capsize": 3, "linewidth": stroke(0.8)}
+                style = look(number) | {
+                    "marker": "o",
+                    "markersize": 4,
+                    "capsize": 3,
+                    "linewidth": stroke(0.8),
+                }
                 axes.errorbar(list(points), mean, spread, label=each.name, **style)
         for number, method in enumerate(sweep.baselines, len(sweep.lines)):
             if stats := mean_and_spread(method.runs, key):
                 colour = look(number)["color"]
-                axes.axhline(stats[0], color=colour, linestyle=":", linewidth=stroke(0.8), label=method.label)
+                axes.axhline(
+                    stats[0], color=colour, linestyle=":", linewidth=stroke(0.8), label=method.label
+                )
         axes.set_ylabel(label)
         if min(values) > 0 and max(values) >= 10 * min(values):
             axes.set_xscale("log")
@@ -166,7 +219,9 @@ def parameter(sweep: "ParameterSweep") -> Figure:
 
 def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, float] | None:
     """Return mean and spread over the seeds that did not diverge; None where there is none."""
-    values = [run.summary[key] for run in runs if not run.diverged and run.summary.get(key) is not None]
+    values = [
+        run.summary[key] for run in runs if not run.diverged and run.summary.get(key) is not None
+    ]
     if not values:
         return None
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

@@ -1,4 +1,5 @@
-"""Runs that other sweeps have made and that stand in the tables of a named sweep, found by composing its jobs."""
+"""Runs that other sweeps have made and that stand in the tables of a named sweep, found by
+composing its jobs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,13 @@ class Found:
 def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) -> list[Found]:
     """Return the runs that other sweeps have made and that stand in the tables of this one.
 
-    directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is counted; those come
-    first that were tested in the view of the sweep's rule, and a run of its own without it is none."""
+    directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is
+    counted; those come first that were tested in the view of the sweep's rule, and a run of its own
+    without it is none."""
     configs = {path: made_with(path) for path in finished_runs(directory) if path not in own}
-    configs = {path: config for path, config in configs.items() if config and directory not in path.parents}
+    configs = {
+        path: config for path, config in configs.items() if config and directory not in path.parents
+    }
     if not configs:
         return []
     view = sweep.rule.view
@@ -40,7 +44,11 @@ def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) ->
         name = (alike(config), config.get("seed"))
         if name[0] in jobs and name not in have and RunDirectory(path).finished:
             have.add(name)
-            given = [text for text in RunDirectory(path).overrides if text.startswith("hardware.precision=")]
+            given = [
+                text
+                for text in RunDirectory(path).overrides
+                if text.startswith("hardware.precision=")
+            ]
             found.append(Found(path, (*jobs[name[0]], f"seed={name[1]}", *given)))
     return found
 
@@ -51,10 +59,14 @@ def kind_of(config: Mapping[str, Any]) -> tuple[str, str]:
     return str(choices.get("dataset")), str(choices.get("algorithm"))
 
 
-def jobs_of(sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """Map `alike` of every job of a sweep with one of these data sets and algorithms to its overrides.
+def jobs_of(
+    sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]
+) -> dict[str, tuple[str, ...]]:
+    """Map `alike` of every job of a sweep with one of these data sets and algorithms to its
+    overrides.
 
-    Composing is what takes the time, a tenth of a second a job, so the others are left out by their overrides."""
+    Composing is what takes the time, a tenth of a second a job, so the others are left out by their
+    overrides."""
     from hydra import compose, initialize_config_dir
 
     from fedexp.analysis.sweep import expand
@@ -73,9 +85,12 @@ def jobs_of(sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]) -> dict
 
 @cache
 def dataset_of(conf: Path, experiment: str) -> str:
-    """Return the data set that an option of the group `experiment` chooses; "" where there is none."""
+    """Return the data set that an option of the group `experiment` chooses; "" where there is
+    none."""
     path = conf / "experiment" / f"{experiment}.yaml"
     if not path.is_file():
         return ""
     entries = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER).get("defaults", ())
-    return next((entry["override /dataset"] for entry in entries if "override /dataset" in entry), "")
+    return next(
+        (entry["override /dataset"] for entry in entries if "override /dataset" in entry), ""
+    )

@@ -1,4 +1,5 @@
-"""A kept model of a run on a test set, class by class: its own, or another one with the same classes."""
+"""A kept model of a run on a test set, class by class: its own, or another one with the same
+classes."""
 
 import logging
 from collections.abc import Sequence
@@ -38,7 +39,8 @@ class Evaluation:
     accuracy: float  # share of all examples, in [0, 1]
     loss: float  # mean cross-entropy
     classes: pd.DataFrame
-    """class (number), name, examples, correct, accuracy; nan for a class that the test set lacks."""
+    """class (number), name, examples, correct, accuracy; nan for a class that the test set
+    lacks."""
 
 
 def evaluate_run(
@@ -50,9 +52,9 @@ def evaluate_run(
 ) -> Evaluation:
     """Test the model that a run keeps of a round.
 
-    dataset: whose test part; None: that of the run. number: the round; None: the last that is kept. device: auto, cpu,
-    cuda or cuda:<number>. data_dir: where the run's own data lie now; None: where they lay. Raises ConfigError where
-    model and data do not fit together.
+    dataset: whose test part; None: that of the run. number: the round; None: the last that is kept.
+    device: auto, cpu, cuda or cuda:<number>. data_dir: where the run's own data lie now; None:
+    where they lay. Raises ConfigError where model and data do not fit together.
     """
     module, kept, parts = network_of(run, number, data_dir)
     data = own_data(parts) if dataset is None else data_like(dataset, run, parts)
@@ -61,13 +63,20 @@ def evaluate_run(
     outcome = bench.evaluate(params)
     correct = outcome.class_correct.cpu().numpy()
     total = torch.bincount(data.y_test, minlength=data.num_classes).numpy()
-    table = {"class": np.arange(data.num_classes), "name": list(data.classes), "examples": total, "correct": correct}
+    table = {
+        "class": np.arange(data.num_classes),
+        "name": list(data.classes),
+        "examples": total,
+        "correct": correct,
+    }
     frame = pd.DataFrame(table | {"accuracy": class_accuracy(correct, total)})
     shares = overall_accuracy(correct, total)
     return Evaluation(data.name, kept.round, len(data.y_test), shares, float(outcome.loss), frame)
 
 
-def bench_of(run: RunDirectory, module: nn.Module, parts: Parts, data: Data, hardware: Resolved) -> ClientRuntime:
+def bench_of(
+    run: RunDirectory, module: nn.Module, parts: Parts, data: Data, hardware: Resolved
+) -> ClientRuntime:
     """Return a run's network on a device, with data whose test part it is tested on."""
     if hardware.convolves == "winograd":
         winograd.convert(module)
@@ -86,8 +95,8 @@ def bench_of(run: RunDirectory, module: nn.Module, parts: Parts, data: Data, har
 
 
 def own_data(parts: Parts, whole: bool = False) -> Data:
-    """Return the run's own data: of all its tasks, as it has divided them, the test part whole. whole: so is the
-    training part."""
+    """Return the run's own data: of all its tasks, as it has divided them, the test part whole.
+    whole: so is the training part."""
     found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds["partition"], "tasks"))
     return found.data if whole else only_test_part(found.data)
 
@@ -98,14 +107,16 @@ def only_test_part(data: Data) -> Data:
 
 
 def data_like(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
-    """Return another data set in the form of the run's: its classes, images of its size, channels and normalisation,
-    texts with its vocabulary."""
+    """Return another data set in the form of the run's: its classes, images of its size, channels
+    and normalisation, texts with its vocabulary."""
     if dataset.kind != parts.dataset.kind:
         raise ConfigError(
-            f"dataset={dataset.name} has {dataset.kind}, and the run was trained on {parts.dataset.kind} "
-            f"({parts.dataset.name})"
+            f"dataset={dataset.name} has {dataset.kind}, and the run was trained on"
+            f" {parts.dataset.kind} ({parts.dataset.name})"
         )
-    like = only_test_part(parts.dataset.load()) if dataset.kind == "text" else images_like(run, parts)
+    like = (
+        only_test_part(parts.dataset.load()) if dataset.kind == "text" else images_like(run, parts)
+    )
     data = load_like(dataset, like)
     classes = run.class_names or []
     labels, keeps = matched(data, classes, run.config.get("dataset", {}).get("name", ""))
@@ -113,8 +124,20 @@ def data_like(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
     before, now = data.x_test.shape[1:], x.shape[1:]
     if isinstance(data, ImageData) and before != now:
         was, becomes = (" x ".join(map(str, shape)) for shape in (before, now))
-        log.info("images of %s are brought from %s to %s (height x width x channels)", data.name, was, becomes)
-    return replace(like, name=data.name, x_test=x, y_test=labels[keeps], classes=tuple(classes), test_tasks=None)
+        log.info(
+            "images of %s are brought from %s to %s (height x width x channels)",
+            data.name,
+            was,
+            becomes,
+        )
+    return replace(
+        like,
+        name=data.name,
+        x_test=x,
+        y_test=labels[keeps],
+        classes=tuple(classes),
+        test_tasks=None,
+    )
 
 
 def images_like(run: RunDirectory, parts: Parts) -> ImageData:
@@ -131,16 +154,23 @@ def images_like(run: RunDirectory, parts: Parts) -> ImageData:
     black, label = torch.zeros((1, *shape), dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
     form = source.normalise
     return ImageData(
-        name=source.name, x_train=black, y_train=label, x_test=black, y_test=label,
-        classes=tuple(run.class_names or ()), mean=form.mean, std=form.std, max_value=form.max_value,
-    )  # fmt: skip
+        name=source.name,
+        x_train=black,
+        y_train=label,
+        x_test=black,
+        y_test=label,
+        classes=tuple(run.class_names or ()),
+        mean=form.mean,
+        std=form.std,
+        max_value=form.max_value,
+    )
 
 
 def matched(data: Data, classes: Sequence[str], own: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (labels as the run numbers its classes, int64 [M]; which examples have one, bool [M]).
 
-    By the names of the classes, where all of the data set's or all of the run's are among the other's; else by their
-    numbers, where there are equally many.
+    By the names of the classes, where all of the data set's or all of the run's are among the
+    other's; else by their numbers, where there are equally many.
     """
     places = {name: number for number, name in enumerate(classes)}
     common = [name for name in data.classes if name in places]
@@ -148,47 +178,69 @@ def matched(data: Data, classes: Sequence[str], own: str) -> tuple[torch.Tensor,
         numbers = torch.tensor([places.get(name, -1) for name in data.classes])
     elif len(classes) == data.num_classes:
         log.warning(
-            "dataset=%s names its classes otherwise than the run (%s, ...; %s, ...): they are matched by their numbers",
-            data.name, data.classes[0], classes[0]
-        )  # fmt: skip
+            "dataset=%s names its classes otherwise than the run (%s, ...; %s, ...): they are"
+            " matched by their numbers",
+            data.name,
+            data.classes[0],
+            classes[0],
+        )
         numbers = torch.arange(data.num_classes)
     else:
         raise ConfigError(
-            f"dataset={data.name} has {data.num_classes} classes ({data.classes[0]}, ...), and the run {len(classes)} "
-            f"({classes[0]}, ... of {own}): the names of one must be among those of the other"
+            f"dataset={data.name} has {data.num_classes} classes ({data.classes[0]}, ...), and the"
+            f" run {len(classes)} ({classes[0]}, ... of {own}): the names of one must be among"
+            " those of the other"
         )
     labels = numbers[data.y_test]
     keeps = labels >= 0
     if not keeps.any():
         raise ConfigError(f"dataset={data.name}: no test example has one of the run's classes")
     if left := int((~keeps).sum()):
-        log.info("%d of %d test examples of %s have a class that the run has not; they are left out",
-                 left, len(keeps), data.name)  # fmt: skip
+        log.info(
+            "%d of %d test examples of %s have a class that the run has not; they are left out",
+            left,
+            len(keeps),
+            data.name,
+        )
     return labels, keeps
 
 
 def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> torch.Tensor | None:
-    """Return which output stands for a class in the test of a task, int64 [T, C]; see RoundStructure.heads."""
+    """Return which output stands for a class in the test of a task, int64 [T, C]; see
+    RoundStructure.heads."""
     heads = algorithm.heads(tasks)
     return None if heads is None else torch.from_numpy(heads)
 
 
 def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:
-    """Return the task of each test example [M], by its class; of an algorithm that is told the task at test."""
+    """Return the task of each test example [M], by its class; of an algorithm that is told the task
+    at test."""
     task_of = {c: task for task, classes in enumerate(parts.tasks) for c in classes}
     if len(task_of) < sum(map(len, parts.tasks)):
         name = type(parts.algorithm).__name__
-        raise ConfigError(f"{name} is told the task at test, and of dataset={data.name} it is not known")
+        raise ConfigError(
+            f"{name} is told the task at test, and of dataset={data.name} it is not known"
+        )
     return torch.tensor([task_of.get(label, 0) for label in data.y_test.tolist()])
 
 
 def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
-    """Return the hardware to evaluate on, in the run's precision; one process, whatever it trained with. exact: in
-    fp32 (fp64 where the run is), with torch's own convolutions."""
+    """Return the hardware to evaluate on, in the run's precision; one process, whatever it trained
+    with. exact: in fp32 (fp64 where the run is), with torch's own convolutions."""
     asked: Any = run.config.get("hardware")
     changes = {"device": device, "engine": "sequential", "workers": None, "threads": None}
-    base = {"precision": "fp32", "chunk": None, "convolution": "auto", "cuda_graphs": False, "jobs_per_gpu": 1}
-    kept = {key: asked[key] for key in ("precision", "convolution") if isinstance(asked, dict) and key in asked}
+    base = {
+        "precision": "fp32",
+        "chunk": None,
+        "convolution": "auto",
+        "cuda_graphs": False,
+        "jobs_per_gpu": 1,
+    }
+    kept = {
+        key: asked[key]
+        for key in ("precision", "convolution")
+        if isinstance(asked, dict) and key in asked
+    }
     node = {"_target_": "fedexp.engine.hardware.Hardware"} | base | kept | changes
     if node["convolution"] not in ("direct", "winograd"):
         node["convolution"] = "auto"
@@ -197,6 +249,9 @@ def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved
     if node["convolution"] == "winograd" and torch.cuda.is_available() and device != "cpu":
         node["convolution"] = "auto"
     if exact:
-        node |= {"convolution": "direct", "precision": "fp64" if node["precision"] == "fp64" else "fp32"}
+        node |= {
+            "convolution": "direct",
+            "precision": "fp64" if node["precision"] == "fp64" else "fp32",
+        }
     hardware: Hardware = make_target(node, "hardware", Hardware)
     return hardware.resolve(vectorises=False, cohort_size=1)

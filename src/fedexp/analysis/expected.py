@@ -1,7 +1,9 @@
-"""The data that a paper's experiment has, against those of a run: the same name may stand for other data.
+"""The data that a paper's experiment has, against those of a run: the same name may stand for other
+data.
 
-Each option of the group `experiment` states them under `expected`: labelled training and test examples of the classes
-that are learned, in all tasks together, the number of these classes, and of clients; null where it is not printed.
+Each option of the group `experiment` states them under `expected`: labelled training and test
+examples of the classes that are learned, in all tasks together, the number of these classes, and of
+clients; null where it is not printed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +14,19 @@ import yaml
 
 from fedexp.config.options import LOADER, conf_directory
 
-WORDS = {"train": "training examples", "test": "test examples", "classes": "classes", "clients": "clients"}
+WORDS = {
+    "train": "training examples",
+    "test": "test examples",
+    "classes": "classes",
+    "clients": "clients",
+}
 ROUNDING = 0.001  # of the expected number: a split by fractions may round elsewhere
 
 
 def other_data(summary: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Return how the data of a run differ from those of its experiment, such as `data: 10,000 training examples, not
-    502,180`; [] where they do not, and for a summary from before it had these numbers."""
+    """Return how the data of a run differ from those of its experiment, such as `data: 10,000
+    training examples, not 502,180`; [] where they do not, and for a summary from before it had
+    these numbers."""
     given = dict(text.lstrip("+").partition("=")[::2] for text in overrides)
     found, wanted = summary.get("data") or {}, dict(expected(given.get("experiment", "")))
     if "num_clients" in given:

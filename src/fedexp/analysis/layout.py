@@ -10,15 +10,21 @@ import pandas as pd
 from fedexp.analysis.judge import missing
 
 NO_VIEW = "not judged: no augmented view"
-MARKS = {"within": "*", "failed as printed": "*", "not reached as printed": "*", "outside": "!",
-         "not judged: suspect print": "?", "not judged: reduced protocol": "~"}  # fmt: skip
+MARKS = {
+    "within": "*",
+    "failed as printed": "*",
+    "not reached as printed": "*",
+    "outside": "!",
+    "not judged: suspect print": "?",
+    "not judged: reduced protocol": "~",
+}
 PLAIN_ONLY, SOME_DIVERGED = "^", "†"
 LEGEND = (
-    "Ours ± standard deviation over seeds (forgetting) [printed (forgetting)]. "
-    "`*` within the tolerance of the print, `!` outside, `?` the print cannot be right and is not judged, "
-    "`~` run at another protocol, or with older code of the method, and not judged, `^` not tested in the view that "
-    "the paper's rule judges: the plain last round stands there and is not judged; `†` without the seeds that "
-    "diverged; without ours: not run."
+    "Ours ± standard deviation over seeds (forgetting) [printed (forgetting)]. `*` within the"
+    " tolerance of the print, `!` outside, `?` the print cannot be right and is not judged, `~` run"
+    " at another protocol, or with older code of the method, and not judged, `^` not tested in the"
+    " view that the paper's rule judges: the plain last round stands there and is not judged; `†`"
+    " without the seeds that diverged; without ours: not run."
 )
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # of the tidy table
@@ -42,8 +48,13 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
 
 
 def both(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (ours ± standard deviation, the printed one) of a row of the tidy table; "" where nothing was run."""
-    printed = "failed" if str(row["note"]).startswith("failed") else number(row["printed"], row["unit"], row["metric"])
+    """Return (ours ± standard deviation, the printed one) of a row of the tidy table; "" where
+    nothing was run."""
+    printed = (
+        "failed"
+        if str(row["note"]).startswith("failed")
+        else number(row["printed"], row["unit"], row["metric"])
+    )
     if not row["n"]:
         return "", printed
     value = row["plain_last"] if shows_plain(row) else row["mean"]
@@ -56,8 +67,11 @@ def both(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def shows_plain(row: Mapping[str, Any]) -> bool:
-    """Return whether the plain last round stands for a value under the rule, for want of the view."""
-    return row["verdict"] == NO_VIEW or (bool(row["rule"]) and missing(row["mean"]) and not missing(row["plain_last"]))
+    """Return whether the plain last round stands for a value under the rule, for want of the
+    view."""
+    return row["verdict"] == NO_VIEW or (
+        bool(row["rule"]) and missing(row["mean"]) and not missing(row["plain_last"])
+    )
 
 
 def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -77,36 +91,53 @@ def one_cell(rows: Rows) -> str:
 
 
 def column_names(table: pd.DataFrame) -> list[str]:
-    """Return, for each row, the column of the paper's table that it stands in: what differs between the columns."""
+    """Return, for each row, the column of the paper's table that it stands in: what differs between
+    the columns."""
     parts = [
         [row["dataset"], row["partition_param"], *setting_parts(row["setting"])]
         for row in table.to_dict("records")
-    ]  # fmt: skip
-    named = [next(([p.removeprefix("column ")] for p in row if p.startswith("column ")), row) for row in parts]
+    ]
+    named = [
+        next(([p.removeprefix("column ")] for p in row if p.startswith("column ")), row)
+        for row in parts
+    ]
     everywhere = set.intersection(*map(set, named))
-    names = [" ".join(dict.fromkeys(part for part in row if part and part not in everywhere)) for row in named]
-    where = table.assign(column=names).groupby(["column", "method", "metric"])["clients"].transform("nunique")
-    return [f"{name} K={k}" if n > 1 else name for name, k, n in zip(names, table["clients"], where, strict=True)]
+    names = [
+        " ".join(dict.fromkeys(part for part in row if part and part not in everywhere))
+        for row in named
+    ]
+    where = (
+        table.assign(column=names)
+        .groupby(["column", "method", "metric"])["clients"]
+        .transform("nunique")
+    )
+    return [
+        f"{name} K={k}" if n > 1 else name
+        for name, k, n in zip(names, table["clients"], where, strict=True)
+    ]
 
 
 def setting_parts(setting: str) -> list[str]:
-    """Return the parts of a setting as a column of tables.csv says them, without the value that a threshold works out
-    at."""
+    """Return the parts of a setting as a column of tables.csv says them, without the value that a
+    threshold works out at."""
     return [part for part in setting.split("; ") if not part.startswith("threshold")]
 
 
 def plain_cell(rows: Rows) -> str:
-    """Return the plain test of a method in a setting: last round, mean of the last ten; forgetting in parentheses."""
+    """Return the plain test of a method in a setting: last round, mean of the last ten; forgetting
+    in parentheses."""
     texts = []
     for row in rows:
-        pair = [number(row[name], row["unit"], row["metric"]) for name in ("plain_last", "plain_last10")]
+        pair = [
+            number(row[name], row["unit"], row["metric"]) for name in ("plain_last", "plain_last10")
+        ]
         texts.append(("({})" if row["metric"] == "forgetting" else "{}").format(", ".join(pair)))
     return " ".join(texts)
 
 
 def all_sections(table: pd.DataFrame) -> list[Section]:
-    """Return the tidy table as the paper has it, under the paper's rule; then the plain test and the order of the
-    methods of what was run."""
+    """Return the tidy table as the paper has it, under the paper's rule; then the plain test and
+    the order of the methods of what was run."""
     parts = sections(table)
     known = table[table["plain_last"].notna()]
     if len(known):
@@ -114,17 +145,32 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
             title = f"{part.title}: {PLAIN}".removeprefix(": ")
             parts.append(Section(f"{title}, last round and mean of the last ten", part.table))
     if len(ordered := orders(table)):
-        parts.append(Section("Order of the methods in each column: Spearman's rho, and swaps beyond noise", ordered))
+        parts.append(
+            Section(
+                "Order of the methods in each column: Spearman's rho, and swaps beyond noise",
+                ordered,
+            )
+        )
     return parts
 
 
 def orders(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each column of the paper's table with enough methods: rho, the verdict, and what it is judged
-    by."""
+    """Return a row for each column of the paper's table with enough methods: rho, the verdict, and
+    what it is judged by."""
     named = table.assign(column=column_names(table))
-    rows = named[named["order_by"].fillna("") != ""].drop_duplicates(["partition", "column", "metric"])
-    names = (rows["partition"] + " " + rows["column"] + " " + rows["metric"]).str.split().str.join(" ")
-    shown = pd.DataFrame({"rho": rows["rho"].map(plain_number), "order": rows["order"], "judged by": rows["order_by"]})
+    rows = named[named["order_by"].fillna("") != ""].drop_duplicates(
+        ["partition", "column", "metric"]
+    )
+    names = (
+        (rows["partition"] + " " + rows["column"] + " " + rows["metric"]).str.split().str.join(" ")
+    )
+    shown = pd.DataFrame(
+        {
+            "rho": rows["rho"].map(plain_number),
+            "order": rows["order"],
+            "judged by": rows["order_by"],
+        }
+    )
     return shown.set_axis(names, axis="index")
 
 
@@ -147,7 +193,10 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> 
 
 def markdown(table: pd.DataFrame) -> str:
     """Write Markdown without another package; the index is the first column."""
-    lines = ["| | " + " | ".join(map(str, table.columns)) + " |", "|" + " --- |" * (len(table.columns) + 1)]
+    lines = [
+        "| | " + " | ".join(map(str, table.columns)) + " |",
+        "|" + " --- |" * (len(table.columns) + 1),
+    ]
     for name, row in zip(table.index, table.to_numpy(), strict=True):
         lines.append("| " + " | ".join([str(name), *map(str, row)]) + " |")
     return "\n".join(lines) + "\n"
@@ -155,7 +204,10 @@ def markdown(table: pd.DataFrame) -> str:
 
 def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
     """Write all sections. level: of their headings."""
-    return "\n".join((f"{'#' * level} {part.title}\n\n" if part.title else "") + markdown(part.table) for part in parts)
+    return "\n".join(
+        (f"{'#' * level} {part.title}\n\n" if part.title else "") + markdown(part.table)
+        for part in parts
+    )
 
 
 def latex(parts: Sequence[Section]) -> str:

@@ -1,7 +1,9 @@
-"""The network of a run, rebuilt from its directory alone: its configuration, the shape of its data, a kept model.
+"""The network of a run, rebuilt from its directory alone: its configuration, the shape of its data,
+a kept model.
 
-A run directory may be somebody else's. Of its configuration, classes are made that belong to fedexp, or stand in a
-directory of the user's own (`fedexp.config.trust`); values are taken as they are written, without interpolation.
+A run directory may be somebody else's. Of its configuration, classes are made that belong to
+fedexp, or stand in a directory of the user's own (`fedexp.config.trust`); values are taken as they
+are written, without interpolation.
 """
 
 import dataclasses
@@ -31,11 +33,11 @@ from fedexp.rundir.reader import RunDirectory
 
 
 class Classifier(nn.Module):
-    """A trained model as any other of PyTorch's: inputs as in training -> logits [B, C]; `network` is fedexp's own,
-    which gives features too.
+    """A trained model as any other of PyTorch's: inputs as in training -> logits [B, C]; `network`
+    is fedexp's own, which gives features too.
 
-    Images [B, channels, height, width] are normalised as `(pixel / max_value - mean) / std` with `dataset.mean` and
-    `dataset.std` of the run's configuration; texts are int64 [B, length].
+    Images [B, channels, height, width] are normalised as `(pixel / max_value - mean) / std` with
+    `dataset.mean` and `dataset.std` of the run's configuration; texts are int64 [B, length].
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -61,7 +63,8 @@ class Parts:
 
 
 def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
-    """Read the parts of a run; raise ConfigError naming its config.yaml where it is missing or not sound.
+    """Read the parts of a run; raise ConfigError naming its config.yaml where it is missing or not
+    sound.
 
     data_dir: where the data sets lie now; None: where they lay when the run began.
     """
@@ -78,10 +81,21 @@ def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     seeds = config.get("seeds")
-    if not (isinstance(seeds, dict) and all(type(seeds.get(n)) is int for n in ("partition", "training"))):
+    if not (
+        isinstance(seeds, dict)
+        and all(type(seeds.get(n)) is int for n in ("partition", "training"))
+    ):
         raise ConfigError(f"{where}: has no seeds of partition and training")
     classes = number_of_classes(run)
-    return Parts(model, algorithm, scenario, dataset, tasks_of(scenario, classes, seeds["partition"]), classes, seeds)
+    return Parts(
+        model,
+        algorithm,
+        scenario,
+        dataset,
+        tasks_of(scenario, classes, seeds["partition"]),
+        classes,
+        seeds,
+    )
 
 
 def moved(node: Any, before: str, now: str) -> Any:
@@ -93,23 +107,33 @@ def moved(node: Any, before: str, now: str) -> Any:
     found = {key: moved(value, before, now) for key, value in node.items()}
     for key in ("data_dir", "root"):
         value = found.get(key)
-        if isinstance(value, str) and before and (value == before or value.startswith(f"{before}/")):
+        if (
+            isinstance(value, str)
+            and before
+            and (value == before or value.startswith(f"{before}/"))
+        ):
             found[key] = now + value.removeprefix(before)
     return found
 
 
 def problem_of(run: RunDirectory, name: str) -> str:
     """Return why a file of a run has no content."""
-    return next((problem.reason for problem in run.unreadable if problem.file == name), "is missing")
+    return next(
+        (problem.reason for problem in run.unreadable if problem.file == name), "is missing"
+    )
 
 
 def filled(config: Mapping[str, Any], group: str) -> Any:
-    """Return the node of a group with the options that older runs lack, at the values with which they change
-    nothing."""
+    """Return the node of a group with the options that older runs lack, at the values with which
+    they change nothing."""
     node = config.get(group)
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         return node
-    new = {key.removeprefix(f"{group}."): value for key, value in NEUTRAL.items() if key.startswith(f"{group}.")}
+    new = {
+        key.removeprefix(f"{group}."): value
+        for key, value in NEUTRAL.items()
+        if key.startswith(f"{group}.")
+    }
     if not new.keys() - node.keys():
         return node
     schema: Any = find_class(node["_target_"], f"{group}._target_")
@@ -135,26 +159,36 @@ def tasks_of(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int
 
 
 def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
-    """Return the shape that the run's model was built for (`Data.shape`): as the run has noted it, else of its data,
-    which are loaded."""
+    """Return the shape that the run's model was built for (`Data.shape`): as the run has noted it,
+    else of its data, which are loaded."""
     noted: Any = origin.mapping_of(origin.read(run.directory), "data").get("shape")
     sound = isinstance(noted, list) and all(type(n) is int and 0 < n < 2**31 for n in noted)
     if sound and parts.dataset.kind == "images" and len(noted) == 3:
         height, width, channels = noted
         return channels, height, width
     vectors = kept.params.get("embedding.weight")
-    if sound and parts.dataset.kind == "text" and len(noted) == 1 and vectors is not None and vectors.dim() == 2:
+    if (
+        sound
+        and parts.dataset.kind == "text"
+        and len(noted) == 1
+        and vectors is not None
+        and vectors.dim() == 2
+    ):
         return TextShape(noted[0], len(vectors), vectors)
     return parts.dataset.load().shape
 
 
 def network_of(
-    run: RunDirectory, number: int | None = None, data_dir: str | None = None, client: int | None = None
+    run: RunDirectory,
+    number: int | None = None,
+    data_dir: str | None = None,
+    client: int | None = None,
 ) -> tuple[nn.Module, KeptModel, Parts]:
-    """Return the run's network in eval mode with the weights after a round (None: the last kept), on the CPU.
+    """Return the run's network in eval mode with the weights after a round (None: the last kept),
+    on the CPU.
 
-    data_dir: see `parts_of`. client: whose local model of the round; None: the global one. Raises ConfigError where the
-    run keeps no such model, or one that does not fit its configuration.
+    data_dir: see `parts_of`. client: whose local model of the round; None: the global one. Raises
+    ConfigError where the run keeps no such model, or one that does not fit its configuration.
     """
     require_files(run.directory)
     kept = kept_models.load(run.directory, number, client)
@@ -162,7 +196,9 @@ def network_of(
     shape = input_shape(run, parts, kept)
     facts = federation_of(parts)
     try:
-        require_room(lambda: parts.algorithm.adapt(parts.model.build(shape, parts.num_classes), facts))
+        require_room(
+            lambda: parts.algorithm.adapt(parts.model.build(shape, parts.num_classes), facts)
+        )
         with seeded_torch(torch_seed(parts.seeds["training"], "initial model")):
             module = parts.algorithm.adapt(parts.model.build(shape, parts.num_classes), facts)
     except ConfigError as error:
@@ -172,26 +208,33 @@ def network_of(
 
 
 def require_files(directory: Path) -> None:
-    """Raise ConfigError where something else, such as a pipe that would be waited for, has the name of a file."""
+    """Raise ConfigError where something else, such as a pipe that would be waited for, has the name
+    of a file."""
     for name in (files.CONFIG, files.PARTITION, files.CHECKPOINT, files.PREVIOUS, origin.NAME):
         if (directory / name).exists() and not (directory / name).is_file():
             raise ConfigError(f"{directory / name}: is not a file")
 
 
 def federation_of(parts: Parts) -> Federation:
-    """Return what an algorithm may ask for when it adapts a model: the tasks and the number of classes."""
+    """Return what an algorithm may ask for when it adapts a model: the tasks and the number of
+    classes."""
     none = np.zeros(0, dtype=np.int64)
     counts = np.zeros((0, parts.num_classes), dtype=np.int64)
     return Federation(
-        parts=(), counts=counts, labels=none, shared=np.full(parts.num_classes, -1), weighting="examples",
+        parts=(),
+        counts=counts,
+        labels=none,
+        shared=np.full(parts.num_classes, -1),
+        weighting="examples",
         tasks=parts.tasks,
-    )  # fmt: skip
+    )
 
 
 @torch.no_grad()
 def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
-    """Put a kept model into a network. What an algorithm trains beside the model is left out; frozen parameters stay as
-    they were built, but for those that the server changes (LoRM), which are kept."""
+    """Put a kept model into a network. What an algorithm trains beside the model is left out;
+    frozen parameters stay as they were built, but for those that the server changes (LoRM), which
+    are kept."""
     own = dict(module.named_parameters())
     trained = {name: value for name, value in kept.params.items() if name in own}
     module.to(dtype=next((value.dtype for value in trained.values()), torch.float32))
@@ -202,7 +245,8 @@ def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
     wrong |= {name for name in kept.buffers if name not in wanted}
     if wrong:
         raise ConfigError(
-            f"{run.directory}: the model after round {kept.round} is not that of its config.yaml ({min(wrong)})"
+            f"{run.directory}: the model after round {kept.round} is not that of its config.yaml"
+            f" ({min(wrong)})"
         )
     for name, leaf in wanted.items():
         leaf.copy_(found[name])

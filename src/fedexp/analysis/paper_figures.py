@@ -1,9 +1,11 @@
-"""The figures of a paper, drawn from the runs of the sweep that has their name: `pictures` in conf/sweep/<name>.yaml.
+"""The figures of a paper, drawn from the runs of the sweep that has their name: `pictures` in
+conf/sweep/<name>.yaml.
 
-Each is a mapping with `kind` (one of `draw_one` or of AFTER), options of that kind and, where a sweep has several,
-`name`: the picture is <sweep>_<name>, and of AFTER one of each run. `only` names the methods that a picture shows,
-`settings` the settings; without them it shows all. The fields `setting` and `method` beside the values
-of the sweep's axes label its runs; of several seeds, pictures of single runs show the lowest.
+Each is a mapping with `kind` (one of `draw_one` or of AFTER), options of that kind and, where a
+sweep has several, `name`: the picture is <sweep>_<name>, and of AFTER one of each run. `only` names
+the methods that a picture shows, `settings` the settings; without them it shows all. The fields
+`setting` and `method` beside the values of the sweep's axes label its runs; of several seeds,
+pictures of single runs show the lowest.
 """
 
 import logging
@@ -12,7 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedexp.analysis.sweep import Sweep, as_written, cell_of
-from fedexp.analysis.sweep_figures import Method, Setting, by_seed, names, said, shared_overrides, slug
+from fedexp.analysis.sweep_figures import (
+    Method,
+    Setting,
+    by_seed,
+    names,
+    said,
+    shared_overrides,
+    slug,
+)
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
 
@@ -24,9 +34,11 @@ AND = ", "  # between the name of a method and what the user varies beside the s
 AFTER = ("loss_plane", "hypersphere", "tsne")  # kinds of `fedexp analyse`: a picture for each run
 
 
-def paper_pictures(sweep: Sweep | None, runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, call that draws it) of the pictures that a named sweep asks for; one that its runs have no data for
-    is left out, which is said."""
+def paper_pictures(
+    sweep: Sweep | None, runs: Sequence[RunDirectory]
+) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+    """Yield (name, call that draws it) of the pictures that a named sweep asks for; one that its
+    runs have no data for is left out, which is said."""
     if sweep is None or not sweep.pictures or not runs:
         return
     settings = labelled(sweep, runs)
@@ -46,7 +58,8 @@ def paper_pictures(sweep: Sweep | None, runs: Sequence[RunDirectory]) -> "Iterat
 def pictures_of_runs(
     node: Mapping[str, Any], settings: Sequence[Setting], name: str
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, call that draws it) of an analysis of kept models, a picture for each setting and method."""
+    """Yield (name, call that draws it) of an analysis of kept models, a picture for each setting
+    and method."""
     from fedexp.analysis.after.pictures import picture_of
 
     options = {key: value for key, value in node.items() if key not in ("kind", "name")}
@@ -60,7 +73,8 @@ def pictures_of_runs(
 
 
 def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
-    """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError where the runs lack what it shows."""
+    """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError where the runs
+    lack what it shows."""
     from fedexp.analysis import draw_kept, draw_paper
 
     kinds: dict[str, Callable[..., Figure]] = {
@@ -78,13 +92,19 @@ def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -
         "noise": draw_kept.noise,
         "joint_tsne": draw_kept.joint_tsne,
     }
-    options = {key: value for key, value in node.items() if key not in ("kind", "name", "only", "settings")}
+    options = {
+        key: value for key, value in node.items() if key not in ("kind", "name", "only", "settings")
+    }
     only, within = node.get("only"), node.get("settings")
     shown = [
         Setting(each.name, chosen, each.common)
         for each in settings
         if (within is None or each.name in within)
-        and (chosen := tuple(m for m in each.methods if only is None or m.name.partition(AND)[0] in only))
+        and (
+            chosen := tuple(
+                m for m in each.methods if only is None or m.name.partition(AND)[0] in only
+            )
+        )
     ]
     if not shown:
         raise ConfigError(f"no run of {', '.join([*(within or ()), *(only or ())])} is finished")
@@ -92,8 +112,11 @@ def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -
 
 
 def in_order(sweep: Sweep, field: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was found by name in the order in which the sweep's file has these names in a field; others last."""
-    every = [block.fields(each).get(field) for block in sweep.blocks for each in block.combinations()]
+    """Return what was found by name in the order in which the sweep's file has these names in a
+    field; others last."""
+    every = [
+        block.fields(each).get(field) for block in sweep.blocks for each in block.combinations()
+    ]
 
     def place(name: str) -> int:
         known = name if name in every else name.partition(AND)[0]
@@ -103,8 +126,8 @@ def in_order(sweep: Sweep, field: str, found: Mapping[str, Any]) -> dict[str, An
 
 
 def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
-    """Return the runs by setting and method, as the fields of the sweep's file call them; those that it has not, by
-    their overrides."""
+    """Return the runs by setting and method, as the fields of the sweep's file call them; those
+    that it has not, by their overrides."""
     shared, same = shared_overrides(runs), set.intersection(*(set(run.overrides) for run in runs))
     single = len({run.summary.get("algorithm") for run in runs}) == 1
     axes = {key for block in sweep.blocks for key in block.axes}
@@ -118,10 +141,16 @@ def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
             method = AND.join([cell[1]["method"], *own])
         place = found.setdefault(cell[1].get("setting", setting) if cell else setting, {})
         place.setdefault(method, []).append(run)
-    found = in_order(sweep, "setting", {name: in_order(sweep, "method", methods) for name, methods in found.items()})
+    found = in_order(
+        sweep,
+        "setting",
+        {name: in_order(sweep, "method", methods) for name, methods in found.items()},
+    )
     common = " ".join(o for o in others(sorted(shared), axes, fixed) if o in said(runs[0]))
-    return [Setting(s, tuple(Method(m, by_seed(group)) for m, group in methods.items()), common)
-            for s, methods in found.items()]  # fmt: skip
+    return [
+        Setting(s, tuple(Method(m, by_seed(group)) for m, group in methods.items()), common)
+        for s, methods in found.items()
+    ]
 
 
 def others(overrides: Sequence[str], axes: set[str], fixed: set[str]) -> list[str]:

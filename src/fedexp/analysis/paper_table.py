@@ -1,4 +1,5 @@
-"""table.tex as a paper has it: what varies between the runs as rows and columns, mean ± std in a cell, best in bold."""
+"""table.tex as a paper has it: what varies between the runs as rows and columns, mean ± std in a
+cell, best in bold."""
 
 import argparse
 import math
@@ -14,8 +15,17 @@ from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.reader import RunDirectory
 
 # What makes columns; everything else that varies makes rows.
-OF_COLUMNS = ("experiment", "dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients")
-UNNAMED = ("experiment", "dataset", "scenario", "partition", "algorithm", "model")  # whose value says what it is
+OF_COLUMNS = (
+    "experiment",
+    "dataset",
+    "scenario",
+    "partition",
+    "alpha",
+    "shards_per_client",
+    "num_clients",
+)
+# whose value says what it is
+UNNAMED = ("experiment", "dataset", "scenario", "partition", "algorithm", "model")
 USUAL = (("average_accuracy", "task_forgetting"), ("accuracy", "forgetting"))  # with tasks, without
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -36,16 +46,26 @@ class Layout:
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
         """Return what the flags of `add_layout_flags` say."""
-        metrics, rows = (tuple(filter(None, (text or "").split(","))) for text in (options.metrics, options.rows))
+        metrics, rows = (
+            tuple(filter(None, (text or "").split(","))) for text in (options.metrics, options.rows)
+        )
         return cls(metrics, rows, options.sort or "name", options.transpose)
 
 
 def add_layout_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how table.tex is laid out."""
-    parser.add_argument("--metrics", help="of table.tex: values of summary.json (default: accuracy,forgetting)")
-    parser.add_argument("--rows", help="of table.tex: keys whose values are rows, such as algorithm,local.lr")
-    parser.add_argument("--sort", help="the rows of table.tex: name, or a metric, whose best row then comes first")
-    parser.add_argument("--transpose", action="store_true", help="rows of table.tex as columns, columns as rows")
+    parser.add_argument(
+        "--metrics", help="of table.tex: values of summary.json (default: accuracy,forgetting)"
+    )
+    parser.add_argument(
+        "--rows", help="of table.tex: keys whose values are rows, such as algorithm,local.lr"
+    )
+    parser.add_argument(
+        "--sort", help="the rows of table.tex: name, or a metric, whose best row then comes first"
+    )
+    parser.add_argument(
+        "--transpose", action="store_true", help="rows of table.tex as columns, columns as rows"
+    )
 
 
 @dataclass(frozen=True)
@@ -60,7 +80,11 @@ class Cell:
         if not self.values:
             return "diverged" if self.diverged else "--"
         mean = form(float(np.mean(self.values)), metric)
-        spread = f" $\\pm$ {form(float(np.std(self.values, ddof=1)), metric)}" if len(self.values) > 1 else ""
+        spread = (
+            f" $\\pm$ {form(float(np.std(self.values, ddof=1)), metric)}"
+            if len(self.values) > 1
+            else ""
+        )
         return mean + spread
 
     def rank(self, metric: str) -> float:
@@ -89,16 +113,26 @@ class Grid:
     def transposed(self) -> "Grid":
         """Return the table with rows and columns changed."""
         cells = {(column, row, metric): cell for (row, column, metric), cell in self.cells.items()}
-        return Grid(self.column_keys, self.row_keys, self.columns, self.rows, self.metrics, cells, self.seeds)
+        return Grid(
+            self.column_keys,
+            self.row_keys,
+            self.columns,
+            self.rows,
+            self.metrics,
+            cells,
+            self.seeds,
+        )
 
 
 def latex(runs: Sequence[RunDirectory], layout: Layout) -> str:
-    """Return a tabular of booktabs, for `\\input` in a table environment. Raises ConfigError for a metric or a key that
-    no run has."""
+    """Return a tabular of booktabs, for `\\input` in a table environment. Raises ConfigError for a
+    metric or a key that no run has."""
     grid = grid_of(runs, layout)
     # The best of a column is that of its methods, also where these stand beside each other.
     best = {
-        (column, metric): min((shown_rank(grid.cell(row, column, metric), metric) for row in grid.rows), default=0.0)
+        (column, metric): min(
+            (shown_rank(grid.cell(row, column, metric), metric) for row in grid.rows), default=0.0
+        )
         for column in grid.columns
         for metric in grid.metrics
     }
@@ -112,26 +146,46 @@ def latex(runs: Sequence[RunDirectory], layout: Layout) -> str:
 
     partly = any(cell.values and cell.diverged for cell in grid.cells.values())
     if layout.transpose:
-        return tabular(grid.transposed(), lambda row, column, metric: shown(column, row, metric), partly)
+        return tabular(
+            grid.transposed(), lambda row, column, metric: shown(column, row, metric), partly
+        )
     return tabular(grid, shown, partly)
 
 
 def tabular(grid: Grid, shown: Callable[[Key, Key, str], str], partly: bool) -> str:
-    """Return the LaTeX of a grid; shown: the text of a cell; partly: some cells leave out seeds that diverged."""
+    """Return the LaTeX of a grid; shown: the text of a cell; partly: some cells leave out seeds
+    that diverged."""
     places = [(column, metric) for column in grid.columns for metric in grid.metrics]
     several = len(grid.columns) > 1 or bool(grid.column_keys)
     lines = [f"% {about(grid)}", f"\\begin{{tabular}}{{l{'c' * len(places)}}}", "\\toprule"]
     if several and len(grid.metrics) > 1:
-        spans = [f"\\multicolumn{{{len(grid.metrics)}}}{{c}}{{{label(grid.column_keys, c)}}}" for c in grid.columns]
-        ends = [(2 + i * len(grid.metrics), 1 + (i + 1) * len(grid.metrics)) for i in range(len(grid.columns))]
-        lines += [row_of("", spans), " ".join(f"\\cmidrule(lr){{{first}-{last}}}" for first, last in ends)]
+        spans = [
+            f"\\multicolumn{{{len(grid.metrics)}}}{{c}}{{{label(grid.column_keys, c)}}}"
+            for c in grid.columns
+        ]
+        ends = [
+            (2 + i * len(grid.metrics), 1 + (i + 1) * len(grid.metrics))
+            for i in range(len(grid.columns))
+        ]
+        lines += [
+            row_of("", spans),
+            " ".join(f"\\cmidrule(lr){{{first}-{last}}}" for first, last in ends),
+        ]
         lines += [row_of("", [title_of(metric) for _, metric in places])]
     elif several:
-        lines += [row_of(title_of(grid.metrics[0]), [label(grid.column_keys, column) for column in grid.columns])]
+        lines += [
+            row_of(
+                title_of(grid.metrics[0]),
+                [label(grid.column_keys, column) for column in grid.columns],
+            )
+        ]
     else:
         lines += [row_of("", [title_of(metric) for metric in grid.metrics])]
     lines += ["\\midrule"]
-    lines += [row_of(label(grid.row_keys, row), [shown(row, c, metric) for c, metric in places]) for row in grid.rows]
+    lines += [
+        row_of(label(grid.row_keys, row), [shown(row, c, metric) for c, metric in places])
+        for row in grid.rows
+    ]
     lines += ["\\bottomrule"]
     if partly:
         note = f"{DAGGER} without the seeds that diverged"
@@ -153,7 +207,11 @@ def grid_of(runs: Sequence[RunDirectory], layout: Layout) -> Grid:
     for run, values in zip(runs, found, strict=True):
         place = tuple(map(values.get, rows)), tuple(map(values.get, columns))
         groups.setdefault(place, []).append(run)
-    cells = {(*place, metric): cell_of(group, metric) for place, group in groups.items() for metric in metrics}
+    cells = {
+        (*place, metric): cell_of(group, metric)
+        for place, group in groups.items()
+        for metric in metrics
+    }
     grid = Grid(
         rows,
         columns,
@@ -167,17 +225,22 @@ def grid_of(runs: Sequence[RunDirectory], layout: Layout) -> Grid:
 
 
 def sort_rows(grid: Grid, by: str) -> Grid:
-    """Return the table with its rows in order. by: `name`, or a metric: the best mean over the columns first."""
+    """Return the table with its rows in order. by: `name`, or a metric: the best mean over the
+    columns first."""
     if by == "name":
         return grid
     require_known([by], ("name", *grid.metrics), "--sort")
 
     def rank(row: Key) -> float:
-        ranks = [cell.rank(by) for column in grid.columns if (cell := grid.cell(row, column, by)).values]
+        ranks = [
+            cell.rank(by) for column in grid.columns if (cell := grid.cell(row, column, by)).values
+        ]
         return float(np.mean(ranks)) if ranks else math.inf
 
     rows = tuple(sorted(grid.rows, key=rank))
-    return Grid(grid.row_keys, grid.column_keys, rows, grid.columns, grid.metrics, grid.cells, grid.seeds)
+    return Grid(
+        grid.row_keys, grid.column_keys, rows, grid.columns, grid.metrics, grid.cells, grid.seeds
+    )
 
 
 def fields(run: RunDirectory) -> dict[str, str]:
@@ -195,7 +258,10 @@ def metrics_of(runs: Sequence[RunDirectory], wanted: Sequence[str]) -> tuple[str
     if wanted:
         require_known(wanted, sorted(known), "--metrics")
         return tuple(wanted)
-    return next((found for usual in USUAL if (found := tuple(m for m in usual if m in known))), ("accuracy",))
+    return next(
+        (found for usual in USUAL if (found := tuple(m for m in usual if m in known))),
+        ("accuracy",),
+    )
 
 
 def is_number(value: object) -> bool:
@@ -205,12 +271,18 @@ def is_number(value: object) -> bool:
 def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None:
     for name in names:
         if name not in known:
-            raise ConfigError(f"{flag} {name}: no run has it{nearest(name, known)}; known: {', '.join(known)}")
+            raise ConfigError(
+                f"{flag} {name}: no run has it{nearest(name, known)}; known: {', '.join(known)}"
+            )
 
 
 def cell_of(group: Sequence[RunDirectory], metric: str) -> Cell:
     """Return the results of the runs of a cell. metric: a value of summary.json."""
-    values = [run.summary[metric] for run in group if not run.diverged and is_number(run.summary.get(metric))]
+    values = [
+        run.summary[metric]
+        for run in group
+        if not run.diverged and is_number(run.summary.get(metric))
+    ]
     return Cell(tuple(map(float, values)), sum(run.diverged for run in group))
 
 
@@ -228,7 +300,8 @@ def form(value: float, metric: str) -> str:
 
 
 def is_accuracy(metric: str) -> bool:
-    """Tell whether a key of summary.json is an accuracy, its worst or its deviation over clients, in whatever view."""
+    """Tell whether a key of summary.json is an accuracy, its worst or its deviation over clients,
+    in whatever view."""
     return re.sub("(_worst|_std)?(_augmented)?$", "", metric).endswith("accuracy")
 
 
@@ -245,9 +318,13 @@ def title_of(metric: str) -> str:
 
 
 def label(keys: Sequence[str], values: Key) -> str:
-    """Return the head of a row or column: the values of its keys, without what a run does not have."""
+    """Return the head of a row or column: the values of its keys, without what a run does not
+    have."""
     pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-    texts = [value if key in UNNAMED else f"{key.removeprefix('algorithm.')}={value}" for key, value in pairs]
+    texts = [
+        value if key in UNNAMED else f"{key.removeprefix('algorithm.')}={value}"
+        for key, value in pairs
+    ]
     return escape(" ".join(texts))
 
 

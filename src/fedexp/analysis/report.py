@@ -1,8 +1,10 @@
-"""`fedexp report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
+"""`fedexp report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a
+name.
 
-With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
-With `--restore DIR`: run directories DIR/<sweep>/<run> from the files that `--keep` wrote, and no tables.
-With `--metric NAME,...`: measures of forgetting between tasks beside them, of old runs too (`task_matrix`).
+With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and
+TABLE.md. With `--restore DIR`: run directories DIR/<sweep>/<run> from the files that `--keep`
+wrote, and no tables. With `--metric NAME,...`: measures of forgetting between tasks beside them, of
+old runs too (`task_matrix`).
 """
 
 import argparse
@@ -43,7 +45,8 @@ COLUMNS = {  # column -> how it is printed
     "mb_up_per_client": "{:.2f}",
     "mb_down_per_client": "{:.2f}",
 }
-OF_SOME = {  # in a table with runs that were evaluated on a validation set, or that tested personal models
+# in a table with runs that were evaluated on a validation set, or that tested personal models
+OF_SOME = {
     "validation_accuracy": "{:.4f}",
     "validation_best_accuracy": "{:.4f}",
     "best_round": "{:.0f}",
@@ -55,8 +58,9 @@ OF_TASKS = ("scenario", "partition")  # these only in a table with runs of conti
 
 
 def columns(tasks: int) -> dict[str, str]:
-    """Return column -> how it is printed, where the longest sequence has so many tasks (0: there is none). Both
-    accuracies after each task from the second on: after the first they are one, and CFeD's tables leave it out."""
+    """Return column -> how it is printed, where the longest sequence has so many tasks (0: there is
+    none). Both accuracies after each task from the second on: after the first they are one, and
+    CFeD's tables leave it out."""
     if not tasks:
         return {name: form for name, form in COLUMNS.items() if name not in OF_TASKS}
     after = [f"{kind}_task{task}" for task in range(2, tasks + 1) for kind in ("average", "new")]
@@ -70,15 +74,19 @@ def runs(directories: Sequence[Path]) -> Iterator[RunDirectory]:
 
 
 def row(run: RunDirectory) -> dict[str, Any]:
-    """One finished run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange
-    in a round; tasks: how many were learned to their end, 0 without a sequence of tasks."""
+    """One finished run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a
+    client's exchange in a round; tasks: how many were learned to their end, 0 without a sequence of
+    tasks."""
     clients = None if run.clients is None else run.clients.groupby("round").size().mean()
     values = {name: run.summary.get(name) for name in (*COLUMNS, *OF_SOME, "task_forgetting")}
     ends = run.summary.get("tasks") or []
     for end in ends:
         values[f"average_task{end['task']}"] = end["average_accuracy"]
         values[f"new_task{end['task']}"] = end["new_task_accuracy"]
-    sent = {f"mb_{way}_per_client": np.mean(run.values(f"bytes_{way}") or [np.nan]) for way in ("up", "down")}
+    sent = {
+        f"mb_{way}_per_client": np.mean(run.values(f"bytes_{way}") or [np.nan])
+        for way in ("up", "down")
+    }
     return values | {
         "tasks": len(ends),
         "overrides": run.overrides,
@@ -89,8 +97,11 @@ def row(run: RunDirectory) -> dict[str, Any]:
 
 
 def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
-    """Return the measures of this name of a run; nan where it has no tasks, or no accuracy of the initial model."""
-    matrix = np.array([end["accuracies"] for end in run.summary.get("tasks") or []], dtype=np.float64)
+    """Return the measures of this name of a run; nan where it has no tasks, or no accuracy of the
+    initial model."""
+    matrix = np.array(
+        [end["accuracies"] for end in run.summary.get("tasks") or []], dtype=np.float64
+    )
     if not len(matrix):
         return dict.fromkeys(names, float("nan"))
     start = np.full(matrix.shape[1], np.nan)
@@ -103,15 +114,34 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
 
 
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Return, for each run, the overrides that not all runs on its data set share, without what other columns say."""
-    said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra", "hardware", "tracker",
-            "figures", "eval_interval", "test_views", "evaluate", "keep_models",
-            "keep_local_models", "objective")  # fmt: skip
+    """Return, for each run, the overrides that not all runs on its data set share, without what
+    other columns say."""
+    said = (
+        "dataset=",
+        "algorithm=",
+        "scenario=",
+        "partition=",
+        "seed",
+        "rounds=",
+        "hydra",
+        "hardware",
+        "tracker",
+        "figures",
+        "eval_interval",
+        "test_views",
+        "evaluate",
+        "keep_models",
+        "keep_local_models",
+        "objective",
+    )
     own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
     shared: dict[str, set[str]] = {}
     for values, mine in zip(found, own, strict=True):
         shared[values["dataset"]] = shared.get(values["dataset"], mine) & mine
-    return [" ".join(sorted(mine - shared[values["dataset"]])) for values, mine in zip(found, own, strict=True)]
+    return [
+        " ".join(sorted(mine - shared[values["dataset"]]))
+        for values, mine in zip(found, own, strict=True)
+    ]
 
 
 def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
@@ -137,7 +167,10 @@ def sweep_reports(options: argparse.Namespace) -> int:
         if options.keep:
             kept = keep_runs(directory)
             size = sum(path.stat().st_size for path in kept)
-            print(f"{len(kept)} runs are kept in {display_path(directory / FOLDER)}: {size / 1e6:.2f} MB\n")
+            print(
+                f"{len(kept)} runs are kept in {display_path(directory / FOLDER)}: {size / 1e6:.2f}"
+                " MB\n"
+            )
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
             print(f"fedexp: no finished run in {directory}", file=sys.stderr)
@@ -148,10 +181,13 @@ def sweep_reports(options: argparse.Namespace) -> int:
 
 
 def restored(sweep: Path, target: Path) -> None:
-    """Make the run directories of a sweep's files, and say where. Raises ConfigError where the sweep has no files."""
+    """Make the run directories of a sweep's files, and say where. Raises ConfigError where the
+    sweep has no files."""
     made = restore(sweep, target)
     if not made:
-        raise ConfigError(f"{sweep}: has no {FOLDER}/*{SUFFIX} of a finished run, which --keep writes")
+        raise ConfigError(
+            f"{sweep}: has no {FOLDER}/*{SUFFIX} of a finished run, which --keep writes"
+        )
     print(f"{len(made)} runs are restored in {display_path(target)}")
 
 
@@ -161,22 +197,33 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") ->
     parser.add_argument("--out", type=Path, help="path of the two files without their suffix")
     parser.add_argument("--no-figures", action="store_true", help="tables alone")
     parser.add_argument(
-        "--keep", action="store_true", help="write what the report needs of each run into SWEEP/runs, to be committed"
+        "--keep",
+        action="store_true",
+        help="write what the report needs of each run into SWEEP/runs, to be committed",
     )
     parser.add_argument(
-        "--restore", type=Path, metavar="DIR", help="make run directories DIR/<sweep>/<run> of what --keep has written"
+        "--restore",
+        type=Path,
+        metavar="DIR",
+        help="make run directories DIR/<sweep>/<run> of what --keep has written",
     )
     parser.add_argument(
-        "--metric", default="", help=f"measures of forgetting between tasks, with commas: {', '.join(MEASURES)}"
+        "--metric",
+        default="",
+        help=f"measures of forgetting between tasks, with commas: {', '.join(MEASURES)}",
     )
     add_flags(parser)
     add_layout_flags(parser)
     options = parser.parse_args(arguments)
     try:
-        if options.restore is not None and (options.keep or options.out is not None or options.metric):
+        if options.restore is not None and (
+            options.keep or options.out is not None or options.metric
+        ):
             raise ConfigError("--restore: works alone, without --keep, --out and --metric")
         if options.out is not None and not options.out.name:
-            raise ConfigError(f"--out={options.out}: name the two files without their suffix, such as tables/all")
+            raise ConfigError(
+                f"--out={options.out}: name the two files without their suffix, such as tables/all"
+            )
         measures = [name for name in options.metric.split(",") if name]
         for name in measures:
             require_choice("--metric", name, tuple(MEASURES))
@@ -198,15 +245,26 @@ def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[
     found = [row(run) | task_measures(run, measures) for run in there if run.finished]
     if not found:
         hint = next(filter(None, map(how_to_restore, directories)), "")
-        print(f"fedexp: no finished run below {', '.join(map(str, directories))}{hint}", file=sys.stderr)
+        print(
+            f"fedexp: no finished run below {', '.join(map(str, directories))}{hint}",
+            file=sys.stderr,
+        )
         return 2
     forms = columns(max(values["tasks"] for values in found))
-    forms |= {name: form for name, form in OF_SOME.items() if any(values[name] is not None for values in found)}
+    forms |= {
+        name: form
+        for name, form in OF_SOME.items()
+        if any(values[name] is not None for values in found)
+    }
     forms |= dict.fromkeys(measures, "{:.4f}")
     for values, text in zip(found, what_differs(found), strict=True):
         values["options"] = text
     if any(values["options"] for values in found):
-        forms = {k: forms[k] for k in list(forms)[: list(forms).index("seed")]} | {"options": "{}"} | forms
+        forms = (
+            {k: forms[k] for k in list(forms)[: list(forms).index("seed")]}
+            | {"options": "{}"}
+            | forms
+        )
     keys = [name for name in ("dataset", *OF_TASKS, "algorithm", "seed") if name in forms]
     table = pd.DataFrame(found, columns=list(forms)).sort_values(keys)
     text = markdown(table, forms)

@@ -1,10 +1,12 @@
-"""`fedexp reproduction`: writes REPRODUCTION.md from the committed tables, runs and the notes beside them.
+"""`fedexp reproduction`: writes REPRODUCTION.md from the committed tables, runs and the notes
+beside them.
 
-Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written), `multirun/<sweep>/runs` (what `fedexp report
---keep` has written), of which it draws learning curves into `docs/reproduction/curves`, and
-`docs/reproduction/<name>.md`: `intro.md` first, the notes on a sweep under its table, any others at the end. With
-`--check` nothing is written; the exit code is 1 where a file is not current. `--status` writes nothing and shows
-what of each table is measured, what that has cost and what the rest would cost.
+Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written), `multirun/<sweep>/runs`
+(what `fedexp report --keep` has written), of which it draws learning curves into
+`docs/reproduction/curves`, and `docs/reproduction/<name>.md`: `intro.md` first, the notes on a
+sweep under its table, any others at the end. With `--check` nothing is written; the exit code is 1
+where a file is not current. `--status` writes nothing and shows what of each table is measured,
+what that has cost and what the rest would cost.
 """
 
 import argparse
@@ -23,21 +25,40 @@ from fedexp.config.options import conf_directory, list_options
 from fedexp.core.errors import FAILED, ConfigError, StorageError, say
 from fedexp.core.storage import storing, write_atomically
 
-NUMBERS = ("n", "diverged", "mean", "std", "error", "plain_last", "plain_last10", "plain_error", "printed",
-           "printed_std", "difference", "tolerance", "rho", "not_shown")  # fmt: skip
+NUMBERS = (
+    "n",
+    "diverged",
+    "mean",
+    "std",
+    "error",
+    "plain_last",
+    "plain_last10",
+    "plain_error",
+    "printed",
+    "printed_std",
+    "difference",
+    "tolerance",
+    "rho",
+    "not_shown",
+)
 VALUE = ("paper", "table", *compare.CELL, "metric")  # what tells printed values apart
 NOTHING = pd.DataFrame(columns=[*VALUE, "protocol", "verdict"])
-HEAD = "<!-- Written by `fedexp reproduction` from multirun/*/table.csv and docs/reproduction/*.md. -->"
+HEAD = (
+    "<!-- Written by `fedexp reproduction` from multirun/*/table.csv and"
+    " docs/reproduction/*.md. -->"
+)
 COLUMNS = ("printed values", "full protocol", "reduced", "seeds", "verdicts", "commits", "hardware")
 HOW = (
-    "Every table and figure of the four papers that `fedexp --multirun sweep=<name>` runs. *full protocol*: printed "
-    "values beside runs with all of the sweep's own knobs; *reduced*: beside runs with others, which are shown but "
-    "never judged, and never mixed with the former; only where the data alone are others, the order of the methods is. "
-    "A figure prints no values, so its runs are counted."
+    "Every table and figure of the four papers that `fedexp --multirun sweep=<name>` runs. *full"
+    " protocol*: printed values beside runs with all of the sweep's own knobs; *reduced*: beside"
+    " runs with others, which are shown but never judged, and never mixed with the former; only"
+    " where the data alone are others, the order of the methods is. A figure prints no values, so"
+    " its runs are counted."
 )
 CURVES = (
-    "A picture for each setting: the mean over seeds in a band of one standard deviation, in the plain test and, where "
-    "it was run, in the augmented one. Circles: the released code, where it was run."
+    "A picture for each setting: the mean over seeds in a band of one standard deviation, in the"
+    " plain test and, where it was run, in the augmented one. Circles: the released code, where it"
+    " was run."
 )
 
 
@@ -52,17 +73,23 @@ def read_table(path: Path) -> pd.DataFrame | None:
 
 
 def all_files(root: Path) -> dict[Path, str]:
-    """Return path -> content of all that is written in a checkout: REPRODUCTION.md and the curves that it shows.
+    """Return path -> content of all that is written in a checkout: REPRODUCTION.md and the curves
+    that it shows.
 
     Raises ConfigError for a damaged file of a run."""
     drawn = {sweep.name: curves.pictures(root, sweep) for sweep in all_sweeps()}
     pictures = {path: text for each in drawn.values() for path, text in each.items()}
-    return {Path("REPRODUCTION.md"): document(root, {name: list(each) for name, each in drawn.items()}), **pictures}
+    return {
+        Path("REPRODUCTION.md"): document(root, {name: list(each) for name, each in drawn.items()}),
+        **pictures,
+    }
 
 
 def all_sweeps() -> list[Sweep]:
     """Return the sweeps that stand for a table or figure of a paper."""
-    found = [load_sweep(name, [conf_directory()]) for name in list_options("sweep", [conf_directory()])]
+    found = [
+        load_sweep(name, [conf_directory()]) for name in list_options("sweep", [conf_directory()])
+    ]
     return [sweep for sweep in found if sweep.paper]
 
 
@@ -70,14 +97,22 @@ def document(root: Path, pictures: Mapping[str, Sequence[Path]]) -> str:
     """Return REPRODUCTION.md of a checkout. pictures: of each sweep."""
     folder, sweeps = root / "docs" / "reproduction", all_sweeps()
     names = [sweep.name for sweep in sweeps]
-    notes = {path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.md"))}
-    tables = {sweep.name: read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps}
+    notes = {
+        path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.md"))
+    }
+    tables = {
+        sweep.name: read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps
+    }
     notes = {name: both_views.filled(note, tables) for name, note in notes.items()}
     others = {other for sweep in sweeps for other in sweep.readings}
     intro = [HEAD, notes.pop("intro", "# Reproduction"), whole(tables, others)]
     texts = [*intro, "## Tables and figures of the papers", HOW]
     rows = [facts(sweep, tables[sweep.name]) for sweep in sweeps]
-    texts.append(layout.markdown(pd.DataFrame(rows, index=[f"`{name}`" for name in names], columns=list(COLUMNS))))
+    texts.append(
+        layout.markdown(
+            pd.DataFrame(rows, index=[f"`{name}`" for name in names], columns=list(COLUMNS))
+        )
+    )
     for sweep in sweeps:
         note, table = notes.pop(sweep.name, ""), tables[sweep.name]
         if table is not None or note or pictures.get(sweep.name):
@@ -89,23 +124,39 @@ def document(root: Path, pictures: Mapping[str, Sequence[Path]]) -> str:
 def whole(tables: Mapping[str, pd.DataFrame | None], others: Collection[str] = ()) -> str:
     """Return in words what all tables together say under the papers' rules.
 
-    others: sweeps that read values of another one's table differently. A value counts once, by its first reading where
-    both are run alike; the order of a column is that of the first."""
-    known = {name: table for name, table in tables.items() if table is not None and "protocol" in table}
+    others: sweeps that read values of another one's table differently. A value counts once, by its
+    first reading where both are run alike; the order of a column is that of the first."""
+    known = {
+        name: table for name, table in tables.items() if table is not None and "protocol" in table
+    }
     names = sorted(known, key=lambda name: name in others)  # stable
     printed = [parts.printed_once(known[name]) for name in names]
-    both = pd.concat([table[[*VALUE, "protocol", "verdict"]].fillna("") for table in printed] or [NOTHING])
-    measured = both[both["protocol"] != ""].sort_values("protocol", kind="stable").drop_duplicates(list(VALUE))
+    both = pd.concat(
+        [table[[*VALUE, "protocol", "verdict"]].fillna("") for table in printed] or [NOTHING]
+    )
+    measured = (
+        both[both["protocol"] != ""]
+        .sort_values("protocol", kind="stable")
+        .drop_duplicates(list(VALUE))
+    )
     verdicts = Counter(measured.loc[measured["protocol"] == "full", "verdict"])
     reduced = int((measured["protocol"] == "reduced").sum())
     orders = [text for name in names if name not in others for text in judged_orders(known[name])]
     said = ", ".join(f"{number} {kind}" for kind, number in verdicts.most_common())
-    texts = [f"{sum(verdicts.values())} printed values are measured at the full protocol{f': {said}' if said else ''}."]
+    texts = [
+        f"{sum(verdicts.values())} printed values are measured at the full"
+        f" protocol{f': {said}' if said else ''}."
+    ]
     if reduced:
-        texts.append(f"{reduced} are measured with other data, other options or older code, and not judged.")
+        texts.append(
+            f"{reduced} are measured with other data, other options or older code, and not judged."
+        )
     if orders:
         kept = sum(not text.startswith("swapped") for text in orders)
-        texts.append(f"In {kept} of {len(orders)} columns with enough methods, no two are swapped beyond noise.")
+        texts.append(
+            f"In {kept} of {len(orders)} columns with enough methods, no two are swapped beyond"
+            " noise."
+        )
     return "**Where it stands.** " + " ".join(texts)
 
 
@@ -151,7 +202,9 @@ def seeds(table: pd.DataFrame) -> str:
 
 
 def origin(table: pd.DataFrame, *columns: str) -> list[str]:
-    return [", ".join(distinct(table[name], "; " if name == "hardware" else " ")) for name in columns]
+    return [
+        ", ".join(distinct(table[name], "; " if name == "hardware" else " ")) for name in columns
+    ]
 
 
 def distinct(values: pd.Series, separator: str) -> list[str]:
@@ -159,20 +212,28 @@ def distinct(values: pd.Series, separator: str) -> list[str]:
     return sorted({part for value in values for part in str(value).split(separator) if part})
 
 
-def section(sweep: Sweep, table: pd.DataFrame | None, note: str, pictures: Sequence[Path] = ()) -> str:
-    """Return a section: heading (that of the note, where it has one), what was run, the table, curves, the note."""
+def section(
+    sweep: Sweep, table: pd.DataFrame | None, note: str, pictures: Sequence[Path] = ()
+) -> str:
+    """Return a section: heading (that of the note, where it has one), what was run, the table,
+    curves, the note."""
     first, _, rest = note.partition("\n")
     title, text = (first, rest.strip()) if first.startswith("#") else (f"## {sweep.title}", note)
     texts = [title]
     if table is None:
         texts.append(f"`sweep={sweep.name}`: not run.")
     else:
-        texts.append(f"`sweep={sweep.name}`: {summary(sweep, table)} [The table with every number]({csv_of(sweep)}).")
+        texts.append(
+            f"`sweep={sweep.name}`: {summary(sweep, table)} [The table with every"
+            f" number]({csv_of(sweep)})."
+        )
         if compare.printed_cells(sweep):
             texts += [layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}"]
             texts.append(layout.all_markdown(parts.all_parts(table), level=4))
     if pictures:
-        shown = [f"![Accuracy and forgetting over the rounds]({path.as_posix()})" for path in pictures]
+        shown = [
+            f"![Accuracy and forgetting over the rounds]({path.as_posix()})" for path in pictures
+        ]
         texts += ["#### Learning curves of the committed runs", CURVES, *shown]
     return "\n\n".join(part.strip() for part in [*texts, text] if part)
 
@@ -202,27 +263,41 @@ def show_status(root: Path, data: Sequence[Path]) -> int:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "fedexp reproduction") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
-    parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 where REPRODUCTION.md is not current"
+        "--root", type=Path, default=Path(), help="the checkout (default: the working directory)"
     )
-    parser.add_argument("--status", action="store_true", help="show what is measured and what the rest would cost")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit 1 where REPRODUCTION.md is not current",
+    )
+    parser.add_argument(
+        "--status", action="store_true", help="show what is measured and what the rest would cost"
+    )
     parser.add_argument(
         "--data-dir",
         action="append",
         type=Path,
         metavar="DIR",
-        help="with --status: where data sets lie (default: FEDEXP_DATA, else data/ of the checkout); may be repeated",
+        help=(
+            "with --status: where data sets lie (default: FEDEXP_DATA, else data/ of the checkout);"
+            " may be repeated"
+        ),
     )
     options = parser.parse_args(arguments)
     if not (options.root / "docs" / "reproduction").is_dir():
-        print(f"fedexp: no docs/reproduction in {options.root.absolute()}; --root names a checkout", file=sys.stderr)
+        print(
+            f"fedexp: no docs/reproduction in {options.root.absolute()}; --root names a checkout",
+            file=sys.stderr,
+        )
         return 2
     if options.status:
         return show_status(options.root, options.data_dir)
     try:
         found = all_files(options.root)
-        return check_files(options.root, found) if options.check else write_files(options.root, found)
+        return (
+            check_files(options.root, found) if options.check else write_files(options.root, found)
+        )
     except ConfigError as error:
         return say(str(error))
     except StorageError as error:
@@ -231,7 +306,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp reproductio
 
 def check_files(root: Path, found: Mapping[Path, str]) -> int:
     """Say which files are not current; return the exit code."""
-    old = [path for path, text in found.items() if not is_current(root / path, text)] + left_over(root, found)
+    old = [path for path, text in found.items() if not is_current(root / path, text)] + left_over(
+        root, found
+    )
     for path in old:
         print(f"{root / path} is not current: run `fedexp reproduction`")
     if not old:

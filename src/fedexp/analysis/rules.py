@@ -1,6 +1,8 @@
-"""Reporting rules: which number of a run stands beside a printed one, and how far chance can move it.
+"""Reporting rules: which number of a run stands beside a printed one, and how far chance can move
+it.
 
-A sweep states its paper's rule: `report: {value: last | mean_of_last(n) | ema(w) | best, view: plain | augmented}`.
+A sweep states its paper's rule: `report: {value: last | mean_of_last(n) | ema(w) | best, view:
+plain | augmented}`.
 """
 
 import math
@@ -11,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 VIEWS = ("plain", "augmented")
-COLUMNS = {"accuracy": "test_accuracy", "forgetting": "forgetting"}  # metric -> column of rounds.csv
+# metric -> column of rounds.csv
+COLUMNS = {"accuracy": "test_accuracy", "forgetting": "forgetting"}
 NOISE_ROUNDS = 10  # the last rounds of a run, from which one seed's noise is estimated
 FORM = re.compile(r"(last|best|mean_of_last\((?P<n>[1-9]\d*)\)|ema\((?P<w>0?\.\d+)\))")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Reporting rule for accuracy and forgetting of a paper. Raises ValueError where `value` or `view` is none of the
-    above."""
+    """Reporting rule for accuracy and forgetting of a paper. Raises ValueError where `value` or
+    `view` is none of the above."""
 
     value: str = "last"
     view: str = "plain"
@@ -28,7 +31,8 @@ class Rule:
     def __post_init__(self) -> None:
         if not FORM.fullmatch(self.value):
             raise ValueError(
-                f"report.value={self.value}: must be last, mean_of_last(n), ema(w) with 0 < w < 1, or best"
+                f"report.value={self.value}: must be last, mean_of_last(n), ema(w) with 0 < w < 1,"
+                " or best"
             )
         if self.view not in VIEWS:
             raise ValueError(f"report.view={self.view}: must be one of {', '.join(VIEWS)}")
@@ -38,12 +42,13 @@ class Rule:
         return f"{self.name}: {text}" if self.name else text
 
     def column(self, metric: str) -> str:
-        """Return the column of rounds.csv that holds a metric (`accuracy` or `forgetting`) in the view of the rule."""
+        """Return the column of rounds.csv that holds a metric (`accuracy` or `forgetting`) in the
+        view of the rule."""
         return COLUMNS[metric] + ("" if self.view == "plain" else f"_{self.view}")
 
     def reported(self, values: Sequence[float], metric: str) -> float | None:
-        """Return the number that the rule reports of the evaluated rounds from 1 on (fractions); None where there are
-        none.
+        """Return the number that the rule reports of the evaluated rounds from 1 on (fractions);
+        None where there are none.
 
         `best` of forgetting is the smallest."""
         if not len(values):
@@ -57,12 +62,13 @@ class Rule:
         return ema(values, float(self._argument("w") or 0))
 
     def standard_error(self, values: Sequence[float]) -> float | None:
-        """Return the standard error of the reported number within one run, from its last ten rounds; None below two
-        rounds.
+        """Return the standard error of the reported number within one run, from its last ten
+        rounds; None below two rounds.
 
-        With s the standard deviation of these rounds (n - 1 in the denominator), taken as independent of each other:
-        one round (last, best) varies by s, a mean of n by s / sqrt(n), and an average with weight w on what was before
-        by s sqrt((1 - w) / (1 + w)), since its weights (1 - w) w^k have squares that sum to (1 - w)^2 / (1 - w^2).
+        With s the standard deviation of these rounds (n - 1 in the denominator), taken as
+        independent of each other: one round (last, best) varies by s, a mean of n by s / sqrt(n),
+        and an average with weight w on what was before by s sqrt((1 - w) / (1 + w)), since its
+        weights (1 - w) w^k have squares that sum to (1 - w)^2 / (1 - w^2).
         """
         window = values[-NOISE_ROUNDS:]
         if len(window) < 2:
@@ -87,13 +93,15 @@ def read_rule(node: Mapping[str, Any]) -> Rule:
 
 
 def ema(values: Sequence[float], weight: float) -> float:
-    """Return the last value of an exponential moving average: e_1 = x_1, e_t = weight e_{t-1} + (1 - weight) x_t.
+    """Return the last value of an exponential moving average: e_1 = x_1, e_t = weight e_{t-1} + (1
+    - weight) x_t.
 
-    FedNTD's authors name a weight of 0.6 for Table 1 without a formula (issue 4 of their repository). The weight is
-    read as that of the average so far, because the code logs to Weights & Biases, whose smoothing (like TensorBoard's,
-    with 0.6 as its default) is defined so. The other reading, 0.6 on the newest value, averages over fewer rounds:
-    (1 + w) / (1 - w) of them, 2.3 instead of 4. Over the 24 committed runs of Table 1 (plain test)
-    the two readings differ by 0.7 points of accuracy and 0.007 of F in the mean, by 3.2 and 0.032 at most.
+    FedNTD's authors name a weight of 0.6 for Table 1 without a formula (issue 4 of their
+    repository). The weight is read as that of the average so far, because the code logs to Weights
+    & Biases, whose smoothing (like TensorBoard's, with 0.6 as its default) is defined so. The other
+    reading, 0.6 on the newest value, averages over fewer rounds: (1 + w) / (1 - w) of them, 2.3
+    instead of 4. Over the 24 committed runs of Table 1 (plain test) the two readings differ by 0.7
+    points of accuracy and 0.007 of F in the mean, by 3.2 and 0.032 at most.
     """
     average = float(values[0])
     for value in values[1:]:

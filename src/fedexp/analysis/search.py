@@ -1,7 +1,8 @@
 """Searches: sweeps that try several values of a key, and whose report names the best one.
 
-The rule: of each block and setting the value with the highest test accuracy in the last round, as a mean over seeds; a
-run that diverged does not count, and a value of which every run diverged is not chosen.
+The rule: of each block and setting the value with the highest test accuracy in the last round, as a
+mean over seeds; a run that diverged does not count, and a value of which every run diverged is not
+chosen.
 """
 
 import statistics
@@ -17,7 +18,8 @@ RULE = "Chosen values: the highest accuracy in the last round, mean over seeds"
 
 
 def sections(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Section]:
-    """Return a row for each block and setting of a search with the value chosen; [] where no run of it is over."""
+    """Return a row for each block and setting of a search with the value chosen; [] where no run of
+    it is over."""
     rows: dict[str, dict[str, str]] = {}
     for block in sweep.blocks:
         key = next(key for key in block.axes if "." in key)
@@ -31,7 +33,9 @@ def sections(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Section]:
                     found[value] = statistics.fmean(accuracies)
             if found:
                 best = max(found, key=lambda value: found[value])
-                tried = ", ".join(f"{value}: {100 * accuracy:.2f}" for value, accuracy in found.items())
+                tried = ", ".join(
+                    f"{value}: {100 * accuracy:.2f}" for value, accuracy in found.items()
+                )
                 name = f"{' '.join(block.fixed).replace('algorithm=', '')} {place}"
                 missing = len(block.axes[key]) - len(found)
                 state = f"; {missing} of {len(block.axes[key])} without a number" if missing else ""

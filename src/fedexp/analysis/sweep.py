@@ -1,13 +1,15 @@
 """Named sweeps: `conf/sweep/<name>.yaml` says which runs a published table or figure consists of.
 
-A sweep is a list of blocks; a block is a grid: every combination of the values of its axes (`experiment`, `algorithm`
-or any other key of the configuration), with the overrides `with`. Beside each value stand the fields of the printed
-cells that belong to it (columns of published/tables.csv), and `measures` says which of our numbers stands beside which
-printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
-`readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings), `claims` what the
-paper's text says of the table (fedexp.analysis.claims), `pictures` which figures of the paper its runs give
-(fedexp.analysis.paper_figures), `choose: best` makes it a search (fedexp.analysis.search), and `ranks` a benchmark
-(fedexp.analysis.benchmark), whose fields are `method` and `setting`.
+A sweep is a list of blocks; a block is a grid: every combination of the values of its axes
+(`experiment`, `algorithm` or any other key of the configuration), with the overrides `with`. Beside
+each value stand the fields of the printed cells that belong to it (columns of
+published/tables.csv), and `measures` says which of our numbers stands beside which printed metric.
+`report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
+`readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings),
+`claims` what the paper's text says of the table (fedexp.analysis.claims), `pictures` which figures
+of the paper its runs give (fedexp.analysis.paper_figures), `choose: best` makes it a search
+(fedexp.analysis.search), and `ranks` a benchmark (fedexp.analysis.benchmark), whose fields are
+`method` and `setting`.
 """
 
 import itertools
@@ -51,8 +53,9 @@ class Block:
         return found
 
     def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
-        """Return the block with the values that the command line gives for axes: those of its own among them, None
-        where there are none, or where a key is no axis of it and not fixed at one of them."""
+        """Return the block with the values that the command line gives for axes: those of its own
+        among them, None where there are none, or where a key is no axis of it and not fixed at one
+        of them."""
         axes = dict(self.axes)
         if any(self.fixed_value(key) not in given[key] for key in given.keys() - axes.keys()):
             return None
@@ -63,7 +66,8 @@ class Block:
         return Block(axes, self.fixed, self.measures)
 
     def fixed_value(self, key: str) -> str | None:
-        """Return the value that all its runs have for a key which is no axis; None: they say nothing of it."""
+        """Return the value that all its runs have for a key which is no axis; None: they say
+        nothing of it."""
         return next((text.partition("=")[2] for text in self.fixed if key_of(text) == key), None)
 
     def has(self, key: str, value: str) -> bool:
@@ -71,8 +75,8 @@ class Block:
         return value in self.axes.get(key, ()) or value == self.fixed_value(key)
 
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
-        """Return the overrides of one `--multirun`, less the mappings whose keys `others` set: Hydra would merge both
-        mappings, and so the values of the command line would not win."""
+        """Return the overrides of one `--multirun`, less the mappings whose keys `others` set:
+        Hydra would merge both mappings, and so the values of the command line would not win."""
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
         # Groups first: the value of a key of an algorithm belongs to that algorithm.
@@ -81,11 +85,15 @@ class Block:
         groups = [text for text in [*grids, *kept] if "." not in text.split("=")[0]]
         return groups + [text for text in [*grids, *kept] if text not in groups]
 
-    def fixed_in(self, given: set[str], shared: Collection[str] | None = None) -> tuple[int, int] | None:
-        """Return how many of its fixed overrides a run has (all, literally); None where one is missing.
+    def fixed_in(
+        self, given: set[str], shared: Collection[str] | None = None
+    ) -> tuple[int, int] | None:
+        """Return how many of its fixed overrides a run has (all, literally); None where one is
+        missing.
 
-        given: the overrides of the run. shared: those of all runs beside it, by which a fixed override may be replaced;
-        a mapping may be replaced by any other one. None: all must be there literally.
+        given: the overrides of the run. shared: those of all runs beside it, by which a fixed
+        override may be replaced; a mapping may be replaced by any other one. None: all must be
+        there literally.
         """
         missing = [text for text in self.fixed if text not in given]
         if missing and shared is None:
@@ -98,13 +106,16 @@ class Block:
 
 
 def grid(key: str, values: Collection[str], several: bool) -> str:
-    """Return the override of a key that is to have each of these values; several: a group has several options.
+    """Return the override of a key that is to have each of these values; several: a group has
+    several options.
 
-    Hydra composes once with all that has one value, before there are jobs: without the option to which a key may
-    belong. So such a value is written as a choice of one.
+    Hydra composes once with all that has one value, before there are jobs: without the option to
+    which a key may belong. So such a value is written as a choice of one.
     """
     text = ",".join(values)
-    return f"{key}=choice({text})" if several and "." in key and len(values) == 1 else f"{key}={text}"
+    return (
+        f"{key}=choice({text})" if several and "." in key and len(values) == 1 else f"{key}={text}"
+    )
 
 
 def is_mapping(override: str) -> bool:
@@ -120,53 +131,87 @@ class Sweep:
     table: str
     blocks: tuple[Block, ...]
     rule: Rule = field(default_factory=Rule)
-    readings: Fields = field(default_factory=dict)  # sweep with another reading of cells of the same table -> its label
+    # sweep with another reading of cells of the same table -> its label
+    readings: Fields = field(default_factory=dict)
     claims: str = ""  # the table of tables.csv with what the paper's text says of this one
     pictures: tuple[Mapping[str, Any], ...] = ()  # of the paper: see fedexp.analysis.paper_figures
     choose: str = ""  # "best": it is a search, and its report names the best value of each key
     ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Measure -> values of summary.json, of which the first that a run has counts: it is a benchmark, and its report
-    ranks the methods (fedexp.analysis.benchmark)."""
+    """Measure -> values of summary.json, of which the first that a run has counts: it is a
+    benchmark, and its report ranks the methods (fedexp.analysis.benchmark)."""
 
     @property
     def common(self) -> list[str]:
-        """Return the overrides of all its jobs that give the rule its view; a run without them is still one of the
-        sweep."""
+        """Return the overrides of all its jobs that give the rule its view; a run without them is
+        still one of the sweep."""
         return [] if self.rule.view == "plain" else [f"test_views=[plain,{self.rule.view}]"]
 
 
 def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
-    """Load a named sweep; raise ConfigError where there is none of this name, or its file is not one."""
+    """Load a named sweep; raise ConfigError where there is none of this name, or its file is not
+    one."""
     if is_path(name):
         raise ConfigError(f"sweep={name}: is a path; must be the name of a sweep")
     paths = [path for folder in folders if (path := folder / "sweep" / f"{name}.yaml").exists()]
     if not paths:
         options = list_options("sweep", list(folders))
-        raise ConfigError(f"sweep={name}: no such sweep{nearest(name, options)}; sweeps: {', '.join(options)}")
+        raise ConfigError(
+            f"sweep={name}: no such sweep{nearest(name, options)}; sweeps: {', '.join(options)}"
+        )
     try:
         text = paths[0].read_text(encoding="utf-8")
         spec = load_fast(text)
         blocks = tuple(read_block(block) for block in spec["blocks"])
         title, rule = text.splitlines()[0].lstrip("# "), read_rule(spec.get("report", {}))
-        readings = {str(other): str(label or "") for other, label in spec.get("readings", {}).items()}
+        readings = {
+            str(other): str(label or "") for other, label in spec.get("readings", {}).items()
+        }
         claims = str(spec.get("claims", ""))
         table, choose = str(spec["table"]), str(spec.get("choose", ""))
-        ranks = {str(measure): tuple(map(str, names)) for measure, names in spec.get("ranks", {}).items()}
+        ranks = {
+            str(measure): tuple(map(str, names)) for measure, names in spec.get("ranks", {}).items()
+        }
         pictures = tuple(dict(node) for node in spec.get("pictures", ()))
-        return Sweep(name, title, str(spec["paper"]), table, blocks, rule, readings, claims, pictures, choose, ranks)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml") from error
+        return Sweep(
+            name,
+            title,
+            str(spec["paper"]),
+            table,
+            blocks,
+            rule,
+            readings,
+            claims,
+            pictures,
+            choose,
+            ranks,
+        )
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        yaml.YAMLError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise ConfigError(
+            f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml"
+        ) from error
 
 
 def read_block(node: Mapping[str, Any]) -> Block:
     axes = {
-        str(key): {plain(value): {k: str(v) for k, v in fields.items()} for value, fields in values.items()}
+        str(key): {
+            plain(value): {k: str(v) for k, v in fields.items()} for value, fields in values.items()
+        }
         for key, values in node.items()
         if key not in ("with", "measures")
     }
     fixed = (str(text).partition("=") for text in node.get("with", ()))
     return Block(
-        axes, tuple(f"{key}{equals}{rewritten(value)}" for key, equals, value in fixed), tuple(node["measures"])
+        axes,
+        tuple(f"{key}{equals}{rewritten(value)}" for key, equals, value in fixed),
+        tuple(node["measures"]),
     )
 
 
@@ -178,8 +223,9 @@ def plain(value: object) -> str:
 def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each `--multirun` that the sweep consists of.
 
-    overrides: of the command line. For a key that is an axis, they restrict it to those of its values that are given;
-    values that the paper does not have run on the other axes of the first block. Any other key is set in all runs.
+    overrides: of the command line. For a key that is an axis, they restrict it to those of its
+    values that are given; values that the paper does not have run on the other axes of the first
+    block. Any other key is set in all runs.
     """
     keys = {key for block in sweep.blocks for key in block.axes}
     given = {
@@ -188,33 +234,49 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
         if key in keys
     }
     others = [o for o in overrides if o.partition("=")[0] not in given]
-    others += [o for o in sweep.common if not any(each.startswith(o.partition("[")[0]) for each in overrides)]
-    lists = [[*block.arguments(others), *others] for old in sweep.blocks if (block := old.restricted(given))]
+    others += [
+        o
+        for o in sweep.common
+        if not any(each.startswith(o.partition("[")[0]) for each in overrides)
+    ]
+    lists = [
+        [*block.arguments(others), *others]
+        for old in sweep.blocks
+        if (block := old.restricted(given))
+    ]
     for key, values in given.items():
         new = [v for v in values if not any(block.has(key, v) for block in sweep.blocks)]
         first = next(block for block in sweep.blocks if key in block.axes)
         others_given = {k: v for k, v in given.items() if k != key}
-        rest = Block({k: v for k, v in first.axes.items() if k != key}, (), ()).restricted(others_given)
+        rest = Block({k: v for k, v in first.axes.items() if k != key}, (), ()).restricted(
+            others_given
+        )
         if new and rest:
             lists.append([*rest.arguments(), f"{key}={','.join(new)}", *others])
     if not lists:
-        raise ConfigError(f"sweep={sweep.name}: no run has all of {', '.join(f'{k}={v}' for k, v in given.items())}")
+        raise ConfigError(
+            f"sweep={sweep.name}: no run has all of"
+            f" {', '.join(f'{k}={v}' for k, v in given.items())}"
+        )
     return lists
 
 
 def cell_of(
     sweep: Sweep, overrides: Sequence[str], shared: Collection[str] | None = None
 ) -> tuple[Block, dict[str, str]] | None:
-    """Return (block, fields of the printed cells) of a run by the overrides it was started with; None: not a run of
-    it. shared: where the overrides of all runs are given, a run counts too whose fixed overrides these replace: it is
-    no reproduction, but has a place in a picture."""
+    """Return (block, fields of the printed cells) of a run by the overrides it was started with;
+    None: not a run of it. shared: where the overrides of all runs are given, a run counts too whose
+    fixed overrides these replace: it is no reproduction, but has a place in a picture."""
     given = set(map(as_written, overrides))
     shared = None if shared is None else set(map(as_written, shared))
     best = most_specific(sweep, given, shared)
     for block in sweep.blocks:
         if (fixed := block.fixed_in(given, shared)) is None:
             continue
-        values = [[value for value in axis if f"{key}={value}" in given] for key, axis in block.axes.items()]
+        values = [
+            [value for value in axis if f"{key}={value}" in given]
+            for key, axis in block.axes.items()
+        ]
         if all(len(found) == 1 for found in values):
             combination = [(key, found[0]) for key, found in zip(block.axes, values, strict=True)]
             if (len(combination) + fixed[0], fixed[1]) >= best:
@@ -223,35 +285,61 @@ def cell_of(
 
 
 def as_written(override: str) -> str:
-    """Return an override that Hydra's sweeper has noted as it stands in a sweep's file, once that is read: without the
-    backslashes of an interpolation, truth values in small letters, numbers as Python writes them."""
+    """Return an override that Hydra's sweeper has noted as it stands in a sweep's file, once that
+    is read: without the backslashes of an interpolation, truth values in small letters, numbers as
+    Python writes them."""
     key, equals, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
     return f"{key}{equals}{value.lower() if value in ('True', 'False') else rewritten(value)}"
 
 
 def rewritten(value: str) -> str:
-    """Return a number that is not whole as Python and Hydra's sweeper write it (1e-3 as 0.001), all else as it is."""
-    return str(float(value)) if NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal() else value
+    """Return a number that is not whole as Python and Hydra's sweeper write it (1e-3 as 0.001), all
+    else as it is."""
+    return (
+        str(float(value))
+        if NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal()
+        else value
+    )
 
 
 def most_specific(sweep: Sweep, given: set[str], shared: Collection[str] | None) -> tuple[int, int]:
-    """Return the number of overrides that the most specific matching block accounts for: (all, those that the run has
-    literally)."""
+    """Return the number of overrides that the most specific matching block accounts for: (all,
+    those that the run has literally)."""
     sizes = [(0, 0)]
     for block in sweep.blocks:
-        matches = all(any(f"{key}={value}" in given for value in axis) for key, axis in block.axes.items())
+        matches = all(
+            any(f"{key}={value}" in given for value in axis) for key, axis in block.axes.items()
+        )
         if matches and (fixed := block.fixed_in(given, shared)):
             sizes.append((len(block.axes) + fixed[0], fixed[1]))
     return max(sizes)
 
 
 def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that change the protocol of the printed table, so that the run is no reproduction of it."""
+    """Return the overrides that change the protocol of the printed table, so that the run is no
+    reproduction of it."""
     keys = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
-    harmless = ("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "checkpoint_interval", "profile",
-                "forgetting_metric", "targets", "target_fractions", "hydra", "dataset.url", "test_views", "evaluate",
-                "keep_models", "keep_local_models", "objective")  # fmt: skip
+    harmless = (
+        "seed",
+        "seeds.",
+        "tracker",
+        "hardware",
+        "figures",
+        "data_dir",
+        "checkpoint_interval",
+        "profile",
+        "forgetting_metric",
+        "targets",
+        "target_fractions",
+        "hydra",
+        "dataset.url",
+        "test_views",
+        "evaluate",
+        "keep_models",
+        "keep_local_models",
+        "objective",
+    )
     return [
         text
         for text in map(as_written, overrides)

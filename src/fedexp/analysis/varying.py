@@ -7,12 +7,13 @@ from fedexp.rundir.fingerprint import flatten, is_free, numbered
 
 
 def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each run, option -> value of the options that not all runs share: groups by their name
-    (`algorithm`), others by their dotted key.
+    """Return, for each run, option -> value of the options that not all runs share: groups by their
+    name (`algorithm`), others by their dotted key.
 
-    Left out are options that do not decide a result, those within a group that follow from which option of it was
-    chosen, and those that are everywhere equal to another one (`partition.alpha` to `alpha`). A value that a run lacks
-    is None, as are all of a run without a configuration; a list is a tuple.
+    Left out are options that do not decide a result, those within a group that follow from which
+    option of it was chosen, and those that are everywhere equal to another one (`partition.alpha`
+    to `alpha`). A value that a run lacks is None, as are all of a run without a configuration; a
+    list is a tuple.
     """
     flat = [flat_options(config) for config in configs]
     groups = list(dict.fromkeys(key for config in configs for key in config.get("choices") or {}))
@@ -27,7 +28,8 @@ def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a configuration by their dotted keys, those of the groups by the groups' names."""
+    """Return the options of a configuration by their dotted keys, those of the groups by the
+    groups' names."""
     choices = dict(config.get("choices") or {})
     values = flatten(numbered({key: value for key, value in config.items() if key != "choices"}))
     kept = {
@@ -44,7 +46,8 @@ def hashable(value: Any) -> Any:
 
 
 def differs(key: str, flat: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> bool:
-    """Return whether runs differ in an option: of one within a group, runs with the same choice of that group."""
+    """Return whether runs differ in an option: of one within a group, runs with the same choice of
+    that group."""
     group = key.partition(".")[0]
     if "." not in key or group not in groups:
         return len({options.get(key) for options in flat}) > 1

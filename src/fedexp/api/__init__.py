@@ -1,1 +1,2 @@
-"""The Python interface; users take its names from `fedexp` itself, whose `__all__` lists those that stay."""
+"""The Python interface; users take its names from `fedexp` itself, whose `__all__` lists those that
+stay."""

@@ -30,7 +30,8 @@ class Run:
     """
 
     directory: Path
-    config_dir: Path | None = None  # your own groups, where the run has a class of yours (`--config-dir`)
+    # your own groups, where the run has a class of yours (`--config-dir`)
+    config_dir: Path | None = None
     _reader: RunDirectory = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -43,7 +44,8 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the configuration of the run as nested dicts; `choices` has the option of each group."""
+        """Return the configuration of the run as nested dicts; `choices` has the option of each
+        group."""
         return self._need(files.CONFIG, self._reader.config)
 
     @property
@@ -55,11 +57,16 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Return the results (summary.json); {} of a run that is not over."""
         found = self._reader.summary
-        return found if found or not self._reader.has(files.SUMMARY) else self._need(files.SUMMARY, found)
+        return (
+            found
+            if found or not self._reader.has(files.SUMMARY)
+            else self._need(files.SUMMARY, found)
+        )
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """Return rounds.csv: a row for each round, 0 is the initial model; nan where a value is undefined."""
+        """Return rounds.csv: a row for each round, 0 is the initial model; nan where a value is
+        undefined."""
         return self._need(files.ROUNDS, self._reader.rounds).copy()
 
     @property
@@ -77,7 +84,9 @@ class Run:
         """Return round, class, name, accuracy of the global model on the test set."""
         table = self._need(files.CLASSES, self._reader.class_accuracy()).copy()
         if names := self._reader.class_names:
-            table.insert(2, "name", [names[c] if c < len(names) else "" for c in table["class"].astype(int)])
+            table.insert(
+                2, "name", [names[c] if c < len(names) else "" for c in table["class"].astype(int)]
+            )
         return table
 
     def analysis(self, name: str) -> pd.DataFrame:
@@ -87,14 +96,14 @@ class Run:
 
     @property
     def partition(self) -> Partition:
-        """Return which training examples each client holds: `parts`, `counts` [clients, classes], `sizes`; of a stream
-        of tasks that of the first."""
+        """Return which training examples each client holds: `parts`, `counts` [clients, classes],
+        `sizes`; of a stream of tasks that of the first."""
         return self.partitions[0]
 
     @property
     def partitions(self) -> list[Partition]:
-        """Return the partition of each task, in their order, or the first one and those after each change within the
-        run (`info["from_round"]`); one where there are neither."""
+        """Return the partition of each task, in their order, or the first one and those after each
+        change within the run (`info["from_round"]`); one where there are neither."""
         from fedexp.data.partitioned import Partition, changed_partitions, later_partitions
 
         later = [*later_partitions(self.directory), *changed_partitions(self.directory).values()]
@@ -102,24 +111,26 @@ class Run:
 
     @property
     def kept_rounds(self) -> list[int]:
-        """Return the rounds whose model is kept, ascending: the last two that were saved, and those of `keep_models`
-        and `keep_local_models`."""
+        """Return the rounds whose model is kept, ascending: the last two that were saved, and those
+        of `keep_models` and `keep_local_models`."""
         from fedexp.rundir import kept_models
 
         return kept_models.kept_rounds(self.directory)
 
     def kept_clients(self, round: int) -> list[int]:
-        """Return the clients whose local model of a round is kept (`keep_local_models`), ascending."""
+        """Return the clients whose local model of a round is kept (`keep_local_models`),
+        ascending."""
         from fedexp.rundir import kept_models
 
         return kept_models.kept_clients(self.directory, round)
 
     def model(self, round: int | None = None, client: int | None = None) -> Classifier:
-        """Return the global model after a round (None: the last kept), or what a client has trained in that round, in
-        eval mode, on the CPU, with its weights.
+        """Return the global model after a round (None: the last kept), or what a client has trained
+        in that round, in eval mode, on the CPU, with its weights.
 
-        It is an ordinary `torch.nn.Module`: inputs as in training -> logits [B, C]. `network` is fedexp's own module in
-        it, whose output has `features` too, and whose parameters have the names of the run.
+        It is an ordinary `torch.nn.Module`: inputs as in training -> logits [B, C]. `network` is
+        fedexp's own module in it, whose output has `features` too, and whose parameters have the
+        names of the run.
         """
         from fedexp.analysis.networks import Classifier, network_of
 
@@ -128,15 +139,23 @@ class Run:
 
     def _need(self, name: str, content: Any) -> Any:
         """Return the content of a file; raise ConfigError where there is none."""
-        if content is not None and content != {} if isinstance(content, dict) else content is not None:
+        if (
+            content is not None and content != {}
+            if isinstance(content, dict)
+            else content is not None
+        ):
             return content
-        reason = next((problem.reason for problem in self._reader.unreadable if problem.file == name), "is missing")
+        reason = next(
+            (problem.reason for problem in self._reader.unreadable if problem.file == name),
+            "is missing",
+        )
         raise ConfigError(f"{self.directory / name}: {reason}")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a directory; iterating gives each `Run`, and `sweep["<name of a run>"]` one of them."""
+    """The runs of a directory; iterating gives each `Run`, and `sweep["<name of a run>"]` one of
+    them."""
 
     directory: Path
     members: tuple[Run, ...]
@@ -168,37 +187,48 @@ class Sweep:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Return a row for each run, by name: the options in which they differ, status, and the single values of
-        summary.json, nan for a run that is not over."""
+        """Return a row for each run, by name: the options in which they differ, status, and the
+        single values of summary.json, nan for a run that is not over."""
         import pandas as pd
 
         rows = []
         for run in self.members:
-            single: dict[str, Any] = {k: v for k, v in run._reader.summary.items() if isinstance(v, str | int | float)}
+            single: dict[str, Any] = {
+                k: v for k, v in run._reader.summary.items() if isinstance(v, str | int | float)
+            }
             rows.append({"status": run.status} | {k: v for k, v in single.items() if k != "status"})
         table = pd.DataFrame(rows, index=self.options.index)
         return self.options.join(table[[name for name in table if name not in self.options]])
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """Return all rows of rounds.csv of all runs, with the run's name and the options in which they differ."""
+        """Return all rows of rounds.csv of all runs, with the run's name and the options in which
+        they differ."""
         import pandas as pd
 
         parts = []
         for name, run in zip(self.names, self.members, strict=True):
             if (table := run._reader.rounds) is not None:
-                given = {key: value for key, value in self.options.loc[name].items() if key not in table}
-                columns = {key: [value] * len(table) for key, value in ({"run": name} | given).items()}
+                given = {
+                    key: value for key, value in self.options.loc[name].items() if key not in table
+                }
+                columns = {
+                    key: [value] * len(table) for key, value in ({"run": name} | given).items()
+                }
                 head = pd.DataFrame(columns, index=table.index)
                 parts.append(pd.concat([head, table], axis=1))
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["run", "round"])
+        return (
+            pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["run", "round"])
+        )
 
 
-def load_run(directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None) -> Run:
+def load_run(
+    directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None
+) -> Run:
     """Return the run of a directory, finished or not.
 
-    config_dir: a directory of your own groups, for a run with a class of yours. No code of the run's directory is
-    executed, whoever has made it. Raises ConfigError where there is no run.
+    config_dir: a directory of your own groups, for a run with a class of yours. No code of the
+    run's directory is executed, whoever has made it. Raises ConfigError where there is no run.
     """
     path = Path(directory).expanduser()
     if not any((path / name).exists() for name in MARKS):
@@ -207,10 +237,13 @@ def load_run(directory: str | os.PathLike[str], config_dir: str | os.PathLike[st
     return Run(path, None if config_dir is None else Path(config_dir))
 
 
-def load_sweep(directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None) -> Sweep:
+def load_sweep(
+    directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None
+) -> Sweep:
     """Return the runs of a sweep, or of any directory with runs below it.
 
-    A job that is complete in another sweep counts as that run. Raises ConfigError where there is none.
+    A job that is complete in another sweep counts as that run. Raises ConfigError where there is
+    none.
     """
     path = Path(directory).expanduser()
     jobs = [job.directory for job in SweepDirectory(path).jobs] or find_runs(path)

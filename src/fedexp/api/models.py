@@ -33,10 +33,11 @@ def evaluate(
 ) -> Evaluation:
     """Test the model that a run keeps of a round (None: the last) on a test set.
 
-    dataset: the name of a data set, an option of the group `dataset`; None: that of the run, of all its tasks.
-    overrides: changes of it, such as ["dataset.root=photos", "data_dir=data"]. Its classes are matched by their names,
-    its images brought to the size, channels and normalisation of the run's. device: auto, cpu, cuda or cuda:<number>.
-    Raises ConfigError where model and data do not fit together.
+    dataset: the name of a data set, an option of the group `dataset`; None: that of the run, of all
+    its tasks. overrides: changes of it, such as ["dataset.root=photos", "data_dir=data"]. Its
+    classes are matched by their names, its images brought to the size, channels and normalisation
+    of the run's. device: auto, cpu, cuda or cuda:<number>. Raises ConfigError where model and data
+    do not fit together.
     """
     found = run if isinstance(run, Run) else load_run(run)
     given = [*([f"dataset={dataset}"] if dataset is not None else []), *overrides]
@@ -45,12 +46,16 @@ def evaluate(
         return evaluate_run(found._reader, source, round, device, data_dir)
 
 
-def export(run: Run | str | os.PathLike[str], path: str | os.PathLike[str], round: int | None = None) -> Path:
-    """Write the weights of the model that a run keeps of a round (None: the last), and return the path.
+def export(
+    run: Run | str | os.PathLike[str], path: str | os.PathLike[str], round: int | None = None
+) -> Path:
+    """Write the weights of the model that a run keeps of a round (None: the last), and return the
+    path.
 
-    The suffix chooses the form: `.safetensors` (needs the package safetensors; with algorithm, data set, round, seed
-    and how pixels are normalised as metadata), `.pt` or `.pth` (`torch.save` of the state dict). The names are those of
-    `run.model().network`; low-rank adapters are merged into their layers.
+    The suffix chooses the form: `.safetensors` (needs the package safetensors; with algorithm, data
+    set, round, seed and how pixels are normalised as metadata), `.pt` or `.pth` (`torch.save` of
+    the state dict). The names are those of `run.model().network`; low-rank adapters are merged into
+    their layers.
     """
     found, target = run if isinstance(run, Run) else load_run(run), Path(path).expanduser()
     if target.suffix not in (*WITH_TORCH, SAFETENSORS):
@@ -59,7 +64,11 @@ def export(run: Run | str | os.PathLike[str], path: str | os.PathLike[str], roun
     with trusting(found.config_dir):
         network, kept, parts = network_of(found._reader, round)
     weights = {name: value.contiguous() for name, value in merge(network).state_dict().items()}
-    content = save(weights, facts_of(found, kept.round) | pixels_of(parts.dataset)) if save else with_torch(weights)
+    content = (
+        save(weights, facts_of(found, kept.round) | pixels_of(parts.dataset))
+        if save
+        else with_torch(weights)
+    )
     storage.write_atomically(target, content)
     return target
 
@@ -68,15 +77,23 @@ def facts_of(run: Run, round: int) -> dict[str, str]:
     """Return what a file says of the model in it."""
     choices = run.config.get("choices") or {}
     facts = {"fedexp": __version__, "round": round, "seed": run.config.get("seed")}
-    return {k: str(v) for k, v in (facts | {n: choices.get(n) for n in ("algorithm", "dataset", "model")}).items()}
+    return {
+        k: str(v)
+        for k, v in (facts | {n: choices.get(n) for n in ("algorithm", "dataset", "model")}).items()
+    }
 
 
 def pixels_of(dataset: DataSource) -> dict[str, str]:
-    """Return what a file says of how images are read, (pixel / largest - mean) / std; empty for texts."""
+    """Return what a file says of how images are read, (pixel / largest - mean) / std; empty for
+    texts."""
     if not isinstance(dataset, Dataset):
         return {}
     form = dataset.normalise
-    return {"pixel_largest": str(form.max_value), "mean": str([*form.mean]), "std": str([*form.std])}
+    return {
+        "pixel_largest": str(form.max_value),
+        "mean": str([*form.mean]),
+        "std": str([*form.std]),
+    }
 
 
 def with_torch(weights: "dict[str, torch.Tensor]") -> bytes:
@@ -89,11 +106,13 @@ def with_torch(weights: "dict[str, torch.Tensor]") -> bytes:
 
 
 def safetensors_saver():  # type: ignore[no-untyped-def]
-    """Return safetensors' function (tensors, metadata) -> bytes; raise ConfigError where it is not installed."""
+    """Return safetensors' function (tensors, metadata) -> bytes; raise ConfigError where it is not
+    installed."""
     try:
         from safetensors.torch import save
     except ImportError:
         raise ConfigError(
-            f"the form .safetensors needs the package safetensors: {how_to_install('safetensors')}; .pt needs nothing"
+            f"the form .safetensors needs the package safetensors: {how_to_install('safetensors')};"
+            " .pt needs nothing"
         ) from None
     return save

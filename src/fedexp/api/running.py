@@ -1,4 +1,5 @@
-"""A run that Python starts, such as a notebook: Hydra's composition inside, errors as exceptions."""
+"""A run that Python starts, such as a notebook: Hydra's composition inside, errors as
+exceptions."""
 
 import os
 import traceback
@@ -26,11 +27,12 @@ def run(
 ) -> Run:
     """Train a run to its end in this process, as `fedexp <overrides>` does, and return it.
 
-    overrides: as on the command line, such as ["algorithm=fedntd", "alpha=0.1"]; ["resume=<run directory>"] goes on
-    with a run. directory: of the run; None: as the command line chooses it, below outputs/. config_dir: a directory of
-    your own groups, whose classes are then trusted (`--config-dir`).
-    Raises ConfigError for bad input, and leaves nothing behind then; whatever else stops the run is raised as it is,
-    after error.txt has been written. Sweeps are for the command line (`fedexp --multirun`).
+    overrides: as on the command line, such as ["algorithm=fedntd", "alpha=0.1"]; ["resume=<run
+    directory>"] goes on with a run. directory: of the run; None: as the command line chooses it,
+    below outputs/. config_dir: a directory of your own groups, whose classes are then trusted
+    (`--config-dir`). Raises ConfigError for bad input, and leaves nothing behind then; whatever
+    else stops the run is raised as it is, after error.txt has been written. Sweeps are for the
+    command line (`fedexp --multirun`).
     """
     given = list(overrides) if not isinstance(overrides, str) else overrides
     if directory is not None and not isinstance(given, str):

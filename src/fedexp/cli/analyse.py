@@ -1,7 +1,8 @@
-"""`fedexp analyse RUN KIND`: the loss around a kept model, its curvature, and the features of global and local models.
+"""`fedexp analyse RUN KIND`: the loss around a kept model, its curvature, and the features of
+global and local models.
 
-It needs no more than a run of any algorithm; `keep_local_models=[<rounds>]` lets it show local models too. Tables and
-pictures are written to <run>/analysis/.
+It needs no more than a run of any algorithm; `keep_local_models=[<rounds>]` lets it show local
+models too. Tables and pictures are written to <run>/analysis/.
 """
 
 import argparse
@@ -38,33 +39,63 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     for each in of.values():
         add_common(each)
     for name in ("loss_plane", "noise", "hessian"):
-        of[name].add_argument("--round", type=int, help="after which the model was kept (default: the last)")
-        of[name].add_argument("--client", type=int, help="its local model of that round, instead of the global one")
+        of[name].add_argument(
+            "--round", type=int, help="after which the model was kept (default: the last)"
+        )
+        of[name].add_argument(
+            "--client", type=int, help="its local model of that round, instead of the global one"
+        )
     for name in ("hypersphere", "tsne", "neurons"):
         of[name].add_argument(
-            "--round", type=rounds_in, help="whose models, several with commas (default: the last round of "
-            "which local models are kept)"
-        )  # fmt: skip
+            "--round",
+            type=rounds_in,
+            help="whose models, several with commas (default: the last round of "
+            "which local models are kept)",
+        )
     plane = of["loss_plane"]
     plane.add_argument("--directions", help="random (filter-normalised), eigenvectors, models")
-    plane.add_argument("--models", help="of --directions models: three of global, before and numbers of clients "
-                       "(default: global and the first two clients)")  # fmt: skip
+    plane.add_argument(
+        "--models",
+        help="of --directions models: three of global, before and numbers of clients "
+        "(default: global and the first two clients)",
+    )
     plane.add_argument("--points", type=int, help="on each side of the grid (default: 21)")
-    plane.add_argument("--span", type=float, help="how far it reaches on either side, in units of its directions "
-                       "(default: 1 for random, 0.5 for eigenvectors)")  # fmt: skip
+    plane.add_argument(
+        "--span",
+        type=float,
+        help="how far it reaches on either side, in units of its directions "
+        "(default: 1 for random, 0.5 for eigenvectors)",
+    )
     noise = of["noise"]
-    noise.add_argument("--strengths", type=numbers_in, help="of the noise, with commas (default: 11 from 0 to 0.05, or "
-                       "to 0.5 with --scale relative)")  # fmt: skip
+    noise.add_argument(
+        "--strengths",
+        type=numbers_in,
+        help="of the noise, with commas (default: 11 from 0 to 0.05, or "
+        "to 0.5 with --scale relative)",
+    )
     noise.add_argument("--draws", type=int, help="how many (default: 5)")
-    noise.add_argument("--scale", help="of a strength: absolute (the default), a standard deviation, or relative to "
-                       "the root mean square of each tensor")  # fmt: skip
+    noise.add_argument(
+        "--scale",
+        help="of a strength: absolute (the default), a standard deviation, or relative to "
+        "the root mean square of each tensor",
+    )
     of["hessian"].add_argument("--eigenvalues", type=int, help="how many (default: 5)")
     of["hessian"].add_argument("--tolerance", type=float, help="relative, of each (default: 0.001)")
-    of["hypersphere"].add_argument("--clients", type=int, help="at most so many local models (default: 3)")
-    of["tsne"].add_argument("--clients", type=int, help="at most so many local models (default: 10)")
+    of["hypersphere"].add_argument(
+        "--clients", type=int, help="at most so many local models (default: 3)"
+    )
+    of["tsne"].add_argument(
+        "--clients", type=int, help="at most so many local models (default: 10)"
+    )
     of["tsne"].add_argument("--perplexity", type=float, help="of t-SNE (default: 30)")
-    of["tsne"].add_argument("--with", dest="others", metavar="RUN", action="append", type=Path, help="another run, "
-                            "whose models go into the same plane; may be repeated (FedNTD Fig. 21)")  # fmt: skip
+    of["tsne"].add_argument(
+        "--with",
+        dest="others",
+        metavar="RUN",
+        action="append",
+        type=Path,
+        help="another run, whose models go into the same plane; may be repeated (FedNTD Fig. 21)",
+    )
     for name, each in of.items():
         each.set_defaults(**COMMON | OF_KIND[name])
     return parser
@@ -72,8 +103,10 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the flags that every kind has."""
-    parser.add_argument("--data", help="test (the default), train, or the number of a client, for its "
-                        "training examples")  # fmt: skip
+    parser.add_argument(
+        "--data",
+        help="test (the default), train, or the number of a client, for its training examples",
+    )
     parser.add_argument("--examples", type=int, help="at most so many, drawn at random")
     parser.add_argument("--seed", type=int, help="of examples, directions and t-SNE (default: 0)")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:<number>")
@@ -93,7 +126,8 @@ def numbers_in(text: str) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "fedexp analyse") -> int:
-    """Print what was found and the files that were written; exit code 2 with one message for bad input."""
+    """Print what was found and the files that were written; exit code 2 with one message for bad
+    input."""
     options = parser_of(prog).parse_args(arguments)
     try:
         check(options)
@@ -120,17 +154,37 @@ def check(options: argparse.Namespace) -> None:
         require(options.points >= 2, "--points", options.points, "at least 2")
         require(options.span is None or options.span > 0, "--span", options.span, "greater than 0")
         of_models = options.directions == "models"
-        require(options.models is None or of_models, "--models", options.models, "given with --directions models")
-        require(options.span is None or not of_models, "--span", options.span, "left out with --directions models")
+        require(
+            options.models is None or of_models,
+            "--models",
+            options.models,
+            "given with --directions models",
+        )
+        require(
+            options.span is None or not of_models,
+            "--span",
+            options.span,
+            "left out with --directions models",
+        )
         alone = options.client is None or not of_models
-        require(alone, "--client", options.client, "left out with --directions models, which --models names")
+        require(
+            alone,
+            "--client",
+            options.client,
+            "left out with --directions models, which --models names",
+        )
     if options.kind == "noise":
         require_choice("--scale", options.scale, ("absolute", "relative"))
         require(options.draws >= 1, "--draws", options.draws, "at least 1")
         fine = all(0 <= strength < math.inf for strength in options.strengths or ())
         require(fine, "--strengths", options.strengths, "numbers of at least 0")
     if options.kind == "hessian":
-        require(0 < options.tolerance < 1, "--tolerance", options.tolerance, "greater than 0 and less than 1")
+        require(
+            0 < options.tolerance < 1,
+            "--tolerance",
+            options.tolerance,
+            "greater than 0 and less than 1",
+        )
 
 
 def analyse(options: argparse.Namespace) -> list[str]:
@@ -146,8 +200,12 @@ def analyse(options: argparse.Namespace) -> list[str]:
     look = look_of(options.run).changed(options)
     log_to_console()
     of_kind: dict[str, Callable[[RunDirectory, Request], list[str]]] = {
-        "loss_plane": kinds.loss_plane, "noise": kinds.noise, "hessian": kinds.hessian,
-        "hypersphere": kinds.hypersphere, "tsne": kinds.tsne, "neurons": kinds.neurons,
-    }  # fmt: skip
+        "loss_plane": kinds.loss_plane,
+        "noise": kinds.noise,
+        "hessian": kinds.hessian,
+        "hypersphere": kinds.hypersphere,
+        "tsne": kinds.tsne,
+        "neurons": kinds.neurons,
+    }
     with composed([], options.config_dir) if options.config_dir else nullcontext():
         return of_kind[options.kind](RunDirectory(options.run), kinds.Request(options, look))

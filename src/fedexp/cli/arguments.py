@@ -1,4 +1,5 @@
-"""The command line before Hydra reads it: flags, overrides, `sweep=`, `budget=`, `preview=`, `resume=`, directories."""
+"""The command line before Hydra reads it: flags, overrides, `sweep=`, `budget=`, `preview=`,
+`resume=`, directories."""
 
 import math
 import re
@@ -12,7 +13,8 @@ from fedexp.config.overrides import key_of, read_overrides
 from fedexp.core.errors import ConfigError, nearest
 
 OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
-# Mappings whose keys are those of something else, and the choice with which each is there (None: always).
+# Mappings whose keys are those of something else, and the choice with which each is there (None:
+# always).
 OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
 
 
@@ -24,16 +26,21 @@ def config_directories(arguments: list[str]) -> list[Path]:
 
 
 def check_hidden(directories: list[Path]) -> None:
-    """Raise ConfigError for an option of the user's own with the name of one of fedexp's, which Hydra takes instead.
-    A sweep is no such option: Hydra does not read it."""
+    """Raise ConfigError for an option of the user's own with the name of one of fedexp's, which
+    Hydra takes instead. A sweep is no such option: Hydra does not read it."""
     for directory in directories:
         for mine in sorted(directory.glob("*/**/*.yaml")):
             name = mine.relative_to(directory)
             theirs = conf_directory() / name
-            if name.parts[0] != "sweep" and mine.is_file() and theirs.is_file() and not mine.samefile(theirs):
+            if (
+                name.parts[0] != "sweep"
+                and mine.is_file()
+                and theirs.is_file()
+                and not mine.samefile(theirs)
+            ):
                 raise ConfigError(
-                    f"{mine}: has the name of fedexp's own {theirs}, which would be taken instead; rename yours, such "
-                    f"as to my_{name.name}"
+                    f"{mine}: has the name of fedexp's own {theirs}, which would be taken instead;"
+                    f" rename yours, such as to my_{name.name}"
                 )
 
 
@@ -50,7 +57,8 @@ class Asked(NamedTuple):
 
 
 def sort_out(arguments: list[str]) -> Asked:
-    """Take out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
+    """Take out what is ours; flags come first, since Hydra's parser does not take overrides on both
+    sides of one."""
     from fedexp.analysis.sweep import launches, load_sweep
     from fedexp.config.options import ONE_OPTION, PRESETS, list_groups
     from fedexp.config.overrides import check_names
@@ -60,15 +68,30 @@ def sort_out(arguments: list[str]) -> Asked:
     check_hidden(config_directories(arguments))
     folders = [*config_directories(arguments), conf_directory()]
     overrides = normalise(overrides, folders)
-    asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in OURS}
+    asked = {
+        key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in OURS
+    }
     own = together([o for o in overrides if not o.startswith(tuple(f"{key}=" for key in OURS))])
     if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
-        raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
+        raise ConfigError(
+            f"{called[0]}: what Hydra calls can only be set in a directory of your own"
+            " (--config-dir)"
+        )
     check_names(own, [*list_groups(folders), *PRESETS])
     check_values(own, folders)
-    if lists := [o for o in own if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)]:
-        every = "; forgetting_metric=all measures all of them" if key_of(lists[0]) == "forgetting_metric" else ""
-        raise ConfigError(f"{lists[0]}: {ONE_OPTION}{every}; groups: {', '.join(list_groups(folders))}")
+    if lists := [
+        o
+        for o in own
+        if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)
+    ]:
+        every = (
+            "; forgetting_metric=all measures all of them"
+            if key_of(lists[0]) == "forgetting_metric"
+            else ""
+        )
+        raise ConfigError(
+            f"{lists[0]}: {ONE_OPTION}{every}; groups: {', '.join(list_groups(folders))}"
+        )
     multirun = "--multirun" in flags or "-m" in flags
     for key, values in asked.items():
         if values and not multirun:
@@ -77,8 +100,13 @@ def sort_out(arguments: list[str]) -> Asked:
     if preview not in ([], ["true"], ["false"]):
         raise ConfigError(f"preview={preview[0]}: must be true or false")
     if preview == ["true"] and "hydra/sweeper=optuna" in own:
-        raise ConfigError("preview=true: cannot list the jobs of hydra/sweeper=optuna, which follow from each other")
-    budget = read_budget(asked["budget"][-1], own, bool(asked["sweep"])) if asked["budget"] else None
+        raise ConfigError(
+            "preview=true: cannot list the jobs of hydra/sweeper=optuna, which follow from each"
+            " other"
+        )
+    budget = (
+        read_budget(asked["budget"][-1], own, bool(asked["sweep"])) if asked["budget"] else None
+    )
     if not asked["sweep"]:
         return Asked(flags, [own], [], preview == ["true"], budget)
     names = list(dict.fromkeys(asked["sweep"][-1].split(",")))
@@ -88,22 +116,24 @@ def sort_out(arguments: list[str]) -> Asked:
     jobs = [
         each
         for name in names
-        for each in launches(load_sweep(name, folders), own if placed else [*own, f"hydra.sweep.dir=multirun/{name}"])
+        for each in launches(
+            load_sweep(name, folders), own if placed else [*own, f"hydra.sweep.dir=multirun/{name}"]
+        )
     ]
     return Asked(flags, jobs, names, preview == ["true"], budget)
 
 
 def together(overrides: list[str]) -> list[str]:
-    """Write `tracker=[a,b]`, with which Hydra would make one node of both, and `tracker.a.key=value` as overrides of
-    `tracker=several`; likewise `analysis=[a,b]`."""
+    """Write `tracker=[a,b]`, with which Hydra would make one node of both, and
+    `tracker.a.key=value` as overrides of `tracker=several`; likewise `analysis=[a,b]`."""
     for group in SEVERAL:
         overrides = several(overrides, group)
     return [f"++{o}" if adds_to_a_mapping(o, overrides) else o for o in overrides]
 
 
 def adds_to_a_mapping(override: str, overrides: list[str]) -> bool:
-    """Return whether an override sets keys of a mapping that has none in conf/: Hydra adds them where it begins with
-    `++` only."""
+    """Return whether an override sets keys of a mapping that has none in conf/: Hydra adds them
+    where it begins with `++` only."""
     return any(
         override.startswith((f"{name}=", f"{name}.")) and (choice is None or choice in overrides)
         for name, choice in OPEN.items()
@@ -128,7 +158,8 @@ def several(overrides: list[str], group: str) -> list[str]:
 
 
 def read_budget(text: str, own: list[str], named: bool) -> float:
-    """Minutes. own: the other overrides; named: whether there is a sweep of conf/sweep among what is asked for."""
+    """Minutes. own: the other overrides; named: whether there is a sweep of conf/sweep among what
+    is asked for."""
     try:
         minutes = float(text)
     except ValueError:
@@ -137,7 +168,8 @@ def read_budget(text: str, own: list[str], named: bool) -> float:
         raise ConfigError(f"budget={text}: must be a number of minutes above 0")
     if not named and not any(o.startswith("hydra.sweep.dir=") for o in own):
         raise ConfigError(
-            f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, in which the same command goes on"
+            f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, in which the same"
+            " command goes on"
         )
     if other := [o for o in own if o.startswith("hydra/sweeper=")]:
         raise ConfigError(f"budget={text}: cannot order the jobs of {other[-1]}")
@@ -158,17 +190,25 @@ def expand_resume(arguments: list[str]) -> list[str]:
         raise ConfigError("resume: goes with a single run, not with --multirun")
     try:
         directory = Path(given[-1].strip("'\"")).expanduser().resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, an unknown user after ~
+    # links in a circle, an unknown user after ~
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"resume={given[-1]}: not a run directory ({error})") from error
     require_run_directory(directory, given[-1])
     folders = [*config_directories(arguments), conf_directory()]
-    before = read_overrides(directory / ".hydra" / "overrides.yaml", [*list_groups(folders), *PRESETS])
+    before = read_overrides(
+        directory / ".hydra" / "overrides.yaml", [*list_groups(folders), *PRESETS]
+    )
     flags, now = split_flags(arguments)
     later = [a for a in now if not a.startswith("resume=")]
     if elsewhere := [a for a in later if key_of(a) == "hydra.run.dir"]:
-        raise ConfigError(f"{elsewhere[-1]}: does not go with resume=, which names the directory of the run")
-    # A later override of the same key replaces the stored one, so that check_resume can compare the two.
-    kept = [o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"]
+        raise ConfigError(
+            f"{elsewhere[-1]}: does not go with resume=, which names the directory of the run"
+        )
+    # A later override of the same key replaces the stored one, so that check_resume can compare the
+    # two.
+    kept = [
+        o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"
+    ]
     if any(key_of(a) == "tracker" for a in later):  # another one, which has other keys
         kept = [o for o in kept if not key_of(o).startswith("tracker.")]
     path = literal(str(directory))
@@ -176,8 +216,8 @@ def expand_resume(arguments: list[str]) -> list[str]:
 
 
 def check_values(overrides: list[str], folders: list[Path]) -> None:
-    """Raise ConfigError for a directory or an option that is left empty, as a shell variable without a value leaves it,
-    and for a group that is taken out."""
+    """Raise ConfigError for a directory or an option that is left empty, as a shell variable
+    without a value leaves it, and for a group that is taken out."""
     from fedexp.config.options import list_groups, list_options
 
     groups = list_groups([conf_directory()])
@@ -187,15 +227,18 @@ def check_values(overrides: list[str], folders: list[Path]) -> None:
         if name in ("hydra.run.dir", "hydra.sweep.dir") and equals and not value.strip("'\""):
             raise ConfigError(f"{override}: must be a directory")
         if name in groups and (key.startswith("~") or (equals and not value)):
-            raise ConfigError(f"{override}: every run has one; options: {', '.join(list_options(name, folders))}")
+            raise ConfigError(
+                f"{override}: every run has one; options: {', '.join(list_options(name, folders))}"
+            )
 
 
 def literal(text: str) -> str:
-    """Write a value so that Hydra and OmegaConf read it as this text, whatever quotes, backslashes or `${` are in
-    it."""
+    """Write a value so that Hydra and OmegaConf read it as this text, whatever quotes, backslashes
+    or `${` are in it."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    if "${" in text:  # in such a text OmegaConf reads backslashes before `${` and at the end as escapes
+    # in such a text OmegaConf reads backslashes before `${` and at the end as escapes
+    if "${" in text:
         text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
         text = re.sub(r"\\+$", lambda found: found[0] * 2, text)
     return QuotedString(text, Quote.single).with_quotes()
@@ -203,25 +246,50 @@ def literal(text: str) -> str:
 
 # Hydra's flags that are followed by a value.
 WITH_VALUE = {
-    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    *(
+        "--cfg",
+        "-c",
+        "--package",
+        "-p",
+        "--config-path",
+        "-cp",
+        "--config-name",
+        "-cn",
+        "--config-dir",
+        "-cd",
+    ),
 }
 
-INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what --info can show
+# what --info can show
+INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS = WITH_VALUE | {
-    *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--info", "-i"),
+    *(
+        "--help",
+        "-h",
+        "--hydra-help",
+        "--version",
+        "--resolve",
+        "--run",
+        "-r",
+        "--multirun",
+        "-m",
+        "--info",
+        "-i",
+    ),
     *("--shell-completion", "-sc"),
 }
 
 
 def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split into (flags with their values, overrides), which users write in any order. Raises ConfigError for an
-    unknown flag."""
+    """Split into (flags with their values, overrides), which users write in any order. Raises
+    ConfigError for an unknown flag."""
     flags, overrides, rest = [], [], deque(arguments)
     while rest:
         argument = rest.popleft()
         if not argument.startswith("-"):
             overrides.append(argument)
-        elif argument in ("--info", "-i"):  # Hydra's parser would take any next override for its value
+        # Hydra's parser would take any next override for its value
+        elif argument in ("--info", "-i"):
             flags.append(f"--info={rest.popleft() if rest and rest[0] in INFORMATION else 'all'}")
         else:
             flags.append(argument)
@@ -229,7 +297,13 @@ def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
                 flags.append(rest.popleft())
     for flag in (flag.split("=")[0] for flag in flags if flag.startswith("-")):
         if flag == "--experimental-rerun":
-            raise ConfigError(f"{flag}: is refused, since it runs what a pickle holds; resume=DIR continues a run")
-        if not any(flag == known or (flag.startswith("--") and known.startswith(flag)) for known in FLAGS):
-            raise ConfigError(f"{flag}: no such flag{nearest(flag, FLAGS)}; `fedexp --hydra-help` lists them")
+            raise ConfigError(
+                f"{flag}: is refused, since it runs what a pickle holds; resume=DIR continues a run"
+            )
+        if not any(
+            flag == known or (flag.startswith("--") and known.startswith(flag)) for known in FLAGS
+        ):
+            raise ConfigError(
+                f"{flag}: no such flag{nearest(flag, FLAGS)}; `fedexp --hydra-help` lists them"
+            )
     return flags, overrides

@@ -1,8 +1,9 @@
-"""`fedexp --multirun sweep=a,b budget=<minutes>`: the jobs of several sweeps, worth most first, for a given time.
+"""`fedexp --multirun sweep=a,b budget=<minutes>`: the jobs of several sweeps, worth most first, for
+a given time.
 
-All jobs are handed to the launcher at once and in their order. The moment at which the budget is spent travels with the
-overrides of each, so that every launcher knows it: a job that could not save a round by then does not begin, the others
-save their state and end (fedexp.training.deadline).
+All jobs are handed to the launcher at once and in their order. The moment at which the budget is
+spent travels with the overrides of each, so that every launcher knows it: a job that could not save
+a round by then does not begin, the others save their state and end (fedexp.training.deadline).
 """
 
 import shutil
@@ -34,7 +35,8 @@ from fedexp.rundir.reader import finished_summary
 from fedexp.trackers.progress import duration
 from fedexp.training.deadline import Deadline
 
-VARIABLE = "FEDEXP_DEADLINE"  # key of hydra.job.env_set: `<seconds since the epoch> <seconds to the first checkpoint>`
+# key of hydra.job.env_set: `<seconds since the epoch> <seconds to the first checkpoint>`
+VARIABLE = "FEDEXP_DEADLINE"
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Slot:
 
     @property
     def worth(self) -> tuple[bool, int, int, float]:
-        """Return the key by which jobs are ordered: what no table has yet; of this first seeds, then what many tables
-        share, then what is cheap."""
+        """Return the key by which jobs are ordered: what no table has yet; of this first seeds,
+        then what many tables share, then what is cheap."""
         left = float("inf") if self.seconds is None else self.seconds
         return self.kept, self.repetition, -1 - len(self.twins), left
 
@@ -79,11 +81,15 @@ class Queue:
 
     @property
     def launches(self) -> list[list[str]]:
-        """Return the overrides of the one run of Hydra that has all jobs: what decides over the launcher; [] where
-        there is nothing to run."""
+        """Return the overrides of the one run of Hydra that has all jobs: what decides over the
+        launcher; [] where there is nothing to run."""
         if not self.waiting:
             return []
-        kept = [text for text in self.waiting[0].job.overrides if text.startswith("hardware") or is_hydras(text)]
+        kept = [
+            text
+            for text in self.waiting[0].job.overrides
+            if text.startswith("hardware") or is_hydras(text)
+        ]
         kept = [text for text in kept if not text.startswith("hydra.sweep.dir=")]
         return [[*kept, f"hydra.sweep.dir={literal(str(self.folders[0]))}"]]
 
@@ -93,19 +99,27 @@ class Queue:
         done, failed = sum(state in OVER for state in states), states.count("failed")
         begun = sum(state.startswith(("interrupted", "running")) for state in states)
         parts = [f"{done} of {len(states)} done"]
-        parts += [f"{number} {word}" for number, word in ((begun, "begun"), (failed, "failed")) if number]
+        parts += [
+            f"{number} {word}" for number, word in ((begun, "begun"), (failed, "failed")) if number
+        ]
         print(", ".join(parts) + ("; the same command goes on" if done < len(states) else ""))
 
 
-def make_queue(lists: Sequence[Sequence[str]], extra: Sequence[Path], minutes: float, began: float) -> Queue:
-    """The jobs of these multiruns by worth. extra: the user's own groups; began: when the command did."""
+def make_queue(
+    lists: Sequence[Sequence[str]], extra: Sequence[Path], minutes: float, began: float
+) -> Queue:
+    """The jobs of these multiruns by worth. extra: the user's own groups; began: when the command
+    did."""
     jobs = plan(lists, conf_directory(), extra)
     measured, kept = known_runs(jobs)
-    slots = sorted(slots_of(jobs, measured, kept), key=lambda slot: slot.worth)  # stable: else as the sweeps have them
+    # stable: else as the sweeps have them
+    slots = sorted(slots_of(jobs, measured, kept), key=lambda slot: slot.worth)
     return Queue(tuple(jobs), tuple(slots), tuple(measured), minutes, began + 60 * minutes)
 
 
-def slots_of(jobs: Sequence[Planned], measured: Sequence[Measured], kept: Collection[Path] = ()) -> Iterator[Slot]:
+def slots_of(
+    jobs: Sequence[Planned], measured: Sequence[Measured], kept: Collection[Path] = ()
+) -> Iterator[Slot]:
     """Jobs that are the same run, put together. kept: of `kept_jobs`."""
     same: dict[str, list[Planned]] = {}
     seeds: dict[str, list[str]] = {}  # of each cell, in their order
@@ -148,7 +162,8 @@ def progress(state: str) -> tuple[int, int]:
 
 
 def show_queue(queue: Queue) -> None:
-    """Print what `preview=true` shows: the jobs in their order, the estimate, and how far the budget goes."""
+    """Print what `preview=true` shows: the jobs in their order, the estimate, and how far the
+    budget goes."""
     twins = [twin for slot in queue.slots for twin in slot.twins]
     shared = {twin.directory for twin in twins if status(twin) not in OVER}
     finished = {slot.job.directory: slot.done for slot in queue.slots if slot.done is not None}
@@ -157,18 +172,22 @@ def show_queue(queue: Queue) -> None:
     left, whole, begun = 60 * queue.minutes, 0, 0
     for slot in (slot for slot in queue.waiting if slot.seconds is not None):
         assert slot.seconds is not None
-        whole, begun = whole + (slot.seconds <= left), begun + ((slot.round_seconds or 0) < left < slot.seconds)
+        whole, begun = (
+            whole + (slot.seconds <= left),
+            begun + ((slot.round_seconds or 0) < left < slot.seconds),
+        )
         left -= slot.seconds
     unknown = sum(slot.seconds is None for slot in queue.waiting)
     more = f", {unknown} not measured" if unknown else ""
     print(
-        f"budget {duration(60 * queue.minutes)}, one job at a time in this order: {whole} of {len(queue.waiting)} "
-        f"that are left would be complete, {begun} begun{more}"
+        f"budget {duration(60 * queue.minutes)}, one job at a time in this order: {whole} of"
+        f" {len(queue.waiting)} that are left would be complete, {begun} begun{more}"
     )
 
 
 def overrides_of(slot: Slot, queue: Queue) -> list[str]:
-    """Return the overrides of one job as the launcher gets it: its own, where it lies, and until when it may work."""
+    """Return the overrides of one job as the launcher gets it: its own, where it lies, and until
+    when it may work."""
     own = [text for text in slot.job.overrides if not is_hydras(text)]
     moment = f"{queue.deadline:.3f} {slot.round_seconds or 0.0:.3f}"
     place = literal(str(slot.job.directory.parent.absolute()))
@@ -181,7 +200,8 @@ def is_hydras(override: str) -> bool:
 
 @contextmanager
 def handed_over(queue: Queue, watch: SweepWatch) -> Iterator[None]:
-    """Give the launch of Hydra the jobs of the queue while the block runs, and have all its sweeps watched."""
+    """Give the launch of Hydra the jobs of the queue while the block runs, and have all its sweeps
+    watched."""
     note_shared(queue.slots)
     jobs = [overrides_of(slot, queue) for slot in queue.waiting]
     for folder in queue.folders:
@@ -205,7 +225,8 @@ def copy_notes(folders: Sequence[Path]) -> None:
 
 
 def note_shared(slots: Sequence[Slot]) -> None:
-    """Writes, of every run that is over, into the directories of the jobs that it stands for that it does."""
+    """Writes, of every run that is over, into the directories of the jobs that it stands for that
+    it does."""
     for slot in slots:
         for job in (slot.job, *slot.twins) if slot.done is not None else ():
             done, directory = slot.done, job.directory

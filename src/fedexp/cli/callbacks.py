@@ -1,4 +1,5 @@
-"""Callbacks of Hydra at both ends of a sweep: its launchers may run jobs in other processes, on other machines."""
+"""Callbacks of Hydra at both ends of a sweep: its launchers may run jobs in other processes, on
+other machines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from fedexp.core.storage import remove_if_empty
 from fedexp.rundir.files import ERROR
 
 Mark = tuple[int, int]  # inode, time of writing
-OF_HYDRA = "multirun.yaml"  # the configuration of a sweep, which is there before the jobs are checked
+# the configuration of a sweep, which is there before the jobs are checked
+OF_HYDRA = "multirun.yaml"
 NOTES = ".failed"  # of a sweep: what jobs could not write into their own directories
 
 
@@ -30,15 +32,17 @@ class SweepWatch:
     running: dict[Path, str] = field(default_factory=dict)  # the launcher of each that is not over
     ended: list[Path] = field(default_factory=list)
     said: set[str] = field(default_factory=set)  # messages of jobs, which many of them may share
-    queued: dict[Path, int] = field(default_factory=dict)  # the number of jobs, where it is not that of the overrides
+    # the number of jobs, where it is not that of the overrides
+    queued: dict[Path, int] = field(default_factory=dict)
     groups: Groups = field(default_factory=Groups)  # of jobs that wait for others like them
 
     @contextmanager
     def handed_over(self) -> Iterator[None]:
         """Inside, Hydra's callback reports here.
 
-        Hydra makes the callback from the class name in conf/config.yaml, with plain values alone, so that it can be
-        given no object; a context variable is the way that is left, and ends with the command.
+        Hydra makes the callback from the class name in conf/config.yaml, with plain values alone,
+        so that it can be given no object; a context variable is the way that is left, and ends with
+        the command.
         """
         token = _current.set(self)
         try:
@@ -47,8 +51,8 @@ class SweepWatch:
             _current.reset(token)
 
     def take_back(self, here: Path) -> None:
-        """Remove what Hydra has made for sweeps that were refused before their first job; of parents only those below
-        `here`."""
+        """Remove what Hydra has made for sweeps that were refused before their first job; of
+        parents only those below `here`."""
         for directory in self.made:
             if directory.is_dir() and [path.name for path in directory.iterdir()] == [OF_HYDRA]:
                 (directory / OF_HYDRA).unlink()
@@ -59,13 +63,15 @@ _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None
 
 
 def waiting_groups() -> Groups | None:
-    """Return the jobs of this command that wait for others; None in a process that a launcher has started."""
+    """Return the jobs of this command that wait for others; None in a process that a launcher has
+    started."""
     watch = _current.get()
     return None if watch is None else watch.groups
 
 
 def said_before(message: str) -> bool:
-    """Return whether another job of this command has said the same, as far as this process knows."""
+    """Return whether another job of this command has said the same, as far as this process
+    knows."""
     watch = _current.get()
     if watch is None:
         return False
@@ -78,19 +84,24 @@ class Sweeps(Callback):
     """The callback that conf/config.yaml names."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Stop in time: Hydra would write its files over those of a run that is there, before it can be refused."""
+        """Stop in time: Hydra would write its files over those of a run that is there, before it
+        can be refused."""
         with read_write(config), open_dict(config):
             config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Note what was in the directory before, and say where the jobs run."""
-        directory, launcher = Path(config.hydra.sweep.dir).absolute(), config.hydra.runtime.choices["hydra/launcher"]
+        directory, launcher = (
+            Path(config.hydra.sweep.dir).absolute(),
+            config.hydra.runtime.choices["hydra/launcher"],
+        )
         watch = _current.get()
         jobs = launchers.settle(config, watch.queued.get(directory) if watch else None)
         if watch:
             if not directory.exists():
                 watch.made.add(directory)
-            watch.begun.setdefault(directory, failures(directory))  # a sweep may consist of several multiruns
+            # a sweep may consist of several multiruns
+            watch.begun.setdefault(directory, failures(directory))
             watch.running[directory] = launcher
         if launcher != "basic":
             interrupts.release()  # this process only waits
@@ -106,7 +117,8 @@ class Sweeps(Callback):
 
 
 def failures(sweep: Path) -> dict[Path, Mark]:
-    """Return the reports of failed jobs, with what tells a new one from an old one, whatever the clock says."""
+    """Return the reports of failed jobs, with what tells a new one from an old one, whatever the
+    clock says."""
     paths = [*sweep.glob(f"*/{ERROR}"), *sweep.glob(f"{NOTES}/*.json")]
     found = ((path, path.stat()) for path in paths)
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}

@@ -1,4 +1,5 @@
-"""Hydra's composition outside its command line: of a subcommand's overrides, and of a run that Python starts."""
+"""Hydra's composition outside its command line: of a subcommand's overrides, and of a run that
+Python starts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,10 +17,12 @@ from fedexp.core.errors import ConfigError
 
 @contextmanager
 def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[DictConfig]:
-    """Yield the configuration that `fedexp <overrides>` runs with, its node `hydra` included; while the block runs,
-    Hydra knows it as the one of this job, and classes that `config_dir` names are trusted.
+    """Yield the configuration that `fedexp <overrides>` runs with, its node `hydra` included; while
+    the block runs, Hydra knows it as the one of this job, and classes that `config_dir` names are
+    trusted.
 
-    What Hydra held before is there again afterwards. Raises ConfigError with the messages of the command line.
+    What Hydra held before is there again afterwards. Raises ConfigError with the messages of the
+    command line.
     """
     import yaml
     from hydra.core.hydra_config import HydraConfig
@@ -35,14 +38,21 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
             config = compose_all(own, extra)
         except ConfigError:
             raise
-        except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError, RecursionError) as error:
+        except (
+            HydraException,
+            OmegaConfBaseException,
+            ValueError,
+            yaml.YAMLError,
+            RecursionError,
+        ) as error:
             raise ConfigError(explain(error, conf_directory(), extra)) from error
         HydraConfig.instance().set_config(config)
         yield config
 
 
 def checked(config_dir: Path) -> Path:
-    """Return the absolute path of a directory of the user's own; raise ConfigError unless it can be read safely."""
+    """Return the absolute path of a directory of the user's own; raise ConfigError unless it can be
+    read safely."""
     from fedexp.core.yaml_files import check_directories
 
     check_directories([config_dir])
@@ -50,13 +60,18 @@ def checked(config_dir: Path) -> Path:
 
 
 def arguments_of(overrides: Sequence[str], extra: Sequence[Path]) -> list[str]:
-    """Return the overrides as Hydra takes them; raise ConfigError for a flag, or for what starts several jobs."""
+    """Return the overrides as Hydra takes them; raise ConfigError for a flag, or for what starts
+    several jobs."""
     if isinstance(overrides, str):
-        raise ConfigError(f"{overrides!r}: must be a list of overrides, such as ['algorithm=fedntd', 'rounds=5']")
+        raise ConfigError(
+            f"{overrides!r}: must be a list of overrides, such as ['algorithm=fedntd', 'rounds=5']"
+        )
     if wrong := [each for each in overrides if not isinstance(each, str)]:
         raise ConfigError(f"{wrong[0]!r}: must be a text of the form key=value")
     if flags := [each for each in overrides if each.startswith("-")]:
-        raise ConfigError(f"{flags[0]}: a flag of the command line; here only overrides (key=value) are taken")
+        raise ConfigError(
+            f"{flags[0]}: a flag of the command line; here only overrides (key=value) are taken"
+        )
     folders = [f"--config-dir={path}" for path in extra]
     asked = sort_out(expand_resume([*folders, *overrides]))
     return asked.launches[0]
@@ -71,14 +86,19 @@ def compose_all(overrides: Sequence[str], extra: Sequence[Path]) -> DictConfig:
 
     register()
     register_launchers(conf_directory())
-    found = [f"hydra.searchpath=[{','.join(literal(f'file://{path}') for path in extra)}]"] if extra else []
+    found = (
+        [f"hydra.searchpath=[{','.join(literal(f'file://{path}') for path in extra)}]"]
+        if extra
+        else []
+    )
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
         return compose("config", [*overrides, *found], return_hydra_config=True)
 
 
 @contextmanager
 def hydra_aside() -> Iterator[None]:
-    """Put what Hydra holds in this process (an application's, a notebook's own) aside while the block runs."""
+    """Put what Hydra holds in this process (an application's, a notebook's own) aside while the
+    block runs."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
 
@@ -102,5 +122,6 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 
 def plain(node: object) -> Any:
-    """Return a node of Hydra's as plain values, not resolved: a path may hold what would be an interpolation."""
+    """Return a node of Hydra's as plain values, not resolved: a path may hold what would be an
+    interpolation."""
     return OmegaConf.to_container(node, resolve=False)

@@ -1,6 +1,7 @@
 """`fedexp evaluate RUN [dataset=...]`: a kept model of a run on a test set, class by class.
 
-Without `dataset=` it is the run's own test set; with it, the test part of any data set with the same classes.
+Without `dataset=` it is the run's own test set; with it, the test part of any data set with the
+same classes.
 """
 
 import argparse
@@ -25,9 +26,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp evaluate") 
     )
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument(
-        "overrides", nargs="*", help="dataset=<option>, dataset.<key>=<value>, data_dir=<directory> (as for a run)"
+        "overrides",
+        nargs="*",
+        help="dataset=<option>, dataset.<key>=<value>, data_dir=<directory> (as for a run)",
     )
-    parser.add_argument("--round", type=int, help="after which the model was kept (default: the last)")
+    parser.add_argument(
+        "--round", type=int, help="after which the model was kept (default: the last)"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     parser.add_argument("--out", type=Path, help="write the table to this csv file too")
     parser.add_argument("--config-dir", type=Path, help="a directory of your own groups")
@@ -57,11 +62,16 @@ def evaluation_of(options: argparse.Namespace) -> "Evaluation":
     from fedexp.analysis.evaluation import evaluate_run
 
     with composed([], options.config_dir) if options.config_dir else nullcontext():
-        return evaluate_run(RunDirectory(options.run), source, options.round, options.device, data_dir)
+        return evaluate_run(
+            RunDirectory(options.run), source, options.round, options.device, data_dir
+        )
 
 
-def dataset_of(overrides: Sequence[str], config_dir: Path | None = None) -> "tuple[DataSource | None, str | None]":
-    """Return (the data set that overrides choose, None for the run's own; where data lie, None: where they lay).
+def dataset_of(
+    overrides: Sequence[str], config_dir: Path | None = None
+) -> "tuple[DataSource | None, str | None]":
+    """Return (the data set that overrides choose, None for the run's own; where data lie, None:
+    where they lay).
 
     Raises ConfigError for an override of anything else.
     """
@@ -70,12 +80,18 @@ def dataset_of(overrides: Sequence[str], config_dir: Path | None = None) -> "tup
     from fedexp.data.types import DataSource
 
     keys = [key_of(text) for text in overrides]
-    if wrong := [k for k in keys if k not in ("dataset", "data_dir") and not k.startswith("dataset.")]:
-        raise ConfigError(f"{wrong[0]}: only dataset, its keys (dataset.root) and data_dir can be set here")
+    if wrong := [
+        k for k in keys if k not in ("dataset", "data_dir") and not k.startswith("dataset.")
+    ]:
+        raise ConfigError(
+            f"{wrong[0]}: only dataset, its keys (dataset.root) and data_dir can be set here"
+        )
     if not keys:
         return None, None
     if "dataset" not in keys and (within := [k for k in keys if k != "data_dir"]):
-        raise ConfigError(f"{within[0]}: goes with dataset=<option>; without it, it is the run's own test set")
+        raise ConfigError(
+            f"{within[0]}: goes with dataset=<option>; without it, it is the run's own test set"
+        )
     with composed(overrides, config_dir) as config:
         values = resolve(without_hydra(config))
         if "dataset" not in keys:

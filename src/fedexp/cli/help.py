@@ -1,4 +1,5 @@
-"""The text of `fedexp --help`: made from conf/ itself, so that it is never out of date; imports nothing heavy."""
+"""The text of `fedexp --help`: made from conf/ itself, so that it is never out of date; imports
+nothing heavy."""
 
 import textwrap
 from pathlib import Path
@@ -64,14 +65,19 @@ def subcommands_text() -> str:
 
 
 def groups_text(conf: Path, extra: list[Path]) -> str:
-    """Return every group with its options and their one-line descriptions; the default is starred."""
+    """Return every group with its options and their one-line descriptions; the default is
+    starred."""
     chosen = defaults(conf)
     lines = ["Groups (* = default)"]
     for group in list_groups([conf, *extra]):
         lines.append(f"  {group}")
         for option in list_options(group, [conf, *extra]):
             star = "*" if chosen.get(group) == option else " "
-            path = next(d / group / f"{option}.yaml" for d in [*extra, conf] if (d / group / f"{option}.yaml").exists())
+            path = next(
+                d / group / f"{option}.yaml"
+                for d in [*extra, conf]
+                if (d / group / f"{option}.yaml").exists()
+            )
             lines.append(f"   {star}{option:<20} {description(path)}")
     return "\n".join(lines) + "\n\n" + presets_text(conf, extra)
 
@@ -82,14 +88,25 @@ def presets_text(conf: Path, extra: list[Path]) -> str:
     lines = ["Settings of the papers: experiment=<name>"]
     for paper in dict.fromkeys(name.partition("/")[0] for name in experiments):
         names = [name for name in experiments if name.startswith(f"{paper}/")]
-        lines += textwrap.wrap(" ".join(names), 118, initial_indent="    ", subsequent_indent="    ")
-    lines.append("Their tables and figures: fedexp --multirun sweep=<name>, and preview=true to see what it would run")
+        lines += textwrap.wrap(
+            " ".join(names), 118, initial_indent="    ", subsequent_indent="    "
+        )
+    lines.append(
+        "Their tables and figures: fedexp --multirun sweep=<name>, and preview=true to see what it"
+        " would run"
+    )
     sweeps = " ".join(list_options("sweep", [conf, *extra]))
     lines += textwrap.wrap(sweeps, 118, initial_indent="    ", subsequent_indent="    ")
-    lines.append("Where the jobs of a sweep run: hydra/launcher=<name>; the default, basic, runs one after the other")
+    lines.append(
+        "Where the jobs of a sweep run: hydra/launcher=<name>; the default, basic, runs one after"
+        " the other"
+    )
     for name in list_options("launcher", [conf]):
         lines.append(f"    {name:<20} {description(conf / 'launcher' / f'{name}.yaml')}")
-    lines.append("How the values of options are searched for: hydra/sweeper=<name>; basic runs all combinations")
+    lines.append(
+        "How the values of options are searched for: hydra/sweeper=<name>; basic runs all"
+        " combinations"
+    )
     for name in list_options("sweeper", [conf]):
         lines.append(f"    {name:<20} {description(conf / 'sweeper' / f'{name}.yaml')}")
     return "\n".join(lines) + "\n"

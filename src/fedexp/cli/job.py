@@ -1,4 +1,5 @@
-"""One job as Hydra hands it over: its directory, its exit code, and what is left of it when it fails."""
+"""One job as Hydra hands it over: its directory, its exit code, and what is left of it when it
+fails."""
 
 import json
 import logging
@@ -46,7 +47,8 @@ def objective_of(config: Any) -> float | None:
 
 
 def run_job(config: Any, member: "Member | None" = None) -> int:
-    """Run one job of a run or sweep; return its exit code. member: the job that has waited for others like it."""
+    """Run one job of a run or sweep; return its exit code. member: the job that has waited for
+    others like it."""
     from hydra.core.hydra_config import HydraConfig
 
     console.install()
@@ -67,7 +69,10 @@ def run_job(config: Any, member: "Member | None" = None) -> int:
         if summary.get("status") == "stopped" and job.sweep is None:
             from fedexp.training.stopping import why_stopped
 
-            print(f"\nThe run {why_stopped(summary)}. Go on with:  {again(job.directory)}", file=sys.stderr)
+            print(
+                f"\nThe run {why_stopped(summary)}. Go on with:  {again(job.directory)}",
+                file=sys.stderr,
+            )
         return 0
     except BudgetSpent:
         return say_stopped(job.directory)
@@ -79,7 +84,8 @@ def run_job(config: Any, member: "Member | None" = None) -> int:
 
 
 def put_off(config: Any) -> bool:
-    """Return whether a job waits for others like it, with which it is to run (`hardware.jobs_together`)."""
+    """Return whether a job waits for others like it, with which it is to run
+    (`hardware.jobs_together`)."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -122,7 +128,11 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
         directory=Path(runtime["output_dir"]),
         # Not resolved: an override may itself be an interpolation.
         overrides=OmegaConf.to_container(hydra_config.overrides.task, resolve=False),  # type: ignore[arg-type]
-        choices={k: current(k, str(v)) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
+        choices={
+            k: current(k, str(v))
+            for k, v in hydra_config.runtime.choices.items()
+            if not k.startswith("hydra/")
+        },
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
         deadline=deadline_of(hydra_config),
@@ -138,8 +148,8 @@ def runtime_of(hydra_config: Any) -> Any:
 
 
 def say_stopped(directory: Path) -> int:
-    """Say after which round a job has stopped whose time is over; return the exit code. One that has not begun leaves
-    nothing behind."""
+    """Say after which round a job has stopped whose time is over; return the exit code. One that
+    has not begun leaves nothing behind."""
     from fedexp.rundir.checkpoint import kept
 
     if (after := kept(directory)) is not None:
@@ -151,8 +161,11 @@ def say_stopped(directory: Path) -> int:
 
 
 def again(directory: Path) -> str:
-    """Return the command that resumes a run: with the user's own groups (`--config-dir`), which it may need."""
-    folders = [f"--config-dir {shlex.quote(str(folder))} " for folder in config_directories(sys.argv[1:])]
+    """Return the command that resumes a run: with the user's own groups (`--config-dir`), which it
+    may need."""
+    folders = [
+        f"--config-dir {shlex.quote(str(folder))} " for folder in config_directories(sys.argv[1:])
+    ]
     return f"fedexp {''.join(folders)}resume={shlex.quote(str(shorten(directory)))}"
 
 
@@ -191,7 +204,11 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
     if isinstance(error, StorageError):
         after = kept(directory)
         command = "the same command" if in_sweep or not is_begun(directory) else again(directory)
-        state = "No state was saved; begin again" if after is None else f"The state after round {after} is kept; go on"
+        state = (
+            "No state was saved; begin again"
+            if after is None
+            else f"The state after round {after} is kept; go on"
+        )
         record_failure(job, str(error), FAILED, notes)
         return say(f"the run failed: {error}\n{state} with:  {command}", FAILED)
     where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, notes)
@@ -200,16 +217,20 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
 
 
 def go_to(directory: Path) -> None:
-    """Go to the directory that the command was given in, where relative paths begin; Ray starts jobs in another one."""
+    """Go to the directory that the command was given in, where relative paths begin; Ray starts
+    jobs in another one."""
     try:
         os.chdir(directory)
     except OSError as error:
         host = platform.node()
-        raise RuntimeError(f"{directory}: is not there on {host}; jobs need the file system of the launcher") from error
+        raise RuntimeError(
+            f"{directory}: is not there on {host}; jobs need the file system of the launcher"
+        ) from error
 
 
 class ToStderr(logging.Handler):
-    """Writes to what sys.stderr is at the time of each line, since the live display redirects it."""
+    """Writes to what sys.stderr is at the time of each line, since the live display redirects
+    it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the line."""
@@ -231,21 +252,26 @@ def log_to_console() -> None:
 
 
 def remove_hydras(directory: Path, hydra_config: Any) -> None:
-    """Remove the empty log that Hydra itself makes before a job begins, where it is asked to (hydra/job_logging)."""
+    """Remove the empty log that Hydra itself makes before a job begins, where it is asked to
+    (hydra/job_logging)."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
         path.unlink()
 
 
 def holds_a_run(directory: Path) -> bool:
-    """Return whether somebody's run is there, of which a job that is refused must change nothing."""
+    """Return whether somebody's run is there, of which a job that is refused must change
+    nothing."""
     from fedexp.rundir import files
 
-    return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(directory)
+    return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(
+        directory
+    )
 
 
 def is_begun(directory: Path) -> bool:
-    """Return whether a run has written its first table there, so that a new one is refused and `resume=` continues."""
+    """Return whether a run has written its first table there, so that a new one is refused and
+    `resume=` continues."""
     from fedexp.rundir import files
 
     return (directory / files.ROUNDS).exists()
@@ -265,7 +291,8 @@ def is_finished(directory: Path) -> bool:
 
 
 def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
-    """Tell the process that launched the sweep what can or must not be written into the job's directory."""
+    """Tell the process that launched the sweep what can or must not be written into the job's
+    directory."""
     from fedexp.cli.callbacks import NOTES
     from fedexp.core import storage
 
@@ -274,14 +301,20 @@ def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
     text = f"{job.directory}: {report.strip().splitlines()[-1]}"
     with suppress(OSError):
         (sweep / NOTES).mkdir(exist_ok=True)
-        storage.write_json(sweep / NOTES / f"{os.getpid()}-{time.time_ns()}.json", {"error": text, "exit_code": code})
+        storage.write_json(
+            sweep / NOTES / f"{os.getpid()}-{time.time_ns()}.json",
+            {"error": text, "exit_code": code},
+        )
 
 
-def record_failure(job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True) -> str:
-    """Write error.txt and a summary that says `failed`, in the job's own directory; return where the report is.
+def record_failure(
+    job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True
+) -> str:
+    """Write error.txt and a summary that says `failed`, in the job's own directory; return where
+    the report is.
 
-    sweep: the directory of the sweep, which keeps a note where the job's is not there; ours: False for a job that was
-    refused where another run is. What is finished is never written over.
+    sweep: the directory of the sweep, which keeps a note where the job's is not there; ours: False
+    for a job that was refused where another run is. What is finished is never written over.
     """
     from fedexp.core import storage
     from fedexp.rundir import files
@@ -290,8 +323,14 @@ def record_failure(job: "Job", report: str, code: int, sweep: Path | None = None
         write_note(job, report, code, sweep)
     if job.directory.is_dir() and (not ours or is_finished(job.directory)):
         return f"{job.directory} is left as it is; the report:\n{report}"
-    summary: dict[str, Any] = {"status": "failed", "error": report.strip().splitlines()[-1], "exit_code": code}
-    summary |= {group: job.choices[group] for group in ("algorithm", "dataset") if group in job.choices}
+    summary: dict[str, Any] = {
+        "status": "failed",
+        "error": report.strip().splitlines()[-1],
+        "exit_code": code,
+    }
+    summary |= {
+        group: job.choices[group] for group in ("algorithm", "dataset") if group in job.choices
+    }
     if not job.directory.is_dir():
         return f"{job.directory} is not there any more; the report:\n{report}"
     try:

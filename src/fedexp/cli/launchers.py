@@ -1,4 +1,5 @@
-"""Launchers of Hydra for the jobs of a sweep, `hydra/launcher=<name>`, with the defaults of conf/launcher/."""
+"""Launchers of Hydra for the jobs of a sweep, `hydra/launcher=<name>`, with the defaults of
+conf/launcher/."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,8 @@ from fedexp.core.packages import how_to_install
 from fedexp.training.gpus import count_gpus
 from fedexp.training.place import Place
 
-# Launcher -> the extra of fedexp that brings it, and the library behind it, after which its plugin is named.
+# Launcher -> the extra of fedexp that brings it, and the library behind it, after which its plugin
+# is named.
 EXTRAS = {
     "joblib": ("joblib", "joblib"),
     "submitit_local": ("slurm", "submitit"),
@@ -24,10 +26,12 @@ EXTRAS = {
 
 
 def register(conf: Path) -> None:
-    """Give Hydra's launchers the defaults of conf/launcher/<name>.yaml, and add the sweepers of conf/sweeper.
+    """Give Hydra's launchers the defaults of conf/launcher/<name>.yaml, and add the sweepers of
+    conf/sweeper.
 
-    They lie there and not in conf/hydra/launcher/, since Hydra would take what the plugin registers under the same name
-    for their schema, which it deprecates. What is registered here travels with Hydra to the processes of the jobs.
+    They lie there and not in conf/hydra/launcher/, since Hydra would take what the plugin registers
+    under the same name for their schema, which it deprecates. What is registered here travels with
+    Hydra to the processes of the jobs.
     """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
@@ -37,7 +41,8 @@ def register(conf: Path) -> None:
     store = ConfigStore.instance()
     for name in list_options("launcher", [conf]):
         ours = OmegaConf.load(conf / "launcher" / f"{name}.yaml")
-        with suppress(ConfigLoadError):  # not installed: enough to compose and to preview, see `check_installed`
+        # not installed: enough to compose and to preview, see `check_installed`
+        with suppress(ConfigLoadError):
             ours = OmegaConf.merge(store.load(f"hydra/launcher/{name}.yaml").node, ours)
         store.store(group="hydra/launcher", name=name, node=ours, provider="fedexp")
     for name in list_options("sweeper", [conf]):
@@ -47,15 +52,22 @@ def register(conf: Path) -> None:
 
 
 def check_installed(overrides: Sequence[str]) -> None:
-    """Raise ConfigError where the launcher or the sweeper that is asked for has not been installed."""
+    """Raise ConfigError where the launcher or the sweeper that is asked for has not been
+    installed."""
     if "hydra/sweeper=optuna" in overrides and not importable("optuna"):
-        raise ConfigError(f"hydra/sweeper=optuna: is not installed; {how_to_install('optuna')} brings it")
-    names = [value for key, _, value in (o.partition("=") for o in overrides) if key == "hydra/launcher"]
+        raise ConfigError(
+            f"hydra/sweeper=optuna: is not installed; {how_to_install('optuna')} brings it"
+        )
+    names = [
+        value for key, _, value in (o.partition("=") for o in overrides) if key == "hydra/launcher"
+    ]
     if not names or names[-1] not in EXTRAS:
         return
     extra, library = EXTRAS[names[-1]]
     if not importable(library) or not importable(f"hydra_plugins.hydra_{library}_launcher"):
-        raise ConfigError(f"hydra/launcher={names[-1]}: is not installed; {how_to_install(extra)} brings it")
+        raise ConfigError(
+            f"hydra/launcher={names[-1]}: is not installed; {how_to_install(extra)} brings it"
+        )
 
 
 def importable(module: str) -> bool:
@@ -66,17 +78,21 @@ def importable(module: str) -> bool:
 
 
 def settle(config: DictConfig, jobs: int | None = None) -> int:
-    """Decide, in the process that launches, what the jobs cannot know; return the number of jobs (by default those of
-    the overrides).
+    """Decide, in the process that launches, what the jobs cannot know; return the number of jobs
+    (by default those of the overrides).
 
-    Each job composes its configuration anew, from Hydra's overrides. To these are added: the directory of the sweep,
-    since a job may start in another working directory (Ray), and how many jobs joblib runs at a time.
+    Each job composes its configuration anew, from Hydra's overrides. To these are added: the
+    directory of the sweep, since a job may start in another working directory (Ray), and how many
+    jobs joblib runs at a time.
     """
     from fedexp.analysis.sweep import expand
 
     if jobs is None:
-        trials = config.hydra.sweeper.get("n_trials")  # of a search, whose overrides are no list of jobs
-        jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
+        # of a search, whose overrides are no list of jobs
+        trials = config.hydra.sweeper.get("n_trials")
+        jobs = (
+            sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
+        )
     added: dict[str, str | int] = {
         "hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute()),
         "hydra.output_subdir": "null",
@@ -86,7 +102,9 @@ def settle(config: DictConfig, jobs: int | None = None) -> int:
     with read_write(config), open_dict(config):
         for key, value in added.items():
             OmegaConf.update(config, key, None if value == "null" else value)
-            config.hydra.overrides.hydra.append(f"{key}={value if value == 'null' else quoted(value)}")
+            config.hydra.overrides.hydra.append(
+                f"{key}={value if value == 'null' else quoted(value)}"
+            )
     return jobs
 
 
@@ -97,7 +115,10 @@ def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Pa
     if launcher == "joblib":
         return f"hydra/launcher={launcher}: {jobs} jobs, {options['n_jobs']} at a time"
     if launcher.startswith("submitit"):
-        return f"hydra/launcher={launcher}: {jobs} jobs; what they print is in {display_path(directory / '.submitit')}"
+        return (
+            f"hydra/launcher={launcher}: {jobs} jobs; what they print is in"
+            f" {display_path(directory / '.submitit')}"
+        )
     return f"hydra/launcher={launcher}: {jobs} jobs"
 
 
@@ -109,8 +130,8 @@ def quoted(value: str | int) -> str:
 
 
 def jobs_at_once(hardware: Mapping[str, Any]) -> int:
-    """Return the number of jobs this machine takes at a time. Values that are wrong count as defaults: the jobs will
-    say so."""
+    """Return the number of jobs this machine takes at a time. Values that are wrong count as
+    defaults: the jobs will say so."""
     from fedexp.engine.hardware import cores
 
     device, per_gpu = str(hardware["device"]), hardware.get("jobs_per_gpu")

@@ -1,7 +1,8 @@
 """The `fedexp` command: what is asked for, composed by Hydra, done; the exit code.
 
-Exit codes: 0 done (a diverged run is a result), 1 failed, 2 bad input, 130 interrupted.
-torch is imported by `fedexp.training.job`, which is imported late, so that help and `--cfg job` answer at once.
+Exit codes: 0 done (a diverged run is a result), 1 failed, 2 bad input, 130 interrupted. torch is
+imported by `fedexp.training.job`, which is imported late, so that help and `--cfg job` answer at
+once.
 """
 
 import argparse
@@ -54,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
                     print(text)
                     return 0
                 if not here():
-                    raise ConfigError("the working directory has been removed; go to one that is there")
+                    raise ConfigError(
+                        "the working directory has been removed; go to one that is there"
+                    )
                 code = run_hydra(arguments)
                 interrupts.release()
                 return code
@@ -70,19 +73,24 @@ def main(arguments: list[str] | None = None) -> int:
 def set_up_process() -> None:
     """Everything global (signals, environment) is set here and nowhere else."""
     if sys.getfilesystemencoding().lower() != "utf-8":
-        # A locale without UTF-8, with which paths that somebody else wrote cannot be opened: the same process anew.
+        # A locale without UTF-8, with which paths that somebody else wrote cannot be opened: the
+        # same process anew.
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     interrupts.hold()  # until everything is imported: `fedexp.cli.job` and below
     if not {"", here()} & set(sys.path[:1]):
-        os.environ["PYTHONSAFEPATH"] = "1"  # nor do processes that are started from here import from the directory
-    # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
+        # nor do processes that are started from here import from the directory
+        os.environ["PYTHONSAFEPATH"] = "1"
+    # Waiting threads that spin make runs that share cores several times slower; must be set before
+    # torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray withholds lines of a job that are like those of another
+    # else Ray withholds lines of a job that are like those of another
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
 def check_arguments(arguments: list[str]) -> None:
-    """Raises ConfigError for what is no text, and for a `--config-dir` that cannot be read safely."""
+    """Raises ConfigError for what is no text, and for a `--config-dir` that cannot be read
+    safely."""
     if wrong := [repr(each) for each in [*arguments, here()] if surrogate(each)]:
         raise ConfigError(f"{wrong[0]}: is not UTF-8 text; give the file or directory another name")
     if folders := config_directories(arguments):
@@ -134,7 +142,8 @@ def run_hydra(arguments: list[str]) -> int:
     from fedexp.config.run_names import register
 
     began = time.time()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
+    # Hydra then raises instead of printing and exiting by itself
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     composing.install()
     register()
     register_launchers(conf_directory())
@@ -166,9 +175,13 @@ def run_hydra(arguments: list[str]) -> int:
                     application = hydra.main(
                         config_path=str(conf_directory()), config_name="config", version_base="1.3"
                     )
-                    application(lambda config: None if waits(config) else over(run_job(config), config))()
+                    application(
+                        lambda config: None if waits(config) else over(run_job(config), config)
+                    )()
         elsewhere = not codes  # launchers may have used other processes
-        codes += finish_sweeps(watch, asked, elsewhere, figures=not NO_FIGURES & {a.lower() for a in arguments})
+        codes += finish_sweeps(
+            watch, asked, elsewhere, figures=not NO_FIGURES & {a.lower() for a in arguments}
+        )
         if queue is not None:
             queue.say_state()
     except Exception as error:
@@ -178,7 +191,8 @@ def run_hydra(arguments: list[str]) -> int:
 
 
 def say_error(error: Exception, watch: "SweepWatch", folders: list[Path]) -> int:
-    """One message for what Hydra, a launcher or the system has raised, and its exit code; any other error is raised.
+    """One message for what Hydra, a launcher or the system has raised, and its exit code; any other
+    error is raised.
 
     A job's own errors end in `run_job`. folders: of `--config-dir`.
     """
@@ -191,7 +205,10 @@ def say_error(error: Exception, watch: "SweepWatch", folders: list[Path]) -> int
 
     if isinstance(error, ConfigError):
         raise error
-    if isinstance(error, HydraException | OmegaConfBaseException | ValueError | yaml.YAMLError | RecursionError):
+    if isinstance(
+        error,
+        HydraException | OmegaConfBaseException | ValueError | yaml.YAMLError | RecursionError,
+    ):
         return say(explain(error, conf_directory(), folders))
     if watch.running:
         (directory, launcher) = watch.running.popitem()
@@ -217,8 +234,8 @@ def check_flags(arguments: list[str]) -> None:
 
 @contextmanager
 def words_of_hydra(shown: Collection[str]) -> Iterator[None]:
-    """Turn what Hydra says before it exits by itself (of a `--package` that is not there) into one message of ours,
-    where a configuration is only shown."""
+    """Turn what Hydra says before it exits by itself (of a `--package` that is not there) into one
+    message of ours, where a configuration is only shown."""
     said = io.StringIO()
     try:
         with redirect_stderr(said) if shown else nullcontext():

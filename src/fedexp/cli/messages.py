@@ -1,4 +1,5 @@
-"""Hydra's and OmegaConf's errors in the words of a fedexp user: what, where, allowed, nearest valid name."""
+"""Hydra's and OmegaConf's errors in the words of a fedexp user: what, where, allowed, nearest valid
+name."""
 
 import re
 from pathlib import Path
@@ -8,7 +9,8 @@ import yaml
 from fedexp.config.options import ONE_OPTION, known_keys, list_groups, list_options
 from fedexp.core.errors import nearest
 
-UNQUOTED = re.compile(r"""[\w\s/\\+.$%*@?|,:=(){}\[\]'"-]""", re.ASCII)  # what Hydra's grammar has outside of quotes
+# what Hydra's grammar has outside of quotes
+UNQUOTED = re.compile(r"""[\w\s/\\+.$%*@?|,:=(){}\[\]'"-]""", re.ASCII)
 INTERPOLATION = re.compile(r"^\w+ raised while resolving interpolation: ")
 
 
@@ -23,49 +25,85 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
                 return f"{path}: is not a yaml file ({' '.join(str(problem).split())})"
     if found := re.search(r"Could not find 'hydra/launcher/([^']+)'", text):
         name, options = found[1], ["basic", *list_options("launcher", [conf])]
-        return f"hydra/launcher={name}: no such launcher{nearest(name, options)}; launchers: {', '.join(options)}"
+        return (
+            f"hydra/launcher={name}: no such launcher{nearest(name, options)}; launchers:"
+            f" {', '.join(options)}"
+        )
     if found := re.search(r"Could not find 'hydra/sweeper/([^']+)'", text):
         name, options = found[1], ["basic", *list_options("sweeper", [conf])]
-        return f"hydra/sweeper={name}: no such sweeper{nearest(name, options)}; sweepers: {', '.join(options)}"
-    if found := re.search(r"Could not find '(hydra/[^'/]+)/([^']+)'", text):  # of Hydra's own, which it lists
+        return (
+            f"hydra/sweeper={name}: no such sweeper{nearest(name, options)}; sweepers:"
+            f" {', '.join(options)}"
+        )
+    # of Hydra's own, which it lists
+    if found := re.search(r"Could not find '(hydra/[^'/]+)/([^']+)'", text):
         (group, option), options = found.groups(), re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-        return f"{group}={option}: no such option{nearest(option, options)}; options: {', '.join(options)}"
+        return (
+            f"{group}={option}: no such option{nearest(option, options)}; options:"
+            f" {', '.join(options)}"
+        )
     if found := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
         group, option = found.groups()
         options = list_options(group, [conf, *extra])
-        return f"{group}={option}: no such option{nearest(option, options)}; options: {', '.join(options)}"
+        return (
+            f"{group}={option}: no such option{nearest(option, options)}; options:"
+            f" {', '.join(options)}"
+        )
     if found := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(found.group(1).split("@")[0], conf, extra)
     if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
         return unknown_key(found.group(2), conf, extra)
     if text.startswith("Config group override must be a string"):
         return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
-    if found := re.search(r"Ambiguous value for argument '(.+?)'\n|Sweep parameters '(.+)' requires", text):
-        return several_values(found[1] or found[2].split(", ")[0], found[1] is not None, [conf, *extra])
+    if found := re.search(
+        r"Ambiguous value for argument '(.+?)'\n|Sweep parameters '(.+)' requires", text
+    ):
+        return several_values(
+            found[1] or found[2].split(", ")[0], found[1] is not None, [conf, *extra]
+        )
     if override := getattr(error, "override", None):
         return f"{override}: not of the form key=value{in_words(override, text.splitlines()[0])}"
     cause = error.__cause__ or error.__context__
-    lines = [line.strip() for line in [*text.splitlines(), *str(cause or "").splitlines()] if line.strip()]
-    unique = [line for line in dict.fromkeys(lines) if not line.startswith(("See https", "Set the env", "object_type"))]
+    lines = [
+        line.strip()
+        for line in [*text.splitlines(), *str(cause or "").splitlines()]
+        if line.strip()
+    ]
+    unique = [
+        line
+        for line in dict.fromkeys(lines)
+        if not line.startswith(("See https", "Set the env", "object_type"))
+    ]
     return "; ".join(INTERPOLATION.sub("", line) for line in unique[:3])
 
 
 def several_values(override: str, listed: bool, directories: list[Path]) -> str:
-    """Return the message for a sweep without `--multirun`; listed: the values may also have been meant as a list."""
+    """Return the message for a sweep without `--multirun`; listed: the values may also have been
+    meant as a list."""
     key, _, value = override.partition("=")
-    a_list = f"; a list is written {key}=[{value}]" if listed and key not in list_groups(directories) else ""
-    return f"{override}: several values are a sweep, which needs --multirun: fedexp --multirun {override}{a_list}"
+    a_list = (
+        f"; a list is written {key}=[{value}]"
+        if listed and key not in list_groups(directories)
+        else ""
+    )
+    return (
+        f"{override}: several values are a sweep, which needs --multirun: fedexp --multirun"
+        f" {override}{a_list}"
+    )
 
 
 def in_words(override: str, problem: str) -> str:
-    """Return what is wrong with an argument that Hydra's parser cannot read; of its own words those that a user can
-    read."""
+    """Return what is wrong with an argument that Hydra's parser cannot read; of its own words those
+    that a user can read."""
     if "=" not in override:
         return ""
     if re.search("LexerNoViableAlt|no viable alternative|mismatched input|Error parsing", problem):
         value = override.partition("=")[2]
         if strange := next((letter for letter in value if not UNQUOTED.match(letter)), None):
-            return f" (the character {strange} needs quotes around the value, as in 'key=\"a{strange}b\"')"
+            return (
+                f" (the character {strange} needs quotes around the value, as in"
+                f" 'key=\"a{strange}b\"')"
+            )
         return " (a bracket or quote is open)"
     return f" ({problem})"
 
@@ -82,6 +120,7 @@ def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
         hint = "; figures.draw=false draws none" if parent == "figures" else ""
         return f"{key}: goes with the options of {parent}, not with {parent}=<one value>{hint}"
     inside = [name for name in known if name.rpartition(".")[2] == key]
-    inside = [name for name in inside if not known[name]] or inside  # those that every run has, where there are some
+    # those that every run has, where there are some
+    inside = [name for name in inside if not known[name]] or inside
     hint = f" (nearest: '{inside[0]}')" if inside else nearest(key, known)
     return f"{key}: no such option or key{hint}; `fedexp --help` lists them"

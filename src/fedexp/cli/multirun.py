@@ -1,4 +1,5 @@
-"""A sweep as the command line sees it: its preview, its report, and what its failed jobs mean for the exit code."""
+"""A sweep as the command line sees it: its preview, its report, and what its failed jobs mean for
+the exit code."""
 
 import json
 import time
@@ -27,14 +28,18 @@ def show_preview(asked: Asked, extra: list[Path]) -> int:
         return 0
     jobs = plan(asked.launches, conf_directory(), extra)
     measured, kept = known_runs(jobs)
-    finished = runs_elsewhere([job for job in jobs if status(job) == "new"])  # what has begun goes on
+    # what has begun goes on
+    finished = runs_elsewhere([job for job in jobs if status(job) == "new"])
     show(jobs, measured, finished=finished, kept=kept)
     return 0
 
 
 @contextmanager
-def within_budget(asked: Asked, extra: list[Path], began: float, watch: SweepWatch) -> "Iterator[Queue | None]":
-    """While the block runs, the launches of the queue have the jobs of all sweeps, by worth; None without a budget."""
+def within_budget(
+    asked: Asked, extra: list[Path], began: float, watch: SweepWatch
+) -> "Iterator[Queue | None]":
+    """While the block runs, the launches of the queue have the jobs of all sweeps, by worth; None
+    without a budget."""
     if asked.budget is None:
         yield None
         return
@@ -46,7 +51,8 @@ def within_budget(asked: Asked, extra: list[Path], began: float, watch: SweepWat
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
-    """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
+    """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of
+    conf/sweep."""
     from fedexp.analysis.aggregate import mark, write_report
     from fedexp.cli.push import config_of_sweep, is_tracked, push_tables
 
@@ -61,8 +67,8 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
 
 
 def finish_sweeps(watch: SweepWatch, asked: Asked, elsewhere: bool, figures: bool) -> list[int]:
-    """Write the reports of the sweeps that have ended; return the exit codes of their failures, and of
-    reports that cannot be written.
+    """Write the reports of the sweeps that have ended; return the exit codes of their failures, and
+    of reports that cannot be written.
 
     elsewhere: as for `failed`.
     """
@@ -80,8 +86,9 @@ def finish_sweeps(watch: SweepWatch, asked: Asked, elsewhere: bool, figures: boo
 
 
 def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
-    """Return the exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began;
-    elsewhere: the jobs ran in other processes, so that what is in no directory of a job is said here."""
+    """Return the exit codes of the jobs of a sweep that have failed anew. before:
+    callbacks.failures as it began; elsewhere: the jobs ran in other processes, so that what is in
+    no directory of a job is said here."""
     codes = []
     for path, mark in failures(sweep).items():
         if mark == before.get(path):
@@ -116,7 +123,7 @@ def broken(error: Exception, directory: Path, launcher: str) -> str:
     """Return the exit code for an error of the launcher itself; those of jobs end in `run_job`."""
     reason = (str(error).strip() or "no reason given").splitlines()[0]
     return (
-        f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\n"
-        "The launcher cannot work, or the process of a job has ended before the job (killed, out of memory). The same "
-        f"command with hydra.sweep.dir={shorten(directory)} goes on with what is not complete."
+        f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher cannot work, or"
+        " the process of a job has ended before the job (killed, out of memory). The same command"
+        f" with hydra.sweep.dir={shorten(directory)} goes on with what is not complete."
     )

@@ -1,4 +1,5 @@
-"""`fedexp --multirun ... preview=true`: the jobs of a sweep, which are done, and what the others will take."""
+"""`fedexp --multirun ... preview=true`: the jobs of a sweep, which are done, and what the others
+will take."""
 
 import statistics
 from collections import Counter
@@ -30,9 +31,20 @@ from fedexp.rundir.wholeness import OVER as OVER
 from fedexp.trackers.progress import duration
 from fedexp.training.stopping import is_over
 
-# What two runs must share for a round of one to take as long as a round of the other; then what may differ.
-WORK = ("dataset", "model", "local.epochs", "local.batch_size", "local.optimizer", "num_clients", "participation",
-        "scenario._target_", "hardware.device", "hardware.precision")  # fmt: skip
+# What two runs must share for a round of one to take as long as a round of the other; then what may
+# differ.
+WORK = (
+    "dataset",
+    "model",
+    "local.epochs",
+    "local.batch_size",
+    "local.optimizer",
+    "num_clients",
+    "participation",
+    "scenario._target_",
+    "hardware.device",
+    "hardware.precision",
+)
 GROWING = (
     *(files.ROUNDS, files.CLIENTS, files.TASKS),
     *(file_of(name, view) for name in (files.CLASSES, files.LOCAL) for view in VIEWS),
@@ -50,13 +62,15 @@ class Planned:
     @property
     def rounds(self) -> int:
         """Return the number of rounds of one task, where there are several."""
-        own = (self.config.get("scenario") or {}).get("rounds_per_task")  # by default an interpolation of `rounds`
+        # by default an interpolation of `rounds`
+        own = (self.config.get("scenario") or {}).get("rounds_per_task")
         rounds = own if isinstance(own, int) else self.config.get("rounds")
         return rounds if isinstance(rounds, int) else 0
 
     @cached_property
     def resolved(self) -> Mapping[str, Any] | None:
-        """Return the configuration without interpolations; None with a fault, which the job itself will name."""
+        """Return the configuration without interpolations; None with a fault, which the job itself
+        will name."""
         try:
             return resolve(OmegaConf.create(dict(self.config)))  # type: ignore[arg-type]
         except ConfigError:
@@ -77,8 +91,10 @@ class Measured:
     fixed: int  # bytes of its files but those that grow
     per_round: float  # bytes by which these grow
     per_client: float  # bytes of a client's kept state
-    memory: int | None  # bytes at the peak, of all its processes; None where the run has not noted it
-    hardware: str = ""  # of a run of which only the file of --keep is here, whose disk is not known; else ""
+    # bytes at the peak, of all its processes; None where the run has not noted it
+    memory: int | None
+    # of a run of which only the file of --keep is here, whose disk is not known; else ""
+    hardware: str = ""
 
     @cached_property
     def work(self) -> list[Any]:
@@ -107,14 +123,16 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
                 directory = Path(str(config.hydra.sweep.dir), run_name(config))
                 own = {str(key): value for key, value in config.items() if key != "hydra"}
                 if type(own.get("rounds")) is not int or own["rounds"] < 1:
-                    build(OmegaConf.create(own))  # says what is wrong; without a number of rounds nothing is estimated
+                    # says what is wrong; without a number of rounds nothing is estimated
+                    build(OmegaConf.create(own))
                 plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
                 jobs.setdefault(directory, Planned(directory, plain, tuple(job)))  # type: ignore[arg-type]
     return list(jobs.values())
 
 
 def runs_elsewhere(jobs: Sequence[Planned]) -> dict[Path, Path]:
-    """The directory of each job that a finished run of another sweep stands for -> that of the run."""
+    """The directory of each job that a finished run of another sweep stands for -> that of the
+    run."""
     found: dict[Path, Path] = {}
     for folder in dict.fromkeys(job.directory.absolute().parent.parent for job in jobs):
         finished = finished_by_training(folder / "any")
@@ -127,8 +145,8 @@ def runs_elsewhere(jobs: Sequence[Planned]) -> dict[Path, Path]:
 
 
 def kept_jobs(jobs: Sequence[Planned], kept: Sequence[Mapping[str, Any]]) -> set[Path]:
-    """The directories of the jobs whose run is among these contents of files of `--keep`, and tested all that the job
-    tests: their values are in the tables already."""
+    """The directories of the jobs whose run is among these contents of files of `--keep`, and
+    tested all that the job tests: their values are in the tables already."""
     tested: dict[tuple[str, Any], list[frozenset[str]]] = {}
     for config in (value["config"] for value in kept):
         tested.setdefault((alike(config), config.get("seed")), []).append(tests_of(config))
@@ -147,8 +165,8 @@ def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def status(job: Planned) -> str:
-    """completed, diverged, failed, damaged, running, `interrupted at r`, or new. A run of another sweep may stand for
-    it."""
+    """completed, diverged, failed, damaged, running, `interrupted at r`, or new. A run of another
+    sweep may stand for it."""
     if is_occupied(job.directory):
         return "running"
     directory = noted(job.directory) or job.directory
@@ -159,14 +177,16 @@ def status(job: Planned) -> str:
 
 
 def is_to_go_on(job: Planned, run: RunDirectory) -> bool:
-    """Return whether a run ended by its options, such as `stop.minutes`, and those of the job let it go on."""
+    """Return whether a run ended by its options, such as `stop.minutes`, and those of the job let
+    it go on."""
     if run.status != "stopped" or job.resolved is None:
         return False
     return not is_over(run.summary, Stop(**(job.resolved.get("stop") or {})), resumed=False)
 
 
 def known_runs(jobs: Sequence[Planned]) -> tuple[list[Measured], set[Path]]:
-    """(what is measured below the working directory and the directories of these jobs, `kept_jobs`)."""
+    """(what is measured below the working directory and the directories of these jobs,
+    `kept_jobs`)."""
     folders = sorted({job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")})
     kept = list(kept_below(folders))
     return [*measurements(folders), *measure_kept(kept)], kept_jobs(jobs, kept)
@@ -175,7 +195,9 @@ def known_runs(jobs: Sequence[Planned]) -> tuple[list[Measured], set[Path]]:
 def measurements(folders: Sequence[Path]) -> list[Measured]:
     """Return the measurements of all runs below these folders that have finished a round."""
     found = []
-    for path in sorted(file for folder in folders if folder.is_dir() for file in folder.rglob(files.ROUNDS)):
+    for path in sorted(
+        file for folder in folders if folder.is_dir() for file in folder.rglob(files.ROUNDS)
+    ):
         run = RunDirectory(path.parent)
         seconds = run.values("seconds")
         if not run.config or not seconds or run.damaged:
@@ -191,7 +213,11 @@ def measurements(folders: Sequence[Path]) -> list[Measured]:
 def measure(run: RunDirectory, seconds: float) -> Measured:
     """A run with at least one round, of so many seconds each."""
     directory = run.directory
-    sizes = {file.relative_to(directory): file.stat().st_size for file in directory.rglob("*") if file.is_file()}
+    sizes = {
+        file.relative_to(directory): file.stat().st_size
+        for file in directory.rglob("*")
+        if file.is_file()
+    }
     states = [size for file, size in sizes.items() if file.is_relative_to(files.CLIENT_STATES)]
     growing = sum(size for file, size in sizes.items() if str(file) in GROWING)
     return Measured(
@@ -210,14 +236,26 @@ def measure_kept(kept: Sequence[Mapping[str, Any]]) -> list[Measured]:
     found = []
     for value in kept:
         cells = (value["tables"].get(files.ROUNDS) or {}).get("seconds", "").split(",")
-        seconds, hardware = [float(cell) for cell in cells if cell], value["summary"].get("hardware") or {}
+        seconds, hardware = (
+            [float(cell) for cell in cells if cell],
+            value["summary"].get("hardware") or {},
+        )
         if seconds:
-            used = {"device": hardware.get("device", "cpu"), "precision": hardware.get("precision", "fp32")}
+            used = {
+                "device": hardware.get("device", "cpu"),
+                "precision": hardware.get("precision", "fp32"),
+            }
             found.append(
                 Measured(
-                    config={**value["config"], "hardware": {**value["config"].get("hardware", {}), **used}},
+                    config={
+                        **value["config"],
+                        "hardware": {**value["config"].get("hardware", {}), **used},
+                    },
                     seconds=statistics.median(seconds),
-                    tasks=sum("from_round" not in each["info"] for each in value.get("partitions", ())) or 1,
+                    tasks=sum(
+                        "from_round" not in each["info"] for each in value.get("partitions", ())
+                    )
+                    or 1,
                     fixed=0,
                     per_round=0.0,
                     per_client=0.0,
@@ -229,11 +267,14 @@ def measure_kept(kept: Sequence[Mapping[str, Any]]) -> list[Measured]:
 
 
 def closest(job: Planned, measured: Sequence[Measured]) -> tuple[Measured | None, bool]:
-    """Return the closest run as (a run with the same work, whether its algorithm is the same too). Runs that are here
-    come before those of which only a file is kept: these may be from another machine."""
+    """Return the closest run as (a run with the same work, whether its algorithm is the same too).
+    Runs that are here come before those of which only a file is kept: these may be from another
+    machine."""
     like = [run for run in measured if run.work == job.work]
     like = [run for run in like if not run.hardware] or like
-    same = [run for run in like if target(run.config, "algorithm") == target(job.config, "algorithm")]
+    same = [
+        run for run in like if target(run.config, "algorithm") == target(job.config, "algorithm")
+    ]
     return next(iter(same or like), None), bool(same)
 
 
@@ -243,12 +284,18 @@ def work_of(config: Mapping[str, Any]) -> list[Any]:
     chosen = [OmegaConf.select(values, key, throw_on_resolution_failure=False) for key in WORK]
     chosen[0] = OmegaConf.select(values, "dataset.name")
     chosen[-2] = device_of(str(chosen[-2]))
-    return [OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for value in chosen]
+    return [
+        OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for value in chosen
+    ]
 
 
 def device_of(asked: str) -> str:
     """Return what `hardware.device` is on this machine: cpu or cuda, whichever GPU it is."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked.partition(":")[0]
+    return (
+        ("cuda" if torch.cuda.is_available() else "cpu")
+        if asked == "auto"
+        else asked.partition(":")[0]
+    )
 
 
 def target(config: Mapping[str, Any], group: str) -> str:
@@ -262,9 +309,16 @@ def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate
         return None
     rounds = job.rounds * run.tasks
     done = int(state.rpartition(" ")[2]) if state.startswith("interrupted") else 0
-    disk = run.fixed + run.per_round * rounds + run.per_client * int(job.config.get("num_clients", 0))
-    about = "".join([" (another algorithm's rounds)"] * (not same) + [f" (on {run.hardware})"] * bool(run.hardware))
-    return Estimate(max(rounds - done, 0) * run.seconds, None if run.hardware else disk, run.memory, about)
+    disk = (
+        run.fixed + run.per_round * rounds + run.per_client * int(job.config.get("num_clients", 0))
+    )
+    about = "".join(
+        [" (another algorithm's rounds)"] * (not same)
+        + [f" (on {run.hardware})"] * bool(run.hardware)
+    )
+    return Estimate(
+        max(rounds - done, 0) * run.seconds, None if run.hardware else disk, run.memory, about
+    )
 
 
 def show(
@@ -276,8 +330,8 @@ def show(
 ) -> None:
     """Print a line a job, what is left in all, and as the last line `N jobs: D done, ...`.
 
-    shared: directories of jobs that another job of these stands for; finished: of `runs_elsewhere`; kept: of
-    `kept_jobs`."""
+    shared: directories of jobs that another job of these stands for; finished: of `runs_elsewhere`;
+    kept: of `kept_jobs`."""
     counts: Counter[str] = Counter()
     found: list[Estimate] = []
     unknown = 0
@@ -296,29 +350,41 @@ def show(
                 text = f"{duration(each.seconds):<9} {sizes}{each.about}"
             else:
                 text, unknown = "?", unknown + 1
-        name = f"{job.directory.parent.name}/{job.directory.name}" if several else job.directory.name
+        name = (
+            f"{job.directory.parent.name}/{job.directory.name}" if several else job.directory.name
+        )
         print(f"{name:<70} {state:<18} {text}".rstrip())
     if unknown:
-        print(f"no measured round for {unknown} of them (?): a run with rounds=1 below here gives an estimate")
+        print(
+            f"no measured round for {unknown} of them (?): a run with rounds=1 below here gives an"
+            " estimate"
+        )
     if found or not unknown:
         show_sum(found, " and what is marked ?" if unknown else "")
     else:
         print("left: ? (no measured round)")
-    others = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()) if name != "done")
+    others = ", ".join(
+        f"{number} {name}" for name, number in sorted(counts.items()) if name != "done"
+    )
     print(f"{len(jobs)} jobs: {counts['done']} done" + (f", {others}" if others else ""))
 
 
 def show_sum(found: Sequence[Estimate], more: str) -> None:
     """Print time and disk of these jobs together, and the memory of the largest."""
-    seconds, disks = sum(each.seconds for each in found), [each.disk for each in found if each.disk is not None]
+    seconds, disks = (
+        sum(each.seconds for each in found),
+        [each.disk for each in found if each.disk is not None],
+    )
     disk = sum(disks) if len(disks) == len(found) else None
     peak = max((each.memory for each in found if each.memory), default=None)
     print(
-        f"left: {duration(seconds)} one after the other, {gigabytes(disk)} of disk{more} (from measured rounds, files)"
+        f"left: {duration(seconds)} one after the other, {gigabytes(disk)} of disk{more} (from"
+        " measured rounds, files)"
     )
     if found:
         print(
-            f"memory of one job at a time: {gigabytes(peak)}, " + ("the measured peak" if peak else "not measured yet")
+            f"memory of one job at a time: {gigabytes(peak)}, "
+            + ("the measured peak" if peak else "not measured yet")
         )
 
 

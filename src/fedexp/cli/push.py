@@ -1,8 +1,9 @@
 """`fedexp push DIRECTORY ...`: builds W&B runs from the files of finished runs alone.
 
-DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was tracked or pushed before keeps its id
-(that of the newest run below DIRECTORY/wandb) and is completed: W&B takes the rounds that it lacks, and the results.
-`--new` makes a new run instead, for example where the old one has been deleted.
+DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was tracked or pushed
+before keeps its id (that of the newest run below DIRECTORY/wandb) and is completed: W&B takes the
+rounds that it lacks, and the results. `--new` makes a new run instead, for example where the old
+one has been deleted.
 """
 
 import argparse
@@ -30,18 +31,25 @@ UPLOAD_SECONDS = 600.0  # a push has nothing else to do than to wait for it
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "fedexp push") -> int:
-    """Exit code 0: all pushed; 1: W&B failed with one; 2: one is no finished run. The others are pushed."""
+    """Exit code 0: all pushed; 1: W&B failed with one; 2: one is no finished run. The others are
+    pushed."""
     parser = argparse.ArgumentParser(
         prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
     parser.add_argument("--project", help="instead of that of the run's configuration")
     parser.add_argument("--entity", help="user or team")
-    parser.add_argument("--mode", choices=[mode for mode in MODES if mode != "disabled"], default="auto")
-    parser.add_argument("--new", action="store_true", help="make a new W&B run also where there is one")
+    parser.add_argument(
+        "--mode", choices=[mode for mode in MODES if mode != "disabled"], default="auto"
+    )
+    parser.add_argument(
+        "--new", action="store_true", help="make a new W&B run also where there is one"
+    )
     options = parser.parse_args(arguments)
     changes = {"mode": options.mode, "finish_timeout": UPLOAD_SECONDS}
-    changes |= {key: value for key in ("project", "entity") if (value := getattr(options, key)) is not None}
+    changes |= {
+        key: value for key in ("project", "entity") if (value := getattr(options, key)) is not None
+    }
     log_to_console()
     codes = []
     for directory in expand(options.directory):
@@ -67,8 +75,8 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push a directory; return whether W&B has taken all of it. Raises ConfigError for a link out of the directory:
-    what it leads to would be uploaded."""
+    """Push a directory; return whether W&B has taken all of it. Raises ConfigError for a link out
+    of the directory: what it leads to would be uploaded."""
     require_no_way_out(directory)
     if is_sweep(directory):
         return push_tables(directory, config_of_sweep(directory), changes, new)
@@ -78,10 +86,16 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
     return tracker.complete
 
 
-def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str, Any], new: bool = False) -> bool:
+def push_tables(
+    directory: Path, config: Mapping[str, Any], changes: Mapping[str, Any], new: bool = False
+) -> bool:
     """Push the tables of a sweep as a W&B run of their own. config: of one of its runs."""
     name = directory.absolute().name
-    tables = {Path(file).stem: read_table(directory / file) for file in TABLES if (directory / file).exists()}
+    tables = {
+        Path(file).stem: read_table(directory / file)
+        for file in TABLES
+        if (directory / file).exists()
+    }
     info = RunInfo(
         directory=directory,
         config={"sweep": name},
@@ -95,7 +109,9 @@ def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str
         wandb_id=None if new else former_id(directory),
     )
     # What a user calls single runs would be wrong for the table.
-    tracker = WandbTracker(make_config(config, {"name": None, "group": None, "job_type": None, **changes}))
+    tracker = WandbTracker(
+        make_config(config, {"name": None, "group": None, "job_type": None, **changes})
+    )
     tracker.start(info)
     tracker.finish({}, [], tables)
     return tracker.complete
@@ -103,7 +119,9 @@ def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str
 
 def config_of_sweep(directory: Path) -> dict[str, Any]:
     """The configuration of the newest run of a sweep whose configuration can be read."""
-    paths = sorted(directory.glob(f"*/{files.CONFIG}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    paths = sorted(
+        directory.glob(f"*/{files.CONFIG}"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     return next(filter(None, (RunDirectory(path.parent).config for path in paths)), {})
 
 
@@ -121,18 +139,23 @@ def is_tracked(config: Mapping[str, Any]) -> bool:
 
 
 def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the node by which a run with this configuration is logged to W&B, alone or among others; empty where it
-    is not."""
+    """Return the node by which a run with this configuration is logged to W&B, alone or among
+    others; empty where it is not."""
     node = config.get("tracker") or {}
     for each in (node, *(node.get("members") or ())):
-        if each.get("_target_") == f"{Wandb.__module__}.{Wandb.__qualname__}" and each.get("mode") != "disabled":
+        if (
+            each.get("_target_") == f"{Wandb.__module__}.{Wandb.__qualname__}"
+            and each.get("mode") != "disabled"
+        ):
             return each
     return {}
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
     """Return the tracker of a run's configuration, else the default one, with changes."""
-    values = yaml.safe_load((conf_directory() / "tracker" / "wandb.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load(
+        (conf_directory() / "tracker" / "wandb.yaml").read_text(encoding="utf-8")
+    )
     values |= wandb_node(config)
     values |= changes
     known = {field.name: values[field.name] for field in fields(Wandb)}
@@ -140,7 +163,11 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
 
 
 def former_id(directory: Path) -> str | None:
-    """Return the id of the newest W&B run below a directory: of `run-<time>-<id>` or `offline-run-<time>-<id>`."""
-    times = {path: path.name.removeprefix("offline-").split("-") for path in (directory / "wandb").glob("*run-*-*")}
+    """Return the id of the newest W&B run below a directory: of `run-<time>-<id>` or
+    `offline-run-<time>-<id>`."""
+    times = {
+        path: path.name.removeprefix("offline-").split("-")
+        for path in (directory / "wandb").glob("*run-*-*")
+    }
     newest = max(times.values(), default=None, key=lambda parts: parts[1])
     return "-".join(newest[2:]) if newest else None

@@ -1,7 +1,9 @@
-"""Jobs of a sweep that run as one program (`hardware.jobs_together`): each waits until there are enough like it.
+"""Jobs of a sweep that run as one program (`hardware.jobs_together`): each waits until there are
+enough like it.
 
-Hydra hands over one job after another. Those that may be trained together are kept until their group is complete or
-the sweep has no more; then all of the group run in lockstep, see `fedexp.training.lockstep`.
+Hydra hands over one job after another. Those that may be trained together are kept until their
+group is complete or the sweep has no more; then all of the group run in lockstep, see
+`fedexp.training.lockstep`.
 """
 
 import json
@@ -17,8 +19,19 @@ if TYPE_CHECKING:
     from fedexp.training.place import Job
 
 AUTO = 8  # jobs together on a GPU
-# What the jobs of a group have in common: all that decides the shapes and the steps of their clients.
-COMMON = ("dataset", "model", "algorithm", "scenario", "local", "rounds", "forgetting_metric", "analysis", "hardware")
+# What the jobs of a group have in common: all that decides the shapes and the steps of their
+# clients.
+COMMON = (
+    "dataset",
+    "model",
+    "algorithm",
+    "scenario",
+    "local",
+    "rounds",
+    "forgetting_metric",
+    "analysis",
+    "hardware",
+)
 
 
 @dataclass
@@ -29,7 +42,9 @@ class Groups:
 
     def add(self, member: "Member", size: int) -> None:
         """Take a job; run its group where that is complete."""
-        group = self.waiting.setdefault(key := json.dumps(common(member.config), sort_keys=True, default=str), [])
+        group = self.waiting.setdefault(
+            key := json.dumps(common(member.config), sort_keys=True, default=str), []
+        )
         group.append(member)
         if len(group) == size:
             del self.waiting[key]
@@ -48,11 +63,13 @@ class Member:
     job: "Job"
     config: "DictConfig"
     hydra_config: Any  # as it was when Hydra handed the job over
-    run: Callable[["DictConfig", "Member"], int]  # runs it to its end; returns the exit code, which its files have too
+    # runs it to its end; returns the exit code, which its files have too
+    run: Callable[["DictConfig", "Member"], int]
 
 
 def common(config: "DictConfig") -> dict[str, Any]:
-    """Return what all jobs of a group have in common; what cannot be resolved as it stands: the job will say so."""
+    """Return what all jobs of a group have in common; what cannot be resolved as it stands: the job
+    will say so."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -64,15 +81,22 @@ def common(config: "DictConfig") -> dict[str, Any]:
 
 
 def group_size(config: "DictConfig") -> int:
-    """Return how many jobs like this one are to run together; what is wrong counts as one: the job will say so."""
+    """Return how many jobs like this one are to run together; what is wrong counts as one: the job
+    will say so."""
     from omegaconf import OmegaConf
 
     asked = OmegaConf.select(config, "hardware.jobs_together", default=1)
     if asked == "auto":
         import torch
 
-        device, engine = (OmegaConf.select(config, f"hardware.{key}") for key in ("device", "engine"))
-        asked = AUTO if torch.cuda.is_available() and device != "cpu" and engine in ("auto", "vectorised") else 1
+        device, engine = (
+            OmegaConf.select(config, f"hardware.{key}") for key in ("device", "engine")
+        )
+        asked = (
+            AUTO
+            if torch.cuda.is_available() and device != "cpu" and engine in ("auto", "vectorised")
+            else 1
+        )
     return asked if isinstance(asked, int) and asked > 1 and not config.get("profile") else 1
 
 
@@ -89,7 +113,11 @@ def run_together(group: list[Member]) -> None:
     lockstep = Lockstep()
     with held_gpu(common(group[0].config)["hardware"]) as device:
         jobs = [
-            replace(each.job, lockstep=lockstep, place=replace(each.job.place, alone=False, device=device))
+            replace(
+                each.job,
+                lockstep=lockstep,
+                place=replace(each.job.place, alone=False, device=device),
+            )
             for each in group
         ]
         members = [replace(each, job=job) for each, job in zip(group, jobs, strict=True)]
@@ -98,7 +126,8 @@ def run_together(group: list[Member]) -> None:
 
 @contextmanager
 def held_gpu(hardware: Mapping[str, Any]) -> Iterator[str | None]:
-    """Hold a GPU for a whole group while the block runs, where there are some and the jobs take any; yield its name."""
+    """Hold a GPU for a whole group while the block runs, where there are some and the jobs take
+    any; yield its name."""
     from fedexp.training import gpus
 
     names = gpus.visible() if hardware["device"] in ("auto", "cuda") else []

@@ -9,13 +9,17 @@ PACKAGES = ("fedexp", "torch", "torchvision", "numpy", "hydra-core", "omegaconf"
 
 
 def version_text() -> str:
-    """Return one line for each of fedexp, the packages that matter, Python, and CUDA as torch sees it."""
+    """Return one line for each of fedexp, the packages that matter, Python, and CUDA as torch sees
+    it."""
     lines = [f"{name} {installed(name)}" for name in PACKAGES]
-    return "\n".join([*lines, f"Python {platform.python_version()} ({platform.platform()})", f"CUDA {cuda()}"])
+    return "\n".join(
+        [*lines, f"Python {platform.python_version()} ({platform.platform()})", f"CUDA {cuda()}"]
+    )
 
 
 def installed(name: str) -> str:
-    """Return the version of a package; that of fedexp is its own, which may be run from its source alone."""
+    """Return the version of a package; that of fedexp is its own, which may be run from its source
+    alone."""
     if name == "fedexp":
         return fedexp.__version__
     try:

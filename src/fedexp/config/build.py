@@ -1,7 +1,7 @@
 """Config node -> checked object; the only place that instantiates what a configuration names.
 
-The dataclass behind a node's `_target_` is its schema: unknown keys, wrong types and values out of range are
-collected over the whole configuration and raised as one ConfigError.
+The dataclass behind a node's `_target_` is its schema: unknown keys, wrong types and values out of
+range are collected over the whole configuration and raised as one ConfigError.
 """
 
 import dataclasses
@@ -59,7 +59,8 @@ KINDS |= {DataSource: "the name of a data set"}
 class Built:
     """The checked parts of a configuration; nothing has been loaded or started yet.
 
-    The type of a group's field is the base of its options: what an option stands for must derive from it.
+    The type of a group's field is the base of its options: what an option stands for must derive
+    from it.
     """
 
     settings: Settings  # the keys that are in no node
@@ -85,22 +86,39 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NAMES = ("seeds", "local", "server", "public", "surrogate", "validation", "stop", "cohorts", "schedule", "figures")
+NAMES = (
+    "seeds",
+    "local",
+    "server",
+    "public",
+    "surrogate",
+    "validation",
+    "stop",
+    "cohorts",
+    "schedule",
+    "figures",
+)
 NODES = {name: FIELDS[name] for name in NAMES}
 GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
 
 
 def build(config: DictConfig) -> Built:
-    """Check the whole configuration; raise one ConfigError that lists everything that is wrong with it."""
+    """Check the whole configuration; raise one ConfigError that lists everything that is wrong with
+    it."""
     values = resolve(config)
     values["figures"] = as_node(values.get("figures", True))
     errors: list[str] = []
     made: dict[str, Any] = {}
     for name, schema in NODES.items():
         made[name] = _attempt(errors, make, schema, values.get(name, {}), f"{name}.")
-    if "revisions" not in config:  # `resolve` has noted them; given by a user they are an unknown key
+    # `resolve` has noted them; given by a user they are an unknown key
+    if "revisions" not in config:
         del values["revisions"]
-    own = {k: v for k, v in values.items() if k not in (*NODES, *GROUPS, *partition_keys(values), "expected")}
+    own = {
+        k: v
+        for k, v in values.items()
+        if k not in (*NODES, *GROUPS, *partition_keys(values), "expected")
+    }
     made["settings"] = _attempt(errors, make, Settings, own, "")
     for group, base in GROUPS.items():
         made[group] = _attempt(errors, make_target, values.get(group), group, base)
@@ -110,24 +128,33 @@ def build(config: DictConfig) -> Built:
 
 
 def said_once(errors: list[str], config: DictConfig) -> list[str]:
-    """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds` that follows it."""
+    """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds`
+    that follows it."""
     lines = list(dict.fromkeys("\n".join(errors).splitlines()))
     keys = {line: found[1] for line in lines if (found := KEY.match(line))}
     written = flatten(OmegaConf.to_container(config, resolve=False))
-    follows = {key: found[1] for key in keys.values() if (found := REFERENCE.fullmatch(str(written.get(key))))}
+    follows = {
+        key: found[1]
+        for key in keys.values()
+        if (found := REFERENCE.fullmatch(str(written.get(key))))
+    }
     return [line for line in lines if follows.get(keys.get(line, "")) not in keys.values()]
 
 
 def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Return the top-level keys that a partition brings along (alpha, min_size): those that are also fields of its
-    node."""
+    """Return the top-level keys that a partition brings along (alpha, min_size): those that are
+    also fields of its node."""
     node = values.get("partition")
-    return set(node) - {f.name for f in dataclasses.fields(Settings)} if isinstance(node, dict) else set()
+    return (
+        set(node) - {f.name for f in dataclasses.fields(Settings)}
+        if isinstance(node, dict)
+        else set()
+    )
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain containers with all interpolations resolved, data sets in place of their
-    names, and a note of the corrections of its parts (`revisions`)."""
+    """Return the configuration as plain containers with all interpolations resolved, data sets in
+    place of their names, and a note of the corrections of its parts (`revisions`)."""
     try:
         config = with_named_datasets(config)
         for group in SEVERAL:
@@ -135,7 +162,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         config = with_schedule(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}"
+        ) from error
     assert isinstance(values, dict)
     found = {str(k): v for k, v in values.items()}
     if isinstance(word := found.get("evaluate"), str):
@@ -152,15 +181,22 @@ def _attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T 
 
 
 def make_target(node: object, key: str, base: type[T]) -> T:
-    """Build the dataclass that `node._target_` names, its nested nodes first; it must derive from `base`."""
+    """Build the dataclass that `node._target_` names, its nested nodes first; it must derive from
+    `base`."""
     if not isinstance(node, dict) or "_target_" not in node:
-        raise ConfigError(f"{key}: must be one of the group's options (a node with _target_), got {node!r}")
+        raise ConfigError(
+            f"{key}: must be one of the group's options (a node with _target_), got {node!r}"
+        )
     schema = find_class(node["_target_"], f"{key}._target_")
     if not issubclass(schema, base):
         required = f"{base.__module__}.{base.__qualname__}"
-        raise ConfigError(f"{key}._target_={node['_target_']}: must be {required} or a class that derives from it")
+        raise ConfigError(
+            f"{key}._target_={node['_target_']}: must be {required} or a class that derives from it"
+        )
     if missing := getattr(schema, "__abstractmethods__", None):
-        raise ConfigError(f"{key}._target_={node['_target_']}: does not define {', '.join(sorted(missing))}")
+        raise ConfigError(
+            f"{key}._target_={node['_target_']}: does not define {', '.join(sorted(missing))}"
+        )
     return make(schema, {k: v for k, v in node.items() if k != "_target_"}, f"{key}.")
 
 
@@ -171,7 +207,10 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
     errors, converted = [], {}
     for name in values.keys() - fields.keys():
-        errors.append(f"{prefix}{name}: no such key{nearest(name, fields)}; known: {', '.join(fields) or 'none'}")
+        errors.append(
+            f"{prefix}{name}: no such key{nearest(name, fields)}; known:"
+            f" {', '.join(fields) or 'none'}"
+        )
     for name, field in fields.items():
         if name in values:
             outcome = _attempt(errors, convert, field.type, values[name], f"{prefix}{name}")
@@ -182,15 +221,18 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
         raise ConfigError("\n".join(errors))
     with collecting():
         made = schema(**converted)
-    for name, value in converted.items():  # a class of one's own may allow what config.yaml cannot be read back with
-        finite = not any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value))
+    # a class of one's own may allow what config.yaml cannot be read back with
+    for name, value in converted.items():
+        finite = not any(
+            isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)
+        )
         require(finite, f"{prefix}{name}", value, "finite")
     return made
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no
-    integer)."""
+    """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a
+    number, 1.5 no integer)."""
     if base := part_in(annotation):
         return convert_part(annotation, base, value, key)
     if annotation is Any:
@@ -198,7 +240,8 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     if annotation is str and isinstance(value, bool | int | float):
         return str(value)
     if annotation is bool and value not in (True, False) and isinstance(value, int | float):
-        raise ConfigError(f"{key}={value}: must be {describe(annotation)}")  # OmegaConf takes any number for true
+        # OmegaConf takes any number for true
+        raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
     try:
         result = value if type(value) is annotation else converted_by_omegaconf(annotation, value)
     except OmegaConfBaseException as error:
@@ -209,14 +252,16 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
 
 
 def part_in(annotation: Any) -> type | None:
-    """The class of a nested node: the annotation itself, or what it has a list of, or None beside."""
+    """The class of a nested node: the annotation itself, or what it has a list of, or None
+    beside."""
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return annotation
     return next(filter(None, map(part_in, getattr(annotation, "__args__", ()))), None)
 
 
 def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
-    """A node with _target_, or a list of them, as objects of the class that the annotation names."""
+    """A node with _target_, or a list of them, as objects of the class that the annotation
+    names."""
     if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
         return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict) and "_target_" in value:
@@ -240,7 +285,11 @@ def holder_of(annotation: Any) -> type:
 def numbers_in(value: object) -> list[Any]:
     """Return the scalars of nested lists and mappings."""
     items = list(value.values()) if isinstance(value, dict) else value
-    return [each for item in items for each in numbers_in(item)] if isinstance(items, list | tuple) else [items]
+    return (
+        [each for item in items for each in numbers_in(item)]
+        if isinstance(items, list | tuple)
+        else [items]
+    )
 
 
 def describe(annotation: Any) -> str:

@@ -1,4 +1,5 @@
-"""Cohorts of each round, read from a file (config node `cohorts`): to repeat another program's cohorts."""
+"""Cohorts of each round, read from a file (config node `cohorts`): to repeat another program's
+cohorts."""
 
 import csv
 import json
@@ -19,11 +20,13 @@ Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
 class Cohorts:
     """The cohorts of a run, from `path` or, without one, drawn as `draw` says.
 
-    draw: `seed`, by seeds.sampling. `round`, by numpy's generator of the old kind seeded with the number of the round,
-    counted from 0, so that they are the same in all runs with as many clients: so do FedNTD's released code and FedML.
+    draw: `seed`, by seeds.sampling. `round`, by numpy's generator of the old kind seeded with the
+    number of the round, counted from 0, so that they are the same in all runs with as many clients:
+    so do FedNTD's released code and FedML.
 
-    .json: `{"1": [clients], ...}` or a list of lists, which begins with round 1. .csv: columns `round` and `client`,
-    such as the clients.csv of an earlier run. Rounds after the last one of the run are not used.
+    .json: `{"1": [clients], ...}` or a list of lists, which begins with round 1. .csv: columns
+    `round` and `client`, such as the clients.csv of an earlier run. Rounds after the last one of
+    the run are not used.
     """
 
     path: str | None
@@ -31,13 +34,19 @@ class Cohorts:
 
     def __post_init__(self) -> None:
         require_choice("cohorts.draw", self.draw, ("seed", "round"))
-        require(self.path is None or self.draw == "seed", "cohorts.draw", self.draw, "seed, or cohorts.path=null")
+        require(
+            self.path is None or self.draw == "seed",
+            "cohorts.draw",
+            self.draw,
+            "seed, or cohorts.path=null",
+        )
 
     def read(self, rounds: int, num_clients: int, size: int) -> Rounds | None:
-        """Return the cohorts of rounds 1 to `rounds`; None for a draw by the seed. size: clients that each must have.
+        """Return the cohorts of rounds 1 to `rounds`; None for a draw by the seed. size: clients
+        that each must have.
 
-        Raises ConfigError that names the file, the round and the client for what is missing, of another size, out of
-        range or there twice.
+        Raises ConfigError that names the file, the round and the client for what is missing, of
+        another size, out of range or there twice.
         """
         if self.draw == "round":
             return {number: _of_round(number, num_clients, size) for number in range(1, rounds + 1)}
@@ -47,7 +56,9 @@ class Cohorts:
         table = read_rounds(path)
         for number in range(1, rounds + 1):
             if number not in table:
-                raise ConfigError(f"{path}: round {number} is missing, and the run has {rounds} rounds")
+                raise ConfigError(
+                    f"{path}: round {number} is missing, and the run has {rounds} rounds"
+                )
             check_clients(path, number, table[number], num_clients, size)
         return {number: sorted(table[number]) for number in range(1, rounds + 1)}
 
@@ -65,25 +76,31 @@ def check_clients(path: Path, number: int, clients: list[int], num_clients: int,
     where = f"{path}: round {number}"
     for client in clients:
         if not 0 <= client < num_clients:
-            raise ConfigError(f"{where}: client {client} is out of range 0 to {num_clients - 1} (num_clients)")
+            raise ConfigError(
+                f"{where}: client {client} is out of range 0 to {num_clients - 1} (num_clients)"
+            )
     if len(set(clients)) < len(clients):
         twice = next(client for client in clients if clients.count(client) > 1)
         raise ConfigError(f"{where}: client {twice} appears twice")
     if len(clients) != size:
         raise ConfigError(
-            f"{where}: has {len(clients)} clients, and participation times num_clients={num_clients} is {size}"
+            f"{where}: has {len(clients)} clients, and participation times"
+            f" num_clients={num_clients} is {size}"
             + (f"; use participation={len(clients) / num_clients:g}" if clients else "")
         )
 
 
 def check_begun(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
-    """Raise ConfigError where the file now names other clients for the rounds that a run has behind it."""
+    """Raise ConfigError where the file now names other clients for the rounds that a run has behind
+    it."""
     if cohorts is None or not rounds:
         return
     before = read_rounds(directory / files.CLIENTS)
     for number in range(1, rounds + 1):
         if before.get(number) != cohorts[number]:
-            raise ConfigError(f"resume={directory}: cohorts.path now names other clients for round {number}")
+            raise ConfigError(
+                f"resume={directory}: cohorts.path now names other clients for round {number}"
+            )
 
 
 def read_rounds(path: Path) -> dict[int, list[int]]:
@@ -112,7 +129,9 @@ def from_json(path: Path) -> dict[int, list[int]]:
             raise ConfigError(f"{path}: round {name}: must be a list of clients")
         for client in clients:
             if type(client) is not int:
-                raise ConfigError(f"{path}: round {name}: client {json.dumps(client)} is not an integer")
+                raise ConfigError(
+                    f"{path}: round {name}: client {json.dumps(client)} is not an integer"
+                )
         found[int(name)] = clients
     return found
 
@@ -133,8 +152,8 @@ def load_json(path: Path) -> Any:
 
 
 def from_csv(path: Path) -> dict[int, list[int]]:
-    """Return what the columns `round` and `client` say. Raises ConfigError for clients of several roles, which a run
-    draws by itself."""
+    """Return what the columns `round` and `client` say. Raises ConfigError for clients of several
+    roles, which a run draws by itself."""
     found: dict[int, list[int]] = {}
     roles: set[str] = set()
     try:
@@ -145,10 +164,12 @@ def from_csv(path: Path) -> dict[int, list[int]]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (KeyError, ValueError, TypeError, csv.Error) as error:
-        raise ConfigError(f"{path}: not a table with integers in the columns round and client ({error!r})") from None
+        raise ConfigError(
+            f"{path}: not a table with integers in the columns round and client ({error!r})"
+        ) from None
     if len(roles) > 1:
         raise ConfigError(
-            f"{path}: its clients have different roles ({', '.join(sorted(roles))}); cohorts.path says who takes part, "
-            "and a run draws the roles itself"
+            f"{path}: its clients have different roles ({', '.join(sorted(roles))}); cohorts.path"
+            " says who takes part, and a run draws the roles itself"
         )
     return found

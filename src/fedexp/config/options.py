@@ -20,7 +20,13 @@ GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 def list_groups(directories: list[Path]) -> list[str]:
     """Return the config groups, in the order of the defaults list where they are in it."""
-    names = {p.name for directory in directories if directory.is_dir() for p in directory.iterdir() if p.is_dir()}
+    names = {
+        p.name
+        for directory in directories
+        if directory.is_dir()
+        for p in directory.iterdir()
+        if p.is_dir()
+    }
     order = (
         "dataset",
         "scenario",
@@ -32,21 +38,27 @@ def list_groups(directories: list[Path]) -> list[str]:
         "hardware",
         "tracker",
     )
-    return [name for name in order if name in names] + sorted(names - {*order, *PRESETS, "__pycache__", "hydra"})
+    return [name for name in order if name in names] + sorted(
+        names - {*order, *PRESETS, "__pycache__", "hydra"}
+    )
 
 
 def list_options(group: str, directories: list[Path]) -> list[str]:
-    """Return the options of a group, also those in its folders, such as `fedntd/cifar10_s2` of `experiment`.
+    """Return the options of a group, also those in its folders, such as `fedntd/cifar10_s2` of
+    `experiment`.
 
     A file whose name begins with `_` is what others have in common, and no option.
     """
     folders = [directory / group for directory in directories]
-    paths = [(path, f) for f in folders for path in f.rglob("*.yaml") if not path.name.startswith("_")]
+    paths = [
+        (path, f) for f in folders for path in f.rglob("*.yaml") if not path.name.startswith("_")
+    ]
     return sorted({path.relative_to(f).with_suffix("").as_posix() for path, f in paths})
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
-    """Everything that a user may write left of `=`, with the options (`group=option`) that bring it along."""
+    """Everything that a user may write left of `=`, with the options (`group=option`) that bring it
+    along."""
 
     def walk(node: Any, prefix: str) -> Iterator[str]:
         for name, child in node.items():
@@ -55,11 +67,15 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
                 yield from walk(child, f"{prefix}{name}.")
 
     main = yaml.load((conf / "config.yaml").read_text(encoding="utf-8"), Loader=LOADER)
-    keys: dict[str, list[str]] = {key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
+    keys: dict[str, list[str]] = {
+        key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))
+    }
     keys |= {"sweep": [], "preview": [], "budget": []}
     for group in list_groups([conf, *extra]):
         keys[group] = []
-        for path in sorted(path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")):
+        for path in sorted(
+            path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")
+        ):
             text = path.read_text(encoding="utf-8")
             content = yaml.load(text, Loader=LOADER)
             option, prefix = content if isinstance(content, dict) else {}, f"{group}."
@@ -75,4 +91,6 @@ def conf_directory() -> Path:
     for candidate in (package / "conf", package.parents[1] / "conf"):
         if (candidate / "config.yaml").exists():
             return candidate
-    raise ConfigError(f"conf/config.yaml: not found beside {package} or in its checkout; install fedexp again")
+    raise ConfigError(
+        f"conf/config.yaml: not found beside {package} or in its checkout; install fedexp again"
+    )

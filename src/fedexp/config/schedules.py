@@ -1,4 +1,5 @@
-"""The node `schedule` as users write it, round by round, turned into the nodes that it stands for."""
+"""The node `schedule` as users write it, round by round, turned into the nodes that it stands
+for."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,14 +19,18 @@ TARGETS = {name: f"fedexp.data.changes.{name}" for name in ("NewPartition", "New
 
 
 def with_schedule(config: DictConfig) -> DictConfig:
-    """Return a copy of the configuration in which `schedule.partition` and `schedule.classes` are lists of nodes."""
+    """Return a copy of the configuration in which `schedule.partition` and `schedule.classes` are
+    lists of nodes."""
     schedule = OmegaConf.select(config, "schedule")
     if not isinstance(schedule, DictConfig):
         return config
     made = {}
     for key in KINDS:
         written = schedule.get(key)
-        if isinstance(written, ListConfig) and all(isinstance(each, DictConfig) for each in written):  # made before
+        # made before
+        if isinstance(written, ListConfig) and all(
+            isinstance(each, DictConfig) for each in written
+        ):
             continue
         changes = by_round(key, written)
         make = partition_node if key == "partition" else shares_node
@@ -40,14 +45,18 @@ def by_round(key: str, written: Any) -> dict[int, Any]:
     """Return round -> what is written for it. Raises ConfigError."""
     if written is None:
         return {}
-    value = OmegaConf.to_container(written, resolve=True) if OmegaConf.is_config(written) else written
+    value = (
+        OmegaConf.to_container(written, resolve=True) if OmegaConf.is_config(written) else written
+    )
     if not isinstance(value, dict):
         raise ConfigError(f"schedule.{key}={value}: must be {KINDS[key]}")
     found = {}
     for number, change in value.items():
         text = str(number)
         if not text.isdecimal() or int(text) < 2:
-            raise ConfigError(f"schedule.{key}: {text} is no round in which something can change (2, 3, ...)")
+            raise ConfigError(
+                f"schedule.{key}: {text} is no round in which something can change (2, 3, ...)"
+            )
         found[int(text)] = change
     return found
 
@@ -62,24 +71,30 @@ def shares_node(number: int, change: Any) -> dict[str, Any]:
         if not str(label).isdecimal():
             raise ConfigError(f"{where}: {label} is no class; classes are numbered 0, 1, ...")
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise ConfigError(f"{where}.{label}={share}: must be a share of the examples from 0 to 1")
+            raise ConfigError(
+                f"{where}.{label}={share}: must be a share of the examples from 0 to 1"
+            )
         shares[int(label)] = float(share)
     return {"_target_": TARGETS["NewShares"], "round": number, "shares": shares}
 
 
 def partition_node(number: int, change: Any) -> dict[str, Any]:
-    """Return the node of a change of the partition: {name: lda, alpha: 0.1}. What is not given has the value of the
-    option's own file. Raises ConfigError."""
+    """Return the node of a change of the partition: {name: lda, alpha: 0.1}. What is not given has
+    the value of the option's own file. Raises ConfigError."""
     where = f"schedule.partition.{number}"
     if isinstance(change, str):
         change = {"name": change}
     if not isinstance(change, dict) or not isinstance(change.get("name"), str):
         raise ConfigError(
-            f"{where}={change}: must be the name of a partition with its keys, as {{name: lda, alpha: 1}}"
+            f"{where}={change}: must be the name of a partition with its keys, as {{name: lda,"
+            " alpha: 1}"
         )
     given = {str(key): value for key, value in change.items() if key != "name"}
     if (name := change["name"]) not in PARTITIONS:
-        raise ConfigError(f"{where}.name={name}: must be one of {', '.join(PARTITIONS)}{nearest(name, PARTITIONS)}")
+        raise ConfigError(
+            f"{where}.name={name}: must be one of"
+            f" {', '.join(PARTITIONS)}{nearest(name, PARTITIONS)}"
+        )
     node = own_values(name)
     if wrong := [key for key in given if key not in node or key == "_target_"]:
         known = [key for key in node if key != "_target_"]
@@ -90,7 +105,9 @@ def partition_node(number: int, change: Any) -> dict[str, Any]:
 def own_values(name: str) -> dict[str, Any]:
     """Return the node of a partition with the values of its own file."""
     folders: list[Path] = search_path()
-    path = next(path for folder in folders if (path := folder / "partition" / f"{name}.yaml").exists())
+    path = next(
+        path for folder in folders if (path := folder / "partition" / f"{name}.yaml").exists()
+    )
     whole = OmegaConf.load(path)
     node_of(name, folders, "schedule.partition", "partition")  # it is an option
     values: Mapping[str, Any] = OmegaConf.to_container(whole, resolve=True)  # type: ignore[assignment]

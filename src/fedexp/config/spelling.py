@@ -9,8 +9,9 @@ ALIASES = {"partition": {"dirichlet": "lda"}}  # group -> name in the literature
 
 
 def normalise(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Return the overrides with options of groups in their own spelling (algorithm=FedNTD is fedntd), aliases in place
-    of other names of an option, and quotes around letters that Hydra's grammar lacks (hydra.run.dir=grün).
+    """Return the overrides with options of groups in their own spelling (algorithm=FedNTD is
+    fedntd), aliases in place of other names of an option, and quotes around letters that Hydra's
+    grammar lacks (hydra.run.dir=grün).
 
     folders: the directories with groups, the user's own first."""
     groups = [*list_groups(list(folders)), *PRESETS]
@@ -18,7 +19,8 @@ def normalise(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
 
 
 def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return one override in the spelling that Hydra knows; what is not understood stays as it is."""
+    """Return one override in the spelling that Hydra knows; what is not understood stays as it
+    is."""
     key, equals, value = override.partition("=")
     if not equals:
         return override
@@ -32,7 +34,8 @@ def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) ->
 
 
 def option_of(name: str, group: str, options: Sequence[str]) -> str:
-    """Return the option that a name stands for: itself, an alias, or the same letters in another case."""
+    """Return the option that a name stands for: itself, an alias, or the same letters in another
+    case."""
     if name in options:
         return name
     if alias := ALIASES.get(group, {}).get(name.lower()):

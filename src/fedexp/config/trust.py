@@ -1,8 +1,8 @@
 """Trust: the code that a configuration may name.
 
-A `_target_` is imported and called, so a command line, a preset or a run directory that somebody else wrote could run
-anything. fedexp's own classes are always allowed; any other must stand in a yaml file of a directory that the user has
-given with --config-dir, and is named in the log.
+A `_target_` is imported and called, so a command line, a preset or a run directory that somebody
+else wrote could run anything. fedexp's own classes are always allowed; any other must stand in a
+yaml file of a directory that the user has given with --config-dir, and is named in the log.
 """
 
 import dataclasses
@@ -26,13 +26,15 @@ def require_trusted(name: str, key: str) -> None:
     if name.startswith(OWN) or named_by(name):
         return
     raise ConfigError(
-        f"{key}={name}: lies outside fedexp; a class of your own is named in a yaml file of your own directory, which "
-        "--config-dir gives, and not on the command line (docs/guide/your_own_parts.md has an example)"
+        f"{key}={name}: lies outside fedexp; a class of your own is named in a yaml file of your"
+        " own directory, which --config-dir gives, and not on the command line"
+        " (docs/guide/your_own_parts.md has an example)"
     )
 
 
 def find_class(name: str, key: str) -> type:
-    """Return the dataclass at a dotted path. Raises ConfigError where it is not to be trusted or is none."""
+    """Return the dataclass at a dotted path. Raises ConfigError where it is not to be trusted or is
+    none."""
     require_trusted(str(name), key)
     module_name, _, class_name = str(name).rpartition(".")
     try:
@@ -45,8 +47,8 @@ def find_class(name: str, key: str) -> type:
 
 
 def foreign(values: Any) -> list[str]:
-    """Return a sentence about each class outside fedexp that a checked configuration names: its source, and who names
-    it."""
+    """Return a sentence about each class outside fedexp that a checked configuration names: its
+    source, and who names it."""
     sentences = []
     for name in sorted({name for name in targets(values) if not name.startswith(OWN)}):
         try:
@@ -57,8 +59,11 @@ def foreign(values: Any) -> list[str]:
     return sentences
 
 
-def named_by(name: str, folders: Sequence[Path] | None = None, keys: Collection[str] = ("_target_",)) -> Path | None:
-    """Return the yaml file in a directory of the user's that has this `_target_`; None where there is none.
+def named_by(
+    name: str, folders: Sequence[Path] | None = None, keys: Collection[str] = ("_target_",)
+) -> Path | None:
+    """Return the yaml file in a directory of the user's that has this `_target_`; None where there
+    is none.
 
     folders: those that Hydra searches; None: of the configuration that is being worked on.
     """

@@ -1,4 +1,5 @@
-"""Standard output and error as views of a run: what cannot be shown there is lost, and never the run.
+"""Standard output and error as views of a run: what cannot be shown there is lost, and never the
+run.
 
 A terminal may be closed, a disk that holds the output be full, an encoding lack a letter of a path.
 """
@@ -9,13 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-ROUNDS_LOG = "fedexp.rounds"  # the logger of a line for every round, for run.log; the console has its own
+# the logger of a line for every round, for run.log; the console has its own
+ROUNDS_LOG = "fedexp.rounds"
 
 problem: str | None = None  # the first thing that went wrong in this process, for run.log
 
 
 class View:
-    """A text stream whose `write` and `flush` never raise OSError or UnicodeError; None swallows everything."""
+    """A text stream whose `write` and `flush` never raise OSError or UnicodeError; None swallows
+    everything."""
 
     def __init__(self, stream: Any):
         self.stream = stream
@@ -61,11 +64,15 @@ class View:
 
 def note(error: Exception) -> None:
     global problem
-    problem = problem or f"the console cannot be written ({getattr(error, 'strerror', None) or error}); the run goes on"
+    problem = (
+        problem
+        or f"the console cannot be written ({getattr(error, 'strerror', None) or error}); the run goes on"
+    )
 
 
 def install() -> None:
-    """Install the views: for the processes of launchers; use `views` for the process of the command line."""
+    """Install the views: for the processes of launchers; use `views` for the process of the command
+    line."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         setattr(sys, name, stream if isinstance(stream, View) else View(stream))
@@ -91,4 +98,8 @@ def views() -> Iterator[None]:
 
 def plural(count: int, noun: str) -> str:
     """Return `1 client`, `1,000 clients` or `2 classes`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    return (
+        f"{count:,} {noun}"
+        if count == 1
+        else f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    )

@@ -13,7 +13,8 @@ _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
 class ConfigError(ValueError):
-    """A setting, file or option that fedexp cannot work with. `str(error)` is the whole message for the user."""
+    """A setting, file or option that fedexp cannot work with. `str(error)` is the whole message for
+    the user."""
 
 
 class RunFailed(RuntimeError):
@@ -21,11 +22,13 @@ class RunFailed(RuntimeError):
 
 
 class BudgetSpent(Exception):
-    """The time that a command may take is over for this job. What it has saved is kept: no failure."""
+    """The time that a command may take is over for this job. What it has saved is kept: no
+    failure."""
 
 
 class StorageError(OSError):
-    """A file of a run that cannot be written: no space left, a limit, a directory that was removed."""
+    """A file of a run that cannot be written: no space left, a limit, a directory that was
+    removed."""
 
     def __init__(self, path: object, error: OSError):
         super().__init__(error.errno, error.strerror or str(error), str(path))
@@ -35,12 +38,22 @@ class StorageError(OSError):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether the system refused memory, address space (`ulimit -v`) or a thread, in the words of whoever
-    asked."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    """Return whether the system refused memory, address space (`ulimit -v`) or a thread, in the
+    words of whoever asked."""
+    if isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    ):
         return True
-    words = ("failed to map segment", "allocate memory", "not enough memory", "start new thread", "bad_alloc")
-    return isinstance(error, ImportError | RuntimeError | OSError) and any(word in str(error) for word in words)
+    words = (
+        "failed to map segment",
+        "allocate memory",
+        "not enough memory",
+        "start new thread",
+        "bad_alloc",
+    )
+    return isinstance(error, ImportError | RuntimeError | OSError) and any(
+        word in str(error) for word in words
+    )
 
 
 def say_no_memory(error: BaseException) -> int:
@@ -62,7 +75,8 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def require(condition: bool, key: str, value: object, allowed: str) -> None:
-    """Raise ConfigError(`key=value: must be <allowed>`) unless the condition holds; see `collecting`."""
+    """Raise ConfigError(`key=value: must be <allowed>`) unless the condition holds; see
+    `collecting`."""
     if condition:
         return
     message, collected = f"{key}={value}: must be {allowed}", _collected.get()
@@ -73,7 +87,8 @@ def require(condition: bool, key: str, value: object, allowed: str) -> None:
 
 @contextmanager
 def collecting() -> Iterator[None]:
-    """Collect every failed `require` inside, and raise all of them as one ConfigError at the end."""
+    """Collect every failed `require` inside, and raise all of them as one ConfigError at the
+    end."""
     messages: list[str] = []
     token = _collected.set(messages)
     try:
@@ -88,7 +103,8 @@ def collecting() -> Iterator[None]:
 
 
 def require_choice(key: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ConfigError naming the allowed values and the nearest one unless `value` is one of `choices`."""
+    """Raise ConfigError naming the allowed values and the nearest one unless `value` is one of
+    `choices`."""
     choices = list(choices)
     if value not in choices:  # looking for the nearest one takes longer than all else here
         require(False, key, value, f"one of {', '.join(choices)}{nearest(str(value), choices)}")

@@ -1,4 +1,5 @@
-"""Former names of the options of groups: they stay accepted, and runs that bear them are still found."""
+"""Former names of the options of groups: they stay accepted, and runs that bear them are still
+found."""
 
 from functools import cache
 
@@ -21,4 +22,7 @@ def names(group: str, option: str) -> list[str]:
 @cache
 def notice(group: str, option: str) -> None:
     """Say, once in a process, that an option has another name."""
-    say(f"{group}={option}: has become {group}={current(group, option)}; the old name is still accepted")
+    say(
+        f"{group}={option}: has become {group}={current(group, option)}; the old name is still"
+        " accepted"
+    )

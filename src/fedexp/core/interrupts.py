@@ -1,7 +1,8 @@
-"""Signals that ask the command to stop: noted while modules are imported, KeyboardInterrupt from then on.
+"""Signals that ask the command to stop: noted while modules are imported, KeyboardInterrupt from
+then on.
 
-An exception that a signal raises within an import is swallowed by some libraries, and leaves half a module behind that
-ends in a RecursionError.
+An exception that a signal raises within an import is swallowed by some libraries, and leaves half a
+module behind that ends in a RecursionError.
 """
 
 import signal
@@ -13,7 +14,8 @@ def hold() -> None:
     """Note signals only from now on, until `release`."""
     _noted.clear()
     for number in RAISING:
-        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # a shell lets `&` ignore Ctrl+C
+        # a shell lets `&` ignore Ctrl+C
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _note)
 
 
@@ -38,4 +40,5 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-RAISING = {signal.SIGTERM: _interrupt, signal.SIGINT: signal.default_int_handler}  # Slurm's preemption, `kill`; Ctrl+C
+# Slurm's preemption, `kill`; Ctrl+C
+RAISING = {signal.SIGTERM: _interrupt, signal.SIGINT: signal.default_int_handler}

@@ -5,10 +5,13 @@ from pathlib import Path
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that programs can still have; without limit where the system does not say."""
+    """Return the bytes of memory that programs can still have; without limit where the system does
+    not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        return next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
     except (OSError, StopIteration):
         try:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

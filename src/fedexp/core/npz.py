@@ -1,4 +1,5 @@
-"""Files of arrays (.npz): written whole, and read without unpickling or unpacking more than the memory may hold."""
+"""Files of arrays (.npz): written whole, and read without unpickling or unpacking more than the
+memory may hold."""
 
 import io
 import zipfile
@@ -11,7 +12,9 @@ import numpy as np
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular, write_atomically
 
-RATIO = 200  # bytes of an array for one that is packed; fedexp packs none, and numbers seldom pack by more than 20
+# bytes of an array for one that is packed; fedexp packs none, and numbers seldom pack by more than
+# 20
+RATIO = 200
 SMALL = 2**26  # bytes that are harmless whatever their ratio
 
 
@@ -23,7 +26,8 @@ def save_npz(path: Path, **arrays: Any) -> None:
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """Return all arrays of an .npz file, nothing unpickled. Raises ConfigError when it is missing or unreadable."""
+    """Return all arrays of an .npz file, nothing unpickled. Raises ConfigError when it is missing
+    or unreadable."""
     try:
         with open(regular(path), "rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -39,8 +43,10 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_size(members: Sequence[zipfile.ZipInfo]) -> None:
-    """Raise ValueError where a few bytes stand for more than the memory may hold. zipfile reads no more of a member
-    than the size that it claims."""
-    size, packed = (sum(getattr(member, name) for member in members) for name in ("file_size", "compress_size"))
+    """Raise ValueError where a few bytes stand for more than the memory may hold. zipfile reads no
+    more of a member than the size that it claims."""
+    size, packed = (
+        sum(getattr(member, name) for member in members) for name in ("file_size", "compress_size")
+    )
     if size > SMALL and size > RATIO * packed:
         raise ValueError(f"{packed:,} bytes stand for {size:,}, more than {RATIO} times as many")

@@ -1,4 +1,5 @@
-"""The objective of a run: the one number of summary.json that a search makes large or small (`objective`)."""
+"""The objective of a run: the one number of summary.json that a search makes large or small
+(`objective`)."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,15 +9,22 @@ from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.views import PLAIN, VALIDATION, VIEWS, named, views_of
 
 DEFAULT = named("accuracy", VALIDATION)
-MEASURES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy", "forgetting", "round_forgetting",
-            "task_forgetting")  # fmt: skip
+MEASURES = (
+    "accuracy",
+    "best_accuracy",
+    "average_accuracy",
+    "new_task_accuracy",
+    "forgetting",
+    "round_forgetting",
+    "task_forgetting",
+)
 RAISED = ("accuracy", "samples_per_second")  # in the names of what is better when it is larger
 OTHERS = ("seconds", "train_samples_per_second", "best_round")
 
 
 def objective_name(config: Mapping[str, Any]) -> str | None:
-    """Return the key of summary.json that `objective` names: null stands for the validation accuracy, where the run is
-    evaluated on a validation set, and else for none."""
+    """Return the key of summary.json that `objective` names: null stands for the validation
+    accuracy, where the run is evaluated on a validation set, and else for none."""
     name = config.get("objective")
     if name is None:
         return DEFAULT if VALIDATION in views_of(config) else None
@@ -29,13 +37,15 @@ def direction_of(name: str, asked: str | None) -> str:
 
 
 def value_of(summary: Mapping[str, Any], name: str) -> float | None:
-    """Return the value of an objective; None where the summary has no finite number of this name."""
+    """Return the value of an objective; None where the summary has no finite number of this
+    name."""
     value = summary.get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> None:
-    """Raise ConfigError where summary.json of a run that is evaluated in these views has no such number.
+    """Raise ConfigError where summary.json of a run that is evaluated in these views has no such
+    number.
 
     further: names of what metrics of forgetting add."""
     names = [*MEASURES, *further]
@@ -44,7 +54,13 @@ def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> 
         return
     elsewhere = [view for view in VIEWS if name in {named(each, view) for each in names}]
     if elsewhere:
-        need = "evaluate_on=both" if elsewhere[0] == PLAIN else "a validation set (validation.fraction=0.1), or a view"
+        need = (
+            "evaluate_on=both"
+            if elsewhere[0] == PLAIN
+            else "a validation set (validation.fraction=0.1), or a view"
+        )
         raise ConfigError(f"objective={name}: the run is not evaluated there; it needs {need}")
-    raise ConfigError(f"objective={name}: no such number in summary.json{nearest(name, here)}; there are: "
-                      f"{', '.join(here)}")  # fmt: skip
+    raise ConfigError(
+        f"objective={name}: no such number in summary.json{nearest(name, here)}; there are: "
+        f"{', '.join(here)}"
+    )

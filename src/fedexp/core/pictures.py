@@ -21,20 +21,31 @@ class Pictures:
     style: str | None = None  # a matplotlib style file (.mplstyle), read after fedexp's own
 
     def __post_init__(self) -> None:
-        require(len(self.format) > 0, "figures.format", self.format, f"at least one of {', '.join(FORMATS)}")
+        require(
+            len(self.format) > 0,
+            "figures.format",
+            self.format,
+            f"at least one of {', '.join(FORMATS)}",
+        )
         for each in self.format:
             require_choice("figures.format", each, FORMATS)
         there = self.style is None or Path(self.style).is_file()
-        require(there, "figures.style", self.style, "a matplotlib style file that is there, or null")
+        require(
+            there, "figures.style", self.style, "a matplotlib style file that is there, or null"
+        )
 
     @classmethod
     def of(cls, node: object) -> Self:
-        """Return what the configuration of a run says; the defaults where it says nothing that can be used (an older
-        run, a style file that has gone)."""
+        """Return what the configuration of a run says; the defaults where it says nothing that can
+        be used (an older run, a style file that has gone)."""
         if isinstance(node, bool):
             return cls(draw=node)
         known = {field.name for field in fields(cls)}
-        values = {key: value for key, value in node.items() if key in known} if isinstance(node, Mapping) else {}
+        values = (
+            {key: value for key, value in node.items() if key in known}
+            if isinstance(node, Mapping)
+            else {}
+        )
         try:
             return cls(**values | {"format": tuple(values.get("format", cls.format))})
         except (ConfigError, TypeError):
@@ -56,10 +67,17 @@ def as_node(value: object) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how pictures are drawn; without them: as the configuration of the run says."""
-    parser.add_argument("--format", help=f"of the pictures, several with commas: {','.join(FORMATS)}")
-    parser.add_argument("--no-titles", action="store_true", help="pictures without a title above them")
-    parser.add_argument("--style", help="a matplotlib style file (.mplstyle), read after fedexp's own")
+    """Add the flags that say how pictures are drawn; without them: as the configuration of the run
+    says."""
+    parser.add_argument(
+        "--format", help=f"of the pictures, several with commas: {','.join(FORMATS)}"
+    )
+    parser.add_argument(
+        "--no-titles", action="store_true", help="pictures without a title above them"
+    )
+    parser.add_argument(
+        "--style", help="a matplotlib style file (.mplstyle), read after fedexp's own"
+    )
 
 
 def picture_files(folder: Path, stems: Sequence[str] | None = None) -> list[Path]:

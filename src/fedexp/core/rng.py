@@ -6,7 +6,8 @@ import numpy as np
 
 
 def generator_for(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """Return an independent generator for one purpose, for example `generator_for(seed, "batches", round, client)`."""
+    """Return an independent generator for one purpose, for example `generator_for(seed, "batches",
+    round, client)`."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *key])
 
 

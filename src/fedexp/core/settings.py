@@ -1,4 +1,5 @@
-"""The top level of the configuration as checked values; their defaults and meanings stand in conf/config.yaml."""
+"""The top level of the configuration as checked values; their defaults and meanings stand in
+conf/config.yaml."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +13,18 @@ from fedexp.core.views import EVALUATE_ON, require_list, require_views
 
 GLOBAL, PERSONAL = "global", "personal"  # whose models are tested (`evaluate`)
 
-OPTIMIZERS = ("sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta")  # of clients
-SCHEDULES = ("exponential", "constant", "step", "cosine")  # of the clients' learning rate, from round to round
-SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)  # those in which the rate of a round depends on the number of all rounds
+# of clients
+OPTIMIZERS = ("sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta")
+# of the clients' learning rate, from round to round
+SCHEDULES = ("exponential", "constant", "step", "cosine")
+# those in which the rate of a round depends on the number of all rounds
+SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """Local training of a client in a round: `epochs` over its own examples (config node `local`)."""
+    """Local training of a client in a round: `epochs` over its own examples (config node
+    `local`)."""
 
     epochs: int
     batch_size: int
@@ -38,24 +43,48 @@ class LocalTraining:
         require(self.batch_size >= 1, "local.batch_size", self.batch_size, "at least 1")
         require_choice("local.optimizer", self.optimizer, OPTIMIZERS)
         require(0 < self.lr < math.inf, "local.lr", self.lr, "a finite number greater than 0")
-        require(0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "greater than 0 and at most 1 (1 = constant)")
-        require(0 <= self.momentum < 1, "local.momentum", self.momentum, "at least 0 and less than 1")
-        require(0 <= self.weight_decay < math.inf, "local.weight_decay", self.weight_decay, "finite and at least 0")
+        require(
+            0 < self.lr_decay <= 1,
+            "local.lr_decay",
+            self.lr_decay,
+            "greater than 0 and at most 1 (1 = constant)",
+        )
+        require(
+            0 <= self.momentum < 1, "local.momentum", self.momentum, "at least 0 and less than 1"
+        )
+        require(
+            0 <= self.weight_decay < math.inf,
+            "local.weight_decay",
+            self.weight_decay,
+            "finite and at least 0",
+        )
         nesterov = self.optimizer != "nesterov" or self.momentum > 0
-        require(nesterov, "local.momentum", self.momentum, "greater than 0 with local.optimizer=nesterov")
+        require(
+            nesterov,
+            "local.momentum",
+            self.momentum,
+            "greater than 0 with local.optimizer=nesterov",
+        )
         require_choice("local.schedule", self.schedule, SCHEDULES)
         require(self.step_rounds >= 1, "local.step_rounds", self.step_rounds, "at least 1")
         most = self.lr if self.lr > 0 else math.inf  # else it has been said of lr
-        require(0 <= self.lr_min <= most, "local.lr_min", self.lr_min, f"at least 0 and at most local.lr={self.lr}")
+        require(
+            0 <= self.lr_min <= most,
+            "local.lr_min",
+            self.lr_min,
+            f"at least 0 and at most local.lr={self.lr}",
+        )
         require(self.warmup >= 0, "local.warmup", self.warmup, "at least 0 (rounds)")
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
-        """Return the learning rate of round 1, 2, ... (of a task), which is constant within a round.
+        """Return the learning rate of round 1, 2, ... (of a task), which is constant within a
+        round.
 
-        rounds: all rounds (of a task), which schedule=cosine needs. With t rounds since the warm-up of w rounds:
-        exponential lr * lr_decay^t (FedNTD B.3), step lr * lr_decay^floor(t / step_rounds), cosine
-        lr_min + (lr - lr_min) (1 + cos(pi t / (rounds - w))) / 2 (Loshchilov and Hutter, ICLR 2017, Eq. 5, without
-        restarts), and before, in round i = 1 .. w, lr * i / (w + 1).
+        rounds: all rounds (of a task), which schedule=cosine needs. With t rounds since the warm-up
+        of w rounds: exponential lr * lr_decay^t (FedNTD B.3), step lr * lr_decay^floor(t /
+        step_rounds), cosine lr_min + (lr - lr_min) (1 + cos(pi t / (rounds - w))) / 2 (Loshchilov
+        and Hutter, ICLR 2017, Eq. 5, without restarts), and before, in round i = 1 .. w, lr * i /
+        (w + 1).
         """
         if round <= self.warmup:
             return self.lr * round / (self.warmup + 1)
@@ -74,18 +103,21 @@ class LocalTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class Public:
-    """The server's public set (config node `public`), split off the training data before they are partitioned."""
+    """The server's public set (config node `public`), split off the training data before they are
+    partitioned."""
 
     fraction: float
     balanced: bool
 
     def __post_init__(self) -> None:
-        require(0 <= self.fraction < 1, "public.fraction", self.fraction, "at least 0 and less than 1")
+        require(
+            0 <= self.fraction < 1, "public.fraction", self.fraction, "at least 0 and less than 1"
+        )
 
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the numbers of the public examples, ascending: floor(fraction * N) of labels [N], at random or,
-        balanced, of each class as many as of the others (up to one, and where a class is too small, the others make up
-        for it)."""
+        """Return the numbers of the public examples, ascending: floor(fraction * N) of labels [N],
+        at random or, balanced, of each class as many as of the others (up to one, and where a class
+        is too small, the others make up for it)."""
         total = int(self.fraction * len(labels) + 1e-9)
         if not self.balanced:
             return np.sort(rng.choice(len(labels), total, replace=False))
@@ -104,10 +136,16 @@ class Validation:
     per_client: bool
 
     def __post_init__(self) -> None:
-        require(0 <= self.fraction < 1, "validation.fraction", self.fraction, "at least 0 and less than 1")
+        require(
+            0 <= self.fraction < 1,
+            "validation.fraction",
+            self.fraction,
+            "at least 0 and less than 1",
+        )
 
     def choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Return floor(fraction * count) of the numbers 0 to count - 1, drawn at random, ascending."""
+        """Return floor(fraction * count) of the numbers 0 to count - 1, drawn at random,
+        ascending."""
         return np.sort(rng.choice(count, int(self.fraction * count + 1e-9), replace=False))
 
 
@@ -123,7 +161,12 @@ class Stop:
     minutes: float | None
 
     def __post_init__(self) -> None:
-        require(self.patience is None or self.patience >= 1, "stop.patience", self.patience, "at least 1, or null")
+        require(
+            self.patience is None or self.patience >= 1,
+            "stop.patience",
+            self.patience,
+            "at least 1, or null",
+        )
         if self.metric is not None:
             require_choice("stop.metric", self.metric, ("validation_accuracy", "test_accuracy"))
         good = self.minutes is None or 0 < self.minutes < math.inf
@@ -144,7 +187,12 @@ class Seeds:
     def __post_init__(self) -> None:
         for name in ("partition", "sampling", "training"):
             value = getattr(self, name)
-            require(0 <= value < 2**63, f"seeds.{name} (default: seed)", value, "an integer of at least 0")
+            require(
+                0 <= value < 2**63,
+                f"seeds.{name} (default: seed)",
+                value,
+                "an integer of at least 0",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,13 +207,15 @@ class Settings:
     eval_interval: int
     targets: list[float]
     target_fractions: list[float]
-    checkpoint_interval: int | None  # None: after every round, or as often as takes little of the time
+    # None: after every round, or as often as takes little of the time
+    checkpoint_interval: int | None
     data_dir: str
     resume: str | None
     augment: bool
     profile: bool
     test_views: list[str]
-    keep_models: Any = None  # n: of every n-th round; [rounds]; None: those of the checkpoints alone
+    # n: of every n-th round; [rounds]; None: those of the checkpoints alone
+    keep_models: Any = None
     keep_local_models: Any = None  # likewise, of the clients of these rounds
     evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # whose models
     evaluate_on: str | None = None  # None: the validation set where there is one, else the test set
@@ -176,16 +226,28 @@ class Settings:
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
         require(self.num_clients >= 1, "num_clients", self.num_clients, "at least 1")
-        require(0 < self.participation <= 1, "participation", self.participation, "greater than 0 and at most 1")
+        require(
+            0 < self.participation <= 1,
+            "participation",
+            self.participation,
+            "greater than 0 and at most 1",
+        )
         require_choice("weighting", self.weighting, ("examples", "uniform"))
         require(self.eval_interval >= 1, "eval_interval", self.eval_interval, "at least 1")
         interval = self.checkpoint_interval
-        require(interval is None or interval >= 1, "checkpoint_interval", interval, "at least 1, or null")
+        require(
+            interval is None or interval >= 1,
+            "checkpoint_interval",
+            interval,
+            "at least 1, or null",
+        )
         require_rounds("keep_models", self.keep_models, first=0)
         require_rounds("keep_local_models", self.keep_local_models, first=1)
         for key in ("targets", "target_fractions"):
             for value in getattr(self, key):
-                require(0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1")
+                require(
+                    0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1"
+                )
         require_views(self.test_views)
         require_subjects(self.evaluate)
         if self.evaluate_on is not None:
@@ -198,9 +260,11 @@ class Settings:
         return is_among(round, self.keep_local_models)
 
     def keeps_model(self, round: int) -> bool:
-        """Return whether the global model after a round is kept: where `keep_models` says so, and before and after a
-        round whose local models are kept."""
-        return is_among(round, self.keep_models) or any(map(self.keeps_local_models, (round, round + 1)))
+        """Return whether the global model after a round is kept: where `keep_models` says so, and
+        before and after a round whose local models are kept."""
+        return is_among(round, self.keep_models) or any(
+            map(self.keeps_local_models, (round, round + 1))
+        )
 
     @property
     def tests_personal(self) -> bool:
@@ -209,18 +273,20 @@ class Settings:
 
     @property
     def cohort_size(self) -> int:
-        """Return the cohort size |S_t| = max(floor(r K), 1) (FedNTD 4.1); the tolerance keeps 0.29 * 100 from becoming
-        28."""
+        """Return the cohort size |S_t| = max(floor(r K), 1) (FedNTD 4.1); the tolerance keeps 0.29
+        * 100 from becoming 28."""
         return max(math.floor(self.participation * self.num_clients + 1e-9), 1)
 
 
 def subjects_of(word: str) -> list[str]:
-    """Return the list that one word stands for as `evaluate`; the global model is tested in any case."""
+    """Return the list that one word stands for as `evaluate`; the global model is tested in any
+    case."""
     return [GLOBAL, PERSONAL] if word == PERSONAL else [word]
 
 
 def require_rounds(key: str, value: Any, first: int) -> None:
-    """Raise ConfigError unless the value chooses rounds: n (every n-th), a list of rounds from `first` on, or None."""
+    """Raise ConfigError unless the value chooses rounds: n (every n-th), a list of rounds from
+    `first` on, or None."""
     numbers = value if isinstance(value, list) else [1 if value is None else value]
     least = first if isinstance(value, list) else 1
     good = all(type(number) is int and least <= number < 2**63 for number in numbers)
@@ -229,12 +295,14 @@ def require_rounds(key: str, value: Any, first: int) -> None:
 
 
 def is_among(round: int, chosen: Any) -> bool:
-    """Return whether a round is among those that `require_rounds` allows to choose; every n-th begins with n."""
+    """Return whether a round is among those that `require_rounds` allows to choose; every n-th
+    begins with n."""
     if chosen is None:
         return False
     return round in chosen if isinstance(chosen, list) else round >= 1 and round % chosen == 0
 
 
 def require_subjects(subjects: Sequence[str]) -> None:
-    """Raise ConfigError unless what `evaluate` lists is known and different, and the global model is the first."""
+    """Raise ConfigError unless what `evaluate` lists is known and different, and the global model
+    is the first."""
     require_list("evaluate", subjects, (GLOBAL, PERSONAL))

@@ -26,8 +26,8 @@ def shorten(path: Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """Return the path of a file that is to be read. Raises OSError for whatever else is there: in somebody else's
-    directory it may be a named pipe, which would be waited for, or a device."""
+    """Return the path of a file that is to be read. Raises OSError for whatever else is there: in
+    somebody else's directory it may be a named pipe, which would be waited for, or a device."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -49,7 +49,8 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def temporary_of(path: Path) -> Iterator[Path]:
-    """Yield a hidden name beside the file, to be moved to its place when complete; see `remove_temporaries`."""
+    """Yield a hidden name beside the file, to be moved to its place when complete; see
+    `remove_temporaries`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -59,16 +60,19 @@ def temporary_of(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> None:
-    """Write a file that is either the old one or the whole new one, also after a crash or a loss of power.
+    """Write a file that is either the old one or the whole new one, also after a crash or a loss of
+    power.
 
-    sync_folder: its new entry in the folder, too, is on the disk before this returns. Raises StorageError.
+    sync_folder: its new entry in the folder, too, is on the disk before this returns. Raises
+    StorageError.
     """
     with storing(path):
         make_folder(path.parent)
         with temporary_of(path) as temporary:
             with suppress(FileNotFoundError):
                 temporary.unlink()
-            with open(temporary, "xb") as file:  # never through a link that somebody else has put there
+            # never through a link that somebody else has put there
+            with open(temporary, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -86,15 +90,16 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_above(folder: Path, levels: int) -> None:
-    """The entries of the folders above one, which may be as new as it is: else all that is synced in it is lost with
-    its name. One that cannot be opened is left out."""
+    """The entries of the folders above one, which may be as new as it is: else all that is synced
+    in it is lost with its name. One that cannot be opened is left out."""
     for above in list(folder.absolute().parents)[:levels]:
         with suppress(OSError):
             sync(above)
 
 
 def sync(folder: Path) -> None:
-    """Sync the entries of a folder, so that a file that was moved there stays there after a loss of power."""
+    """Sync the entries of a folder, so that a file that was moved there stays there after a loss of
+    power."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows, where folders cannot be opened
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -117,8 +122,8 @@ def save_tree(path: Path, value: "Tree", sync_folder: bool = True) -> None:
 
 
 def load_tree(path: Path, mapped: bool = False) -> "Tree":
-    """Load a tree, checked, unless mapped: then it is read from the file when looked at, and never kept in memory for
-    good."""
+    """Load a tree, checked, unless mapped: then it is read from the file when looked at, and never
+    kept in memory for good."""
     import torch
 
     if not mapped:
@@ -130,7 +135,8 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
 
 
 def check_tree(path: Path) -> None:
-    """Raise ConfigError unless the file is there and its records are those that were written (CRC-32)."""
+    """Raise ConfigError unless the file is there and its records are those that were written
+    (CRC-32)."""
     try:
         with zipfile.ZipFile(path) as archive:
             wrong = archive.testzip()
@@ -143,8 +149,8 @@ def check_tree(path: Path) -> None:
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:
-    """Take back the directories that Hydra made for a run or sweep that never began; of parents only those below
-    `here`."""
+    """Take back the directories that Hydra made for a run or sweep that never began; of parents
+    only those below `here`."""
     for candidate in (directory, *directory.parents):
         if candidate != directory and here not in candidate.parents:
             return

@@ -47,13 +47,17 @@ def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
 
 
 def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
-    """Average running statistics [C, ...] like parameters; integer buffers (batch counts) take the largest."""
-    return {k: weighted_mean(v, weights) if v.is_floating_point() else v.amax(0) for k, v in stacked.items()}
+    """Average running statistics [C, ...] like parameters; integer buffers (batch counts) take the
+    largest."""
+    return {
+        k: weighted_mean(v, weights) if v.is_floating_point() else v.amax(0)
+        for k, v in stacked.items()
+    }
 
 
 def squared_distance(a: Params, b: Params) -> torch.Tensor:
-    """Return ||a - b||_2^2 over all entries of two trees of parameters; a scalar. By one operation with its gradient:
-    subtraction and square apart cost up to three times as much."""
+    """Return ||a - b||_2^2 over all entries of two trees of parameters; a scalar. By one operation
+    with its gradient: subtraction and square apart cost up to three times as much."""
     return torch.stack([F.mse_loss(a[k], b[k], reduction="sum") for k in a]).sum()
 
 

@@ -1,7 +1,8 @@
-"""Yaml that somebody else may have written: plain values, and no more of them than the file has room for.
+"""Yaml that somebody else may have written: plain values, and no more of them than the file has
+room for.
 
-A file of a few lines whose aliases refer to aliases stands for billions of values (a `billion laughs` file). It loads
-at once and then keeps whoever walks through it busy for ever.
+A file of a few lines whose aliases refer to aliases stands for billions of values (a `billion
+laughs` file). It loads at once and then keeps whoever walks through it busy for ever.
 """
 
 import re
@@ -21,8 +22,8 @@ DEEP = re.compile(r"^[-? \t]{200}", re.MULTILINE)
 
 
 def load(text: str) -> Any:
-    """Return the values. Raises yaml.YAMLError, also where aliases stand for more than LIMIT values, and RecursionError
-    where it is nested deeply."""
+    """Return the values. Raises yaml.YAMLError, also where aliases stand for more than LIMIT
+    values, and RecursionError where it is nested deeply."""
     if depth(text) > DEEPEST:
         raise RecursionError("it is nested too deeply")
     check_aliases(text, yaml.SafeLoader)
@@ -30,7 +31,8 @@ def load(text: str) -> Any:
 
 
 def load_fast(text: str) -> Any:
-    """Return the values, by the fast parser, unless deep nesting may end the process. Raises as `load` does."""
+    """Return the values, by the fast parser, unless deep nesting may end the process. Raises as
+    `load` does."""
     if text.count("[") + text.count("{") > 500 or DEEP.search(text):
         return load(text)
     check_aliases(text, LOADER)
@@ -44,7 +46,8 @@ def check_aliases(text: str, loader: Any) -> None:
 
 
 def depth(text: str) -> int:
-    """Return how many brackets stand within each other at most; the parser needs seconds for thousands of them."""
+    """Return how many brackets stand within each other at most; the parser needs seconds for
+    thousands of them."""
     level = deepest = 0
     for found in BRACKET.finditer(text):
         level = level + 1 if found[0] in "[{" else max(level - 1, 0)
@@ -53,20 +56,24 @@ def depth(text: str) -> int:
 
 
 def size(node: yaml.Node | None, sizes: dict[int, float]) -> float:
-    """Return the number of values once the aliases are written out; without limit for one that contains itself."""
+    """Return the number of values once the aliases are written out; without limit for one that
+    contains itself."""
     if node is None or isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in sizes:
         sizes[id(node)] = float("inf")  # while it is being counted
         children = (
-            [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+            [child for pair in node.value for child in pair]
+            if isinstance(node, yaml.MappingNode)
+            else node.value
         )
         sizes[id(node)] = 1 + sum(size(child, sizes) for child in children)
     return sizes[id(node)]
 
 
 def check_directories(folders: Iterable[Path]) -> None:
-    """Raise ConfigError for what would stop or hang everybody who reads the yaml files of a user's directories."""
+    """Raise ConfigError for what would stop or hang everybody who reads the yaml files of a user's
+    directories."""
     for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
         if not path.is_file():
             if path.is_dir():

@@ -1,7 +1,8 @@
-"""AG News: 120,000 + 7,600 English news of four classes, from the csv files of X. Zhang et al. (NeurIPS 2015).
+"""AG News: 120,000 + 7,600 English news of four classes, from the csv files of X. Zhang et al.
+(NeurIPS 2015).
 
-A line is `"class","title","description"` without a header, classes from 1 to 4. As in the paper, a text is a sequence
-of characters; title and description are joined by a space.
+A line is `"class","title","description"` without a header, classes from 1 to 4. As in the paper, a
+text is a sequence of characters; title and description are joined by a space.
 """
 
 import csv
@@ -15,7 +16,10 @@ from fedexp.data.text import Labelled, TextSource
 from fedexp.data.text_files import Texts
 
 HOST = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
+MD5 = {
+    "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
+    "test.csv": "d52ea96a97a2d943681189a97654912d",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +32,17 @@ class AgNews(TextSource):
 
     def read(self, length: int) -> Labelled:
         if not all((self.folder / name).is_file() for name in MD5):
-            Download((HOST,), tuple(MD5.items()), self.folder, packed=False).fetch(self.name, self.url)
+            Download((HOST,), tuple(MD5.items()), self.folder, packed=False).fetch(
+                self.name, self.url
+            )
         train, test = (read_news(self.folder / name, length) for name in MD5)
         y_train, y_test = ([int(label) - 1 for label in part.labels] for part in (train, test))
         return Labelled(train, test, y_train, y_test, self.CLASSES)
 
 
 def read_news(path: Path, length: int) -> Texts:
-    """Return the texts of a file, cut to their first `length` characters. Raises ConfigError that names the line."""
+    """Return the texts of a file, cut to their first `length` characters. Raises ConfigError that
+    names the line."""
     texts, labels, places = [], [], []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

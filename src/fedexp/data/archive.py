@@ -1,7 +1,7 @@
 """Unpacking archives: only plain files and folders, below the target, and no more than is sound.
 
-Members are copied out one by one rather than left to `extractall`: whatever the version of Python, none of them can
-write outside the target, become a link or a device, or bring permissions along.
+Members are copied out one by one rather than left to `extractall`: whatever the version of Python,
+none of them can write outside the target, become a link or a device, or bring permissions along.
 """
 
 import gzip
@@ -13,13 +13,15 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, NamedTuple
 
 MEMBERS = 2_000_000  # CINIC-10 has 270,000
-RATIO = 200  # bytes unpacked for one that is packed; of the data sets here, MNIST's images have the most: 5
+# bytes unpacked for one that is packed; of the data sets here, MNIST's images have the most: 5
+RATIO = 200
 SMALL = 2**20  # bytes that are harmless whatever their ratio
 CHUNK = 2**20
 
 
 class ArchiveError(ValueError):
-    """The archive is damaged, or holds what no data set has. `str(error)` names the archive and the member."""
+    """The archive is damaged, or holds what no data set has. `str(error)` names the archive and the
+    member."""
 
 
 class Member(NamedTuple):
@@ -47,7 +49,10 @@ def unpack(archive: Path, folder: Path) -> None:
                 while chunk := source.read(CHUNK):
                     budget -= len(chunk)
                     if budget < 0:
-                        raise ArchiveError(f"{archive}: unpacks to far more than a data set has (at {member.name!r})")
+                        raise ArchiveError(
+                            f"{archive}: unpacks to far more than a data set has (at"
+                            f" {member.name!r})"
+                        )
                     file.write(chunk)
     except ArchiveError:
         raise
@@ -56,12 +61,17 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def safe_name(archive: Path, member: Member) -> PurePosixPath:
-    """Return the member's path below the target; ArchiveError where that is not below it, or is no file or folder."""
+    """Return the member's path below the target; ArchiveError where that is not below it, or is no
+    file or folder."""
     if member.kind not in ("file", "folder"):
-        raise ArchiveError(f"{archive}: the member {member.name!r} is {member.kind}, not a file or folder")
+        raise ArchiveError(
+            f"{archive}: the member {member.name!r} is {member.kind}, not a file or folder"
+        )
     for name in (PurePosixPath(member.name), PureWindowsPath(member.name)):
         if name.anchor or ".." in name.parts:
-            raise ArchiveError(f"{archive}: the member {member.name!r} lies outside the archive's own folder")
+            raise ArchiveError(
+                f"{archive}: the member {member.name!r} lies outside the archive's own folder"
+            )
     return PurePosixPath(member.name)
 
 
@@ -71,7 +81,9 @@ def members(archive: Path) -> Iterator[Member]:
     if name.endswith((".tar", ".tar.gz", ".tgz")):
         with tarfile.open(archive) as tar:
             for entry in tar:
-                kind = "folder" if entry.isdir() else "file" if entry.isfile() else "a link or device"
+                kind = (
+                    "folder" if entry.isdir() else "file" if entry.isfile() else "a link or device"
+                )
                 yield Member(entry.name, kind, partial(tar.extractfile, entry))  # type: ignore[arg-type]
     elif name.endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:

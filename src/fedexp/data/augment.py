@@ -1,8 +1,10 @@
-"""Augmentation and normalisation of image batches as one gather from the data set that lies on the device.
+"""Augmentation and normalisation of image batches as one gather from the data set that lies on the
+device.
 
-The random numbers of a round are drawn beforehand (`Augmentation.draw`), so that `load_batch` is a pure function that
-runs unchanged under torch.func.vmap. Semantics are those of torchvision's RandomCrop(padding), RandomHorizontalFlip,
-RandomRotation(nearest, fill 0), ToTensor, Normalize, then Cutout (DeVries and Taylor, arXiv 1708.04552), in this order.
+The random numbers of a round are drawn beforehand (`Augmentation.draw`), so that `load_batch` is a
+pure function that runs unchanged under torch.func.vmap. Semantics are those of torchvision's
+RandomCrop(padding), RandomHorizontalFlip, RandomRotation(nearest, fill 0), ToTensor, Normalize,
+then Cutout (DeVries and Taylor, arXiv 1708.04552), in this order.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,8 @@ class Augmentation:
 
     changes_inputs: ClassVar[bool] = True
 
-    crop_padding: int  # pixels added on each side before a random crop to the original size; 0 = off
+    # pixels added on each side before a random crop to the original size; 0 = off
+    crop_padding: int
     padding_mode: str  # zero (before normalisation) or reflect
     flip: bool  # mirror left-right with probability 1/2
     cutout: int  # side of the square set to 0 after normalisation, clipped at the border; 0 = off
@@ -34,22 +37,39 @@ class Augmentation:
     def __post_init__(self) -> None:
         for name in ("crop_padding", "cutout"):
             pixels = getattr(self, name)
-            require(0 <= pixels <= 4096, f"dataset.augmentation.{name}", pixels, "at least 0 and at most 4096 pixels")
+            require(
+                0 <= pixels <= 4096,
+                f"dataset.augmentation.{name}",
+                pixels,
+                "at least 0 and at most 4096 pixels",
+            )
         require_choice("dataset.augmentation.padding_mode", self.padding_mode, ["zero", "reflect"])
-        require(0 <= self.rotation <= 180, "dataset.augmentation.rotation", self.rotation, "from 0 to 180 degrees")
+        require(
+            0 <= self.rotation <= 180,
+            "dataset.augmentation.rotation",
+            self.rotation,
+            "from 0 to 180 degrees",
+        )
 
     @property
     def active(self) -> bool:
         return bool(self.crop_padding or self.flip or self.cutout or self.rotation)
 
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
-        """Return the random numbers of `n` examples: int64 [n, DRAWS], one row per example, 0 where a part is off.
+        """Return the random numbers of `n` examples: int64 [n, DRAWS], one row per example, 0 where
+        a part is off.
 
-        Columns: crop offsets dy, dx in 0..2 * crop_padding; flip 0 or 1; cutout centre cy, cx anywhere in the image;
-        angle in 1/1000 degree in -rotation..rotation. The first rows do not depend on `n`.
+        Columns: crop offsets dy, dx in 0..2 * crop_padding; flip 0 or 1; cutout centre cy, cx
+        anywhere in the image; angle in 1/1000 degree in -rotation..rotation. The first rows do not
+        depend on `n`.
         """
         fits = self.padding_mode == "zero" or self.crop_padding < min(height, width)
-        require(fits, "dataset.augmentation.crop_padding", self.crop_padding, f"below {min(height, width)} to reflect")
+        require(
+            fits,
+            "dataset.augmentation.crop_padding",
+            self.crop_padding,
+            f"below {min(height, width)} to reflect",
+        )
         offset, angle = 2 * self.crop_padding, round(self.rotation * UNITS_PER_DEGREE)
         centre = (height - 1, width - 1) if self.cutout else (0, 0)
         high = np.array([offset, offset, int(self.flip), *centre, angle])
@@ -74,8 +94,8 @@ class Normalise:
 def _scale_and_shift(
     normalise: Normalise, width: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return constants [width * C] of `pixel * scale + shift`, repeated along a row of pixels (long inner loops are
-    fast)."""
+    """Return constants [width * C] of `pixel * scale + shift`, repeated along a row of pixels (long
+    inner loops are fast)."""
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (normalise.mean, normalise.std))
     constants = torch.stack([1 / (normalise.max_value * std), -mean / std])
     scale, shift = constants.repeat(1, width).to(device, dtype)
@@ -92,15 +112,20 @@ def load_batch(
 ) -> torch.Tensor:
     """Return the examples `idx` of `images`, augmented and normalised.
 
-    images uint8 [N, H, W, C]; idx int64 [..., B]; draws int64 [..., B, DRAWS] from `Augmentation.draw`, or None (with
-    augmentation None) to normalise only. Returns `dtype` [..., B, C, H, W] whose memory is channels-last. Arithmetic
-    is in float64 for float64, else float32. Pure; may be vmapped over idx and draws.
+    images uint8 [N, H, W, C]; idx int64 [..., B]; draws int64 [..., B, DRAWS] from
+    `Augmentation.draw`, or None (with augmentation None) to normalise only. Returns `dtype` [...,
+    B, C, H, W] whose memory is channels-last. Arithmetic is in float64 for float64, else float32.
+    Pure; may be vmapped over idx and draws.
     """
     _, height, width, channels = images.shape
     work = dtype if dtype == torch.float64 else torch.float32
     scale, shift = _scale_and_shift(normalise, width, work, images.device)
     if draws is None or augmentation is None or not augmentation.active:
-        pixels = images.flatten(1).index_select(0, idx.flatten()).view(*idx.shape, height, width * channels)
+        pixels = (
+            images.flatten(1)
+            .index_select(0, idx.flatten())
+            .view(*idx.shape, height, width * channels)
+        )
         x = pixels.to(work).mul_(scale).add_(shift)
     else:
         rows, cols, inside = _sources(draws, augmentation, height, width)
@@ -108,7 +133,8 @@ def load_batch(
         pixels = images.flatten(0, 2).index_select(0, flat.flatten())
         x = pixels.view(*idx.shape, height, width * channels).to(work).mul_(scale)
         for mask in inside:
-            x = x.mul_(_per_channel(mask, channels).to(work))  # a padded pixel is 0 before normalisation
+            # a padded pixel is 0 before normalisation
+            x = x.mul_(_per_channel(mask, channels).to(work))
         x = x.add_(shift)
         if augmentation.cutout:
             rows, cols = _hole(draws, augmentation.cutout, height, width)
@@ -119,10 +145,11 @@ def load_batch(
 def _sources(
     draws: torch.Tensor, augmentation: Augmentation, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return the stored pixel that each output pixel shows: rows, cols, and masks of the pixels that exist at all.
+    """Return the stored pixel that each output pixel shows: rows, cols, and masks of the pixels
+    that exist at all.
 
-    Output is rotate(flip(crop(pad(image)))), so a position is traced back through rotation, flip and crop. Shapes
-    broadcast to [..., B, H, W].
+    Output is rotate(flip(crop(pad(image)))), so a position is traced back through rotation, flip
+    and crop. Shapes broadcast to [..., B, H, W].
     """
     dy, dx, flip = (draws[..., k, None, None] for k in (DY, DX, FLIP))
     rows = torch.arange(height, device=draws.device)[:, None]
@@ -147,8 +174,8 @@ def _sources(
 def _rotate(
     rows: torch.Tensor, cols: torch.Tensor, angle: torch.Tensor, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return source positions of a counter-clockwise rotation about the image centre, nearest neighbour; may lie
-    outside."""
+    """Return source positions of a counter-clockwise rotation about the image centre, nearest
+    neighbour; may lie outside."""
     radians = angle.to(torch.float32) * (torch.pi / 180 / UNITS_PER_DEGREE)
     sin, cos = radians.sin(), radians.cos()
     y, x = rows - (height - 1) / 2, cols - (width - 1) / 2
@@ -157,11 +184,13 @@ def _rotate(
 
 
 def turned(images: torch.Tensor, degrees: float) -> torch.Tensor:
-    """Return images [n, height, width, channels] turned counter-clockwise about their centre, nearest neighbour; pixels
-    from outside are 0."""
+    """Return images [n, height, width, channels] turned counter-clockwise about their centre,
+    nearest neighbour; pixels from outside are 0."""
     _, height, width, _ = images.shape
     angle = torch.tensor(degrees * UNITS_PER_DEGREE)
-    rows, cols = _rotate(torch.arange(height)[:, None], torch.arange(width)[None, :], angle, height, width)
+    rows, cols = _rotate(
+        torch.arange(height)[:, None], torch.arange(width)[None, :], angle, height, width
+    )
     inside = (_within(rows, height) & _within(cols, width))[..., None]
     return images[:, rows.clamp(0, height - 1), cols.clamp(0, width - 1)] * inside.to(images.dtype)
 
@@ -176,14 +205,18 @@ def _reflect(position: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
-    """Repeat per channel, [..., W] -> [..., W * channels], or unchanged where the last dimension broadcasts."""
+    """Repeat per channel, [..., W] -> [..., W * channels], or unchanged where the last dimension
+    broadcasts."""
     if mask.shape[-1] == 1:
         return mask
     return mask[..., None].expand(*mask.shape, channels).flatten(-2)
 
 
-def _hole(draws: torch.Tensor, side: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square, rows cy - side // 2 onwards."""
+def _hole(
+    draws: torch.Tensor, side: int, height: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square, rows cy -
+    side // 2 onwards."""
     first_row, first_col = (draws[..., k, None, None] - side // 2 for k in (CY, CX))
     rows = _within(torch.arange(height, device=draws.device)[:, None] - first_row, side)
     cols = _within(torch.arange(width, device=draws.device)[None, :] - first_col, side)

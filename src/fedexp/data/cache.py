@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 log = logging.getLogger("fedexp")
-Arrays = dict[str, np.ndarray]  # x_train, y_train, x_test, y_test, classes and, where there are natural clients, owners
+# x_train, y_train, x_test, y_test, classes and, where there are natural clients, owners
+Arrays = dict[str, np.ndarray]
 FORMAT = 2  # raise when the meaning of the cached arrays changes
 
 
 class SourceFile(NamedTuple):
-    """A file and what shows that its content changed (reading 60,000 files for a checksum would take too long)."""
+    """A file and what shows that its content changed (reading 60,000 files for a checksum would
+    take too long)."""
 
     path: str
     size: int  # bytes
@@ -29,20 +31,24 @@ class SourceFile(NamedTuple):
         return cls(str(path), stat.st_size, stat.st_mtime_ns)
 
     def stamp(self, data_dir: str) -> str:
-        """Return one line for `cached`, relative where below `data_dir`, so that a directory that is moved keeps its
-        cache."""
+        """Return one line for `cached`, relative where below `data_dir`, so that a directory that
+        is moved keeps its cache."""
         return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
 
 
 def cached(
-    data_dir: str, name: str, content: Iterable[str], options: Mapping[str, Any], build: Callable[[], Arrays]
+    data_dir: str,
+    name: str,
+    content: Iterable[str],
+    options: Mapping[str, Any],
+    build: Callable[[], Arrays],
 ) -> Arrays:
-    """Return what `build` makes of a data set's files under `options`, from `<data_dir>/.fedexp_cache` where it is
-    there.
+    """Return what `build` makes of a data set's files under `options`, from
+    `<data_dir>/.fedexp_cache` where it is there.
 
-    `content`: lines that stand for the files (`SourceFile.stamp`), in order; a change in any of them, or in an option,
-    leads to a new entry. An unreadable entry is built again; a directory that cannot be written only costs the next
-    run its time.
+    `content`: lines that stand for the files (`SourceFile.stamp`), in order; a change in any of
+    them, or in an option, leads to a new entry. An unreadable entry is built again; a directory
+    that cannot be written only costs the next run its time.
     """
     path = _entry(data_dir, name, content, options)
     if (arrays := _read(path)) is None:
@@ -52,14 +58,17 @@ def cached(
 
 
 def _entry(data_dir: str, name: str, content: Iterable[str], options: Mapping[str, Any]) -> Path:
-    chosen = hashlib.sha256(json.dumps([FORMAT, dict(options)], sort_keys=True).encode()).hexdigest()[:8]
+    chosen = hashlib.sha256(
+        json.dumps([FORMAT, dict(options)], sort_keys=True).encode()
+    ).hexdigest()[:8]
     files = hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return Path(data_dir, ".fedexp_cache", f"{name}-{chosen}-{files}.npz")
 
 
 def _read(path: Path) -> Arrays | None:
     try:
-        with np.load(path, allow_pickle=False) as entry:  # uncompressed; zip checks a CRC of every array
+        # uncompressed; zip checks a CRC of every array
+        with np.load(path, allow_pickle=False) as entry:
             return dict(entry)
     except FileNotFoundError:
         return None
@@ -70,7 +79,8 @@ def _read(path: Path) -> Arrays | None:
 
 def _write(path: Path, arrays: Arrays) -> None:
     """Write atomically, then remove entries of the same options whose files have changed since."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")  # not of module tempfile: those only their owner may read
+    # not of module tempfile: those only their owner may read
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:

@@ -1,7 +1,8 @@
-"""Changes of the clients' data within a run (config node `schedule`): another partition, fewer examples of a class.
+"""Changes of the clients' data within a run (config node `schedule`): another partition, fewer
+examples of a class.
 
-A change is named by the first round that is trained with it. Everything is drawn by the seed of the partition, so that
-a run that is resumed has the same data.
+A change is named by the first round that is trained with it. Everything is drawn by the seed of the
+partition, so that a run that is resumed has the same data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ class NewPartition:
 
 @dataclass(frozen=True, kw_only=True)
 class NewShares:
-    """Shares of the examples of classes that clients keep from a round on: class -> share of those of the partition."""
+    """Shares of the examples of classes that clients keep from a round on: class -> share of those
+    of the partition."""
 
     round: int
     shares: dict[int, float]
@@ -42,13 +44,19 @@ class Schedule:
     def __post_init__(self) -> None:
         good = self.clients is None or (len(self.clients) > 0 and min(self.clients) >= 0)
         require(good, "schedule.clients", self.clients, "a list of clients from 0 on, or null")
-        require(not self.clients or not good or len(self.classes) > 0, "schedule.clients", self.clients,
-                "null without schedule.classes, whose clients they are")  # fmt: skip
+        require(
+            not self.clients or not good or len(self.classes) > 0,
+            "schedule.clients",
+            self.clients,
+            "null without schedule.classes, whose clients they are",
+        )
 
     @property
     def rounds(self) -> list[int]:
         """Return the rounds in which something changes, ascending."""
-        return sorted({each.round for each in self.partition} | {each.round for each in self.classes})
+        return sorted(
+            {each.round for each in self.partition} | {each.round for each in self.classes}
+        )
 
     def check_rounds(self, last: int) -> None:
         """Raise ConfigError for a change after the last round."""
@@ -58,11 +66,17 @@ class Schedule:
         }
         for name, numbers in rounds.items():
             if numbers and max(numbers) > last:
-                raise ConfigError(f"schedule.{name}: round {max(numbers)} is after the last one (rounds={last})")
+                raise ConfigError(
+                    f"schedule.{name}: round {max(numbers)} is after the last one (rounds={last})"
+                )
 
     def partition_at(self, round: int) -> NewPartition | None:
         """Return the last change of the partition up to a round; None: there was none."""
-        return max((each for each in self.partition if each.round <= round), key=lambda each: each.round, default=None)
+        return max(
+            (each for each in self.partition if each.round <= round),
+            key=lambda each: each.round,
+            default=None,
+        )
 
     def shares_at(self, round: int) -> dict[int, float]:
         """Return class -> share in a round: the last one that was set for each class."""
@@ -83,20 +97,28 @@ def reduced(
     num_classes: int,
     seed: int,
 ) -> Partition:
-    """Return the partition with fewer examples of some classes: of n examples of a class, a client keeps share * n,
-    rounded, half up.
+    """Return the partition with fewer examples of some classes: of n examples of a class, a client
+    keeps share * n, rounded, half up.
 
-    A smaller share keeps a part of what a larger one keeps. labels: int [N] of all training examples. Raises
-    ConfigError for a class or client that there is not, and where a client would be left without examples.
+    A smaller share keeps a part of what a larger one keeps. labels: int [N] of all training
+    examples. Raises ConfigError for a class or client that there is not, and where a client would
+    be left without examples.
     """
     if wrong := [c for c in shares if c >= num_classes]:
-        raise ConfigError(f"schedule.classes: no class {wrong[0]}; the classes are 0 to {num_classes - 1}")
+        raise ConfigError(
+            f"schedule.classes: no class {wrong[0]}; the classes are 0 to {num_classes - 1}"
+        )
     if wrong := [k for k in clients or () if k >= len(partition.parts)]:
-        raise ConfigError(f"schedule.clients: no client {wrong[0]}; the clients are 0 to {len(partition.parts) - 1}")
+        raise ConfigError(
+            f"schedule.clients: no client {wrong[0]}; the clients are 0 to"
+            f" {len(partition.parts) - 1}"
+        )
     chosen = range(len(partition.parts)) if clients is None else clients
     parts = list(partition.parts)
     for client in chosen:
-        dropped = [left_out(parts[client], labels, c, share, seed, client) for c, share in shares.items()]
+        dropped = [
+            left_out(parts[client], labels, c, share, seed, client) for c, share in shares.items()
+        ]
         parts[client] = np.setdiff1d(parts[client], np.concatenate(dropped))
         if not len(parts[client]):
             raise ConfigError(f"schedule.classes: leaves client {client} without examples")
@@ -107,11 +129,15 @@ def reduced(
 
 def in_words(partition: Partition) -> str:
     """Return what the clients hold after a change, and which shares of classes are kept."""
-    shares = [f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()]
+    shares = [
+        f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()
+    ]
     return partition.sentence() + (f"; kept: {', '.join(shares)}" if shares else "")
 
 
-def left_out(part: np.ndarray, labels: np.ndarray, label: int, share: float, seed: int, client: int) -> np.ndarray:
+def left_out(
+    part: np.ndarray, labels: np.ndarray, label: int, share: float, seed: int, client: int
+) -> np.ndarray:
     """Return the examples of a class that a client does not keep."""
     own = part[labels[part] == label]
     order = generator_for(seed, "share of a class", client, label).permutation(own)

@@ -1,8 +1,8 @@
 """The data sets of conf/dataset: each loads to an ImageData.
 
-CIFAR, CINIC-10, Tiny-ImageNet and Caltech-256 are read from a tree `<data_dir>/<name>/{train,test}/<class>/<image>`
-where there is one (class index = position of the folder in sorted order), otherwise from the official files, which are
-fetched if missing.
+CIFAR, CINIC-10, Tiny-ImageNet and Caltech-256 are read from a tree
+`<data_dir>/<name>/{train,test}/<class>/<image>` where there is one (class index = position of the
+folder in sorted order), otherwise from the official files, which are fetched if missing.
 """
 
 import functools
@@ -50,15 +50,36 @@ class Dataset(DataSource):
     augmentation: Augmentation  # of the training data
 
     max_value: ClassVar[int] = 255
-    # Whether `read` decodes files of pictures: of a JPEG another version of Pillow may make other pixels.
+    # Whether `read` decodes files of pictures: of a JPEG another version of Pillow may make other
+    # pixels.
     decodes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(bool(re.fullmatch(r"[\w.-]+", self.name)), "dataset.name", self.name, "letters, digits, _ . -")
-        require(len(self.mean) in MODES, "dataset.mean", self.mean, "1 value (grey) or 3 values (red, green, blue)")
-        require(len(self.std) == len(self.mean), "dataset.std", self.std, f"{len(self.mean)} values, as dataset.mean")
+        require(
+            bool(re.fullmatch(r"[\w.-]+", self.name)),
+            "dataset.name",
+            self.name,
+            "letters, digits, _ . -",
+        )
+        require(
+            len(self.mean) in MODES,
+            "dataset.mean",
+            self.mean,
+            "1 value (grey) or 3 values (red, green, blue)",
+        )
+        require(
+            len(self.std) == len(self.mean),
+            "dataset.std",
+            self.std,
+            f"{len(self.mean)} values, as dataset.mean",
+        )
         require(all(map(math.isfinite, self.mean)), "dataset.mean", self.mean, "finite")
-        require(all(0 < s < math.inf for s in self.std), "dataset.std", self.std, "greater than 0 and finite")
+        require(
+            all(0 < s < math.inf for s in self.std),
+            "dataset.std",
+            self.std,
+            "greater than 0 and finite",
+        )
 
     @property
     def channels(self) -> int:
@@ -70,11 +91,16 @@ class Dataset(DataSource):
 
     @abstractmethod
     def read(self) -> Arrays:
-        """Return the decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners, as in ImageData."""
+        """Return the decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners,
+        as in ImageData."""
 
     def load(self) -> ImageData:
         arrays = self.read()
-        if missing := [key for key in ("x_train", "y_train", "x_test", "y_test", "classes") if key not in arrays]:
+        if missing := [
+            key
+            for key in ("x_train", "y_train", "x_test", "y_test", "classes")
+            if key not in arrays
+        ]:
             raise ConfigError(f"dataset={self.name}: `read` returns no {', '.join(missing)}")
         classes = tuple(str(c) for c in arrays["classes"])
         if twice := [name for name, times in Counter(classes).items() if times > 1]:
@@ -95,26 +121,44 @@ class Dataset(DataSource):
         )
 
     def _check(self, split: str, x: np.ndarray, y: np.ndarray, num_classes: int) -> None:
-        wanted = {"x": (x, np.uint8, 4, "images [N, height, width, channels]"), "y": (y, np.int64, 1, "labels [N]")}
+        wanted = {
+            "x": (x, np.uint8, 4, "images [N, height, width, channels]"),
+            "y": (y, np.int64, 1, "labels [N]"),
+        }
         for letter, (array, kind, axes, what) in wanted.items():
             given = isinstance(array, np.ndarray)
             if not given or array.dtype != kind or array.ndim != axes:
-                made = f"{array.dtype} of shape {[*array.shape]}" if given else f"a {type(array).__name__}"
-                raise ConfigError(f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__} {what}")
+                made = (
+                    f"{array.dtype} of shape {[*array.shape]}"
+                    if given
+                    else f"a {type(array).__name__}"
+                )
+                raise ConfigError(
+                    f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__}"
+                    f" {what}"
+                )
         if len(x) == 0 or len(x) != len(y):
-            raise ConfigError(f"dataset={self.name}: the {split} data have {len(x)} images and {len(y)} labels")
+            raise ConfigError(
+                f"dataset={self.name}: the {split} data have {len(x)} images and {len(y)} labels"
+            )
         if y.min() < 0 or y.max() >= num_classes:
-            raise ConfigError(f"dataset={self.name}: the {split} data have labels outside 0..{num_classes - 1}")
+            raise ConfigError(
+                f"dataset={self.name}: the {split} data have labels outside 0..{num_classes - 1}"
+            )
         if x.shape[3] != self.channels:
             have = f"{x.shape[3]} value{'s' * (x.shape[3] > 1)}"
-            raise ConfigError(f"dataset.mean={self.mean}: the images of {self.name} need {have}, one per channel")
+            raise ConfigError(
+                f"dataset.mean={self.mean}: the images of {self.name} need {have}, one per channel"
+            )
 
     def _tree(self) -> Path | None:
         """Return `<data_dir>/<name>` where it is a tree of train and test images."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
 
-    def _load_tree(self, root: Path, train_splits: tuple[str, ...] = ("train",), size: int | None = None) -> Arrays:
+    def _load_tree(
+        self, root: Path, train_splits: tuple[str, ...] = ("train",), size: int | None = None
+    ) -> Arrays:
         train, test, classes = scan_tree(root, train_splits)
         return load_images(self.data_dir, self.name, train, test, classes, self.channels, size)
 
@@ -129,7 +173,8 @@ def checksum(*arrays: np.ndarray) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(Dataset):
-    """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that scikit-learn ships; nothing to download."""
+    """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that scikit-learn ships; nothing to
+    download."""
 
     test_fraction: float
     split_seed: int
@@ -143,7 +188,8 @@ class Digits(Dataset):
     def read(self) -> Arrays:
         x, y, classes = decoded_digits()
         train, test = stratified_split(y, self.test_fraction, self.split_seed)
-        arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}  # copies
+        # copies
+        arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
         return {**arrays, "classes": classes.copy()}
 
 
@@ -153,12 +199,17 @@ def decoded_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    return digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int64), digits.target_names
+    return (
+        digits.images.astype(np.uint8)[..., None],
+        digits.target.astype(np.int64),
+        digits.target_names,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionDataset(Dataset):
-    """MNIST, FashionMNIST, CIFAR10 or CIFAR100 through torchvision's class of that name, or an image tree."""
+    """MNIST, FashionMNIST, CIFAR10 or CIFAR100 through torchvision's class of that name, or an
+    image tree."""
 
     decodes: ClassVar[bool] = True
 
@@ -185,17 +236,20 @@ class Femnist(Dataset):
     """LEAF's FEMNIST, `<data_dir>/femnist/{train,test}/*.json`; `owners` are the writers."""
 
     def read(self) -> Arrays:
-        train, test = (leaf.split_files(Path(self.data_dir, self.name, split)) for split in ("train", "test"))
+        train, test = (
+            leaf.split_files(Path(self.data_dir, self.name, split)) for split in ("train", "test")
+        )
         content = [SourceFile.of(path).stamp(self.data_dir) for path in (*train, *test)]
         return cached(self.data_dir, self.name, content, {}, lambda: leaf.read_femnist(train, test))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Dataset):
-    """Any tree `<root>/{train,test}/<class>/<image>`; grey or colour as dataset.mean has 1 or 3 values.
+    """Any tree `<root>/{train,test}/<class>/<image>`; grey or colour as dataset.mean has 1 or 3
+    values.
 
-    With `test_fraction` a tree without a test part, `<root>/<class>/<image>`: each class gives that share of its images
-    to the test set, drawn by `split_seed`.
+    With `test_fraction` a tree without a test part, `<root>/<class>/<image>`: each class gives that
+    share of its images to the test set, drawn by `split_seed`.
     """
 
     decodes: ClassVar[bool] = True
@@ -208,7 +262,12 @@ class ImageFolder(Dataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.train_splits) > 0, "dataset.train_splits", self.train_splits, "at least one folder")
+        require(
+            len(self.train_splits) > 0,
+            "dataset.train_splits",
+            self.train_splits,
+            "at least one folder",
+        )
         require_size(self.size)
         _require_split(0.5 if self.test_fraction is None else self.test_fraction, self.split_seed)
 
@@ -223,7 +282,13 @@ class ImageFolder(Dataset):
         files, classes = scan_flat(root, self.train_splits)
         train, test = stratified_split(files.labels, fraction, self.split_seed)
         return load_images(
-            self.data_dir, self.name, files.take(train), files.take(test), classes, self.channels, self.size
+            self.data_dir,
+            self.name,
+            files.take(train),
+            files.take(test),
+            classes,
+            self.channels,
+            self.size,
         )
 
 
@@ -244,7 +309,8 @@ class Cinic10(ImageFolder):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyImageNet(Dataset):
-    """Tiny-ImageNet-200 as published, tested on its val images (its test images have no labels), or an image tree."""
+    """Tiny-ImageNet-200 as published, tested on its val images (its test images have no labels), or
+    an image tree."""
 
     decodes: ClassVar[bool] = True
 
@@ -252,12 +318,16 @@ class TinyImageNet(Dataset):
 
     def read(self) -> Arrays:
         folders = [Path(self.data_dir, folder) for folder in ("tiny-imagenet-200", self.name)]
-        official = [folder for folder in folders if (folder / "val" / "val_annotations.txt").is_file()]
+        official = [
+            folder for folder in folders if (folder / "val" / "val_annotations.txt").is_file()
+        ]
         if not official and (root := self._tree()) is not None:
             return self._load_tree(root)
         if not official:
             files = (("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),)
-            Download(("http://cs231n.stanford.edu/",), files, Path(self.data_dir)).fetch(self.name, self.url)
+            Download(("http://cs231n.stanford.edu/",), files, Path(self.data_dir)).fetch(
+                self.name, self.url
+            )
             official = folders
         train, test, classes = scan_official(official[0])
         return load_images(self.data_dir, self.name, train, test, classes, self.channels)
@@ -265,10 +335,12 @@ class TinyImageNet(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Caltech256(Dataset):
-    """Caltech-256 as published (no official split: a stratified one is drawn), or an image tree; resized."""
+    """Caltech-256 as published (no official split: a stratified one is drawn), or an image tree;
+    resized."""
 
     decodes: ClassVar[bool] = True
-    splits_itself: ClassVar[bool] = True  # its test part is drawn here; as a surrogate set it is all of its images
+    # its test part is drawn here; as a surrogate set it is all of its images
+    splits_itself: ClassVar[bool] = True
 
     url: str | None  # mirror: address of the archive
     size: int
@@ -289,12 +361,19 @@ class Caltech256(Dataset):
             files = (("256_ObjectCategories.tar", "67b4f42ca05d46448c6bb8ecd2220f6d"),)
             Download((host,), files, folder.parent).fetch(self.name, self.url)
         folders = class_folders(folder)
-        # some class folders hold other folders with strays: only the images directly in a class folder belong to it
+        # some class folders hold other folders with strays: only the images directly in a class
+        # folder belong to it
         everything = join_classes([list_images(folder / name, recursive=False) for name in folders])
         train, test = stratified_split(everything.labels, self.test_fraction, self.split_seed)
         classes = [name.partition(".")[2] or name for name in folders]  # 001.ak47
         return load_images(
-            self.data_dir, self.name, everything.take(train), everything.take(test), classes, self.channels, self.size
+            self.data_dir,
+            self.name,
+            everything.take(train),
+            everything.take(test),
+            classes,
+            self.channels,
+            self.size,
         )
 
 
@@ -305,4 +384,9 @@ def _require_split(fraction: float, seed: int) -> None:
 
 def require_size(size: int | None) -> None:
     """Raise ConfigError where `dataset.size` is no number of pixels."""
-    require(size is None or 0 < size <= 4096, "dataset.size", size, "greater than 0 and at most 4096 pixels")
+    require(
+        size is None or 0 < size <= 4096,
+        "dataset.size",
+        size,
+        "greater than 0 and at most 4096 pixels",
+    )

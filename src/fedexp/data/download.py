@@ -1,4 +1,5 @@
-"""Fetching the original files of a data set, checked by md5, with a message that says how to do it by hand."""
+"""Fetching the original files of a data set, checked by md5, with a message that says how to do it
+by hand."""
 
 import contextlib
 import logging
@@ -21,7 +22,8 @@ TIMEOUT = 60  # seconds without an answer
 
 @dataclass(frozen=True)
 class Download:
-    """Original files of a data set on public hosts; each is fetched, and unpacked where it is packed, in `folder`."""
+    """Original files of a data set on public hosts; each is fetched, and unpacked where it is
+    packed, in `folder`."""
 
     hosts: tuple[str, ...]  # folders on the web, tried in order
     files: tuple[tuple[str, str], ...]  # (file name, md5)
@@ -30,18 +32,26 @@ class Download:
     packed: bool = True  # False: the files are used as they are
 
     def fetch(self, name: str, mirror: str | None) -> None:
-        """Put the unpacked files into `folder`. `mirror` replaces the hosts: a web folder, or a single file's address.
+        """Put the unpacked files into `folder`. `mirror` replaces the hosts: a web folder, or a
+        single file's address.
 
-        A file that is there with the right md5 is not fetched again. Raises ConfigError when that is impossible.
+        A file that is there with the right md5 is not fetched again. Raises ConfigError when that
+        is impossible.
         """
         if mirror is not None:
-            require(mirror.startswith(("http://", "https://")), "dataset.url", mirror, "an http:// or https:// address")
+            require(
+                mirror.startswith(("http://", "https://")),
+                "dataset.url",
+                mirror,
+                "an http:// or https:// address",
+            )
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _alone(self.folder / f".{name}.lock") as waited:
                 if waited and self._are_whole():
-                    return  # the other one has unpacked them, and others may be reading them already
+                    # the other one has unpacked them, and others may be reading them already
+                    return
                 for filename, md5 in self.files:
                     self._fetch_file(name, filename, md5, mirror)
                     if self.packed:
@@ -62,9 +72,19 @@ class Download:
 
         if check_integrity(self.folder / filename, md5):
             return
-        addresses = [self._address(mirror, filename)] if mirror else [f"{host}{filename}" for host in self.hosts]
+        addresses = (
+            [self._address(mirror, filename)]
+            if mirror
+            else [f"{host}{filename}" for host in self.hosts]
+        )
         for attempt, address in enumerate(addresses, start=1):
-            log.info("%s: fetching %s into %s%s", name, address, self.folder, self.note and f" ({self.note})")
+            log.info(
+                "%s: fetching %s into %s%s",
+                name,
+                address,
+                self.folder,
+                self.note and f" ({self.note})",
+            )
             try:
                 with _timeout(TIMEOUT), _beside(self.folder) as temporary:
                     download_url(address, temporary, filename, md5)
@@ -82,19 +102,22 @@ class Download:
 
     def _by_hand(self, name: str, mirror: str | None, error: Exception) -> str:
         files = "\n".join(f"  {filename}  (md5 {md5})" for filename, md5 in self.files)
-        kind = "the address of this file" if len(self.files) == 1 else "the web folder of these files"
+        kind = (
+            "the address of this file" if len(self.files) == 1 else "the web folder of these files"
+        )
         return (
-            f"dataset={name}: its files are missing or incomplete and could not be fetched from "
-            f"{mirror or ' or '.join(self.hosts)} ({error}).{self.note and f' Note: {self.note}.'}\n"
-            f"Put into {self.folder.absolute()}{' (they are unpacked there by the next run)' * self.packed}:\n{files}\n"
-            f"or name a mirror: dataset.url=<{kind}>"
+            f"dataset={name}: its files are missing or incomplete and could not be fetched from"
+            f" {mirror or ' or '.join(self.hosts)}"
+            f" ({error}).{self.note and f' Note: {self.note}.'}\nPut into"
+            f" {self.folder.absolute()}{' (they are unpacked there by the next run)' * self.packed}:\n{files}\nor"
+            f" name a mirror: dataset.url=<{kind}>"
         )
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Allow one process at a time, of the jobs of a sweep that may all need the same files; yield whether it had to
-    wait."""
+    """Allow one process at a time, of the jobs of a sweep that may all need the same files; yield
+    whether it had to wait."""
     lock = FileLock(path)
     waited = False
     try:
@@ -121,7 +144,8 @@ def _timeout(seconds: float) -> Iterator[None]:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack beside the archive, then move: an interrupted run leaves no half of a data set in its place."""
+    """Unpack beside the archive, then move: an interrupted run leaves no half of a data set in its
+    place."""
     with _beside(folder) as temporary:
         unpack(archive, temporary)
         for item in temporary.iterdir():

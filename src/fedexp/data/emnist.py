@@ -1,7 +1,8 @@
 """EMNIST: handwritten letters and digits in the format of MNIST, in six splits.
 
-G. Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", arXiv 1702.05373. The files are transposed, and
-are turned upright here; the labels of the letters begin at 1 there, and at 0 here.
+G. Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", arXiv 1702.05373. The files
+are transposed, and are turned upright here; the labels of the letters begin at 1 there, and at 0
+here.
 """
 
 import gzip
@@ -23,9 +24,17 @@ PARTS = ("train-images", "train-labels", "test-images", "test-labels")
 
 @dataclass(frozen=True, kw_only=True)
 class Emnist(Dataset):
-    """One split of EMNIST, from `<data_dir>/EMNIST/raw`, unpacked as torchvision does it, or as the .gz files."""
+    """One split of EMNIST, from `<data_dir>/EMNIST/raw`, unpacked as torchvision does it, or as the
+    .gz files."""
 
-    splits: ClassVar[tuple[str, ...]] = ("byclass", "bymerge", "balanced", "letters", "digits", "mnist")
+    splits: ClassVar[tuple[str, ...]] = (
+        "byclass",
+        "bymerge",
+        "balanced",
+        "letters",
+        "digits",
+        "mnist",
+    )
 
     split: str
     url: str | None  # mirror: address of gzip.zip
@@ -41,27 +50,43 @@ class Emnist(Dataset):
     def find(self, part: str) -> Path | None:
         """Return the file of a part, packed or not; None where there is none."""
         name = f"emnist-{self.split}-{part}-idx{3 if part.endswith('images') else 1}-ubyte"
-        tried = (self.folder / name, self.folder / f"{name}.gz", self.folder / "gzip" / f"{name}.gz")
+        tried = (
+            self.folder / name,
+            self.folder / f"{name}.gz",
+            self.folder / "gzip" / f"{name}.gz",
+        )
         return next((path for path in tried if path.is_file()), None)
 
     def read(self) -> Arrays:
         if None in map(self.find, PARTS):
             files = (("gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),)
-            Download(("https://biometrics.nist.gov/cs_links/EMNIST/",), files, self.folder).fetch(self.name, self.url)
+            Download(("https://biometrics.nist.gov/cs_links/EMNIST/",), files, self.folder).fetch(
+                self.name, self.url
+            )
         paths = [path for part in PARTS if (path := self.find(part)) is not None]
         if len(paths) < len(PARTS):
             raise ConfigError(f"{self.folder}: gzip.zip has no files of the split {self.split}")
         content = [SourceFile.of(path).stamp(self.data_dir) for path in paths]
-        return cached(self.data_dir, self.name, content, {"split": self.split}, lambda: self._decode(paths))
+        return cached(
+            self.data_dir, self.name, content, {"split": self.split}, lambda: self._decode(paths)
+        )
 
     def _decode(self, paths: list[Path]) -> Arrays:
         found = {}
         for part, path in zip(PARTS, paths, strict=True):
             try:
-                content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-                found[part] = (read_images if part.endswith("images") else read_labels)(BytesIO(content))
+                content = (
+                    gzip.decompress(path.read_bytes())
+                    if path.suffix == ".gz"
+                    else path.read_bytes()
+                )
+                found[part] = (read_images if part.endswith("images") else read_labels)(
+                    BytesIO(content)
+                )
             except Exception as error:  # gzip raises many types
-                raise ConfigError(f"{path}: is corrupt; delete it, so that the next run restores it") from error
+                raise ConfigError(
+                    f"{path}: is corrupt; delete it, so that the next run restores it"
+                ) from error
         first = 1 if self.split == "letters" else 0
         return {
             "x_train": found["train-images"].transpose(0, 2, 1, 3),
@@ -73,7 +98,8 @@ class Emnist(Dataset):
 
 
 def classes_of(split: str) -> list[str]:
-    """Return the names of the classes of a split in the order of their labels, as torchvision has them."""
+    """Return the names of the classes of a split in the order of their labels, as torchvision has
+    them."""
     from torchvision.datasets import EMNIST
 
     return [name for name in EMNIST.classes_split_dict[split] if name != "N/A"]

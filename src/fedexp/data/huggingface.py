@@ -1,7 +1,8 @@
-"""Data sets of the Hugging Face hub, or saved by its library `datasets` in a local folder: images and texts.
+"""Data sets of the Hugging Face hub, or saved by its library `datasets` in a local folder: images
+and texts.
 
-The library is an optional extra. What it reads are Parquet, Arrow, json, csv and image files; it runs no code of a data
-set.
+The library is an optional extra. What it reads are Parquet, Arrow, json, csv and image files; it
+runs no code of a data set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ from fedexp.data.image_files import as_array
 from fedexp.data.text import Labelled, TextSource
 from fedexp.data.text_files import Texts
 
-LABELS = ("label", "labels", "fine_label", "target", "class")  # names of columns, where `dataset.label` says none
+# names of columns, where `dataset.label` says none
+LABELS = ("label", "labels", "fine_label", "target", "class")
 INPUTS = {"image": ("image", "img"), "text": ("text", "content", "sentence", "title")}
 
 
@@ -36,26 +38,37 @@ class Hub:
     label: str | None  # column of the labels; None: by the usual names
 
     def splits(self, kind: str) -> tuple[Any, Any, str, str]:
-        """Return (training examples, test examples, column of the inputs, column of the labels). kind: image or
-        text."""
+        """Return (training examples, test examples, column of the inputs, column of the labels).
+        kind: image or text."""
         found = load(self.path, self.subset)
         for key, name in (("train_split", self.train_split), ("test_split", self.test_split)):
             if name not in found:
                 known = ", ".join(found)
-                raise ConfigError(f"dataset.{key}={name}: {self.path} has no such split{nearest(name, found)}: {known}")
+                raise ConfigError(
+                    f"dataset.{key}={name}: {self.path} has no such split{nearest(name, found)}:"
+                    f" {known}"
+                )
         train, test = found[self.train_split], found[self.test_split]
-        names = [pick(train, self.column, "column", INPUTS[kind]), pick(train, self.label, "label", LABELS)]
+        names = [
+            pick(train, self.column, "column", INPUTS[kind]),
+            pick(train, self.label, "label", LABELS),
+        ]
         return train, test, names[0], names[1]
 
 
 def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
-    """Return the splits of a data set by name. Raises ConfigError where it, or the library, is not there."""
+    """Return the splits of a data set by name. Raises ConfigError where it, or the library, is not
+    there."""
     if not path:
-        raise ConfigError("dataset.path=null: must be a name on the Hugging Face hub or a local folder")
+        raise ConfigError(
+            "dataset.path=null: must be a name on the Hugging Face hub or a local folder"
+        )
     try:
         import datasets
     except ImportError:
-        raise ConfigError(f"dataset.path={path}: needs the package datasets: {how_to_install('huggingface')}") from None
+        raise ConfigError(
+            f"dataset.path={path}: needs the package datasets: {how_to_install('huggingface')}"
+        ) from None
     try:
         if (Path(path) / "dataset_dict.json").is_file():
             found = datasets.load_from_disk(path)
@@ -63,22 +76,28 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
             found = datasets.load_dataset(path, subset)
     except Exception as error:  # the library raises many types, of the network too
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"dataset.path={path}: cannot be loaded by the package datasets ({reason})") from error
+        raise ConfigError(
+            f"dataset.path={path}: cannot be loaded by the package datasets ({reason})"
+        ) from error
     return {str(name): split for name, split in found.items()}
 
 
 def pick(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
     """Return the column of this name, or else the first that has a usual one."""
     columns = list(split.column_names)
-    chosen = wanted if wanted is not None else next((name for name in usual if name in columns), None)
+    chosen = (
+        wanted if wanted is not None else next((name for name in usual if name in columns), None)
+    )
     if chosen not in columns:
-        raise ConfigError(f"dataset.{key}={wanted}: must be one of the columns {', '.join(columns)}")
+        raise ConfigError(
+            f"dataset.{key}={wanted}: must be one of the columns {', '.join(columns)}"
+        )
     return str(chosen)
 
 
 def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int], tuple[str, ...]]:
-    """Return (labels of the training examples, of the test examples, names of the classes): those that the data set
-    states, or the sorted different labels of the training examples."""
+    """Return (labels of the training examples, of the test examples, names of the classes): those
+    that the data set states, or the sorted different labels of the training examples."""
     names = getattr(train.features[column], "names", None)
     raw = [list(split[column]) for split in (train, test)]
     known = list(range(len(names))) if names else sorted(set(raw[0]))
@@ -86,7 +105,8 @@ def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int]
     strange = next((label for labels in raw for label in labels if label not in place), None)
     if strange is not None:
         raise ConfigError(
-            f"dataset.label={column}: has the label {strange!r}, which is none of the {len(known)} classes"
+            f"dataset.label={column}: has the label {strange!r}, which is none of the {len(known)}"
+            " classes"
         )
     numbers = [[place[label] for label in labels] for labels in raw]
     return numbers[0], numbers[1], tuple(map(str, names or known))
@@ -108,7 +128,13 @@ class HuggingFaceImages(Hub, Dataset):
         train, test, column, label = self.splits("image")
         content = [str(split._fingerprint) for split in (train, test)]
         options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
-        return cached(self.data_dir, self.name, content, options, lambda: self._decode(train, test, column, label))
+        return cached(
+            self.data_dir,
+            self.name,
+            content,
+            options,
+            lambda: self._decode(train, test, column, label),
+        )
 
     def _decode(self, train: Any, test: Any, column: str, label: str) -> Arrays:
         y_train, y_test, classes = numbers_of(train, test, label)
@@ -121,10 +147,18 @@ class HuggingFaceImages(Hub, Dataset):
         arrays = []
         for number, image in enumerate(split[column]):
             if not isinstance(image, Image.Image):
-                raise ConfigError(f"dataset.column={column}: has no images but {type(image).__name__}")
-            arrays.append(as_array(image, self.channels, self.size, f"{self.path}, image {number} of {column}"))
+                raise ConfigError(
+                    f"dataset.column={column}: has no images but {type(image).__name__}"
+                )
+            arrays.append(
+                as_array(
+                    image, self.channels, self.size, f"{self.path}, image {number} of {column}"
+                )
+            )
             if arrays[-1].shape != arrays[0].shape:
-                raise ConfigError(f"dataset.size=null: the images of {self.path} have several sizes; give one")
+                raise ConfigError(
+                    f"dataset.size=null: the images of {self.path} have several sizes; give one"
+                )
         return np.stack(arrays)
 
 

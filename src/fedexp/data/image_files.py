@@ -37,14 +37,19 @@ class Labelled:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in `folder`, sorted: the position is the class index (as torchvision's
-    ImageFolder)."""
+    """Return the names of the folders in `folder`, sorted: the position is the class index (as
+    torchvision's ImageFolder)."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(
+            entry.name
+            for entry in os.scandir(folder)
+            if entry.is_dir() and not entry.name.startswith(".")
+        )
     except OSError as error:
         raise ConfigError(
-            f"{folder}: this folder of images cannot be read ({error.strerror}); expected: "
-            "<root>/{train,test}/<class>/<image>, with dataset.root=<root> for dataset=image_folder"
+            f"{folder}: this folder of images cannot be read ({error.strerror}); expected:"
+            " <root>/{train,test}/<class>/<image>, with dataset.root=<root> for"
+            " dataset=image_folder"
         ) from error
     if not names:
         raise ConfigError(f"{folder}: has no class folders; expected <class>/<image> in it")
@@ -53,26 +58,36 @@ def class_folders(folder: Path) -> list[str]:
 
 def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
     """Return the image files in `folder`, sorted by path."""
-    found = sorted(_walk(folder, recursive, frozenset({_not_in_a_circle(str(folder), frozenset())})))
+    found = sorted(
+        _walk(folder, recursive, frozenset({_not_in_a_circle(str(folder), frozenset())}))
+    )
     if not found:
         raise ConfigError(f"{folder}: has no images ({' '.join(SUFFIXES)})")
     return found
 
 
-def _walk(folder: Path | str, recursive: bool, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[SourceFile]:
-    """Walk a folder; above: (device, inode) of the folders that this one lies in, as far as links lead into them."""
-    with os.scandir(folder) as entries:  # gives the kind of each entry without a further system call
+def _walk(
+    folder: Path | str, recursive: bool, above: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[SourceFile]:
+    """Walk a folder; above: (device, inode) of the folders that this one lies in, as far as links
+    lead into them."""
+    # gives the kind of each entry without a further system call
+    with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             try:
                 if entry.is_dir():
                     if recursive:
-                        yield from _walk(entry.path, recursive, above | {_not_in_a_circle(entry.path, above)})
+                        yield from _walk(
+                            entry.path, recursive, above | {_not_in_a_circle(entry.path, above)}
+                        )
                 elif entry.name.lower().endswith(SUFFIXES):
                     yield _source_file(entry)
             except OSError as error:
-                raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from error
+                raise ConfigError(
+                    f"{error.filename}: cannot be read ({error.strerror}); mend or remove it"
+                ) from error
 
 
 def _not_in_a_circle(folder: str, above: frozenset[tuple[int, int]]) -> tuple[int, int]:
@@ -87,17 +102,24 @@ def _source_file(entry: os.DirEntry[str]) -> SourceFile:
     """Raise ConfigError for a file that would be waited for, OSError for a link to nothing."""
     stat = entry.stat()
     if not entry.is_file():
-        raise ConfigError(f"{entry.path}: is not a file (a named pipe, a socket or a device); remove it")
+        raise ConfigError(
+            f"{entry.path}: is not a file (a named pipe, a socket or a device); remove it"
+        )
     return SourceFile(entry.path, stat.st_size, stat.st_mtime_ns)
 
 
 def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -> Labelled:
-    """Return all images of `folder/<class>/*`. Raises ConfigError where the class folders are not exactly `classes`."""
+    """Return all images of `folder/<class>/*`. Raises ConfigError where the class folders are not
+    exactly `classes`."""
     there = class_folders(folder)
     if missing := [c for c in classes if c not in there]:
-        raise ConfigError(f"{folder}: lacks the class folders {', '.join(missing[:5])} ({len(missing)} in all)")
+        raise ConfigError(
+            f"{folder}: lacks the class folders {', '.join(missing[:5])} ({len(missing)} in all)"
+        )
     if surplus := [c for c in there if c not in classes]:
-        raise ConfigError(f"{folder}: has class folders that the training data lack: {', '.join(surplus[:5])}")
+        raise ConfigError(
+            f"{folder}: has class folders that the training data lack: {', '.join(surplus[:5])}"
+        )
     return join_classes([list_images(folder / c, recursive) for c in classes])
 
 
@@ -106,19 +128,24 @@ def join_classes(by_class: Sequence[list[SourceFile]]) -> Labelled:
     return Labelled([file for files in by_class for file in files], labels)
 
 
-def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> tuple[Labelled, Labelled, list[str]]:
-    """Return (training files, test files, classes) of `<root>/{train,test}/<class>/*`; the `train_splits` are
-    joined."""
+def scan_tree(
+    root: Path, train_splits: Sequence[str] = ("train",)
+) -> tuple[Labelled, Labelled, list[str]]:
+    """Return (training files, test files, classes) of `<root>/{train,test}/<class>/*`; the
+    `train_splits` are joined."""
     classes = class_folders(root / train_splits[0])
     first, *others = (scan_classes(root / split, classes) for split in train_splits)
     return sum(others, start=first), scan_classes(root / "test", classes), classes
 
 
 def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[str]]:
-    """Return (files, classes) of a tree without a test part: `<root>/<class>/*`, or `<root>/<split>/<class>/*` where
-    the folders `train_splits` are there. Raises ConfigError where there is a folder test."""
+    """Return (files, classes) of a tree without a test part: `<root>/<class>/*`, or
+    `<root>/<split>/<class>/*` where the folders `train_splits` are there. Raises ConfigError where
+    there is a folder test."""
     if (root / "test").is_dir():
-        raise ConfigError(f"{root}: has a folder test; dataset.test_fraction is for trees without one (null here)")
+        raise ConfigError(
+            f"{root}: has a folder test; dataset.test_fraction is for trees without one (null here)"
+        )
     if all((root / split).is_dir() for split in train_splits):
         classes = class_folders(root / train_splits[0])
         first, *others = (scan_classes(root / split, classes) for split in train_splits)
@@ -128,30 +155,41 @@ def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[s
 
 
 def require_test_part(root: Path, train_splits: Sequence[str]) -> None:
-    """Raise ConfigError for a tree without train and test folders, with the option that draws a test set from it."""
+    """Raise ConfigError for a tree without train and test folders, with the option that draws a
+    test set from it."""
     if not root.is_dir() or (root / "test").is_dir():
         return  # `scan_tree` says what is missing
     if all((root / split).is_dir() for split in train_splits):
         folders = f"{root / 'test'} is not there"
     elif not (root / train_splits[0]).exists() and (names := class_folders(root)):
-        folders = f"{root} has the folders {', '.join(names[:5])}{', ...' * (len(names) > 5)} and no train and test"
+        folders = (
+            f"{root} has the folders {', '.join(names[:5])}{', ...' * (len(names) > 5)} and no"
+            " train and test"
+        )
     else:
         return
     raise ConfigError(
-        f"{folders}; where there is no test set, dataset.test_fraction=0.2 draws one: a fifth of each class, by "
-        "dataset.split_seed"
+        f"{folders}; where there is no test set, dataset.test_fraction=0.2 draws one: a fifth of"
+        " each class, by dataset.split_seed"
     )
 
 
-def stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return sorted training and test indices; every class gives `test_fraction` of its examples to the test set."""
+def stratified_split(
+    labels: np.ndarray, test_fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return sorted training and test indices; every class gives `test_fraction` of its examples to
+    the test set."""
     from sklearn.model_selection import train_test_split
 
     everything = np.arange(len(labels))
     try:
-        train, test = train_test_split(everything, test_size=test_fraction, stratify=labels, random_state=seed)
+        train, test = train_test_split(
+            everything, test_size=test_fraction, stratify=labels, random_state=seed
+        )
     except ValueError as error:
-        raise ConfigError(f"dataset.test_fraction={test_fraction}: no such split of {len(labels)} ({error})") from error
+        raise ConfigError(
+            f"dataset.test_fraction={test_fraction}: no such split of {len(labels)} ({error})"
+        ) from error
     return np.sort(train), np.sort(test)
 
 
@@ -178,14 +216,18 @@ def load_images(
         }
 
     content = [file.stamp(data_dir) for file in train.files + test.files]
-    content += [f"train {train.labels.tolist()} test {test.labels.tolist()} classes {list(classes)}"]
+    content += [
+        f"train {train.labels.tolist()} test {test.labels.tolist()} classes {list(classes)}"
+    ]
     return cached(data_dir, name, content, {"channels": channels, "size": size}, build)
 
 
 def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.ndarray:
-    """Decode image files to uint8 [N, H, W, channels]; resized to size x size pixels (bilinear) unless `size` is None.
+    """Decode image files to uint8 [N, H, W, channels]; resized to size x size pixels (bilinear)
+    unless `size` is None.
 
-    Raises ConfigError that names the file for one that is corrupt or, without `size`, differs in size from the first.
+    Raises ConfigError that names the file for one that is corrupt or, without `size`, differs in
+    size from the first.
     """
     first = _pixels(files[0].path, channels, size)
     x = np.empty((len(files), *first.shape), np.uint8)
@@ -197,12 +239,14 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
             if pixels.shape != first.shape:
                 (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
                 raise ConfigError(
-                    f"{files[i].path}: is {w}x{h} pixels, but {files[0].path} is {w0}x{h0}; "
-                    "all must be equal (with dataset=image_folder, dataset.size=<pixels> resizes them)"
+                    f"{files[i].path}: is {w}x{h} pixels, but {files[0].path} is {w0}x{h0}; all"
+                    " must be equal (with dataset=image_folder, dataset.size=<pixels> resizes"
+                    " them)"
                 )
             x[i] = pixels
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # PIL decodes outside the interpreter lock
+    # PIL decodes outside the interpreter lock
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         chunks = (range(start, min(start + 256, len(files))) for start in range(0, len(files), 256))
         list(pool.map(fill, chunks))
     return x
@@ -213,16 +257,23 @@ class Undefined(Exception):
 
 
 def eight_bits(image: "Image.Image") -> "Image.Image":
-    """Return grey pixels of 9 to 16 bits as their upper 8 bits, as PIL reads colours of 16 bits; others as they are.
+    """Return grey pixels of 9 to 16 bits as their upper 8 bits, as PIL reads colours of 16 bits;
+    others as they are.
 
-    PIL's own conversion clips them instead: almost every pixel would become white. Raises Undefined where the file does
-    not say which number is white: integers of more than 16 bits or with a sign, and floating-point numbers.
+    PIL's own conversion clips them instead: almost every pixel would become white. Raises Undefined
+    where the file does not say which number is white: integers of more than 16 bits or with a sign,
+    and floating-point numbers.
     """
     from PIL import Image
 
-    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those two have 16 bits in I
-        kind = "floating-point numbers" if image.mode == "F" else "integers of 32 bits or with a sign"
-        raise Undefined(f"its pixels are {kind}, of which no file says what is white; save it with 8 or 16 bits")
+    # those two have 16 bits in I
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        kind = (
+            "floating-point numbers" if image.mode == "F" else "integers of 32 bits or with a sign"
+        )
+        raise Undefined(
+            f"its pixels are {kind}, of which no file says what is white; save it with 8 or 16 bits"
+        )
     if not image.mode.startswith("I"):
         return image
     pixels, tags = np.asarray(image), getattr(image, "tag_v2", {})
@@ -232,8 +283,8 @@ def eight_bits(image: "Image.Image") -> "Image.Image":
 
 
 def with_mode(image: "Image.Image", mode: str) -> "Image.Image":
-    """Convert an image, where PIL has no direct way by what lies between: premultiplied colours are divided by alpha
-    first."""
+    """Convert an image, where PIL has no direct way by what lies between: premultiplied colours are
+    divided by alpha first."""
     between = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA", "LAB": "RGB"}.get(image.mode)
     return (image if between is None else image.convert(between)).convert(mode)
 
@@ -251,8 +302,8 @@ def _pixels(path: str, channels: int, size: int | None) -> np.ndarray:
 
 
 def as_array(image: "Image.Image", channels: int, size: int | None, where: str) -> np.ndarray:
-    """Return an image as uint8 [height, width, channels], resized where `size` says so. where: how a message calls
-    it."""
+    """Return an image as uint8 [height, width, channels], resized where `size` says so. where: how
+    a message calls it."""
     from PIL import Image
 
     try:

@@ -1,7 +1,9 @@
-"""Json files of LEAF, which hold examples by user; FEMNIST, whose users are writers with images and labels.
+"""Json files of LEAF, which hold examples by user; FEMNIST, whose users are writers with images and
+labels.
 
 S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv 1812.01097. One file is
-`{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [[784 floats], ...], "y": [label, ...]}}}`.
+`{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [[784 floats], ...], "y":
+[label, ...]}}}`.
 """
 
 import json
@@ -24,8 +26,8 @@ Samples = TypeVar("Samples")
 
 
 def split_files(folder: Path, kind: str = KIND, how: str = HOW) -> list[Path]:
-    """Return the json files of one split, sorted. Raises ConfigError when there are none. kind: the data set; how:
-    LEAF's command that makes it."""
+    """Return the json files of one split, sorted. Raises ConfigError when there are none. kind: the
+    data set; how: LEAF's command that makes it."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ConfigError(
@@ -39,8 +41,8 @@ def split_files(folder: Path, kind: str = KIND, how: str = HOW) -> list[Path]:
 def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
     """Read pixels as LEAF has them: white (the paper) is 1 = 255, ink is 0, the opposite of MNIST.
 
-    `owners` numbers the writers of the training data from 0 in the sorted order of their names; the test data of all
-    writers are pooled.
+    `owners` numbers the writers of the training data from 0 in the sorted order of their names; the
+    test data of all writers are pooled.
     """
     writers, tested = (read_users(paths, _samples, KIND) for paths in (train, test))
     names = sorted(writers)
@@ -54,8 +56,11 @@ def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
     }
 
 
-def read_users(files: Iterable[Path], sample: Callable[[Any, Any], Samples], kind: str) -> dict[str, Samples]:
-    """Return the examples of each user. sample: makes them of the lists x and y, and raises where they are wrong.
+def read_users(
+    files: Iterable[Path], sample: Callable[[Any, Any], Samples], kind: str
+) -> dict[str, Samples]:
+    """Return the examples of each user. sample: makes them of the lists x and y, and raises where
+    they are wrong.
 
     Raises ConfigError for a file that is none of this kind."""
     users: dict[str, Samples] = {}
@@ -67,7 +72,9 @@ def read_users(files: Iterable[Path], sample: Callable[[Any, Any], Samples], kin
                 require_sound(user not in users, f"user {user} is in another file, too")
                 users[user] = sample(samples["x"], samples["y"])
         except Exception as error:  # a json file can hold anything
-            raise ConfigError(f"{path}: not a LEAF json file of {kind} ({type(error).__name__}: {error})") from error
+            raise ConfigError(
+                f"{path}: not a LEAF json file of {kind} ({type(error).__name__}: {error})"
+            ) from error
     return users
 
 
@@ -76,7 +83,9 @@ def _samples(x: list[list[float]], y: list[int]) -> tuple[np.ndarray, np.ndarray
     pixels = np.asarray(x, np.float64).reshape(len(x), SIDE, SIDE, 1)
     require_sound(all(type(label) is int for label in y), "labels that are no integers")
     labels = np.array(y, np.int64)
-    require_sound(not ((labels < 0) | (labels >= len(CLASSES))).any(), f"labels outside 0..{len(CLASSES) - 1}")
+    require_sound(
+        not ((labels < 0) | (labels >= len(CLASSES))).any(), f"labels outside 0..{len(CLASSES) - 1}"
+    )
     require_sound(bool(((pixels >= 0) & (pixels <= 1)).all()), "pixels outside 0..1")
     return np.rint(pixels * 255).astype(np.uint8), labels  # exact: LEAF divided 8-bit values by 255
 

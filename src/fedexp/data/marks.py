@@ -7,8 +7,9 @@ from pathlib import Path
 
 
 def folder_mark(root: Path, splits: Sequence[str]) -> str | None:
-    """Return `<number> files <checksum of their names and sizes>` of the files in these folders of `root`; None where
-    one of them is not there. Hidden files and folders do not count: the cache of decoded images is one."""
+    """Return `<number> files <checksum of their names and sizes>` of the files in these folders of
+    `root`; None where one of them is not there. Hidden files and folders do not count: the cache of
+    decoded images is one."""
     digest, count = hashlib.sha256(), 0
     try:
         for split in dict.fromkeys(splits):
@@ -22,7 +23,8 @@ def folder_mark(root: Path, splits: Sequence[str]) -> str | None:
 
 
 def entries(folder: Path) -> Iterator[str]:
-    """Yield a line for each file below a folder: its path from there and its bytes. Follows links, each folder once."""
+    """Yield a line for each file below a folder: its path from there and its bytes. Follows links,
+    each folder once."""
     seen: set[tuple[int, int]] = set()
 
     def fail(error: OSError) -> None:
@@ -37,7 +39,9 @@ def entries(folder: Path) -> Iterator[str]:
         # In sorted order, so that of two links to a folder always the same one is followed.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = Path(os.path.relpath(path, folder)).as_posix()
-        yield from (f"{below}/{name} {size(path, name)}" for name in names if not name.startswith("."))
+        yield from (
+            f"{below}/{name} {size(path, name)}" for name in names if not name.startswith(".")
+        )
 
 
 def size(folder: str, name: str) -> int:

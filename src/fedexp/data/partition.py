@@ -1,7 +1,8 @@
 """Partitions: which training examples each client holds.
 
-Sources: FedNTD (NeurIPS 2022) appendix B.5 for sharding and LDA, LEAF (arXiv 1812.01097) for natural clients.
-A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function of the labels and a generator.
+Sources: FedNTD (NeurIPS 2022) appendix B.5 for sharding and LDA, LEAF (arXiv 1812.01097) for
+natural clients. A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function of
+the labels and a generator.
 """
 
 import math
@@ -22,7 +23,8 @@ class Partitioner:
     """Base of the `partition` group. A scheme implements `assign`."""
 
     numbers_all: ClassVar[bool] = False
-    """Its indices count all training examples, those of a public set and of a surrogate set included."""
+    """Its indices count all training examples, those of a public set and of a surrogate set
+    included."""
 
     def split(
         self,
@@ -35,68 +37,94 @@ class Partitioner:
     ) -> Partition:
         """Split the training set among `num_clients` clients.
 
-        labels int [N] in 0..C-1, or -1 for a surrogate example, which no client may hold (`numbers_all`); owners int
-        [N] (natural client of each example) or None; C = `num_classes`, by default the largest label + 1. Raises
-        ConfigError when the settings cannot be met.
+        labels int [N] in 0..C-1, or -1 for a surrogate example, which no client may hold
+        (`numbers_all`); owners int [N] (natural client of each example) or None; C = `num_classes`,
+        by default the largest label + 1. Raises ConfigError when the settings cannot be met.
         """
         labels = np.asarray(labels)
         require(num_clients >= 1, "num_clients", num_clients, "at least 1")
         if num_clients > len(labels):
-            raise ConfigError(f"num_clients={num_clients}: more clients than training examples ({len(labels)})")
+            raise ConfigError(
+                f"num_clients={num_clients}: more clients than training examples ({len(labels)})"
+            )
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
         parts, info = self._both(self.assign(labels, classes, num_clients, rng, owners))
         parts = self._checked(parts, len(labels), num_clients)
         for client, part in enumerate(parts):
             if (withheld := part[labels[part] < 0]).size:
                 raise ConfigError(
-                    f"partition: client {client} holds example {withheld[0]}, which is a surrogate example"
+                    f"partition: client {client} holds example {withheld[0]}, which is a surrogate"
+                    " example"
                 )
-        return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | dict(info))
+        return Partition.build(
+            parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | dict(info)
+        )
 
     def _both(self, given: object) -> tuple[Any, Mapping[str, Any]]:
-        """Return what `assign` gives. Raises ConfigError where that of an own scheme gives something else."""
+        """Return what `assign` gives. Raises ConfigError where that of an own scheme gives
+        something else."""
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping):
             return given[0], given[1]
         raise ConfigError(
-            f"partition: `assign` of {type(self).__name__} must return two things, (numbers of the examples of each "
-            "client, dict of what else is worth recording), such as `return parts, {}`"
+            f"partition: `assign` of {type(self).__name__} must return two things, (numbers of the"
+            " examples of each client, dict of what else is worth recording), such as `return"
+            " parts, {}`"
         )
 
-    def _checked(self, parts: Iterable[np.ndarray], examples: int, num_clients: int) -> list[np.ndarray]:
-        """Return the parts as arrays. Raises ConfigError for what an own scheme may give and no client can train on."""
+    def _checked(
+        self, parts: Iterable[np.ndarray], examples: int, num_clients: int
+    ) -> list[np.ndarray]:
+        """Return the parts as arrays. Raises ConfigError for what an own scheme may give and no
+        client can train on."""
         scheme = type(self).__name__
         try:
             arrays = [np.asarray(part) for part in parts]
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"partition: {scheme} gives no list of numbers of examples for each client ({error})"
+                f"partition: {scheme} gives no list of numbers of examples for each client"
+                f" ({error})"
             ) from error
         if len(arrays) != num_clients:
-            raise ConfigError(f"partition: {scheme} gives {plural(len(arrays), 'client')}, num_clients={num_clients}")
+            raise ConfigError(
+                f"partition: {scheme} gives {plural(len(arrays), 'client')},"
+                f" num_clients={num_clients}"
+            )
         for client, part in enumerate(arrays):
             if part.ndim != 1 or not len(part) or not np.issubdtype(part.dtype, np.integer):
                 given = f"{part.dtype} of shape {[*part.shape]}"
                 raise ConfigError(
-                    f"partition: {scheme} gives client {client} {given}; must be numbers of examples, int [n], n >= 1"
+                    f"partition: {scheme} gives client {client} {given}; must be numbers of"
+                    " examples, int [n], n >= 1"
                 )
         numbers = np.concatenate(arrays)
         if numbers.min() < 0 or numbers.max() >= examples:
             outside = numbers[(numbers < 0) | (numbers >= examples)][0]
-            raise ConfigError(f"partition: {scheme} gives example {outside}; there are 0..{examples - 1}")
+            raise ConfigError(
+                f"partition: {scheme} gives example {outside}; there are 0..{examples - 1}"
+            )
         found, times = np.unique(numbers, return_counts=True)
         if times.max() > 1:
-            holders = [client for client, part in enumerate(arrays) if (part == found[times.argmax()]).any()]
-            whose = "to more than one client" if len(holders) > 1 else f"twice to client {holders[0]}"
+            holders = [
+                client
+                for client, part in enumerate(arrays)
+                if (part == found[times.argmax()]).any()
+            ]
+            whose = (
+                "to more than one client" if len(holders) > 1 else f"twice to client {holders[0]}"
+            )
             raise ConfigError(f"partition: {scheme} gives example {found[times.argmax()]} {whose}")
         return arrays
 
-    def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:
-        """Return the numbers of the examples, ascending, of which a public set and the clients are made; None: of
-        all."""
+    def eligible(
+        self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None
+    ) -> np.ndarray | None:
+        """Return the numbers of the examples, ascending, of which a public set and the clients are
+        made; None: of all."""
         return None
 
     def remark(self) -> str:
-        """Return what is easily overlooked about these settings, to be said when a run begins; empty: nothing."""
+        """Return what is easily overlooked about these settings, to be said when a run begins;
+        empty: nothing."""
         return ""
 
     def assign(
@@ -107,7 +135,8 @@ class Partitioner:
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """Return the indices of each client (disjoint, none empty) and what else is worth recording."""
+        """Return the indices of each client (disjoint, none empty) and what else is worth
+        recording."""
         raise NotImplementedError
 
 
@@ -120,8 +149,8 @@ def make_partition(
     owners: np.ndarray | None,
     public: np.ndarray,
 ) -> Partition:
-    """Return `partitioner.split` of the examples that are not `public` (int [M], may be empty), by their numbers in
-    labels [N].
+    """Return `partitioner.split` of the examples that are not `public` (int [M], may be empty), by
+    their numbers in labels [N].
 
     num_classes: of the data set; `labels` may lack some.
     """
@@ -131,7 +160,10 @@ def make_partition(
         partition = partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
         for client, part in enumerate(partition.parts):
             if (both := np.intersect1d(part, public)).size:
-                raise ConfigError(f"partition: client {client} holds example {both[0]}, which is in the public set")
+                raise ConfigError(
+                    f"partition: client {client} holds example {both[0]}, which is in the"
+                    " public set"
+                )
     else:
         rest = np.setdiff1d(np.arange(len(labels)), public)
         kept = None if owners is None else owners[rest]
@@ -144,7 +176,8 @@ def make_partition(
 
 @dataclass(frozen=True, kw_only=True)
 class IID(Partitioner):
-    """Shuffle, then equal consecutive parts of floor(N/K) examples; the N mod K left-over examples are unused."""
+    """Shuffle, then equal consecutive parts of floor(N/K) examples; the N mod K left-over examples
+    are unused."""
 
     def assign(
         self,
@@ -155,27 +188,33 @@ class IID(Partitioner):
         owners: np.ndarray | None,
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
         size = len(labels) // num_clients
-        return list(rng.permutation(len(labels))[: size * num_clients].reshape(num_clients, size)), {}
+        return (
+            list(rng.permutation(len(labels))[: size * num_clients].reshape(num_clients, size)),
+            {},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding(Partitioner):
     """Every client draws s shards of one class each (FedNTD appendix B.5 and its released code).
 
-    A class of n_c examples is cut into m = s*K/C contiguous blocks in the order of the data set; n_c mod m left-over
-    examples go one each to the first blocks. A shuffled table [K, s], in which each class stands m times, says the
-    classes a client draws from, so that a client holds at most s classes (the same class may come twice).
+    A class of n_c examples is cut into m = s*K/C contiguous blocks in the order of the data set;
+    n_c mod m left-over examples go one each to the first blocks. A shuffled table [K, s], in which
+    each class stands m times, says the classes a client draws from, so that a client holds at most
+    s classes (the same class may come twice).
 
     `numpy_seed` gives the very draw of the released code after `np.random.seed(numpy_seed)` and
-    `random.seed(numpy_seed)`: the same classes for each client, and the same examples where the data set has the same
-    order.
+    `random.seed(numpy_seed)`: the same classes for each client, and the same examples where the
+    data set has the same order.
     """
 
     shards_per_client: int  # s
     numpy_seed: int | None = None  # the draw of the released code; None: by seeds.partition
 
     def __post_init__(self) -> None:
-        require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
+        require(
+            self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1"
+        )
         require_numpy_seed(self.numpy_seed)
 
     def assign(
@@ -192,53 +231,67 @@ class Sharding(Partitioner):
         sizes = np.bincount(labels, minlength=num_classes)
         if sizes.min() < shards:
             raise ConfigError(
-                f"shards_per_client={self.shards_per_client}: class {sizes.argmin()} has {sizes.min()} examples, fewer "
-                f"than its {shards} shards (= shards_per_client * num_clients / classes); fewer shards or clients work"
+                f"shards_per_client={self.shards_per_client}: class {sizes.argmin()} has"
+                f" {sizes.min()} examples, fewer than its {shards} shards (= shards_per_client *"
+                " num_clients / classes); fewer shards or clients work"
             )
         shape = num_clients, self.shards_per_client
         if self.numpy_seed is not None:
             return self._as_released(labels, num_classes, shards, shape), {}
         table = rng.permutation(np.repeat(np.arange(num_classes), shards)).reshape(shape)
-        remaining = [_shuffled_blocks(np.flatnonzero(labels == c), shards, rng) for c in range(num_classes)]
+        remaining = [
+            _shuffled_blocks(np.flatnonzero(labels == c), shards, rng) for c in range(num_classes)
+        ]
         return [np.concatenate([remaining[c].pop() for c in row]) for row in table], {}
 
     def _as_released(
         self, labels: np.ndarray, num_classes: int, shards: int, shape: tuple[int, int]
     ) -> list[np.ndarray]:
-        """Shuffle the table of classes with Python's generator, and draw each shard with numpy's old kind."""
+        """Shuffle the table of classes with Python's generator, and draw each shard with numpy's
+        old kind."""
         cells = list(range(num_classes)) * shards
         random.Random(self.numpy_seed).shuffle(cells)
         old = np.random.RandomState(self.numpy_seed)
         left = [_blocks(np.flatnonzero(labels == c), shards) for c in range(num_classes)]
         rows = np.reshape(cells, shape).tolist()
-        return [np.concatenate([left[c].pop(old.choice(len(left[c]), replace=False)) for c in row]) for row in rows]
+        return [
+            np.concatenate([left[c].pop(old.choice(len(left[c]), replace=False)) for c in row])
+            for row in rows
+        ]
 
     def _indivisible(self, num_classes: int, num_clients: int) -> str:
-        s, clients = (num_classes // math.gcd(num_classes, n) for n in (num_clients, self.shards_per_client))
+        s, clients = (
+            num_classes // math.gcd(num_classes, n) for n in (num_clients, self.shards_per_client)
+        )
         return (
-            f"shards_per_client={self.shards_per_client} with num_clients={num_clients}: their product must be a "
-            f"multiple of the {num_classes} classes; valid: shards_per_client={s}, {2 * s}, {3 * s}, ... or "
-            f"num_clients={clients}, {2 * clients}, {3 * clients}, ..."
+            f"shards_per_client={self.shards_per_client} with num_clients={num_clients}: their"
+            f" product must be a multiple of the {num_classes} classes; valid:"
+            f" shards_per_client={s}, {2 * s}, {3 * s}, ... or num_clients={clients},"
+            f" {2 * clients}, {3 * clients}, ..."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shards(Partitioner):
-    """All examples are cut into s*K shards of about equal size, of which every client draws s (McMahan et al. 2017;
-    CFeD, IJCAI 2022, section 5.3): from a random order, or sorted by label (then a shard holds one or two classes)."""
+    """All examples are cut into s*K shards of about equal size, of which every client draws s
+    (McMahan et al. 2017; CFeD, IJCAI 2022, section 5.3): from a random order, or sorted by label
+    (then a shard holds one or two classes)."""
 
     shards_per_client: int  # s
     sort_by_label: bool
 
     def __post_init__(self) -> None:
-        require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
+        require(
+            self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1"
+        )
 
     def remark(self) -> str:
         if self.sort_by_label:
             return ""
         return (
-            "the shards are cut from a random order, so that all clients have nearly the same distribution (IID); "
-            "sort_by_label=true sorts by label first (non-IID, as McMahan et al. 2017)"
+            "the shards are cut from a random order, so that all clients have nearly the same"
+            " distribution (IID); sort_by_label=true sorts by label first (non-IID, as McMahan et"
+            " al. 2017)"
         )
 
     def assign(
@@ -252,8 +305,9 @@ class Shards(Partitioner):
         total = self.shards_per_client * num_clients
         if total > len(labels):
             raise ConfigError(
-                f"shards_per_client={self.shards_per_client} with num_clients={num_clients}: {len(labels)} examples "
-                f"cannot be cut into {total} shards; fewer shards or clients work"
+                f"shards_per_client={self.shards_per_client} with num_clients={num_clients}:"
+                f" {len(labels)} examples cannot be cut into {total} shards; fewer shards or"
+                " clients work"
             )
         order = rng.permutation(len(labels))
         if self.sort_by_label:
@@ -265,16 +319,24 @@ class Shards(Partitioner):
 
 def require_numpy_seed(seed: int | None) -> None:
     """Raise ConfigError for a seed that numpy's old kind of generator cannot have."""
-    require(seed is None or 0 <= seed < 2**32, "partition.numpy_seed", seed, "null or an integer from 0 to 2**32 - 1")
+    require(
+        seed is None or 0 <= seed < 2**32,
+        "partition.numpy_seed",
+        seed,
+        "null or an integer from 0 to 2**32 - 1",
+    )
 
 
-def _shuffled_blocks(indices: np.ndarray, number: int, rng: np.random.Generator) -> list[np.ndarray]:
+def _shuffled_blocks(
+    indices: np.ndarray, number: int, rng: np.random.Generator
+) -> list[np.ndarray]:
     blocks = _blocks(indices, number)
     return [blocks[i] for i in rng.permutation(number)]
 
 
 def _blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
-    """Return contiguous equal blocks; the last `len % number` indices are appended to the first blocks."""
+    """Return contiguous equal blocks; the last `len % number` indices are appended to the first
+    blocks."""
     whole = len(indices) // number * number
     blocks = list(indices[:whole].reshape(number, -1))
     for i, extra in enumerate(indices[whole:]):
@@ -284,8 +346,9 @@ def _blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
 
 @dataclass(frozen=True, kw_only=True)
 class Natural(Partitioner):
-    """The data set's own clients (LEAF). With fewer clients than owners, `choice` says which take part: `random`, drawn
-    uniformly, or `largest`, those with the most examples, which is a bound on the smallest number of samples.
+    """The data set's own clients (LEAF). With fewer clients than owners, `choice` says which take
+    part: `random`, drawn uniformly, or `largest`, those with the most examples, which is a bound on
+    the smallest number of samples.
 
     The examples of the others are unused; a public set has none of them either.
     """
@@ -295,7 +358,9 @@ class Natural(Partitioner):
     def __post_init__(self) -> None:
         require_choice("partition.choice", self.choice, ("random", "largest"))
 
-    def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:
+    def eligible(
+        self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None
+    ) -> np.ndarray | None:
         if owners is None:
             return None
         names, sizes = np.unique(owners, return_counts=True)
@@ -317,12 +382,14 @@ class Natural(Partitioner):
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
         if owners is None:
             raise ConfigError(
-                "partition=natural: this data set has no natural clients; dataset=femnist has them (writers)"
+                "partition=natural: this data set has no natural clients; dataset=femnist has them"
+                " (writers)"
             )
         names, owner = np.unique(owners, return_inverse=True)
         if num_clients > len(names):
             raise ConfigError(
-                f"num_clients={num_clients}: the data set has {len(names)} natural clients; use at most that"
+                f"num_clients={num_clients}: the data set has {len(names)} natural clients; use at"
+                " most that"
             )
         by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
         kept = self.eligible(num_clients, rng, owners)

@@ -18,8 +18,9 @@ from fedexp.data.partitioned import NOT_KEPT
 class File(Partitioner):
     """Client -> indices from `path`; examples that no client holds are unused.
 
-    .npz: arrays named "0".."K-1", or what `Partition.save` writes. .json: `{"0": [indices], ...}` or a list of lists.
-    Indices count the training examples from 0. ConfigErrors name the file, the client and the index.
+    .npz: arrays named "0".."K-1", or what `Partition.save` writes. .json: `{"0": [indices], ...}`
+    or a list of lists. Indices count the training examples from 0. ConfigErrors name the file, the
+    client and the index.
     """
 
     numbers_all: ClassVar[bool] = True
@@ -28,7 +29,9 @@ class File(Partitioner):
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ConfigError("partition=file: say which file with partition.path=<file.npz or file.json>")
+            raise ConfigError(
+                "partition=file: say which file with partition.path=<file.npz or file.json>"
+            )
 
     def assign(
         self,
@@ -42,7 +45,8 @@ class File(Partitioner):
         clients = read_clients(path)
         if len(clients) != num_clients:
             raise ConfigError(
-                f"{path}: has {len(clients)} clients but num_clients={num_clients}; use num_clients={len(clients)}"
+                f"{path}: has {len(clients)} clients but num_clients={num_clients}; use"
+                f" num_clients={len(clients)}"
             )
         _check_indices(path, clients, len(labels))
         return clients, {}
@@ -73,12 +77,15 @@ def _from_saved(path: Path, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray
     if not whole or sum(sizes.tolist()) != len(indices):
         raise ConfigError(f"{path}: damaged, sizes and indices do not belong together")
     if _has_counts_alone(arrays):
-        raise ConfigError(f"partition.path={path}: has the counts of a run that was restored, and no indices")
+        raise ConfigError(
+            f"partition.path={path}: has the counts of a run that was restored, and no indices"
+        )
     return np.split(indices, np.cumsum(sizes)[:-1])
 
 
 def _has_counts_alone(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Return whether a partition.npz says that its indices only stand in for those of a run that are not kept."""
+    """Return whether a partition.npz says that its indices only stand in for those of a run that
+    are not kept."""
     try:
         info = json.loads(str(arrays["info"])) if "info" in arrays else {}
     except ValueError:
@@ -104,14 +111,18 @@ def _read_json(path: Path) -> Any:
 def _client_indices(path: Path, client: int, table: Mapping[str, Any]) -> np.ndarray:
     """Return client `client` of the table as int64 [n_k]; every entry must be an integer."""
     if str(client) not in table:
-        raise ConfigError(f"{path}: client {client} is missing; clients must be named 0 to {len(table) - 1}")
+        raise ConfigError(
+            f"{path}: client {client} is missing; clients must be named 0 to {len(table) - 1}"
+        )
     values = table[str(client)]
     where = f"{path}: client {client}"
     if isinstance(values, np.ndarray):
         if values.ndim != 1:
             raise ConfigError(f"{where}: must be a flat list of indices")
         if values.dtype.kind not in "iu" and values.size:
-            raise ConfigError(f"{where}: index {values[0]} is not an integer (the array is {values.dtype})")
+            raise ConfigError(
+                f"{where}: index {values[0]} is not an integer (the array is {values.dtype})"
+            )
     elif isinstance(values, list):
         wrong = next((value for value in values if type(value) is not int), None)
         if wrong is not None or None in values:
@@ -132,10 +143,14 @@ def _check_indices(path: Path, clients: list[np.ndarray], examples: int) -> None
     for client, indices in enumerate(clients):
         outside = indices[(indices < 0) | (indices >= examples)]
         if outside.size:
-            raise ConfigError(f"{path}: client {client}: index {outside[0]} is out of range 0 to {examples - 1}")
+            raise ConfigError(
+                f"{path}: client {client}: index {outside[0]} is out of range 0 to {examples - 1}"
+            )
         values, times = np.unique(indices, return_counts=True)
         if (times > 1).any():
-            raise ConfigError(f"{path}: client {client}: index {values[times > 1][0]} appears twice")
+            raise ConfigError(
+                f"{path}: client {client}: index {values[times > 1][0]} appears twice"
+            )
         taken = indices[owner[indices] >= 0]
         if taken.size:
             first = f"client {owner[taken[0]]} has it already"

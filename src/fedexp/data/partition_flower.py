@@ -17,8 +17,9 @@ LABEL, NUMBER = "label", "number"  # columns of the table that is partitioned
 class Flower(Partitioner):
     """Client -> indices by `flwr_datasets.partitioner.<name>(**options)`.
 
-    `num_partitions` is the number of clients, `partition_by` the labels (of a natural partitioner the data set's own
-    clients) and `seed` drawn by seeds.partition, unless the options say otherwise.
+    `num_partitions` is the number of clients, `partition_by` the labels (of a natural partitioner
+    the data set's own clients) and `seed` drawn by seeds.partition, unless the options say
+    otherwise.
     """
 
     name: str | None
@@ -45,9 +46,13 @@ class Flower(Partitioner):
         except Exception as error:  # its partitioners raise many types
             raise self.refused(error) from error
         if count != num_clients:
-            raise ConfigError(f"partition.name={self.name}: makes {count} clients; use num_clients={count}")
+            raise ConfigError(
+                f"partition.name={self.name}: makes {count} clients; use num_clients={count}"
+            )
         if empty := [k for k, part in enumerate(parts) if not len(part)]:
-            raise ConfigError(f"partition.name={self.name}: leaves client {empty[0]} without examples")
+            raise ConfigError(
+                f"partition.name={self.name}: leaves client {empty[0]} without examples"
+            )
         return [np.sort(part) for part in parts], {}
 
     def partitioner(self, num_clients: int, seed: int, natural: bool) -> Any:
@@ -58,10 +63,17 @@ class Flower(Partitioner):
             raise ConfigError(
                 f"partition=flower: needs the package flwr-datasets: {how_to_install('flower')}"
             ) from None
-        known = [name for name in dir(partitioner) if name.endswith("Partitioner") and name != "Partitioner"]
+        known = [
+            name
+            for name in dir(partitioner)
+            if name.endswith("Partitioner") and name != "Partitioner"
+        ]
         if self.name not in known:
             hint = nearest(self.name, known) if self.name else ""
-            raise ConfigError(f"partition.name={self.name}: no partitioner of flwr-datasets{hint}: {', '.join(known)}")
+            raise ConfigError(
+                f"partition.name={self.name}: no partitioner of flwr-datasets{hint}:"
+                f" {', '.join(known)}"
+            )
         kind = getattr(partitioner, self.name)
         column = "owner" if natural and "NaturalId" in self.name else LABEL
         usual = {"num_partitions": num_clients, "partition_by": column, "seed": seed}
@@ -70,7 +82,8 @@ class Flower(Partitioner):
         if unknown := given.keys() - taken.keys():
             name = min(unknown)
             raise ConfigError(
-                f"partition.options.{name}: {self.name} has none{nearest(name, taken)}: {', '.join(taken)}"
+                f"partition.options.{name}: {self.name} has none{nearest(name, taken)}:"
+                f" {', '.join(taken)}"
             )
         try:
             return kind(**given)

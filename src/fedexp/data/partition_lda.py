@@ -1,4 +1,5 @@
-"""LDA: label skew from a Dirichlet distribution (FedNTD "LDA", MOON and FedKA "Dir", FedAlign: one routine)."""
+"""LDA: label skew from a Dirichlet distribution (FedNTD "LDA", MOON and FedKA "Dir", FedAlign: one
+routine)."""
 
 import math
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ def draw_sizes(
 ) -> np.ndarray:
     """Return one draw of how many examples of each class each client gets, int64 [C, K].
 
-    Classes in order: q ~ Dir_K(alpha); with `balance`, q_k is set to 0 for clients that already hold N/K examples or
-    more and q is renormalised; the class is cut at floor(n_c * cumsum(q)). All zeros when the whole mass of a class
-    falls on full clients (only at tiny alpha, where q underflows): such a draw meets no minimum.
+    Classes in order: q ~ Dir_K(alpha); with `balance`, q_k is set to 0 for clients that already
+    hold N/K examples or more and q is renormalised; the class is cut at floor(n_c * cumsum(q)). All
+    zeros when the whole mass of a class falls on full clients (only at tiny alpha, where q
+    underflows): such a draw meets no minimum.
     """
     sizes = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
     held = np.zeros(num_clients, dtype=np.int64)
@@ -43,12 +45,13 @@ def draw_sizes(
 class LDA(Partitioner):
     """Dirichlet partition with a balancing cap and a smallest client size, by rejection.
 
-    FedNTD appendix B.5 (p_c ~ Dir_K(alpha)); cap and minimum are in the code of FedNTD, MOON and FedAlign but not in
-    the papers. The whole draw is repeated until every client has `min_size` examples, `max_draws` times at most.
-    Examples are shuffled once, for the accepted draw: shuffles are independent of sizes, so the law is the same.
+    FedNTD appendix B.5 (p_c ~ Dir_K(alpha)); cap and minimum are in the code of FedNTD, MOON and
+    FedAlign but not in the papers. The whole draw is repeated until every client has `min_size`
+    examples, `max_draws` times at most. Examples are shuffled once, for the accepted draw: shuffles
+    are independent of sizes, so the law is the same.
 
-    `numpy_seed` gives the very draw of that code after `np.random.seed(numpy_seed)`: as many examples of each class for
-    each client, and the same ones where the data set has the same order.
+    `numpy_seed` gives the very draw of that code after `np.random.seed(numpy_seed)`: as many
+    examples of each class for each client, and the same ones where the data set has the same order.
     """
 
     alpha: float  # concentration; smaller is more heterogeneous
@@ -58,7 +61,12 @@ class LDA(Partitioner):
     numpy_seed: int | None = None  # the draw of the released code; None: by seeds.partition
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0 and math.isfinite(self.alpha), "alpha", self.alpha, "a finite number greater than 0")
+        require(
+            self.alpha > 0 and math.isfinite(self.alpha),
+            "alpha",
+            self.alpha,
+            "a finite number greater than 0",
+        )
         require(self.min_size >= 1, "min_size", self.min_size, "at least 1")
         require(self.max_draws >= 1, "partition.max_draws", self.max_draws, "at least 1")
         require_numpy_seed(self.numpy_seed)
@@ -73,9 +81,9 @@ class LDA(Partitioner):
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
         if self.min_size * num_clients > len(labels):
             raise ConfigError(
-                f"min_size={self.min_size}: {num_clients} clients of at least {self.min_size} examples need "
-                f"{self.min_size * num_clients} of them, the training set has {len(labels)}; "
-                f"use min_size={len(labels) // num_clients} or less"
+                f"min_size={self.min_size}: {num_clients} clients of at least {self.min_size}"
+                f" examples need {self.min_size * num_clients} of them, the training set has"
+                f" {len(labels)}; use min_size={len(labels) // num_clients} or less"
             )
         class_sizes = np.bincount(labels, minlength=num_classes)
         if self.numpy_seed is not None:
@@ -91,9 +99,12 @@ class LDA(Partitioner):
     def _as_released(
         self, labels: np.ndarray, num_clients: int, rng: np.random.RandomState
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """Shuffle a class, draw its proportions, go on with the next class, all with one generator of numpy's old
-        kind."""
-        classes, cap = [np.flatnonzero(labels == c) for c in np.unique(labels)], len(labels) / num_clients
+        """Shuffle a class, draw its proportions, go on with the next class, all with one generator
+        of numpy's old kind."""
+        classes, cap = (
+            [np.flatnonzero(labels == c) for c in np.unique(labels)],
+            len(labels) / num_clients,
+        )
         smallest = []
         for draws in range(1, self.max_draws + 1):
             held, piles = np.zeros(num_clients, dtype=np.int64), []
@@ -103,26 +114,36 @@ class LDA(Partitioner):
                 q = rng.dirichlet(np.repeat(self.alpha, num_clients))
                 q = q * (held < cap) if self.balance else q
                 with np.errstate(invalid="ignore"):
-                    shares = np.nan_to_num(q / q.sum())  # 0 / 0, all mass on full clients: the last one has the class
-                piles.append(np.split(shuffled, (np.cumsum(shares) * len(indices)).astype(np.int64)[:-1]))
+                    # 0 / 0, all mass on full clients: the last one has the class
+                    shares = np.nan_to_num(q / q.sum())
+                piles.append(
+                    np.split(shuffled, (np.cumsum(shares) * len(indices)).astype(np.int64)[:-1])
+                )
                 held += [len(part) for part in piles[-1]]
             smallest.append(int(held.min()))
             if smallest[-1] >= self.min_size:
-                return [np.concatenate(client) for client in zip(*piles, strict=True)], {"draws": draws}
+                return [np.concatenate(client) for client in zip(*piles, strict=True)], {
+                    "draws": draws
+                }
         sizes = np.array([len(indices) for indices in classes])
         raise ConfigError(self._failure(np.array(smallest), sizes, num_clients))
 
     def _failure(self, smallest: np.ndarray, class_sizes: np.ndarray, num_clients: int) -> str:
-        """Return a message: what was seen, and settings that would work with the share of draws that met them."""
+        """Return a message: what was seen, and settings that would work with the share of draws
+        that met them."""
 
         def share(alpha: float, clients: int) -> float:
             rng = np.random.default_rng(0)
-            draws = [draw_sizes(class_sizes, clients, alpha, self.balance, rng) for _ in range(_PROBES)]
+            draws = [
+                draw_sizes(class_sizes, clients, alpha, self.balance, rng) for _ in range(_PROBES)
+            ]
             return float(np.mean([sizes.sum(0).min() >= self.min_size for sizes in draws]))
 
         advice = []
         met = {m: float((smallest >= m).mean()) for m in range(1, self.min_size)}
-        likely = [m for m, p in met.items() if p >= 0.05] or [m for m, p in met.items() if p > 0][:1]
+        likely = [m for m, p in met.items() if p >= 0.05] or [m for m, p in met.items() if p > 0][
+            :1
+        ]
         if likely:
             advice.append(f"min_size={likely[-1]} ({100 * met[likely[-1]]:.2g} % of the draws)")
         for factor in (2, 4, 8, 16, 32, 64):
@@ -135,13 +156,17 @@ class LDA(Partitioner):
         if clients > 1:
             advice.append(f"num_clients={clients} ({100 * p:.2g} %)")
         return (
-            f"partition=lda alpha={self.alpha:g} num_clients={num_clients}: no draw out of {self.max_draws} gave every "
-            f"client min_size={self.min_size} examples; the largest minimum seen was {smallest.max()}. "
-            f"Would work: {' or '.join(advice) or 'a larger alpha, fewer clients'}"
+            f"partition=lda alpha={self.alpha:g} num_clients={num_clients}: no draw out of"
+            f" {self.max_draws} gave every client min_size={self.min_size} examples; the largest"
+            f" minimum seen was {smallest.max()}. Would work:"
+            f" {' or '.join(advice) or 'a larger alpha, fewer clients'}"
         )
 
 
 def _deal(labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Shuffle each class and cut it as `sizes` [C, K] says."""
-    piles = [np.split(rng.permutation(np.flatnonzero(labels == c)), np.cumsum(row)[:-1]) for c, row in enumerate(sizes)]
+    piles = [
+        np.split(rng.permutation(np.flatnonzero(labels == c)), np.cumsum(row)[:-1])
+        for c, row in enumerate(sizes)
+    ]
     return [np.concatenate(client) for client in zip(*piles, strict=True)]

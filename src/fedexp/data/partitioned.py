@@ -19,24 +19,31 @@ CHANGED = "partition_from_round"  # begin of the file names of partitions that a
 
 
 def partition_hash(parts: Sequence[np.ndarray]) -> str:
-    """Return SHA-256 (hex) of the sizes [K] followed by the concatenated indices [N], all as little-endian int64."""
+    """Return SHA-256 (hex) of the sizes [K] followed by the concatenated indices [N], all as
+    little-endian int64."""
     sizes = np.array([len(part) for part in parts])
-    return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in (sizes, *parts))).hexdigest()
+    return hashlib.sha256(
+        b"".join(array.astype("<i8").tobytes() for array in (sizes, *parts))
+    ).hexdigest()
 
 
 @dataclass(frozen=True)
 class Partition:
     """Client -> indices into the training set.
 
-    Two partitions that give every client the same examples have the same `hash`, because indices are kept sorted.
+    Two partitions that give every client the same examples have the same `hash`, because indices
+    are kept sorted.
     """
 
     parts: tuple[np.ndarray, ...]  # K arrays, int64 [n_k], ascending
     counts: np.ndarray  # int64 [K, C]: training examples of each class
     hash: str
-    info: dict[str, Any] = field(default_factory=dict)  # how it was made: scheme, settings, draws, sizes
-    public: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # examples of the server, ascending
-    validation: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # examples of nobody, ascending
+    # how it was made: scheme, settings, draws, sizes
+    info: dict[str, Any] = field(default_factory=dict)
+    # examples of the server, ascending
+    public: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    # examples of nobody, ascending
+    validation: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def sizes(self) -> np.ndarray:
@@ -44,8 +51,11 @@ class Partition:
         return self.counts.sum(1)
 
     @classmethod
-    def build(cls, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int, info: dict) -> "Partition":
-        """Sort the indices, check that clients are disjoint, in range and not empty, count the classes."""
+    def build(
+        cls, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int, info: dict
+    ) -> "Partition":
+        """Sort the indices, check that clients are disjoint, in range and not empty, count the
+        classes."""
         ordered = tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
         everything = np.concatenate(ordered)
         assert all(len(part) for part in ordered), "a client without examples"
@@ -55,7 +65,8 @@ class Partition:
         own = labels[everything]
         assert 0 <= own.min() <= own.max() < num_classes, "a label out of range"
         cells = np.bincount(owners * num_classes + own, minlength=len(ordered) * num_classes)
-        counts = cells.reshape(len(ordered), num_classes).astype(np.int64)  # of all clients at once: there may be many
+        # of all clients at once: there may be many
+        counts = cells.reshape(len(ordered), num_classes).astype(np.int64)
         sizes = counts.sum(1)
         info = info | {
             "size_min": int(sizes.min()),
@@ -65,14 +76,25 @@ class Partition:
         return cls(ordered, counts, partition_hash(ordered), info)
 
     def sentence(self) -> str:
-        """Return in words what the clients hold: how many examples each, of how many classes; with the settings that
-        were used and the hash."""
-        numbers = {key: value for key, value in self.info.items() if isinstance(value, int | float | str)}
-        used = [f"{key} {value}" for key, value in numbers.items() if key != "scheme" and not key.startswith("size_")]
+        """Return in words what the clients hold: how many examples each, of how many classes; with
+        the settings that were used and the hash."""
+        numbers = {
+            key: value for key, value in self.info.items() if isinstance(value, int | float | str)
+        }
+        used = [
+            f"{key} {value}"
+            for key, value in numbers.items()
+            if key != "scheme" and not key.startswith("size_")
+        ]
         sizes, classes = self.sizes, (self.counts > 0).sum(1)
         total = int((self.counts.sum(0) > 0).sum())
-        text = f"{plural(len(sizes), 'client')} with {spread_of(sizes)} examples each, of {spread_of(classes)} of the "
-        text += plural(total, "class") + (f"; the server has {len(self.public):,} more" if len(self.public) else "")
+        text = (
+            f"{plural(len(sizes), 'client')} with {spread_of(sizes)} examples each, of"
+            f" {spread_of(classes)} of the "
+        )
+        text += plural(total, "class") + (
+            f"; the server has {len(self.public):,} more" if len(self.public) else ""
+        )
         return f"{text} ({', '.join([*used, f'hash {self.hash[:12]}'])})"
 
     def among(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
@@ -83,22 +105,29 @@ class Partition:
             info["public_counts"] = np.bincount(labels[public], minlength=num_classes).tolist()
         return replace(Partition.build(parts, labels, num_classes, info), public=public)
 
-    def holding(self, parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> "Partition":
-        """Return the partition with other examples (numbers in labels [N]) for each client; those of the server and of
-        the validation set stay."""
+    def holding(
+        self, parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: int
+    ) -> "Partition":
+        """Return the partition with other examples (numbers in labels [N]) for each client; those
+        of the server and of the validation set stay."""
         rest = Partition.build(parts, labels, num_classes, self.info)
         return replace(rest, public=self.public, validation=self.validation)
 
-    def holding_out(self, validation: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
-        """Return the partition with a validation set (numbers in labels [N]), which the clients do not hold."""
+    def holding_out(
+        self, validation: np.ndarray, labels: np.ndarray, num_classes: int
+    ) -> "Partition":
+        """Return the partition with a validation set (numbers in labels [N]), which the clients do
+        not hold."""
         parts = [np.setdiff1d(part, validation) for part in self.parts]
-        info = self.info | {"validation_counts": np.bincount(labels[validation], minlength=num_classes).tolist()}
+        info = self.info | {
+            "validation_counts": np.bincount(labels[validation], minlength=num_classes).tolist()
+        }
         rest = Partition.build(parts, labels, num_classes, info)
         return replace(rest, public=self.public, validation=np.sort(validation))
 
     def save(self, path: Path, classes: Sequence[str]) -> None:
-        """Write partition.npz: indices [N], sizes [K], counts [K, C], hash, public [M], classes [C] (names), info
-        (JSON), and validation [V] where there is such a set."""
+        """Write partition.npz: indices [N], sizes [K], counts [K, C], hash, public [M], classes [C]
+        (names), info (JSON), and validation [V] where there is such a set."""
         save_npz(
             path,
             indices=np.concatenate(self.parts),
@@ -113,17 +142,22 @@ class Partition:
 
     @classmethod
     def load(cls, path: Path) -> "Partition":
-        """Read what `save` wrote; ConfigError when the file is missing, damaged or not a partition."""
+        """Read what `save` wrote; ConfigError when the file is missing, damaged or not a
+        partition."""
         arrays = load_npz(path)
         missing = {"indices", "sizes", "counts", "hash", "info"} - arrays.keys()
         if missing:
-            raise ConfigError(f"{path}: not a partition written by fedexp (no {', '.join(sorted(missing))})")
+            raise ConfigError(
+                f"{path}: not a partition written by fedexp (no {', '.join(sorted(missing))})"
+            )
         try:
             parts = tuple(np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1]))
             info = json.loads(str(arrays["info"]))
             whole = partition_hash(parts) == str(arrays["hash"])
         except (ValueError, TypeError, IndexError) as error:
-            raise ConfigError(f"{path}: damaged, its arrays do not belong together ({error})") from error
+            raise ConfigError(
+                f"{path}: damaged, its arrays do not belong together ({error})"
+            ) from error
         if not whole:
             raise ConfigError(f"{path}: damaged, its indices do not match its hash")
         others = [arrays.get(name, np.zeros(0, np.int64)) for name in ("public", "validation")]
@@ -143,7 +177,8 @@ def later_partitions(run_dir: Path) -> list[Path]:
 
 
 def changed_partitions(run_dir: Path) -> dict[int, Path]:
-    """Return first round -> the file of the partition from then on, of a run whose partition changes, ascending."""
+    """Return first round -> the file of the partition from then on, of a run whose partition
+    changes, ascending."""
     found = {path.stem.removeprefix(CHANGED): path for path in run_dir.glob(f"{CHANGED}*.npz")}
     return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
 

@@ -1,11 +1,17 @@
-"""A client's replay buffer: examples of earlier tasks that it goes on training on (`scenario.replay`).
+"""A client's replay buffer: examples of earlier tasks that it goes on training on
+(`scenario.replay`).
 
-Rehearsal as in centralised continual learning, on every client for itself; no example leaves its client. A buffer of
-task t holds what the client chose among its examples of the tasks before t, whether or not it took part in a round.
-    reservoir       every example seen so far is in the buffer with the same probability: algorithm R (Vitter, "Random
-                    Sampling with a Reservoir", ACM Transactions on Mathematical Software 1985), one pass a task
-    class_balanced  of each class seen so far the same number, size // classes, or all where a class has fewer; every
-                    example of a class with the same probability, whichever of the tasks it came with
+Rehearsal as in centralised continual learning, on every client for itself; no example leaves its
+client. A buffer of task t holds what the client chose among its examples of the tasks before t,
+whether or not it took part in a round.
+    reservoir       every example seen so far is in the buffer with the same probability: algorithm
+    R (Vitter, "Random
+                    Sampling with a Reservoir", ACM Transactions on Mathematical Software 1985), one
+                    pass a task
+    class_balanced  of each class seen so far the same number, size // classes, or all where a class
+    has fewer; every
+                    example of a class with the same probability, whichever of the tasks it came
+                    with
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +22,17 @@ POLICIES = ("reservoir", "class_balanced")
 
 
 def buffers(
-    parts: Sequence[np.ndarray], labels: np.ndarray, size: int, policy: str, rng: np.random.Generator
+    parts: Sequence[np.ndarray],
+    labels: np.ndarray,
+    size: int,
+    policy: str,
+    rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Return what one client's buffer holds when each task begins: example numbers, ascending; empty for the first.
+    """Return what one client's buffer holds when each task begins: example numbers, ascending;
+    empty for the first.
 
-    parts: its examples of each task, int [n_t]; labels int [N] of all examples; size: examples, at least 0.
+    parts: its examples of each task, int [n_t]; labels int [N] of all examples; size: examples, at
+    least 0.
     """
     grow = reservoir if policy == "reservoir" else class_balanced
     held = [np.zeros(0, np.int64), *grow(parts, labels, size, rng)]
@@ -46,7 +58,8 @@ def reservoir(
 def class_balanced(
     parts: Sequence[np.ndarray], labels: np.ndarray, size: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield the buffer after each task. A class that loses room loses examples at random, and gets none back."""
+    """Yield the buffer after each task. A class that loses room loses examples at random, and gets
+    none back."""
     held: dict[int, np.ndarray] = {}  # in random order: the first ones are a uniform sample too
     seen: dict[int, int] = {}  # examples of each class so far
     for part in parts:
@@ -55,16 +68,22 @@ def class_balanced(
         quota = size // max(len(held | fresh), 1)
         held = {c: numbers[:quota] for c, numbers in held.items()}
         for c, numbers in fresh.items():
-            held[c] = joined(held[c], seen[c], numbers, quota, rng) if c in held else numbers[:quota]
+            held[c] = (
+                joined(held[c], seen[c], numbers, quota, rng) if c in held else numbers[:quota]
+            )
             seen[c] = seen.get(c, 0) + len(numbers)
         yield np.concatenate([*held.values(), shuffled[:0]])
 
 
-def joined(old: np.ndarray, seen: int, new: np.ndarray, quota: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a uniform sample of at most `quota` of `seen` earlier examples and the new ones [n], in random order.
+def joined(
+    old: np.ndarray, seen: int, new: np.ndarray, quota: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Return a uniform sample of at most `quota` of `seen` earlier examples and the new ones [n],
+    in random order.
 
-    old: a uniform sample of the earlier ones, all or at least `quota`, in random order, as the new ones are. How many
-    of the earlier ones a uniform sample has is hypergeometric; which ones does not matter.
+    old: a uniform sample of the earlier ones, all or at least `quota`, in random order, as the new
+    ones are. How many of the earlier ones a uniform sample has is hypergeometric; which ones does
+    not matter.
     """
     count = min(quota, seen + len(new))
     earlier = int(rng.hypergeometric(seen, len(new), count))

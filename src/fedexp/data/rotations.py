@@ -1,8 +1,9 @@
 """Domains made from one data set of images: each task shows all of them, turned by another angle.
 
-After the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4), a stream of domains that needs no second
-data set. An image is for training in all tasks or for testing in all tasks, so that no test image has been trained on
-at another angle. The same holds for the validation set (fedexp.training.division).
+After the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4), a stream of domains
+that needs no second data set. An image is for training in all tasks or for testing in all tasks, so
+that no test image has been trained on at another angle. The same holds for the validation set
+(fedexp.training.division).
 """
 
 from dataclasses import dataclass
@@ -27,14 +28,20 @@ class Rotations(Several):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = len(self.angles) > 0 and len({angle % 360 for angle in self.angles}) == len(self.angles)
+        good = len(self.angles) > 0 and len({angle % 360 for angle in self.angles}) == len(
+            self.angles
+        )
         require(good, "scenario.angles", self.angles, "different angles in degrees")
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
-        """Return one task for each angle, all with the same division into training and test images."""
+        """Return one task for each angle, all with the same division into training and test
+        images."""
         data = dataset.load()
         if not isinstance(data, ImageData):
-            raise ConfigError(f"scenario=rotations: {data.name} has texts; it must have images, which can be turned")
+            raise ConfigError(
+                f"scenario=rotations: {data.name} has texts; it must have images, which can be"
+                " turned"
+            )
         x, y, own_test = pooled([data], data)
         train, held = self.divide(y, own_test, rng)
         starts = [i * len(y) for i in range(len(self.angles))]

@@ -1,7 +1,8 @@
-"""Shakespeare as LEAF writes it: the next character of the lines of each role (LEAF, arXiv 1812.01097).
+"""Shakespeare as LEAF writes it: the next character of the lines of each role (LEAF, arXiv
+1812.01097).
 
-One file is `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [80 characters, ...], "y": [character,
-...]}}}`; a user is a role of a play, and the natural client.
+One file is `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [80 characters,
+...], "y": [character, ...]}}}`; a user is a role of a play, and the natural client.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ Users = dict[str, tuple[list[str], list[str]]]  # role -> (texts, the character 
 
 @dataclass(frozen=True, kw_only=True)
 class Shakespeare(TextSource):
-    """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`; `owners` are the roles, sorted by name."""
+    """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`; `owners` are the roles, sorted by
+    name."""
 
     max_words: int = len(LETTERS)
     vocabulary: str | None = None
@@ -46,7 +48,10 @@ class Shakespeare(TextSource):
 
     @cached_property
     def _users(self) -> dict[str, Users]:
-        paths = {split: split_files(Path(self.data_dir, self.name, split), KIND, HOW) for split in ("train", "test")}
+        paths = {
+            split: split_files(Path(self.data_dir, self.name, split), KIND, HOW)
+            for split in ("train", "test")
+        }
         return {split: read_users(found, sample, KIND) for split, found in paths.items()}
 
     def _vocabulary(self, texts: Sequence[str]) -> tuple[tuple[str, ...], torch.Tensor | None]:
@@ -57,7 +62,10 @@ def sample(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
     """Return the examples of a role, checked; raises ValueError."""
     require_sound(len(x) == len(y), f"{len(x)} texts but {len(y)} next characters")
     require_sound(all(type(text) is str for text in x), "texts that are none")
-    require_sound(all(type(each) is str and len(each) == 1 and each in LETTERS for each in y), "y that LEAF has not")
+    require_sound(
+        all(type(each) is str and len(each) == 1 and each in LETTERS for each in y),
+        "y that LEAF has not",
+    )
     return x, y
 
 

@@ -1,4 +1,5 @@
-"""Streams in which tasks are mixed: blurred boundaries, and clients that meet the tasks in different orders."""
+"""Streams in which tasks are mixed: blurred boundaries, and clients that meet the tasks in
+different orders."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +13,10 @@ ORDERS = ("shared", "per_client")
 
 
 def blurred(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
-    """Return the tasks after round(share * n) training examples of each, drawn at random, have been dealt in turn to
-    the other tasks. Tasks of equal size keep it, but for rounding, and so `share` of a task's examples come from
-    others. Names, classes and test examples stay those of before. Raises ConfigError for a single task, whose examples
-    have nowhere to go."""
+    """Return the tasks after round(share * n) training examples of each, drawn at random, have been
+    dealt in turn to the other tasks. Tasks of equal size keep it, but for rounding, and so `share`
+    of a task's examples come from others. Names, classes and test examples stay those of before.
+    Raises ConfigError for a single task, whose examples have nowhere to go."""
     require(len(tasks) > 1, "scenario.blur", share, "0 where there is only one task")
     kept, arrived = [], [[np.zeros(0, np.int64)] for _ in tasks]
     for number, task in enumerate(tasks):
@@ -30,9 +31,9 @@ def blurred(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tu
 
 
 def task_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
-    """Return which task each client meets at which stage, int [K, T] from 0: random orders, dealt so that at every
-    stage all tasks are met by equally many clients, but for one. Of each T clients in turn, the orders are the T
-    rotations of one random order."""
+    """Return which task each client meets at which stage, int [K, T] from 0: random orders, dealt
+    so that at every stage all tasks are met by equally many clients, but for one. Of each T clients
+    in turn, the orders are the T rotations of one random order."""
     rows = []
     for client in range(clients):
         if client % tasks == 0:
@@ -42,6 +43,9 @@ def task_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarra
 
 
 def reordered(parts: Sequence[Sequence[np.ndarray]], orders: np.ndarray) -> list[list[np.ndarray]]:
-    """Return what each client holds at each stage, [T][K]. parts: what it holds of each task, [T][K]; orders [K, T]."""
+    """Return what each client holds at each stage, [T][K]. parts: what it holds of each task,
+    [T][K]; orders [K, T]."""
     stages = range(len(parts))
-    return [[parts[order[stage]][client] for client, order in enumerate(orders)] for stage in stages]
+    return [
+        [parts[order[stage]][client] for client, order in enumerate(orders)] for stage in stages
+    ]

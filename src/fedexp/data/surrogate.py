@@ -1,7 +1,9 @@
-"""Unlabelled examples that clients and server distil on (config node `surrogate`; CFeD, IJCAI 2022, section 4.1).
+"""Unlabelled examples that clients and server distil on (config node `surrogate`; CFeD, IJCAI 2022,
+section 4.1).
 
-They come from another data set, turned into the form of the first one, or from a part of its training data whose labels
-are thrown away. They are stored behind the training examples with the label -1.
+They come from another data set, turned into the form of the first one, or from a part of its
+training data whose labels are thrown away. They are stored behind the training examples with the
+label -1.
 """
 
 from collections.abc import Sequence
@@ -26,39 +28,73 @@ class Surrogate:
     dataset: DataSource | None  # a data set of the group `dataset`; null: none
     options: dict[str, Any]  # changes of that option's values, already made
     fraction: float  # of the training data, withheld from the clients and used without labels
-    classes: list[int] | None  # only examples that have these labels where they come from; null: all
+    # only examples that have these labels where they come from; null: all
+    classes: list[int] | None
     examples: int | None  # so many of the data set's, drawn at random; null: all
     shards: int  # per client
     server_shards: int
     total_shards: int | None  # into which the set is cut; null: two per client
 
     def __post_init__(self) -> None:
-        require(0 <= self.fraction < 1, "surrogate.fraction", self.fraction, "at least 0 and less than 1")
+        require(
+            0 <= self.fraction < 1,
+            "surrogate.fraction",
+            self.fraction,
+            "at least 0 and less than 1",
+        )
         good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
         require(good, "surrogate.classes", self.classes, "different labels, or null for all")
-        require(self.classes is None or self.given, "surrogate.classes", self.classes,
-                "null without a surrogate.dataset or surrogate.fraction")  # fmt: skip
-        require(self.examples is None or self.examples >= 1, "surrogate.examples", self.examples, "at least 1, or null")
-        require(self.examples is None or self.dataset is not None, "surrogate.examples", self.examples,
-                "null without a surrogate.dataset, of whose examples it says the number")  # fmt: skip
-        require(not self.options or self.dataset is not None, "surrogate.options", self.options,
-                "{} without a surrogate.dataset, whose options they are")  # fmt: skip
+        require(
+            self.classes is None or self.given,
+            "surrogate.classes",
+            self.classes,
+            "null without a surrogate.dataset or surrogate.fraction",
+        )
+        require(
+            self.examples is None or self.examples >= 1,
+            "surrogate.examples",
+            self.examples,
+            "at least 1, or null",
+        )
+        require(
+            self.examples is None or self.dataset is not None,
+            "surrogate.examples",
+            self.examples,
+            "null without a surrogate.dataset, of whose examples it says the number",
+        )
+        require(
+            not self.options or self.dataset is not None,
+            "surrogate.options",
+            self.options,
+            "{} without a surrogate.dataset, whose options they are",
+        )
         require(self.shards >= 1, "surrogate.shards", self.shards, "at least 1")
-        require(self.server_shards >= 1, "surrogate.server_shards", self.server_shards, "at least 1")
-        require(self.total_shards is None or self.total_shards >= 1, "surrogate.total_shards", self.total_shards,
-                "at least 1, or null (two per client)")  # fmt: skip
-        require(not (self.fraction and self.dataset is not None), "surrogate.fraction", self.fraction,
-                "0 with a surrogate.dataset: the examples come from one of them")  # fmt: skip
+        require(
+            self.server_shards >= 1, "surrogate.server_shards", self.server_shards, "at least 1"
+        )
+        require(
+            self.total_shards is None or self.total_shards >= 1,
+            "surrogate.total_shards",
+            self.total_shards,
+            "at least 1, or null (two per client)",
+        )
+        require(
+            not (self.fraction and self.dataset is not None),
+            "surrogate.fraction",
+            self.fraction,
+            "0 with a surrogate.dataset: the examples come from one of them",
+        )
 
     @property
     def given(self) -> bool:
         return self.dataset is not None or self.fraction > 0
 
     def load(self, like: Data) -> torch.Tensor:
-        """Return the inputs of the surrogate data set's training examples in the form of `like`; none without a data
-        set.
+        """Return the inputs of the surrogate data set's training examples in the form of `like`;
+        none without a data set.
 
-        Also those of its test part where that is no official one, unless it is the data set that is trained on.
+        Also those of its test part where that is no official one, unless it is the data set that is
+        trained on.
         """
         if self.dataset is None:
             return like.x_train[:0]
@@ -73,20 +109,29 @@ class Surrogate:
         if self.examples is None:
             return inputs
         if self.examples > len(inputs):
-            raise ConfigError(f"surrogate.examples={self.examples}: must be at most the {len(inputs)} that there are")
-        return inputs[torch.from_numpy(np.sort(rng.choice(len(inputs), self.examples, replace=False)))]
+            raise ConfigError(
+                f"surrogate.examples={self.examples}: must be at most the {len(inputs)} that"
+                " there are"
+            )
+        return inputs[
+            torch.from_numpy(np.sort(rng.choice(len(inputs), self.examples, replace=False)))
+        ]
 
     def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
         """Return a mask bool [n] of the examples with these labels that may be used."""
         if self.classes is None:
             return torch.ones(len(labels), dtype=torch.bool)
         num_classes = data.num_classes
-        require(num_classes > 0, "surrogate.classes", self.classes, f"null: {data.name} has no labels")
+        require(
+            num_classes > 0, "surrogate.classes", self.classes, f"null: {data.name} has no labels"
+        )
         wrong = [c for c in self.classes if not 0 <= c < num_classes]
         require(not wrong, "surrogate.classes", wrong, f"labels from 0 to {num_classes - 1}")
         found = torch.isin(labels, torch.tensor(self.classes))
         if not found.any():
-            raise ConfigError(f"surrogate.classes={self.classes}: no example has one of these labels")
+            raise ConfigError(
+                f"surrogate.classes={self.classes}: no example has one of these labels"
+            )
         return found
 
     def attach(
@@ -97,9 +142,14 @@ class Surrogate:
         if self.fraction:
             everything = np.concatenate([task.train for task in tasks])
             everything = everything[self.chosen(labels[everything], data).numpy()]
-            chosen = np.sort(rng.choice(everything, int(self.fraction * len(everything)), replace=False))
+            chosen = np.sort(
+                rng.choice(everything, int(self.fraction * len(everything)), replace=False)
+            )
             if not len(chosen):
-                raise ConfigError(f"surrogate.fraction={self.fraction}: less than one of {len(everything)} examples")
+                raise ConfigError(
+                    f"surrogate.fraction={self.fraction}: less than one of {len(everything)}"
+                    " examples"
+                )
             labels[torch.from_numpy(chosen)] = -1
             tasks = [replace(task, train=np.setdiff1d(task.train, chosen)) for task in tasks]
             return replace(data, y_train=labels), tuple(tasks), chosen
@@ -107,26 +157,38 @@ class Surrogate:
         numbers = np.arange(len(labels), len(labels) + len(extra))
         if len(extra):
             x = torch.cat([data.x_train, extra])
-            data = replace(data, x_train=x, y_train=torch.cat([labels, labels.new_full((len(extra),), -1)]))
+            data = replace(
+                data, x_train=x, y_train=torch.cat([labels, labels.new_full((len(extra),), -1)])
+            )
         return data, tuple(tasks), numbers
 
     def deal(self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator) -> "Shards":
-        """Return random shards of the examples `numbers` (unlabelled, so not sorted): each client draws `shards`
-        different ones, all together every one about equally often (disjoint while there are enough), the server draws
-        its own."""
+        """Return random shards of the examples `numbers` (unlabelled, so not sorted): each client
+        draws `shards` different ones, all together every one about equally often (disjoint while
+        there are enough), the server draws its own."""
         total = self.total_shards or 2 * num_clients
         for key, count in (("shards", self.shards), ("server_shards", self.server_shards)):
-            require(count <= total, f"surrogate.{key}", count, f"at most the {total} shards that there are")
+            require(
+                count <= total,
+                f"surrogate.{key}",
+                count,
+                f"at most the {total} shards that there are",
+            )
         if len(numbers) < total:
             raise ConfigError(
-                f"surrogate: {len(numbers)} examples cannot be cut into {total} shards; "
-                "surrogate.total_shards=<number> cuts it into fewer, a larger surrogate.fraction gives more examples"
+                f"surrogate: {len(numbers)} examples cannot be cut into {total} shards;"
+                " surrogate.total_shards=<number> cuts it into fewer, a larger surrogate.fraction"
+                " gives more examples"
             )
         pieces = np.array_split(rng.permutation(numbers), total)
         if self.shards * num_clients <= total:
-            drawn = rng.permutation(total)[: self.shards * num_clients].reshape(num_clients, self.shards)
+            drawn = rng.permutation(total)[: self.shards * num_clients].reshape(
+                num_clients, self.shards
+            )
         else:
-            drawn = np.stack([rng.choice(total, self.shards, replace=False) for _ in range(num_clients)])
+            drawn = np.stack(
+                [rng.choice(total, self.shards, replace=False) for _ in range(num_clients)]
+            )
         own = rng.choice(total, self.server_shards, replace=False)
         clients = tuple(np.sort(np.concatenate([pieces[i] for i in row])) for row in drawn)
         return Shards(clients, np.sort(np.concatenate([pieces[i] for i in own])))
@@ -144,23 +206,29 @@ def load_like(dataset: DataSource, like: Data) -> Data:
     """Load another data set; texts are read with the vocabulary of the first."""
     if isinstance(dataset, TextSource):
         if not isinstance(like, TextData):
-            raise ConfigError(f"{dataset.name} has texts, {like.name} has images: they cannot be used together")
+            raise ConfigError(
+                f"{dataset.name} has texts, {like.name} has images: they cannot be used together"
+            )
         return dataset.load(like)
     return dataset.load()
 
 
 def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
-    """Return x_train or x_test of `data` in the form of those of `like`: images get its size, channels and scale."""
+    """Return x_train or x_test of `data` in the form of those of `like`: images get its size,
+    channels and scale."""
     x = getattr(data, f"x_{split}")
     if isinstance(data, ImageData) and isinstance(like, ImageData):
         return resized(x, data.max_value, like)
     if type(data) is not type(like):
-        raise ConfigError(f"{data.name} and {like.name} cannot be used together: one has images, the other texts")
+        raise ConfigError(
+            f"{data.name} and {like.name} cannot be used together: one has images, the other texts"
+        )
     return x
 
 
 def resized(images: torch.Tensor, max_value: int, like: ImageData) -> torch.Tensor:
-    """Resize uint8 [n, h, w, c] -> [n, height, width, channels] of `like`, bilinear with antialiasing; grey by luma."""
+    """Resize uint8 [n, h, w, c] -> [n, height, width, channels] of `like`, bilinear with
+    antialiasing; grey by luma."""
     channels, height, width = like.shape
     if images.shape[1:] == like.x_train.shape[1:] and max_value == like.max_value:
         return images

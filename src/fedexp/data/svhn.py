@@ -1,7 +1,7 @@
 """SVHN: digits of house numbers, 32 x 32 in colour, from the MATLAB files of its authors.
 
-Y. Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning", NeurIPS workshop 2011. The
-label 10 stands for the digit 0 there, and is 0 here.
+Y. Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning", NeurIPS
+workshop 2011. The label 10 stands for the digit 0 there, and is 0 here.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from fedexp.data.download import Download
 
 @dataclass(frozen=True, kw_only=True)
 class Svhn(Dataset):
-    """The training and test images from `<data_dir>/{train,test}_32x32.mat` or the folder svhn there; the `extra`
-    images are a training set of their own, and are joined to it on request."""
+    """The training and test images from `<data_dir>/{train,test}_32x32.mat` or the folder svhn
+    there; the `extra` images are a training set of their own, and are joined to it on request."""
 
     extra: bool  # 531,131 further training images, somewhat easier
     url: str | None  # mirror: the web folder of the files
@@ -27,16 +27,24 @@ class Svhn(Dataset):
         from torchvision.datasets import SVHN
 
         splits = ("train", "extra", "test") if self.extra else ("train", "test")
-        listed = {split: SVHN.split_list[split] for split in splits}  # split -> (address, file, md5)
+        # split -> (address, file, md5)
+        listed = {split: SVHN.split_list[split] for split in splits}
         folders = (Path(self.data_dir, "svhn"), Path(self.data_dir))
-        folder = next((f for f in folders if all((f / name).is_file() for _, name, _ in listed.values())), None)
+        folder = next(
+            (f for f in folders if all((f / name).is_file() for _, name, _ in listed.values())),
+            None,
+        )
         if folder is None:
             folder, (address, name, _) = folders[0], next(iter(listed.values()))
             files = tuple((name, md5) for _, name, md5 in listed.values())
-            Download((address.removesuffix(name),), files, folder, packed=False).fetch(self.name, self.url)
+            Download((address.removesuffix(name),), files, folder, packed=False).fetch(
+                self.name, self.url
+            )
         paths = {split: folder / name for split, (_, name, _) in listed.items()}
         content = [SourceFile.of(path).stamp(self.data_dir) for path in paths.values()]
-        return cached(self.data_dir, self.name, content, {"extra": self.extra}, lambda: decode(paths))
+        return cached(
+            self.data_dir, self.name, content, {"extra": self.extra}, lambda: decode(paths)
+        )
 
 
 def decode(paths: dict[str, Path]) -> Arrays:
@@ -46,18 +54,31 @@ def decode(paths: dict[str, Path]) -> Arrays:
     x_train, y_train = (np.concatenate([part[i] for part in train]) for i in range(2))
     x_test, y_test = read["test"]
     names = np.array([str(digit) for digit in range(10)])
-    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test, "classes": names}
+    return {
+        "x_train": x_train,
+        "y_train": y_train,
+        "x_test": x_test,
+        "y_test": y_test,
+        "classes": names,
+    }
 
 
 def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return (x uint8 [n, 32, 32, 3], y int64 [n]) of a file with X [32, 32, 3, n] and y [n, 1] in 1..10."""
+    """Return (x uint8 [n, 32, 32, 3], y int64 [n]) of a file with X [32, 32, 3, n] and y [n, 1] in
+    1..10."""
     from scipy.io import loadmat
 
     try:
         found = loadmat(path)
         x, y = found["X"], found["y"].astype(np.int64).ravel()
-        if x.dtype != np.uint8 or x.shape != (32, 32, 3, len(y)) or not ((y >= 1) & (y <= 10)).all():
+        if (
+            x.dtype != np.uint8
+            or x.shape != (32, 32, 3, len(y))
+            or not ((y >= 1) & (y <= 10)).all()
+        ):
             raise ValueError(f"X {x.shape} of {x.dtype} and y {y.shape}")
     except Exception as error:  # scipy raises many types
-        raise ConfigError(f"{path}: is corrupt ({error}); delete it, so that the next run restores it") from error
+        raise ConfigError(
+            f"{path}: is corrupt ({error}); delete it, so that the next run restores it"
+        ) from error
     return np.ascontiguousarray(x.transpose(3, 0, 1, 2)), y % 10

@@ -1,8 +1,8 @@
 """Sequences of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
-A `TaskSequence` is one data set in which every training example belongs to at most one task, and every test example to
-exactly one. Who trains on what in which round is decided elsewhere (fedexp.training.division); here, which examples a
-task has.
+A `TaskSequence` is one data set in which every training example belongs to at most one task, and
+every test example to exactly one. Who trains on what in which round is decided elsewhere
+(fedexp.training.division); here, which examples a task has.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,12 @@ class Scenario(ABC):
     rounds_per_task: int
 
     def __post_init__(self) -> None:
-        require(self.rounds_per_task >= 1, "scenario.rounds_per_task", self.rounds_per_task, "at least 1")
+        require(
+            self.rounds_per_task >= 1,
+            "scenario.rounds_per_task",
+            self.rounds_per_task,
+            "at least 1",
+        )
 
     @property
     @abstractmethod
@@ -53,13 +58,15 @@ class OneTask(Scenario):
     name = "none"
 
     def __post_init__(self) -> None:
-        """Skip the check of the rounds: they are those of the run, which are checked there, unless they are set
-        here."""
+        """Skip the check of the rounds: they are those of the run, which are checked there, unless
+        they are set here."""
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         super().__post_init__()
         data = dataset.load()
-        return TaskSequence(data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),))
+        return TaskSequence(
+            data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,41 +74,64 @@ class Several(Scenario):
     """Base of both kinds of sequences: the split of a task's examples."""
 
     repeats_examples: ClassVar[bool] = False
-    """All tasks have the same training examples in the same order, each task in a form of its own."""
+    """All tasks have the same training examples in the same order, each task in a form of its
+    own."""
 
     split: list[float] | None  # training, validation, test; null: as the data set is split
     evaluate_on: str  # test | validation
-    replay: int = 0  # examples of earlier tasks that a client goes on training on (fedexp.data.replay)
+    # examples of earlier tasks that a client goes on training on (fedexp.data.replay)
+    replay: int = 0
     replay_policy: str = "reservoir"  # reservoir | class_balanced
-    order: str = "shared"  # | per_client: clients meet the tasks in different orders (fedexp.data.streams)
+    # | per_client: clients meet the tasks in different orders (fedexp.data.streams)
+    order: str = "shared"
     blur: float = 0.0  # share of a task's training examples that are dealt to other tasks
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("scenario.evaluate_on", self.evaluate_on, ("test", "validation"))
-        require(self.replay >= 0, "scenario.replay", self.replay, "at least 0 examples (0 = no buffer)")
+        require(
+            self.replay >= 0, "scenario.replay", self.replay, "at least 0 examples (0 = no buffer)"
+        )
         require_choice("scenario.replay_policy", self.replay_policy, POLICIES)
         require_choice("scenario.order", self.order, ORDERS)
         require(0 <= self.blur < 1, "scenario.blur", self.blur, "at least 0 and less than 1")
         if self.split is None:
-            require(self.evaluate_on == "test", "scenario.evaluate_on", self.evaluate_on,
-                    "test with scenario.split=null, since nothing is held out")  # fmt: skip
+            require(
+                self.evaluate_on == "test",
+                "scenario.evaluate_on",
+                self.evaluate_on,
+                "test with scenario.split=null, since nothing is held out",
+            )
             return
-        good = len(self.split) == 3 and all(0 <= part < 1 for part in self.split) and abs(sum(self.split) - 1) < 1e-9
-        require(good, "scenario.split", self.split, "three fractions that add up to 1: training, validation, test")
+        good = (
+            len(self.split) == 3
+            and all(0 <= part < 1 for part in self.split)
+            and abs(sum(self.split) - 1) < 1e-9
+        )
+        require(
+            good,
+            "scenario.split",
+            self.split,
+            "three fractions that add up to 1: training, validation, test",
+        )
         held = self.split[1 if self.evaluate_on == "validation" else 2] if good else 1
-        require(held > 0, "scenario.split", self.split, f"more than 0 for the {self.evaluate_on} part")
+        require(
+            held > 0, "scenario.split", self.split, f"more than 0 for the {self.evaluate_on} part"
+        )
 
     @property
     def mixes_tasks(self) -> bool:
         """Tell whether clients train on examples of several tasks in a round."""
         return self.order != "shared" or self.blur > 0
 
-    def divide(self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Return (training, evaluation) examples of labels [n], ascending; own_test bool [n]: the data set's own test
-        part.
+    def divide(
+        self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """Return (training, evaluation) examples of labels [n], ascending; own_test bool [n]: the
+        data set's own test part.
 
-        Of every class the same fractions, rounded; the rest of the rounding goes to the training part.
+        Of every class the same fractions, rounded; the rest of the rounding goes to the training
+        part.
         """
         if self.split is None:
             return np.flatnonzero(~own_test), np.flatnonzero(own_test)
@@ -110,13 +140,18 @@ class Several(Scenario):
             numbers = rng.permutation(np.flatnonzero(labels == c))
             validation, test = (round(part * len(numbers)) for part in self.split[1:])
             train.append(numbers[validation + test :])
-            held.append(numbers[:validation] if self.evaluate_on == "validation" else numbers[validation:][:test])
+            held.append(
+                numbers[:validation]
+                if self.evaluate_on == "validation"
+                else numbers[validation:][:test]
+            )
         return np.sort(np.concatenate(train)), np.sort(np.concatenate(held))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassIncremental(Several):
-    """Each task brings classes that no other has; one head for all classes, and no task number at test."""
+    """Each task brings classes that no other has; one head for all classes, and no task number at
+    test."""
 
     name = "class_incremental"
 
@@ -128,17 +163,29 @@ class ClassIncremental(Several):
         super().__post_init__()
         require(self.num_tasks >= 1, "scenario.num_tasks", self.num_tasks, "at least 1")
         flat = [c for task in self.classes or () for c in task]
-        require(len(set(flat)) == len(flat), "scenario.classes", self.classes, "lists in which no class stands twice")
-        require(all(self.classes or ()), "scenario.classes", self.classes, "lists that are not empty")
+        require(
+            len(set(flat)) == len(flat),
+            "scenario.classes",
+            self.classes,
+            "lists in which no class stands twice",
+        )
+        require(
+            all(self.classes or ()), "scenario.classes", self.classes, "lists that are not empty"
+        )
 
     def tasks_of(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
-        """Return the classes of each task: equally many, the rest of the division in the last ones (10 in 3: 3, 3,
-        4)."""
+        """Return the classes of each task: equally many, the rest of the division in the last ones
+        (10 in 3: 3, 3, 4)."""
         if self.classes is not None:
             wrong = [c for task in self.classes for c in task if not 0 <= c < num_classes]
             require(not wrong, "scenario.classes", wrong, f"labels from 0 to {num_classes - 1}")
             return [sorted(task) for task in self.classes]
-        require(self.num_tasks <= num_classes, "scenario.num_tasks", self.num_tasks, f"at most {num_classes} (classes)")
+        require(
+            self.num_tasks <= num_classes,
+            "scenario.num_tasks",
+            self.num_tasks,
+            f"at most {num_classes} (classes)",
+        )
         order = rng.permutation(num_classes) if self.shuffle_classes else np.arange(num_classes)
         edges = [i * num_classes // self.num_tasks for i in range(self.num_tasks + 1)]
         return [sorted(order[start:stop].tolist()) for start, stop in pairwise(edges)]
@@ -158,7 +205,8 @@ class ClassIncremental(Several):
 
 @dataclass(frozen=True, kw_only=True)
 class DomainIncremental(Several):
-    """Each task is a data set of its own with the same classes, the first that of the group `dataset`."""
+    """Each task is a data set of its own with the same classes, the first that of the group
+    `dataset`."""
 
     name = "domain_incremental"
 
@@ -168,7 +216,12 @@ class DomainIncremental(Several):
     def __post_init__(self) -> None:
         super().__post_init__()
         named = len(self.domains) > 0
-        require(named, "scenario.domains", self.domains, "names of data sets for the tasks after the first")
+        require(
+            named,
+            "scenario.domains",
+            self.domains,
+            "names of data sets for the tasks after the first",
+        )
         good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
         require(good, "scenario.classes", self.classes, "different labels, or null for all")
 
@@ -178,8 +231,9 @@ class DomainIncremental(Several):
         for data in every[1:]:
             if data.num_classes != first.num_classes and self.classes is None:
                 raise ConfigError(
-                    f"scenario.domains: {data.name} has {data.num_classes} classes, {first.name} {first.num_classes}; "
-                    "the tasks share their labels (scenario.classes=[0,1,2] keeps these of every data set)"
+                    f"scenario.domains: {data.name} has {data.num_classes} classes, {first.name}"
+                    f" {first.num_classes}; the tasks share their labels (scenario.classes=[0,1,2]"
+                    " keeps these of every data set)"
                 )
         chosen = list(range(first.num_classes)) if self.classes is None else list(self.classes)
         wrong = [c for c in chosen if not 0 <= c < min(data.num_classes for data in every)]
@@ -203,20 +257,22 @@ class DomainIncremental(Several):
 
 
 def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
-    """Raise ConfigError where a class of one name has one label in the first data set and another one in the other, of
-    these labels: the tasks would teach two labels for it. Names that one of them lacks say nothing."""
+    """Raise ConfigError where a class of one name has one label in the first data set and another
+    one in the other, of these labels: the tasks would teach two labels for it. Names that one of
+    them lacks say nothing."""
     mine = {first.classes[c]: c for c in labels}
     for name, label in ((other.classes[c], c) for c in labels):
         if mine.get(name, label) != label:
             raise ConfigError(
-                f"scenario.domains: the class {name} has the label {mine[name]} in {first.name} and {label} in "
-                f"{other.name}; the tasks share their labels (class.txt or dataset.classes orders those of texts)"
+                f"scenario.domains: the class {name} has the label {mine[name]} in {first.name} and"
+                f" {label} in {other.name}; the tasks share their labels (class.txt or"
+                " dataset.classes orders those of texts)"
             )
 
 
 def pooled(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """Return (x [n, ...], y [n], bool [n]: of the test part) of training and test examples of all data sets, one by
-    one."""
+    """Return (x [n, ...], y [n], bool [n]: of the test part) of training and test examples of all
+    data sets, one by one."""
     splits = [(data, split) for data in every for split in ("train", "test")]
     labels = [getattr(data, f"y_{split}").numpy() for data, split in splits]
     flags = [np.full(len(y), split == "test") for y, (_, split) in zip(labels, splits, strict=True)]
@@ -232,10 +288,14 @@ def assemble(
     names: Sequence[str],
     classes: Sequence[Sequence[int]],
 ) -> TaskSequence:
-    """Return the TaskSequence of the pooled examples: parts: (training, evaluation) examples of each task."""
+    """Return the TaskSequence of the pooled examples: parts: (training, evaluation) examples of
+    each task."""
     for name, (train, held) in zip(names, parts, strict=True):
         if not len(train) or not len(held):
-            raise ConfigError(f"scenario: the task of {name} has {len(train)} training and {len(held)} test examples")
+            raise ConfigError(
+                f"scenario: the task of {name} has {len(train)} training and {len(held)} test"
+                " examples"
+            )
     rows, tests = (np.concatenate([part[i] for part in parts]) for i in range(2))
     edges = np.cumsum([0, *(len(train) for train, _ in parts)]).tolist()
     data = replace(
@@ -244,8 +304,12 @@ def assemble(
         y_train=torch.from_numpy(y[rows]),
         x_test=x[torch.from_numpy(tests)],
         y_test=torch.from_numpy(y[tests]),
-        test_tasks=torch.from_numpy(np.repeat(np.arange(len(parts)), [len(held) for _, held in parts])),
+        test_tasks=torch.from_numpy(
+            np.repeat(np.arange(len(parts)), [len(held) for _, held in parts])
+        ),
         owners=None,
     )
     numbers = [np.arange(start, stop) for start, stop in pairwise(edges)]
-    return TaskSequence(data, tuple(Task(n, tuple(c), r) for n, c, r in zip(names, classes, numbers, strict=True)))
+    return TaskSequence(
+        data, tuple(Task(n, tuple(c), r) for n, c, r in zip(names, classes, numbers, strict=True))
+    )

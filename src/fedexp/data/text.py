@@ -1,7 +1,8 @@
-"""Texts as sequences of characters: the data sets of CFeD (Ma et al., IJCAI 2022) and any others in their formats.
+"""Texts as sequences of characters: the data sets of CFeD (Ma et al., IJCAI 2022) and any others in
+their formats.
 
-A text is its first `length` characters, each as its number in a vocabulary; `<UNK>` stands for a character that the
-vocabulary does not have, `<PAD>` fills up short texts. Nothing is normalised.
+A text is its first `length` characters, each as its number in a vocabulary; `<UNK>` stands for a
+character that the vocabulary does not have, `<PAD>` fills up short texts. Nothing is normalised.
 """
 
 import json
@@ -19,17 +20,27 @@ import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.npz import load_npz
-from fedexp.data.text_files import LAYOUTS, Texts, class_numbers, find_files, name_classes, read_lines, read_texts
+from fedexp.data.text_files import (
+    LAYOUTS,
+    Texts,
+    class_numbers,
+    find_files,
+    name_classes,
+    read_lines,
+    read_texts,
+)
 from fedexp.data.types import DataSource, TextData
 
 UNK, PAD = "<UNK>", "<PAD>"
 
 
 class DropoutKeys:
-    """A random number for each example and use, from which a model makes its dropout mask (see models.textcnn).
+    """A random number for each example and use, from which a model makes its dropout mask (see
+    models.textcnn).
 
-    Stands where an image data set has its Augmentation, so that dropout, like augmentation, is a function of the seed,
-    the round and the client and not of the order in which clients are trained.
+    Stands where an image data set has its Augmentation, so that dropout, like augmentation, is a
+    function of the seed, the round and the client and not of the order in which clients are
+    trained.
     """
 
     changes_inputs: ClassVar[bool] = False
@@ -54,22 +65,40 @@ class Labelled:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource(DataSource):
-    """Base of the data sets of texts. `load` raises ConfigError where files are missing or damaged."""
+    """Base of the data sets of texts. `load` raises ConfigError where files are missing or
+    damaged."""
 
     kind: ClassVar[str] = "text"
     augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # what is drawn for each training example
 
     length: int  # characters of an example
     max_words: int  # size of a vocabulary made from the training texts, without <UNK> and <PAD>
-    vocabulary: str | None  # json file {character: number} in <data_dir>/<name>; None: made from the training texts
-    vectors: str | None  # npz file of a vector for each entry of `vocabulary`, in <data_dir>/<name>; None: none
+    # json file {character: number} in <data_dir>/<name>; None: made from the training texts
+    vocabulary: str | None
+    # npz file of a vector for each entry of `vocabulary`, in <data_dir>/<name>; None: none
+    vectors: str | None
 
     def __post_init__(self) -> None:
-        require(bool(re.fullmatch(r"[\w.-]+", self.name)), "dataset.name", self.name, "letters, digits, _ . -")
-        require(1 <= self.length <= 65536, "dataset.length", self.length, "at least 1 and at most 65536 characters")
+        require(
+            bool(re.fullmatch(r"[\w.-]+", self.name)),
+            "dataset.name",
+            self.name,
+            "letters, digits, _ . -",
+        )
+        require(
+            1 <= self.length <= 65536,
+            "dataset.length",
+            self.length,
+            "at least 1 and at most 65536 characters",
+        )
         require(self.max_words >= 1, "dataset.max_words", self.max_words, "at least 1")
         fits = self.vectors is None or self.vocabulary is not None
-        require(fits, "dataset.vectors", self.vectors, "null without dataset.vocabulary, whose entries they belong to")
+        require(
+            fits,
+            "dataset.vectors",
+            self.vectors,
+            "null without dataset.vocabulary, whose entries they belong to",
+        )
 
     @property
     def folder(self) -> Path:
@@ -80,7 +109,8 @@ class TextSource(DataSource):
         """Return the texts, cut to `length` characters, and their labels."""
 
     def load(self, like: TextData | None = None) -> TextData:
-        """Encode the texts with an own vocabulary, or with the vocabulary, length and vectors of another data set."""
+        """Encode the texts with an own vocabulary, or with the vocabulary, length and vectors of
+        another data set."""
         read = self.read(self.length if like is None else like.shape.length)
         if like is None:
             vocabulary, vectors = self._vocabulary(read.train.texts)
@@ -108,16 +138,19 @@ class TextSource(DataSource):
         vectors = read_vectors(self.folder / self.vectors)
         if len(vectors) != len(words):
             raise ConfigError(
-                f"{self.folder / self.vectors}: has {len(vectors)} vectors, but {path} {len(words)} entries"
+                f"{self.folder / self.vectors}: has {len(vectors)} vectors, but {path} {len(words)}"
+                " entries"
             )
         return complete(words), torch.from_numpy(_complete_vectors(words, vectors))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextDataset(TextSource):
-    """Labelled texts for training and testing in <data_dir>/<name>, in one of the layouts of `find_files`."""
+    """Labelled texts for training and testing in <data_dir>/<name>, in one of the layouts of
+    `find_files`."""
 
-    classes: tuple[str, ...] | None  # names in the order of their numbers; None: class.txt, or what the labels say
+    # names in the order of their numbers; None: class.txt, or what the labels say
+    classes: tuple[str, ...] | None
     layout: str | None  # one of LAYOUTS; None: the first of which there is a file
 
     def __post_init__(self) -> None:
@@ -130,7 +163,9 @@ class TextDataset(TextSource):
     def read(self, length: int) -> Labelled:
         train, test = (read_texts(paths, length) for paths in find_files(self.folder, self.layout))
         classes = self._classes(train)
-        return Labelled(train, test, class_numbers(train, classes), class_numbers(test, classes), classes)
+        return Labelled(
+            train, test, class_numbers(train, classes), class_numbers(test, classes), classes
+        )
 
     def _classes(self, train: Texts) -> tuple[str, ...]:
         if self.classes is not None:
@@ -146,7 +181,8 @@ class TextDataset(TextSource):
 
 @dataclass(frozen=True, kw_only=True)
 class UnlabelledTexts(TextSource):
-    """Texts without labels (all -1), for training only: a surrogate set. A column of labels is not read."""
+    """Texts without labels (all -1), for training only: a surrogate set. A column of labels is not
+    read."""
 
     file: str  # csv file, relative to data_dir
 
@@ -154,16 +190,16 @@ class UnlabelledTexts(TextSource):
         path = Path(self.data_dir, self.file)
         if path.suffix != ".csv" or not path.is_file():
             raise ConfigError(
-                f"dataset.file={self.file}: {path} must be a csv file with a column named title, body, content or "
-                "article; it cannot be downloaded"
+                f"dataset.file={self.file}: {path} must be a csv file with a column named title,"
+                " body, content or article; it cannot be downloaded"
             )
         texts = read_texts([path], length, labelled=False)
         return Labelled(texts, Texts([], [], []), [-1] * len(texts.texts), [], ())
 
 
 def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.ndarray:
-    """Return the first `length` characters of each text as numbers of a vocabulary with <UNK> and <PAD>: int32 [N,
-    length]."""
+    """Return the first `length` characters of each text as numbers of a vocabulary with <UNK> and
+    <PAD>: int32 [N, length]."""
     numbers = np.full(sys.maxunicode + 1, vocabulary.index(UNK), np.int32)  # of each code point
     for number, word in enumerate(vocabulary):
         if len(word) == 1:
@@ -177,8 +213,8 @@ def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.n
 
 
 def most_frequent(texts: Sequence[str], limit: int) -> tuple[str, ...]:
-    """Return the `limit` most frequent characters, most frequent first; of equally frequent ones the lower code
-    point."""
+    """Return the `limit` most frequent characters, most frequent first; of equally frequent ones
+    the lower code point."""
     counts = Counter("".join(texts))
     return tuple(sorted(counts, key=lambda character: (-counts[character], character))[:limit])
 
@@ -193,27 +229,40 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     try:
         numbers = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); dataset.vocabulary=null needs none") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); dataset.vocabulary=null needs none"
+        ) from error
     except (ValueError, RecursionError) as error:  # not UTF-8 or not json
         raise ConfigError(f"{path}: is not a json file in UTF-8 ({error})") from error
     valid = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())
     if not valid or not numbers or sorted(numbers.values()) != list(range(len(numbers))):
-        raise ConfigError(f"{path}: must map each character to a number of its own, from 0 without gaps")
+        raise ConfigError(
+            f"{path}: must map each character to a number of its own, from 0 without gaps"
+        )
     return tuple(sorted(numbers, key=numbers.__getitem__))
 
 
 def read_vectors(path: Path) -> np.ndarray:
     """Read float32 [V, D]: the array `embeddings` of an npz file, or its only matrix."""
     if not path.is_file():
-        raise ConfigError(f"{path}: is missing; dataset.vectors=null does without pre-trained vectors")
+        raise ConfigError(
+            f"{path}: is missing; dataset.vectors=null does without pre-trained vectors"
+        )
     arrays = load_npz(path)
     matrices = [name for name, array in arrays.items() if array.ndim == 2]
     name = "embeddings" if "embeddings" in matrices else matrices[0] if len(matrices) == 1 else None
     if name is None:
-        raise ConfigError(f"{path}: the arrays {', '.join(arrays)} must include one matrix, or one named embeddings")
+        raise ConfigError(
+            f"{path}: the arrays {', '.join(arrays)} must include one matrix, or one named"
+            " embeddings"
+        )
     vectors = arrays[name]
-    if not (np.issubdtype(vectors.dtype, np.floating) and vectors.size and np.isfinite(vectors).all()):
-        raise ConfigError(f"{path}: {name} must have finite floating-point numbers, a row for each entry")
+    if not (
+        np.issubdtype(vectors.dtype, np.floating) and vectors.size and np.isfinite(vectors).all()
+    ):
+        raise ConfigError(
+            f"{path}: {name} must have finite floating-point numbers, a row for each entry"
+        )
     return vectors.astype(np.float32)
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from fedexp.core.errors import ConfigError
 
-TITLES, BODIES, LABELS = ("title",), ("body", "content", "article"), ("label", "target")  # names of columns
-UNNAMED = {"0": "title", "1": "body", "2": "label"}  # the last three columns in the files that CFeD's code ships
+# names of columns
+TITLES, BODIES, LABELS = ("title",), ("body", "content", "article"), ("label", "target")
+# the last three columns in the files that CFeD's code ships
+UNNAMED = {"0": "title", "1": "body", "2": "label"}
 
 
 @dataclass(frozen=True)
@@ -30,25 +32,34 @@ LAYOUTS = {
 
 
 def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], list[Path]]:
-    """Return the training and test files in a folder: in this layout, or else in the first one of which it has a file.
+    """Return the training and test files in a folder: in this layout, or else in the first one of
+    which it has a file.
 
-    The validation files that CFeD's code ships beside the others (`eval`) count as training files, since a scenario
-    divides all examples anew. Raises ConfigError where there is none or training or test files are missing.
+    The validation files that CFeD's code ships beside the others (`eval`) count as training files,
+    since a scenario divides all examples anew. Raises ConfigError where there is none or training
+    or test files are missing.
     """
     for name in LAYOUTS if layout is None else [layout]:
         pattern = LAYOUTS[name]
-        train, test, held = (sorted(folder.glob(pattern.format(split))) for split in ("train", "test", "eval"))
+        train, test, held = (
+            sorted(folder.glob(pattern.format(split))) for split in ("train", "test", "eval")
+        )
         if train and test:
             return train + (held if name.endswith("_il") else []), test
         if train or test:
             lost = "test" if train else "train"
-            raise ConfigError(f"{folder / pattern.format(lost)}: is missing beside {(train or test)[0].name}")
+            raise ConfigError(
+                f"{folder / pattern.format(lost)}: is missing beside {(train or test)[0].name}"
+            )
     if layout is not None:
-        raise ConfigError(f"dataset.layout={layout}: {folder} has no {LAYOUTS[layout].format('train')}")
+        raise ConfigError(
+            f"dataset.layout={layout}: {folder} has no {LAYOUTS[layout].format('train')}"
+        )
     raise ConfigError(
-        f"{folder}: has no texts, and they cannot be downloaded. Put there train.txt and test.txt (each line a text, a "
-        "tab and the number of its class) with class.txt (a class name a line), or train.csv and test.csv (columns "
-        "title, body, label), or CFeD's files (such as thucnews_train_classIL1.csv and thucnews_test_classIL1.csv)"
+        f"{folder}: has no texts, and they cannot be downloaded. Put there train.txt and test.txt"
+        " (each line a text, a tab and the number of its class) with class.txt (a class name a"
+        " line), or train.csv and test.csv (columns title, body, label), or CFeD's files (such as"
+        " thucnews_train_classIL1.csv and thucnews_test_classIL1.csv)"
     )
 
 
@@ -61,7 +72,9 @@ def read_texts(paths: list[Path], length: int, labelled: bool = True) -> Texts:
         try:
             read += [(text[:length], label, (path, line)) for line, text, label in records]
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}, line {_undecodable_line(path)}: is not UTF-8 ({error.reason})") from error
+            raise ConfigError(
+                f"{path}, line {_undecodable_line(path)}: is not UTF-8 ({error.reason})"
+            ) from error
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
         if len(read) == before:
@@ -75,7 +88,9 @@ def read_lines(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}, line {_undecodable_line(path)}: is not UTF-8 ({error.reason})") from error
+        raise ConfigError(
+            f"{path}, line {_undecodable_line(path)}: is not UTF-8 ({error.reason})"
+        ) from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -85,13 +100,17 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
             if line.strip():
                 text, tab, label = line.rpartition("\t")
                 if not tab:
-                    raise ConfigError(f"{path}, line {number}: must be a text, a tab and the number of its class")
+                    raise ConfigError(
+                        f"{path}, line {number}: must be a text, a tab and the number of its class"
+                    )
                 yield number, text.strip(), label.strip()
 
 
 def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, text, label) of the records of a csv file; the text is its title directly followed by its body."""
-    csv.field_size_limit(2**31 - 1)  # of characters, for the whole process; by default long articles are refused
+    """Yield (line, text, label) of the records of a csv file; the text is its title directly
+    followed by its body."""
+    # of characters, for the whole process; by default long articles are refused
+    csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, strict=True)
         line = 1
@@ -102,8 +121,14 @@ def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
             for row in rows:
                 if row:
                     if len(row) != len(header):
-                        raise ConfigError(f"{path}, line {line}: has {len(row)} values, must have {len(header)}")
-                    yield line, "".join(row[k].strip() for k in columns), "" if label is None else row[label].strip()
+                        raise ConfigError(
+                            f"{path}, line {line}: has {len(row)} values, must have {len(header)}"
+                        )
+                    yield (
+                        line,
+                        "".join(row[k].strip() for k in columns),
+                        "" if label is None else row[label].strip(),
+                    )
                 line = rows.line_num + 1
         except csv.Error as error:
             raise ConfigError(f"{path}, line {line}: is not a csv record ({error})") from error
@@ -117,8 +142,13 @@ def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], 
     texts = [k for kind in (TITLES, BODIES) for k, name in enumerate(names) if name in kind]
     labels = [k for k, name in enumerate(names) if name in LABELS]
     if not texts or (labelled and len(labels) != 1):
-        wanted = f"at least one of {', '.join(TITLES + BODIES)}" + f" and one of {', '.join(LABELS)}" * labelled
-        raise ConfigError(f"{path}, line 1: the columns {', '.join(header) or '(none)'} must have {wanted}")
+        wanted = (
+            f"at least one of {', '.join(TITLES + BODIES)}"
+            + f" and one of {', '.join(LABELS)}" * labelled
+        )
+        raise ConfigError(
+            f"{path}, line 1: the columns {', '.join(header) or '(none)'} must have {wanted}"
+        )
     return texts, labels[0] if labelled else None
 
 
@@ -133,22 +163,23 @@ def _undecodable_line(path: Path) -> int:
 
 
 def name_classes(train: Texts) -> tuple[str, ...]:
-    """Return the classes that the labels of the training data name themselves: numbers 0..C-1, or names in sorted
-    order."""
+    """Return the classes that the labels of the training data name themselves: numbers 0..C-1, or
+    names in sorted order."""
     found = set(train.labels)
     if not all(is_number(label) for label in found):
         return tuple(sorted(found))
     for number in range(len(found)):
         if str(number) not in found:
             raise ConfigError(
-                f"{train.places[0][0].parent}: class {number} has no training text, but there are numbers beyond it; "
-                "name all classes in class.txt, one a line"
+                f"{train.places[0][0].parent}: class {number} has no training text, but there are"
+                " numbers beyond it; name all classes in class.txt, one a line"
             )
     return tuple(str(number) for number in range(len(found)))
 
 
 def class_numbers(texts: Texts, classes: tuple[str, ...]) -> list[int]:
-    """Return the label of each text as a number; a label is the name of a class or its number from 0."""
+    """Return the label of each text as a number; a label is the name of a class or its number from
+    0."""
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
     try:
@@ -158,7 +189,8 @@ def class_numbers(texts: Texts, classes: tuple[str, ...]) -> list[int]:
         path, line = texts.places[row]
         named = "" if classes[0] == "0" else f" or one of {', '.join(classes)}"
         raise ConfigError(
-            f"{path}, line {line}: the class '{texts.labels[row]}' must be a number from 0 to {len(classes) - 1}{named}"
+            f"{path}, line {line}: the class '{texts.labels[row]}' must be a number from 0 to"
+            f" {len(classes) - 1}{named}"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """The published layout of Tiny-ImageNet-200.
 
-`train/<wnid>/images/*.JPEG`; `val/images/*.JPEG` with `val/val_annotations.txt` (file, wnid, box; tab-separated);
-`words.txt` (wnid, tab, names).
+`train/<wnid>/images/*.JPEG`; `val/images/*.JPEG` with `val/val_annotations.txt` (file, wnid, box;
+tab-separated); `words.txt` (wnid, tab, names).
 """
 
 from pathlib import Path
@@ -14,16 +14,25 @@ from fedexp.data.image_files import Labelled, class_folders, scan_classes
 
 
 def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:
-    """Return (training files, val files, class names); class index = position of the wnid in sorted order."""
+    """Return (training files, val files, class names); class index = position of the wnid in sorted
+    order."""
     wnids = class_folders(root / "train")
     train = scan_classes(root / "train", wnids)
     label = {wnid: i for i, wnid in enumerate(wnids)}
     annotations = root / "val" / "val_annotations.txt"
     try:
-        lines = [line.split("\t") for line in annotations.read_text(encoding="utf-8").splitlines() if line.strip()]
-        labelled = sorted((root / "val" / "images" / image, label[wnid]) for image, wnid, *_ in lines)
+        lines = [
+            line.split("\t")
+            for line in annotations.read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        ]
+        labelled = sorted(
+            (root / "val" / "images" / image, label[wnid]) for image, wnid, *_ in lines
+        )
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"{annotations}: a line has no class of {root / 'train'} ({error})") from error
+        raise ConfigError(
+            f"{annotations}: a line has no class of {root / 'train'} ({error})"
+        ) from error
     if not labelled:
         raise ConfigError(f"{annotations}: names no images")
     try:
@@ -34,11 +43,17 @@ def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:
 
 
 def _names(root: Path, wnids: list[str]) -> list[str]:
-    """Return the first English name of each wnid, made unique, or the wnids where words.txt is missing."""
+    """Return the first English name of each wnid, made unique, or the wnids where words.txt is
+    missing."""
     words = root / "words.txt"
     if not words.is_file():
         return wnids
-    lines = (line.partition("\t") for line in words.read_text(encoding="utf-8", errors="replace").splitlines())
+    lines = (
+        line.partition("\t")
+        for line in words.read_text(encoding="utf-8", errors="replace").splitlines()
+    )
     name = {wnid: rest.partition(",")[0].strip() for wnid, _, rest in lines}
     names = [name.get(wnid) or wnid for wnid in wnids]
-    return [n if names.count(n) == 1 else f"{n} ({wnid})" for n, wnid in zip(names, wnids, strict=True)]
+    return [
+        n if names.count(n) == 1 else f"{n} ({wnid})" for n, wnid in zip(names, wnids, strict=True)
+    ]

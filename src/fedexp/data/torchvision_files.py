@@ -1,6 +1,8 @@
-"""MNIST-like and CIFAR-like data sets: torchvision's classes say which files they need, and these are read here.
+"""MNIST-like and CIFAR-like data sets: torchvision's classes say which files they need, and these
+are read here.
 
-CIFAR's files are pickles, which can run any code when they are read; here they can only build arrays, lists and texts.
+CIFAR's files are pickles, which can run any code when they are read; here they can only build
+arrays, lists and texts.
 """
 
 import math
@@ -29,14 +31,21 @@ class TorchvisionFiles:
         if self.is_idx:
             folder = Path(data_dir, class_name, "raw")
             resources = tuple(self.cls.resources)
-            self.md5: dict[Path, str | None] = {folder / name.removesuffix(".gz"): None for name, _ in resources}
+            self.md5: dict[Path, str | None] = {
+                folder / name.removesuffix(".gz"): None for name, _ in resources
+            }
             self.download = Download(tuple(self.cls.mirrors), resources, folder)
         else:
             folder = Path(data_dir, self.cls.base_folder)
             meta = (self.cls.meta["filename"], self.cls.meta["md5"])
-            self.md5 = {folder / name: md5 for name, md5 in (*self.cls.train_list, *self.cls.test_list, meta)}
+            self.md5 = {
+                folder / name: md5
+                for name, md5 in (*self.cls.train_list, *self.cls.test_list, meta)
+            }
             host = self.cls.url.removesuffix(self.cls.filename)
-            self.download = Download((host,), ((self.cls.filename, self.cls.tgz_md5),), Path(data_dir), THROTTLED)
+            self.download = Download(
+                (host,), ((self.cls.filename, self.cls.tgz_md5),), Path(data_dir), THROTTLED
+            )
 
     def paths(self) -> list[Path]:
         return list(self.md5)
@@ -53,7 +62,8 @@ class TorchvisionFiles:
             "y_train": y_train,
             "x_test": x_test,
             "y_test": y_test,
-            "classes": np.array([name.partition(" - ")[0] for name in self.cls.classes]),  # MNIST has "3 - three"
+            # MNIST has "3 - three"
+            "classes": np.array([name.partition(" - ")[0] for name in self.cls.classes]),
         }
 
     def _read_batches(self) -> Arrays:
@@ -66,7 +76,13 @@ class TorchvisionFiles:
         n = len(self.cls.train_list)
         (x_train, y_train), (x_test, y_test) = (join(part) for part in (batches[:n], batches[n:]))
         names = np.array(meta[self.cls.meta["key"]])
-        return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test, "classes": names}
+        return {
+            "x_train": x_train,
+            "y_train": y_train,
+            "x_test": x_test,
+            "y_test": y_test,
+            "classes": names,
+        }
 
     def _decode(self, path: Path, decode: Any) -> Any:
         try:
@@ -91,7 +107,8 @@ def read_labels(file: BinaryIO) -> np.ndarray:
 
 
 def read_idx(file: BinaryIO, rank: int) -> np.ndarray:
-    """Read an idx file of bytes: two zero bytes, 8 = uint8, the rank, big-endian int32 sizes, the values."""
+    """Read an idx file of bytes: two zero bytes, 8 = uint8, the rank, big-endian int32 sizes, the
+    values."""
     start, sizes = file.read(4), np.frombuffer(file.read(4 * rank), ">i4").tolist()
     content = np.frombuffer(bytearray(file.read()), np.uint8)  # writable, as torch wants it
     if start != bytes([0, 0, 8, rank]) or len(sizes) != rank or len(content) != math.prod(sizes):
@@ -100,9 +117,11 @@ def read_idx(file: BinaryIO, rank: int) -> np.ndarray:
 
 
 class Plain(pickle.Unpickler):
-    """Reads pickles of plain values and NumPy arrays. What else they name is neither imported nor called."""
+    """Reads pickles of plain values and NumPy arrays. What else they name is neither imported nor
+    called."""
 
-    RECONSTRUCT: ClassVar = np.zeros(0).__reduce__()[0]  # makes an empty array, which is then filled
+    # makes an empty array, which is then filled
+    RECONSTRUCT: ClassVar = np.zeros(0).__reduce__()[0]
     ALLOWED: ClassVar = {
         "numpy.core.multiarray._reconstruct": RECONSTRUCT,
         "numpy._core.multiarray._reconstruct": RECONSTRUCT,
@@ -114,7 +133,9 @@ class Plain(pickle.Unpickler):
         try:
             return self.ALLOWED[f"{module}.{name}"]
         except KeyError:
-            raise pickle.UnpicklingError(f"names {module}.{name}, which no data file needs") from None
+            raise pickle.UnpicklingError(
+                f"names {module}.{name}, which no data file needs"
+            ) from None
 
 
 def read_plain(file: BinaryIO) -> Any:
@@ -123,7 +144,12 @@ def read_plain(file: BinaryIO) -> Any:
 
 
 def join(batches: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (x uint8 [N, 32, 32, 3], y int64 [N]) of batches whose rows are the red, green, then blue plane."""
-    x = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    """Return (x uint8 [N, 32, 32, 3], y int64 [N]) of batches whose rows are the red, green, then
+    blue plane."""
+    x = (
+        np.concatenate([batch["data"] for batch in batches])
+        .reshape(-1, 3, 32, 32)
+        .transpose(0, 2, 3, 1)
+    )
     labels = [batch["labels" if "labels" in batch else "fine_labels"] for batch in batches]
     return np.ascontiguousarray(x), np.concatenate(labels).astype(np.int64)

@@ -12,7 +12,8 @@ from fedexp.data.augment import Augmentation, Normalise, load_batch
 
 
 class Draws(Protocol):
-    """Random numbers for every training example: an Augmentation of images draws them, or DropoutKeys."""
+    """Random numbers for every training example: an Augmentation of images draws them, or
+    DropoutKeys."""
 
     changes_inputs: ClassVar[bool]  # also as a model in eval mode sees them
 
@@ -43,7 +44,8 @@ class Data(ABC):
     validation_tasks: torch.Tensor | None = field(default=None, kw_only=True)
     """int64 [V]: task of each of them, where `test_tasks` is given."""
     checksum: str | None = field(default=None, kw_only=True)
-    """Of the inputs as they were read; None where they are decoded, so that another machine may have others."""
+    """Of the inputs as they were read; None where they are decoded, so that another machine may
+    have others."""
 
     @property
     def num_classes(self) -> int:
@@ -73,12 +75,22 @@ class Data(ABC):
         augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the examples index [...] of `stored` (x_train or x_test) as a model reads them, augmented where draws
-        are given. Safe under vmap."""
+        """Return the examples index [...] of `stored` (x_train or x_test) as a model reads them,
+        augmented where draws are given. Safe under vmap."""
 
     def to(self, device: torch.device | str) -> Self:
-        names = ("x_train", "y_train", "x_test", "y_test", "test_tasks", "validation", "validation_tasks")
-        return replace(self, **{k: v.to(device) for k in names if (v := getattr(self, k)) is not None})
+        names = (
+            "x_train",
+            "y_train",
+            "x_test",
+            "y_test",
+            "test_tasks",
+            "validation",
+            "validation_tasks",
+        )
+        return replace(
+            self, **{k: v.to(device) for k in names if (v := getattr(self, k)) is not None}
+        )
 
     def tested_on_validation(self) -> Self:
         """Return the data with the validation set in the place of the test set."""
@@ -111,7 +123,8 @@ class DataSource(ABC):
 class ImageData(Data):
     """A decoded image data set; x_* are uint8 [., height, width, channels].
 
-    Pixels are integers 0..max_value in channels-last layout; normalised as (pixel / max_value - mean) / std.
+    Pixels are integers 0..max_value in channels-last layout; normalised as (pixel / max_value -
+    mean) / std.
     """
 
     mean: tuple[float, ...]  # per channel, on the scale 0..1
@@ -182,7 +195,7 @@ class TextData(Data):
         augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the texts as int64 [..., length], or [..., length + 1] with the draws of text.DropoutKeys as last
-        column."""
+        """Return the texts as int64 [..., length], or [..., length + 1] with the draws of
+        text.DropoutKeys as last column."""
         words = stored[index].long()
         return words if draws is None else torch.cat([words, draws], -1)

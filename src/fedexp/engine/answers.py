@@ -1,8 +1,9 @@
-"""Answers of references such as teachers on a client's examples, kept for its next passes over them.
+"""Answers of references such as teachers on a client's examples, kept for its next passes over
+them.
 
-A reference is in eval mode, so that its output for an example that is not augmented is the same in every epoch: with E
-epochs, one pass of E is enough. A product of matrices may round a row by the rows beside it, so that an answer from
-another batch can differ in its last digits.
+A reference is in eval mode, so that its output for an example that is not augmented is the same in
+every epoch: with E epochs, one pass of E is enough. A product of matrices may round a row by the
+rows beside it, so that an answer from another batch can differ in its last digits.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from fedexp.core.private.of_torch import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Output
 
-MODELS = 4  # of which answers are kept in a round; one that changes in every step must not fill the memory
+# of which answers are kept in a round; one that changes in every step must not fill the memory
+MODELS = 4
 BYTES = 1 << 28  # for those of one model
 
 
@@ -24,7 +26,8 @@ BYTES = 1 << 28  # for those of one model
 class Kept:
     """Answers of one model."""
 
-    held: tuple[torch.Tensor, ...]  # its parameters, so that no other tensor can take their place in memory
+    # its parameters, so that no other tensor can take their place in memory
+    held: tuple[torch.Tensor, ...]
     answers: Output  # features [n, D], None where a model has none, and logits [n, C]
     known: np.ndarray  # bool [n]: whose answers have been written
 
@@ -43,7 +46,8 @@ class Answers:
     """Answers on the examples of one client in one round, for the batch that was last shown."""
 
     def __init__(self, index: torch.Tensor, examples: int):
-        """index: int64 [S, B] numbers of the examples in each step, with padding; examples: of all steps, without."""
+        """index: int64 [S, B] numbers of the examples in each step, with padding; examples: of all
+        steps, without."""
         self._index, self._examples = index, examples
         self._kept: dict[tuple[tuple[str, int, int], ...], Kept | None] = {}
         self._x: torch.Tensor | None = None
@@ -54,10 +58,13 @@ class Answers:
         self._x, self._version, self._step = x, x._version, step
 
     def of(self, params: Params, x: torch.Tensor, answer: Callable[[], Output]) -> Output:
-        """Return what `answer` computes with the parameters of a reference, or what it did before."""
+        """Return what `answer` computes with the parameters of a reference, or what it did
+        before."""
         if x is not self._x or in_transform():
             return answer()
-        if x._version != self._version or any(value.requires_grad for value in (x, *params.values())):
+        if x._version != self._version or any(
+            value.requires_grad for value in (x, *params.values())
+        ):
             return answer()
         key = tuple((name, id(value), value._version) for name, value in params.items())
         rows = self._rows[self._step, : len(x)]
@@ -76,12 +83,14 @@ class Answers:
         return self._index.unique(return_inverse=True)[1]
 
     def _room(self, params: Params, output: Output) -> Kept | None:
-        """Return room for the answers of a model; None where no example comes again, or where they take too much or are
-        more than rows."""
+        """Return room for the answers of a model; None where no example comes again, or where they
+        take too much or are more than rows."""
         count = int(self._rows.max()) + 1
         parts = [part for part in output[:2] if part is not None]
         size = sum(count * part[0].numel() * part.element_size() for part in parts)
         if count >= self._examples or output.maps or size > BYTES:
             return None
-        features, logits = (part if part is None else part.new_empty(count, *part.shape[1:]) for part in output[:2])
+        features, logits = (
+            part if part is None else part.new_empty(count, *part.shape[1:]) for part in output[:2]
+        )
         return Kept(tuple(params.values()), Output(features, logits), np.zeros(count, bool))

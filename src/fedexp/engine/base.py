@@ -1,4 +1,5 @@
-"""Input and output of every engine: the clients of one round in, their messages and new states out."""
+"""Input and output of every engine: the clients of one round in, their messages and new states
+out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -21,13 +22,15 @@ from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
 from fedexp.models.batch_norm import uses_batch_statistics
 
-EVALUATION_BATCH = 100  # so few that what a layer gives is still in a cache when the next one reads it
+# so few that what a layer gives is still in a cache when the next one reads it
+EVALUATION_BATCH = 100
 EVALUATION_BATCH_CUDA = 1000  # there each batch costs launches
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The local steps after which a client's model is tested, and the training examples that it is tested on too."""
+    """The local steps after which a client's model is tested, and the training examples that it is
+    tested on too."""
 
     marks: tuple[int, ...]  # ascending, 0: before the first; empty: it is not tested
     epochs: tuple[int, ...]  # of its local training that end there
@@ -46,7 +49,8 @@ class Cohort:
     states: Sequence[Tree]
     plans: Sequence[Tree]
     personals: Sequence[Tree]  # what the server sent to each alone
-    probes: Sequence[Probe] = ()  # when each is tested in the middle of its training; empty: nobody is
+    # when each is tested in the middle of its training; empty: nobody is
+    probes: Sequence[Probe] = ()
 
     def take(self, positions: Sequence[int]) -> "Cohort":
         """Return a part of the cohort."""
@@ -63,16 +67,21 @@ class Cohort:
 
     @classmethod
     def joined(cls, cohorts: "Sequence[Cohort]") -> "Cohort":
-        """Return the clients of several cohorts as one, without probes; the number of the round is the first one's."""
+        """Return the clients of several cohorts as one, without probes; the number of the round is
+        the first one's."""
         names = ("clients", "roles", "schedules", "states", "plans", "personals")
-        return cls(cohorts[0].round, **{name: [v for one in cohorts for v in getattr(one, name)] for name in names})
+        return cls(
+            cohorts[0].round,
+            **{name: [v for one in cohorts for v in getattr(one, name)] for name in names},
+        )
 
     def longest_first(self) -> list[int]:
         """Return the positions in the order of falling numbers of steps."""
         return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
 
     def shares(self, count: int) -> list[list[int]]:
-        """Return positions dealt to `count` processes so that their numbers of steps are about even; none is empty."""
+        """Return positions dealt to `count` processes so that their numbers of steps are about
+        even; none is empty."""
         piles: list[list[int]] = [[] for _ in range(min(count, len(self.clients)))]
         steps = [0] * len(piles)
         for position in self.longest_first():
@@ -94,24 +103,29 @@ class Trained:
     """Test view -> int64 [|S|, C]: right answers of the local models on the test set."""
     evaluation_seconds: float = 0.0  # spent on the latter, and on probes
     probed: dict[str, torch.Tensor] | None = None
-    """Right answers at the marks of the probes: `test` int64 [|S|, room, C], `train` [|S|, room]; -1: not tested."""
+    """Right answers at the marks of the probes: `test` int64 [|S|, room, C], `train` [|S|, room];
+    -1: not tested."""
 
     def tree(self) -> dict[str, Tree]:
         """Return the fields by name."""
         return dict(vars(self))
 
     def take(self, positions: Sequence[int]) -> "Trained":
-        """Return the results of some clients, in memory of their own. The time of evaluation is divided evenly."""
+        """Return the results of some clients, in memory of their own. The time of evaluation is
+        divided evenly."""
         leaves = (self.messages, self.losses, self.buffers, self.class_correct, self.probed)
         messages, losses, buffers, correct, probed = tree.map(
             lambda leaf: leaf if leaf is None else leaf[list(positions)], leaves
         )
         seconds = self.evaluation_seconds * len(positions) / len(self.states)
-        return Trained(messages, [self.states[i] for i in positions], losses, buffers, correct, seconds, probed)
+        return Trained(
+            messages, [self.states[i] for i in positions], losses, buffers, correct, seconds, probed
+        )
 
 
 class Gather:
-    """Puts the parts of a cohort together in its order, each into its place, so that no model is held twice."""
+    """Puts the parts of a cohort together in its order, each into its place, so that no model is
+    held twice."""
 
     def __init__(self, count: int):
         self.count = count
@@ -124,7 +138,11 @@ class Gather:
         leaves = (part.messages, part.losses, part.buffers, part.class_correct, part.probed)
         if self._stacked is None:
             self._stacked = tree.map(self._room, leaves)
-        tree.map(lambda room, leaf: None if leaf is None else _put(room, positions, leaf), self._stacked, leaves)
+        tree.map(
+            lambda room, leaf: None if leaf is None else _put(room, positions, leaf),
+            self._stacked,
+            leaves,
+        )
         for position, state in zip(positions, part.states, strict=True):
             self._states[position] = state
         self.evaluation_seconds += part.evaluation_seconds
@@ -133,10 +151,18 @@ class Gather:
         return None if leaf is None else leaf.new_empty(self.count, *leaf.shape[1:])
 
     def result(self, parallel: int = 1) -> Trained:
-        """Return the whole cohort's results. `parallel`: parts trained at the same time, which divides the time spent
-        on evaluation."""
+        """Return the whole cohort's results. `parallel`: parts trained at the same time, which
+        divides the time spent on evaluation."""
         messages, losses, buffers, correct, probed = self._stacked
-        return Trained(messages, self._states, losses, buffers, correct, self.evaluation_seconds / parallel, probed)
+        return Trained(
+            messages,
+            self._states,
+            losses,
+            buffers,
+            correct,
+            self.evaluation_seconds / parallel,
+            probed,
+        )
 
 
 def _put(room: torch.Tensor, positions: Sequence[int], leaf: torch.Tensor) -> None:
@@ -177,18 +203,27 @@ class ClientRuntime:
     def device(self) -> torch.device:
         return self.data.x_train.device
 
-    def load_train(self, index: torch.Tensor, draws: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return training examples by number, index [..., B]: (x, y), augmented where draws are given."""
+    def load_train(
+        self, index: torch.Tensor, draws: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return training examples by number, index [..., B]: (x, y), augmented where draws are
+        given."""
         x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
         return x, self.data.y_train[index]
 
-    def load_test(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return test examples by number, index [B]: (x, y), augmented where draws of all test examples are given."""
+    def load_test(
+        self, index: torch.Tensor, draws: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return test examples by number, index [B]: (x, y), augmented where draws of all test
+        examples are given."""
         drawn = None if draws is None else draws[index]
-        return self.data.inputs(self.data.x_test, index, drawn, self.augmentation, self.dtype), self.data.y_test[index]
+        return self.data.inputs(
+            self.data.x_test, index, drawn, self.augmentation, self.dtype
+        ), self.data.y_test[index]
 
     def tested_on(self, view: str) -> "ClientRuntime":
-        """Return the bench whose test set is what a view shows: itself, or one with the validation set."""
+        """Return the bench whose test set is what a view shows: itself, or one with the validation
+        set."""
         return self._on_validation if view == VALIDATION else self
 
     @cached_property
@@ -196,8 +231,9 @@ class ClientRuntime:
         return replace(self, data=self.data.tested_on_validation())
 
     def test_draws(self, view: str, round: int) -> torch.Tensor | None:
-        """Return the random numbers of the augmentation for all test examples, int64 [M, D]: the same for every model
-        that is tested in a round, and others in the next one. None for any other view."""
+        """Return the random numbers of the augmentation for all test examples, int64 [M, D]: the
+        same for every model that is tested in a round, and others in the next one. None for any
+        other view."""
         if view != AUGMENTED:
             return None
         assert self.augmentation is not None, "checked when the run was prepared"
@@ -214,8 +250,8 @@ class ClientRuntime:
 
     @property
     def evaluation_batch(self) -> int:
-        """Return the number of examples that are evaluated at a time: where it is part of the result, the same on every
-        device."""
+        """Return the number of examples that are evaluated at a time: where it is part of the
+        result, the same on every device."""
         if uses_batch_statistics(self.net.module):
             return EVALUATION_BATCH
         return EVALUATION_BATCH_CUDA if self.device.type == "cuda" else EVALUATION_BATCH
@@ -226,11 +262,14 @@ class ClientRuntime:
         return -(-len(self.data.y_test) // self.evaluation_batch)
 
     def evaluate(self, params: Params, draws: torch.Tensor | None = None) -> Evaluation:
-        """Return class-wise right answers and mean loss on the whole test set; draws: see `test_draws`."""
+        """Return class-wise right answers and mean loss on the whole test set; draws: see
+        `test_draws`."""
         return self.combine([self.evaluate_batches(params, range(self.evaluation_batches), draws)])
 
     @torch.no_grad()
-    def evaluate_batches(self, params: Params, batches: range, draws: torch.Tensor | None = None) -> PartialEvaluation:
+    def evaluate_batches(
+        self, params: Params, batches: range, draws: torch.Tensor | None = None
+    ) -> PartialEvaluation:
         """Return class-wise right answers and loss of consecutive batches of the test set."""
         self.net.hold(params)
         labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
@@ -247,37 +286,51 @@ class ClientRuntime:
             right = (logits.argmax(-1) == y).to(torch.int64)
             # Not bincount, which on CUDA waits for the device to learn the size of its result.
             correct.index_add_(0, y, right)
-            task_correct.index_add_(0, torch.zeros_like(y) if tasks is None else tasks[index], right)
+            task_correct.index_add_(
+                0, torch.zeros_like(y) if tasks is None else tasks[index], right
+            )
         return PartialEvaluation(correct, task_correct, losses)
 
     def class_logits(self, outputs: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the logits of test examples by number, [B, outputs] -> [B, C]: by the head of each example's task."""
+        """Return the logits of test examples by number, [B, outputs] -> [B, C]: by the head of each
+        example's task."""
         if self.heads is None or self.data.test_tasks is None:
             return outputs
         return by_head(outputs, self.heads[self.data.test_tasks[index]])
 
     @torch.no_grad()
     def logits(self, model: Params, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the logits of a model (with its buffers) on training examples by number, not augmented: [n, C]."""
+        """Return the logits of a model (with its buffers) on training examples by number, not
+        augmented: [n, C]."""
         chunks = numbers.to(self.device).split(self.evaluation_batch)
-        return torch.cat([self.net(model, self.load_train(chunk, None)[0]).logits for chunk in chunks])
+        return torch.cat(
+            [self.net(model, self.load_train(chunk, None)[0]).logits for chunk in chunks]
+        )
 
     @torch.no_grad()
     def features(self, model: Params, numbers: np.ndarray) -> torch.Tensor:
-        """Return the features of training examples by number under a model with its buffers, not augmented: [n, D]."""
+        """Return the features of training examples by number under a model with its buffers, not
+        augmented: [n, D]."""
         chunks = torch.as_tensor(numbers, device=self.device).split(self.evaluation_batch)
-        return torch.cat([self.net(model, self.load_train(chunk, None)[0]).features for chunk in chunks])
+        return torch.cat(
+            [self.net(model, self.load_train(chunk, None)[0]).features for chunk in chunks]
+        )
 
     def combine(self, parts: Sequence[PartialEvaluation]) -> Evaluation:
-        """Combine parts in the order of their batches: the same numbers however the batches were split."""
+        """Combine parts in the order of their batches: the same numbers however the batches were
+        split."""
         correct, tasks = (
-            torch.stack([getattr(part, name) for part in parts]).sum(0) for name in ("class_correct", "task_correct")
+            torch.stack([getattr(part, name) for part in parts]).sum(0)
+            for name in ("class_correct", "task_correct")
         )
-        return Evaluation(correct, tasks, torch.cat([part.losses for part in parts]).sum() / len(self.data.y_test))
+        return Evaluation(
+            correct, tasks, torch.cat([part.losses for part in parts]).sum() / len(self.data.y_test)
+        )
 
 
 class ScheduledData:
-    """One client's batches in the order of its schedule (the ClientData of the hooks); no padding."""
+    """One client's batches in the order of its schedule (the ClientData of the hooks); no
+    padding."""
 
     def __init__(self, bench: ClientRuntime, schedule: Schedule):
         self.bench = bench
@@ -291,7 +344,9 @@ class ScheduledData:
             x, y = self.bench.load_train(self.index[step, :length], draws)
             yield Batch(x, y, None, step)
 
-    def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(
+        self, index: torch.Tensor, draws: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.bench.load_train(index, draws)
 
     @property
@@ -308,17 +363,25 @@ class Engine(ABC):
     """Base of the engines: how the clients of a round are trained and models are evaluated."""
 
     def start(self, bench: ClientRuntime, server: Tree) -> None:  # noqa: B027 (most engines have nothing to start)
-        """Do what takes time once, such as starting processes, so that no round counts it as training. server: a model
-        and its "buffers"."""
+        """Do what takes time once, such as starting processes, so that no round counts it as
+        training. server: a model and its "buffers"."""
 
     @abstractmethod
     def train(
-        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self,
+        algorithm: FedAvg,
+        bench: ClientRuntime,
+        server: Tree,
+        cohort: Cohort,
+        lr: float,
+        evaluate_local: bool,
     ) -> Trained:
-        """Train the cohort. server: what it sent, with the "buffers" of its model; the results stand in the order of
-        the cohort."""
+        """Train the cohort. server: what it sent, with the "buffers" of its model; the results
+        stand in the order of the cohort."""
 
-    def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
+    def evaluate(
+        self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
+    ) -> Evaluation:
         """Evaluate the global model on what a view shows in a round."""
         bench.net.set_buffers(server["buffers"])
         return bench.tested_on(view).evaluate(server["params"], bench.test_draws(view, round))
@@ -326,8 +389,8 @@ class Engine(ABC):
     def logits(
         self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Return the logits of each model (with its buffers) on training examples by number, not augmented: [n_i, C]
-        each."""
+        """Return the logits of each model (with its buffers) on training examples by number, not
+        augmented: [n_i, C] each."""
         return [bench.logits(model, each) for model, each in zip(models, numbers, strict=True)]
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)

@@ -24,13 +24,14 @@ LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convo
 class FunctionalNetwork:
     """`net(params, x)` in eval mode with the buffers last given to `set_buffers`.
 
-    Logits and features come back in the dtype of the parameters, also where the forward pass runs in bf16. `params` are
-    those in training; parameters that came with requires_grad=False are no part of them and keep their values here.
+    Logits and features come back in the dtype of the parameters, also where the forward pass runs
+    in bf16. `params` are those in training; parameters that came with requires_grad=False are no
+    part of them and keep their values here.
     """
 
     def __init__(self, module: nn.Module, precision: str, trained: frozenset[str] | None = None):
-        """Take over a model. trained: names of the parameters in training; None: those of `module` with
-        requires_grad."""
+        """Take over a model. trained: names of the parameters in training; None: those of `module`
+        with requires_grad."""
         without_compiler()
         self.trained = frozenset(trainable(module)) if trained is None else trained
         self.module = module.eval().requires_grad_(False)
@@ -45,7 +46,9 @@ class FunctionalNetwork:
         weights = self.own(self._cast if params is self._held else params)
         return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
 
-    def in_training(self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+    def in_training(
+        self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> Output:
         """Return the output in train mode with these running statistics, which change in place."""
         if self._training is None:
             with outside_transforms():  # what a transform wraps is of no use after it
@@ -55,11 +58,18 @@ class FunctionalNetwork:
 
     def on(self, device: torch.device) -> "FunctionalNetwork":
         """Return a copy on a device."""
-        return FunctionalNetwork(copy.deepcopy(self.module).to(device), self.precision, self.trained)
+        return FunctionalNetwork(
+            copy.deepcopy(self.module).to(device), self.precision, self.trained
+        )
 
     def own(self, params: Params) -> Params:
-        """Return the parameters without what an algorithm trains beside the model, such as a second head."""
-        return params if params.keys() <= self.names else {k: v for k, v in params.items() if k in self.names}
+        """Return the parameters without what an algorithm trains beside the model, such as a second
+        head."""
+        return (
+            params
+            if params.keys() <= self.names
+            else {k: v for k, v in params.items() if k in self.names}
+        )
 
     def gradient(
         self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
@@ -68,29 +78,38 @@ class FunctionalNetwork:
         return grad_and_value(function)(params)
 
     def hold(self, params: Params) -> None:
-        """Keep the weights of a model that will be called often in the precision of the forward pass.
+        """Keep the weights of a model that will be called often in the precision of the forward
+        pass.
 
-        Autocast would cast them again in every call. Vectors (biases, batch norm) stay as they are: cheap, and batch
-        norm wants them in fp32. `params` must not be changed in place while it is held.
+        Autocast would cast them again in every call. Vectors (biases, batch norm) stay as they are:
+        cheap, and batch norm wants them in fp32. `params` must not be changed in place while it is
+        held.
         """
         if self.precision == "bf16":
             self._held = params
             self._cast = {k: v.to(torch.bfloat16) if v.dim() > 1 else v for k, v in params.items()}
 
-    def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the last stage alone with fewer channels, of a model that has one (see models.Staged); never in
-        bf16."""
+    def slim(
+        self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the last stage alone with fewer channels, of a model that has one (see
+        models.Staged); never in bf16."""
         whole = dict(self.module.named_parameters()) | params
         with leaving_out_padding(mask):
             return self.module.slim(whole, x, width)  # type: ignore[operator]
 
-    def norm_inputs(self, params: Params, x: torch.Tensor) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
-        """Return the output in eval mode, and for each batch norm layer with running statistics (mean, variance) of its
-        input over x and (running mean, running variance)."""
+    def norm_inputs(
+        self, params: Params, x: torch.Tensor
+    ) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+        """Return the output in eval mode, and for each batch norm layer with running statistics
+        (mean, variance) of its input over x and (running mean, running variance)."""
         found: list[tuple[torch.Tensor, ...]] = []
 
         def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            value, running = inputs[0], [getattr(layer, f"running_{name}") for name in ("mean", "var")]
+            value, running = (
+                inputs[0],
+                [getattr(layer, f"running_{name}") for name in ("mean", "var")],
+            )
             dims = [0, *range(2, value.dim())]
             found.append((value.mean(dims), value.var(dims, correction=0), *running))
 
@@ -101,8 +120,8 @@ class FunctionalNetwork:
             return self(params, x), found
 
     def hidden_activations(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return hidden activations [B, d] after the ReLU of every fully connected hidden layer, of a model that has
-        them (`has_neurons`)."""
+        """Return hidden activations [B, d] after the ReLU of every fully connected hidden layer, of
+        a model that has them (`has_neurons`)."""
         weights = {f"module.{name}": value for name, value in self.own(params).items()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             return functional_call(Neurons(self.module), weights, (x,))
@@ -115,19 +134,24 @@ class FunctionalNetwork:
     def buffers(self) -> Params:
         return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
-    def _forward(self, call: Callable[[], Output], x: torch.Tensor, mask: torch.Tensor | None) -> Output:
+    def _forward(
+        self, call: Callable[[], Output], x: torch.Tensor, mask: torch.Tensor | None
+    ) -> Output:
         with leaving_out_padding(mask):
             if self.precision != "bf16":
                 return call()
             with torch.autocast(x.device.type, torch.bfloat16):
                 features, logits, maps = call()
-        features = features if features is None else features.to(self.dtype)  # see models.own.LogitsOnly
+        # see models.own.LogitsOnly
+        features = features if features is None else features.to(self.dtype)
         return Output(features, logits.to(self.dtype), tuple(map.to(self.dtype) for map in maps))
 
 
 def trainable(module: nn.Module) -> Params:
     """Return the parameters that are trained, averaged and sent: those with requires_grad."""
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
 
 
 class Neurons(nn.Module):
@@ -144,12 +168,18 @@ class Neurons(nn.Module):
 class LiveNetwork(FunctionalNetwork):
     """A model in training: called with its own `params` it is the module itself, in train mode.
 
-    The module's parameters are tensors of `params`, so the optimizer's in-place updates need no copies. So is a tree
-    that `gradient` differentiates by; any other (a teacher, a previous model) goes through the frozen network.
+    The module's parameters are tensors of `params`, so the optimizer's in-place updates need no
+    copies. So is a tree that `gradient` differentiates by; any other (a teacher, a previous model)
+    goes through the frozen network.
     """
 
     def __init__(self, frozen: FunctionalNetwork):
-        self.frozen, self.precision, self.dtype, self.names = frozen, frozen.precision, frozen.dtype, frozen.names
+        self.frozen, self.precision, self.dtype, self.names = (
+            frozen,
+            frozen.precision,
+            frozen.dtype,
+            frozen.names,
+        )
         self.trained = frozen.trained
         self.module = copy.deepcopy(frozen.module).train()
         self.mixes_examples = has_batch_norm(self.module)
@@ -164,12 +194,16 @@ class LiveNetwork(FunctionalNetwork):
         if params is self.params:
             return self._forward(lambda: self.module(x), x, mask)
         if params is self._moving:
-            return self._forward(lambda: functional_call(self.module, self.own(params), (x,)), x, mask)
+            return self._forward(
+                lambda: functional_call(self.module, self.own(params), (x,)), x, mask
+            )
         if self.answers is None or mask is not None:
             return self.frozen(params, x, mask)
         return self.answers.of(params, x, lambda: self.frozen(params, x))
 
-    def norm_inputs(self, params: Params, x: torch.Tensor) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+    def norm_inputs(
+        self, params: Params, x: torch.Tensor
+    ) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
         return self.frozen.norm_inputs(params, x)
 
     def gradient(
@@ -203,21 +237,24 @@ class LiveNetwork(FunctionalNetwork):
 
 @contextlib.contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Seed torch's global generators for a while, such as for initialisation or dropout. That of the CPU is restored
-    afterwards; those of GPUs, from which nothing else draws, keep what was left."""
+    """Seed torch's global generators for a while, such as for initialisation or dropout. That of
+    the CPU is restored afterwards; those of GPUs, from which nothing else draws, keep what was
+    left."""
     with torch.random.fork_rng(devices=[]):
         if torch.cuda.is_available():
             torch.manual_seed(seed)
-        else:  # which would note the seed for later, with a trace of all calls that led to it: milliseconds
+        # which would note the seed for later, with a trace of all calls that led to it:
+        # milliseconds
+        else:
             torch.default_generator.manual_seed(seed)
         yield
 
 
 @contextlib.contextmanager
 def subnormals_as_zero() -> Iterator[None]:
-    """Treat numbers below 1e-38 (fp32) as zero for a while: some CPUs are so slow with them that a round took 1.2 times
-    as long. It holds for this thread and those of torch's that it begins; other libraries may want such numbers, so it
-    is not left on."""
+    """Treat numbers below 1e-38 (fp32) as zero for a while: some CPUs are so slow with them that a
+    round took 1.2 times as long. It holds for this thread and those of torch's that it begins;
+    other libraries may want such numbers, so it is not left on."""
     before = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)
     try:
@@ -227,13 +264,19 @@ def subnormals_as_zero() -> Iterator[None]:
 
 
 def require_room(make: Callable[[], torch.nn.Module]) -> None:
-    """Raise ConfigError for a model that does not fit into the free memory, before it is given any."""
+    """Raise ConfigError for a model that does not fit into the free memory, before it is given
+    any."""
     try:
         with torch.device("meta"):
-            size = sum(value.numel() * value.element_size() for value in make().state_dict().values())
+            size = sum(
+                value.numel() * value.element_size() for value in make().state_dict().values()
+            )
     except Exception as error:
         if "overflow" not in str(error):
-            return  # it cannot be made without memory, or at all: then making it in earnest says why
+            # it cannot be made without memory, or at all: then making it in earnest says why
+            return
         size = 2**63
     if size > (free := free_memory()):
-        raise ConfigError(f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free")
+        raise ConfigError(
+            f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free"
+        )

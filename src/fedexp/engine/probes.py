@@ -1,4 +1,5 @@
-"""Tests of local models in the middle of local training: on the test set, and on the client's own examples."""
+"""Tests of local models in the middle of local training: on the test set, and on the client's own
+examples."""
 
 import time
 from dataclasses import dataclass, field
@@ -13,14 +14,15 @@ NONE = -1  # in place of a number of right answers that was not counted
 
 
 def no_counts(bench: ClientRuntime, count: int, room: int) -> dict[str, torch.Tensor]:
-    """Return room for the right answers of `count` clients: `test` int64 [count, room, C], `train` [count, room]."""
+    """Return room for the right answers of `count` clients: `test` int64 [count, room, C], `train`
+    [count, room]."""
     shapes = {"test": (count, room, bench.data.num_classes), "train": (count, room)}
     return {name: torch.full(shape, NONE, device=bench.device) for name, shape in shapes.items()}
 
 
 def right_on_own(bench: ClientRuntime, model: Params, numbers: torch.Tensor) -> int:
-    """Return how many of these training examples, not augmented, a model with its buffers answers right; NONE where the
-    model has a head for each task."""
+    """Return how many of these training examples, not augmented, a model with its buffers answers
+    right; NONE where the model has a head for each task."""
     if bench.heads is not None or not len(numbers):
         return NONE
     labels = bench.data.y_train[numbers.to(bench.device)]
@@ -41,7 +43,8 @@ class Watch:
         self.counts = no_counts(self.bench, 1, self.probe.room)
 
     def after(self, step: int, live: FunctionalNetwork, params: Params) -> None:
-        """Test the model after so many local steps, where there is a mark. live: the network in training."""
+        """Test the model after so many local steps, where there is a mark. live: the network in
+        training."""
         if step not in self.probe.marks:
             return
         start, place = time.perf_counter(), self.probe.marks.index(step)

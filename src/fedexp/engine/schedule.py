@@ -1,7 +1,7 @@
 """Schedules: which examples a client trains on, in which order and with which augmentation.
 
-They are decided before training, on the host.
-Everything is a function of (seed, round, client), so all algorithms, engines and devices see the same batches.
+They are decided before training, on the host. Everything is a function of (seed, round, client), so
+all algorithms, engines and devices see the same batches.
 """
 
 from dataclasses import dataclass
@@ -33,8 +33,9 @@ class Schedule:
 
 
 def left_out(examples: int, batch_size: int) -> int:
-    """Return how many examples of a client a pass leaves out whose batches of one example are skipped: of a pass over n
-    examples in batches of B, all with B = 1, else the last one where one is left over."""
+    """Return how many examples of a client a pass leaves out whose batches of one example are
+    skipped: of a pass over n examples in batches of B, all with B = 1, else the last one where one
+    is left over."""
     return examples if batch_size == 1 else int(examples % batch_size == 1)
 
 
@@ -49,11 +50,11 @@ def make_schedule(
     skip_single: bool = False,
     again: str = "",
 ) -> Schedule:
-    """Reshuffle every epoch and keep the last partial batch (FedNTD B.3). Several parts: each batch comes from one of
-    them, and the order of all batches is random.
+    """Reshuffle every epoch and keep the last partial batch (FedNTD B.3). Several parts: each batch
+    comes from one of them, and the order of all batches is random.
 
-    skip_single leaves out batches of one example, on which batch normalisation is not defined. again: a name for other
-    random numbers than those of the round's training.
+    skip_single leaves out batches of one example, on which batch normalisation is not defined.
+    again: a name for other random numbers than those of the round's training.
     """
     orders, size = generator_for(seed, f"batches{again}", round, client), local.batch_size
     rows: list[np.ndarray] = []
@@ -63,7 +64,9 @@ def make_schedule(
         for numbers in parts:
             order = orders.permutation(numbers)
             batches += [order[i : i + size] for i in range(0, len(order), size)]
-        rows += batches if len(parts) == 1 else [batches[i] for i in orders.permutation(len(batches))]
+        rows += (
+            batches if len(parts) == 1 else [batches[i] for i in orders.permutation(len(batches))]
+        )
     if skip_single:
         rows = [row for row in rows if len(row) > 1]
     # Never with another client's: its label may have no meaning here.
@@ -72,16 +75,19 @@ def make_schedule(
         index[s, : len(row)] = row
     draws = None
     if augmentation is not None:
-        numbers = augmentation.draw(generator_for(seed, f"augment{again}", round, client), index.size, *image_size)
+        numbers = augmentation.draw(
+            generator_for(seed, f"augment{again}", round, client), index.size, *image_size
+        )
         draws = torch.from_numpy(numbers.reshape(*index.shape, numbers.shape[-1]))
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     return Schedule(torch.from_numpy(index), lengths, draws)
 
 
 def padded_schedule(schedule: Schedule, steps: int, example: int) -> dict[str, np.ndarray]:
-    """Return the first `steps` batches as a plan of one shape for all clients: index and mask [steps, B], and draws
-    [steps, B, D] where there are any. Missing batches repeat `example`, one of the client's own, with mask 0; a client
-    whose only example batch normalisation leaves out has nothing else."""
+    """Return the first `steps` batches as a plan of one shape for all clients: index and mask
+    [steps, B], and draws [steps, B, D] where there are any. Missing batches repeat `example`, one
+    of the client's own, with mask 0; a client whose only example batch normalisation leaves out has
+    nothing else."""
     index = np.full((steps, schedule.index.shape[1]), example)
     mask = np.zeros(index.shape)
     used = min(steps, schedule.steps)

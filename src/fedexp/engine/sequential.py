@@ -1,4 +1,5 @@
-"""One client after the other with torch's fused optimizer, in place; also the engine to debug with."""
+"""One client after the other with torch's fused optimizer, in place; also the engine to debug
+with."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +14,16 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.answers import Answers
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, ScheduledData, Trained, has_own, to_tensors
+from fedexp.engine.base import (
+    ClientRuntime,
+    Cohort,
+    Engine,
+    Gather,
+    ScheduledData,
+    Trained,
+    has_own,
+    to_tensors,
+)
 from fedexp.engine.network import LiveNetwork, seeded_torch
 from fedexp.engine.probes import Watch
 from fedexp.models.batch_norm import uses_batch_statistics
@@ -28,15 +38,26 @@ class Sequential(Engine):
     """The reference engine: any model, any algorithm."""
 
     def train(
-        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self,
+        algorithm: FedAvg,
+        bench: ClientRuntime,
+        server: Tree,
+        cohort: Cohort,
+        lr: float,
+        evaluate_local: bool,
     ) -> Trained:
         bench.net.set_buffers(server["buffers"])
         bench.net.hold(server["params"])
         live, gather = LiveNetwork(bench.net), Gather(len(cohort.clients))
         for position in range(len(cohort.clients)):
-            # What layers draw themselves, such as dropout, is the client's own: whoever trains it, in whatever order.
-            with seeded_torch(torch_seed(bench.seed, "layers", cohort.round, cohort.clients[position])):
-                part = play_client(algorithm, bench, live, server, cohort.take([position]), lr, evaluate_local)
+            # What layers draw themselves, such as dropout, is the client's own: whoever trains it,
+            # in whatever order.
+            with seeded_torch(
+                torch_seed(bench.seed, "layers", cohort.round, cohort.clients[position])
+            ):
+                part = play_client(
+                    algorithm, bench, live, server, cohort.take([position]), lr, evaluate_local
+                )
             gather.add([position], part)
         return gather.result()
 
@@ -51,11 +72,18 @@ def play_client(
     evaluate_local: bool,
 ) -> Trained:
     """Run one client's whole round; `alone` is a cohort of this client."""
-    (client,), (schedule,), (state,), (plan,) = alone.clients, alone.schedules, alone.states, alone.plans
+    (client,), (schedule,), (state,), (plan,) = (
+        alone.clients,
+        alone.schedules,
+        alone.states,
+        alone.plans,
+    )
     (personal,) = alone.personals
     live.load(server["params"], server["buffers"])
     steps = torch.tensor(float(schedule.steps), dtype=bench.dtype, device=bench.device)
-    ctx = Context(server, personal, state, to_tensors(plan, bench.device), {}, lr, steps, bench.local)
+    ctx = Context(
+        server, personal, state, to_tensors(plan, bench.device), {}, lr, steps, bench.local
+    )
     data = ScheduledData(bench, schedule)
     hook = "client_setup"
     try:
@@ -77,7 +105,9 @@ def play_client(
         raise ClientFailure(f"{where}: {error}") from error
     buffers = live.buffers()
     start = time.perf_counter()
-    correct = evaluate_trained(bench, trained, buffers, server, alone.round) if evaluate_local else None
+    correct = (
+        evaluate_trained(bench, trained, buffers, server, alone.round) if evaluate_local else None
+    )
     seconds = time.perf_counter() - start if evaluate_local else 0.0
     seconds, probed = seconds + (watch.seconds if watch else 0.0), watch.counts if watch else None
     messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
@@ -85,18 +115,23 @@ def play_client(
 
 
 def load_start(live: LiveNetwork, start: Params, sent: Params) -> None:
-    """Load the parameters that training starts from, with running statistics of its own or, if none, those that were
-    sent."""
+    """Load the parameters that training starts from, with running statistics of its own or, if
+    none, those that were sent."""
     own = {name: start.get(name, buffer) for name, buffer in sent.items()}
     live.load({name: value for name, value in start.items() if name not in sent}, own)
 
 
 @torch.no_grad()
 def finish(
-    algorithm: FedAvg, bench: ClientRuntime, live: LiveNetwork, trained: Params, data: ClientData, ctx: Context
+    algorithm: FedAvg,
+    bench: ClientRuntime,
+    live: LiveNetwork,
+    trained: Params,
+    data: ClientData,
+    ctx: Context,
 ) -> tuple[Tree, Tree]:
-    """Call the hook `finish`; what it computes with the trained parameters uses the running statistics that belong to
-    them."""
+    """Call the hook `finish`; what it computes with the trained parameters uses the running
+    statistics that belong to them."""
     bench.net.set_buffers(live.buffers())
     outcome = algorithm.finish(live, trained, data, ctx)
     bench.net.set_buffers(ctx.server["buffers"])
@@ -106,11 +141,13 @@ def finish(
 def evaluate_trained(
     bench: ClientRuntime, params: Tree, buffers: Tree, server: Tree, round: int
 ) -> dict[str, torch.Tensor]:
-    """Return class-wise right answers of a local model with its own running statistics; int64 [1, C] for each test
-    view."""
+    """Return class-wise right answers of a local model with its own running statistics; int64 [1,
+    C] for each test view."""
     bench.net.set_buffers(buffers)
     correct = {
-        view: bench.tested_on(view).evaluate(params, bench.test_draws(view, round)).class_correct[None]
+        view: bench.tested_on(view)
+        .evaluate(params, bench.test_draws(view, round))
+        .class_correct[None]
         for view in bench.views
     }
     bench.net.set_buffers(server["buffers"])
@@ -119,7 +156,11 @@ def evaluate_trained(
 
 
 def train_client(
-    algorithm: FedAvg, live: LiveNetwork, data: ScheduledData, ctx: Context, watch: Watch | None = None
+    algorithm: FedAvg,
+    live: LiveNetwork,
+    data: ScheduledData,
+    ctx: Context,
+    watch: Watch | None = None,
 ) -> torch.Tensor:
     """Run the local steps on `live`; return the mean objective, 0 when the client has no step."""
     if watch is not None:
@@ -134,7 +175,8 @@ def train_client(
 
 
 def batches_shown(live: LiveNetwork, data: ClientData) -> Iterator[Batch]:
-    """Yield the batches of local training, and tell the network which one it will be called with."""
+    """Yield the batches of local training, and tell the network which one it will be called
+    with."""
     for batch in data.batches():
         if live.answers is not None:
             live.answers.show(batch.x, batch.step)
@@ -142,11 +184,16 @@ def batches_shown(live: LiveNetwork, data: ClientData) -> Iterator[Batch]:
 
 
 def answers_on(bench: ClientRuntime, data: ScheduledData) -> Answers | None:
-    """Return room for the answers on a client's examples; None where the same input does not come twice.
+    """Return room for the answers on a client's examples; None where the same input does not come
+    twice.
 
     On a GPU, to look whether they are known would wait for the device.
     """
-    augmented = data.draws is not None and bench.augmentation is not None and bench.augmentation.changes_inputs
+    augmented = (
+        data.draws is not None
+        and bench.augmentation is not None
+        and bench.augmentation.changes_inputs
+    )
     if augmented or bench.device.type != "cpu" or uses_batch_statistics(bench.net.module):
         return None
     return Answers(data.index, sum(data.lengths))

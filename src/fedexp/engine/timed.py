@@ -1,8 +1,10 @@
-"""Choice of the fastest way to compute by timing each for a few steps, once for a machine, model and batch size.
+"""Choice of the fastest way to compute by timing each for a few steps, once for a machine, model
+and batch size.
 
-What was found is kept below the user's cache directory ($XDG_CACHE_HOME, else ~/.cache), in fedexp/ways: a file for
-each question, with the question in it. Of several processes that ask the same one measures, and the others read. A file
-that is damaged, or answers another question, is measured anew; where nothing can be written, each process measures.
+What was found is kept below the user's cache directory ($XDG_CACHE_HOME, else ~/.cache), in
+fedexp/ways: a file for each question, with the question in it. Of several processes that ask the
+same one measures, and the others read. A file that is damaged, or answers another question, is
+measured anew; where nothing can be written, each process measures.
 """
 
 import copy
@@ -46,14 +48,16 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """The fastest of several ways, and the seconds that a step took in each; none where a resumed run keeps its way."""
+    """The fastest of several ways, and the seconds that a step took in each; none where a resumed
+    run keeps its way."""
 
     way: Way
     seconds: Mapping[str, float]  # name of the way -> seconds
     decided: tuple[str, ...]  # the settings in which the ways differ
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values as they stand in summary.json; `by_timing` may come out otherwise elsewhere."""
+        """Return the values as they stand in summary.json; `by_timing` may come out otherwise
+        elsewhere."""
         return {"by_timing": list(self.decided), "seconds_of_a_step": dict(self.seconds)}
 
 
@@ -65,10 +69,14 @@ def fastest(
 ) -> Measured:
     """Return the fastest of these ways: as it is noted for the question, else measured and noted.
 
-    question: what else decides the answer, as JSON has it. step_of: makes the step of a way, which waits for its end.
+    question: what else decides the answer, as JSON has it. step_of: makes the step of a way, which
+    waits for its end.
     """
     whole = json.loads(json.dumps({**question, "ways": [way.name for way in ways]}))
-    path = folder() / f"{hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]}.json"
+    path = (
+        folder()
+        / f"{hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]}.json"
+    )
     seconds = noted(path, whole)
     if seconds is None:
         with alone(path):
@@ -81,11 +89,16 @@ def fastest(
 
 def differing(ways: Sequence[Way]) -> tuple[str, ...]:
     """Return the settings in which ways differ."""
-    return tuple(name for name in ("precision", "convolution") if len({getattr(way, name) for way in ways}) > 1)
+    return tuple(
+        name
+        for name in ("precision", "convolution")
+        if len({getattr(way, name) for way in ways}) > 1
+    )
 
 
 def measure(steps: Mapping[str, Callable[[], object]], clock: Clock) -> dict[str, float]:
-    """Return the seconds of the fastest of a few steps of each; in turn, so that other work slows all of them."""
+    """Return the seconds of the fastest of a few steps of each; in turn, so that other work slows
+    all of them."""
     for step in steps.values():
         step()
     found = dict.fromkeys(steps, float("inf"))
@@ -98,20 +111,24 @@ def measure(steps: Mapping[str, Callable[[], object]], clock: Clock) -> dict[str
 
 
 def folder() -> Path:
-    """Return the folder of the notes; like the XDG base directory specification, relative paths count as unset."""
+    """Return the folder of the notes; like the XDG base directory specification, relative paths
+    count as unset."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     home = Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~"), ".cache")
     return home / "fedexp" / "ways"
 
 
 def noted(path: Path, question: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return the seconds that a file notes for this question; None where there is no such file or it is damaged."""
+    """Return the seconds that a file notes for this question; None where there is no such file or
+    it is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         seconds = content["seconds"]
         sound = content["question"] == question and set(seconds) == set(question["ways"])
         return (
-            {str(k): float(v) for k, v in seconds.items()} if sound and all(v > 0 for v in seconds.values()) else None
+            {str(k): float(v) for k, v in seconds.items()}
+            if sound and all(v > 0 for v in seconds.values())
+            else None
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -145,7 +162,8 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def training_step(module: nn.Module, way: Way, x: torch.Tensor) -> Callable[[], object]:
-    """Return a step of plain training on a copy of a model: forward and backward pass and update, on inputs x [B, ...].
+    """Return a step of plain training on a copy of a model: forward and backward pass and update,
+    on inputs x [B, ...].
 
     What is minimised is no matter to the time.
     """
@@ -167,7 +185,8 @@ def training_step(module: nn.Module, way: Way, x: torch.Tensor) -> Callable[[], 
 
 
 def winograd_pays(module: nn.Module, x: torch.Tensor) -> bool:
-    """Return whether any convolution of a model would be computed by Winograd's method on inputs x."""
+    """Return whether any convolution of a model would be computed by Winograd's method on inputs
+    x."""
     found: list[bool] = []
 
     def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -2,7 +2,8 @@
 
     fedexp figures <run directory>...
 
-matplotlib is used through its object interface (no pyplot, no global state), so any thread or job may draw.
+matplotlib is used through its object interface (no pyplot, no global state), so any thread or job
+may draw.
 """
 
 import errno
@@ -26,16 +27,24 @@ if TYPE_CHECKING:
     from fedexp.metrics.history import History
 
 # Without the time of writing: equal runs give equal files.
-METADATA: dict[str, dict[str, None]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")  # and those of further test views
+METADATA: dict[str, dict[str, None]] = {
+    "png": {},
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}
+# and those of further test views
+INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")
 
 
-def make_figures(run_dir: Path, summary: dict[str, Any] | None = None, look: Pictures | None = None) -> list[Path]:
-    """Write `figures/*` of a run directory and return their paths. summary: if summary.json is still to be written.
-    look: formats, titles and style; None: as the configuration of the run says.
+def make_figures(
+    run_dir: Path, summary: dict[str, Any] | None = None, look: Pictures | None = None
+) -> list[Path]:
+    """Write `figures/*` of a run directory and return their paths. summary: if summary.json is
+    still to be written. look: formats, titles and style; None: as the configuration of the run
+    says.
 
-    A picture whose source file is missing or empty is left out, so an interrupted run gives what it has.
-    Raises ConfigError for a damaged file and OSError when the directory cannot be written.
+    A picture whose source file is missing or empty is left out, so an interrupted run gives what it
+    has. Raises ConfigError for a damaged file and OSError when the directory cannot be written.
     """
     look = look or look_of(run_dir)
     return save_all(run_dir / "figures", _figures(load_run(run_dir, summary=summary)), look)
@@ -48,12 +57,19 @@ def look_of(run_dir: Path) -> Pictures:
 
 def missing_figures(run_dir: Path) -> int:
     """Return the number of pictures that `make_figures` would write and are not there."""
-    names = [f"{name}.{form}" for name, _ in _figures(load_run(run_dir)) for form in look_of(run_dir).format]
+    names = [
+        f"{name}.{form}"
+        for name, _ in _figures(load_run(run_dir))
+        for form in look_of(run_dir).format
+    ]
     return sum(not (run_dir / "figures" / name).exists() for name in names)
 
 
-def save_all(folder: Path, figures: "Iterable[tuple[str, Callable[[], Figure]]]", look: Pictures) -> list[Path]:
-    """Draw figures, each by a call, and write them into a folder, which is made for the first; return the paths."""
+def save_all(
+    folder: Path, figures: "Iterable[tuple[str, Callable[[], Figure]]]", look: Pictures
+) -> list[Path]:
+    """Draw figures, each by a call, and write them into a folder, which is made for the first;
+    return the paths."""
     from fedexp.figures.style import styled
 
     paths = []
@@ -72,9 +88,9 @@ def save_all(folder: Path, figures: "Iterable[tuple[str, Callable[[], Figure]]]"
 def interim_pictures(
     run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
 ) -> dict[str, bytes]:
-    """Heat maps of the class accuracies up to the last round of `history` and, where local models were evaluated in it,
-    its round picture: name -> png. Nothing is written; the run may go on or be long over. further: the history in each
-    further view of the test set."""
+    """Heat maps of the class accuracies up to the last round of `history` and, where local models
+    were evaluated in it, its round picture: name -> png. Nothing is written; the run may go on or
+    be long over. further: the history in each further view of the test set."""
     names = [f"{name}{suffix(view)}" for name in INTERIM for view in VIEWS]
     from fedexp.figures.style import styled
 
@@ -90,7 +106,10 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     histories = ({PLAIN: run.history} if run.history else {}) | run.others
     for view, history in histories.items():
         yield f"class_accuracy{suffix(view)}", partial(draw.class_accuracy, run, history, view)
-        yield f"class_accuracy_normalised{suffix(view)}", partial(draw.class_accuracy_normalised, run, history, view)
+        yield (
+            f"class_accuracy_normalised{suffix(view)}",
+            partial(draw.class_accuracy_normalised, run, history, view),
+        )
     for view, tasks in (({PLAIN: run.tasks} if run.tasks else {}) | run.other_tasks).items():
         yield f"tasks{suffix(view)}", partial(draw.tasks, run, tasks, view)
     if run.has("test_accuracy") or run.has("validation_accuracy"):
@@ -109,10 +128,13 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write to a temporary file and rename it: a reader never sees half a picture. Raises StorageError where the
-    folder is a link, which may lead to pictures of somebody else."""
+    """Write to a temporary file and rename it: a reader never sees half a picture. Raises
+    StorageError where the folder is a link, which may lead to pictures of somebody else."""
     if path.parent.is_symlink():
-        raise StorageError(path.parent, OSError(errno.ELOOP, "it is a link; pictures are not written through links"))
+        raise StorageError(
+            path.parent,
+            OSError(errno.ELOOP, "it is a link; pictures are not written through links"),
+        )
     with storage.temporary_of(path) as temporary:
         _write(figure, temporary, path.suffix.removeprefix("."))
         os.replace(temporary, path)

@@ -11,7 +11,8 @@ from fedexp.figures import look_of, make_figures
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "fedexp figures") -> int:
-    """Print the path of every picture; exit code 2 with one message when a directory holds no run."""
+    """Print the path of every picture; exit code 2 with one message when a directory holds no
+    run."""
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
     add_flags(parser)
@@ -21,13 +22,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp figures") -
             paths = make_figures(run_dir, look=look_of(run_dir).changed(options))
             if not paths:
                 raise ConfigError(
-                    f"{run_dir}: no run to draw here (needs rounds.csv, class_accuracy.csv or partition.npz)"
+                    f"{run_dir}: no run to draw here (needs rounds.csv, class_accuracy.csv or"
+                    " partition.npz)"
                 )
             print(*paths, sep="\n")
         except ConfigError as error:
             code = say(str(error))
         except OSError as error:
-            code = say(f"{error.filename or run_dir}: cannot be read or written ({error.strerror})", FAILED)
+            code = say(
+                f"{error.filename or run_dir}: cannot be read or written ({error.strerror})", FAILED
+            )
     return code
 
 

@@ -1,4 +1,5 @@
-"""The pictures of the group `analysis`: one function each, from a table of a run to a matplotlib Figure."""
+"""The pictures of the group `analysis`: one function each, from a table of a run to a matplotlib
+Figure."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,8 @@ BARS: dict[str, Any] = {"marker": "o", "markersize": 3.5, "capsize": 2.5}
 
 
 def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Distances of local models against the round, mean and standard deviation over clients (FedNTD Fig. 8c), above the
-    part that each layer has in the squared distance from the global model."""
+    """Distances of local models against the round, mean and standard deviation over clients (FedNTD
+    Fig. 8c), above the part that each layer has in the squared distance from the global model."""
     layers = layers_of(table)
     figure, (above, below) = _panels(run, "Weight divergence after local training", layers)
     total = table[table["layer"] == TOTAL]
@@ -53,8 +54,16 @@ def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
     above.set_ylabel(r"distance, $\ell_1$ norm")
     above.set_ylim(bottom=0)
     round_panel(above, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2)
-    squared = table.assign(l2=table["l2"] ** 2).pivot_table(index="round", columns="layer", values="l2")
-    _layer_map(figure, below, squared[layers].div(squared[TOTAL], axis=0), "share of the squared\ndistance", 1.0)
+    squared = table.assign(l2=table["l2"] ** 2).pivot_table(
+        index="round", columns="layer", values="l2"
+    )
+    _layer_map(
+        figure,
+        below,
+        squared[layers].div(squared[TOTAL], axis=0),
+        "share of the squared\ndistance",
+        1.0,
+    )
     above.set_xlim(below.get_xlim())
     return figure
 
@@ -68,12 +77,16 @@ def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
         ("gradient_diversity", BLUE, "equal weights"),
         ("weighted_gradient_diversity", GREEN, "weights of the aggregation"),
     ):
-        above.plot(total["round"], total[column], color=colour, label=label, marker="o", markersize=3.5)
+        above.plot(
+            total["round"], total[column], color=colour, label=label, marker="o", markersize=3.5
+        )
     above.set_ylabel("gradient diversity")
     round_panel(above, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2)
     values = table.pivot_table(index="round", columns="layer", values="gradient_diversity")[layers]
     finite = np.append(values.to_numpy()[np.isfinite(values.to_numpy())], 1.0)
-    _layer_map(figure, below, values, "gradient diversity\nof the layer", float(np.quantile(finite, 0.98)))
+    _layer_map(
+        figure, below, values, "gradient diversity\nof the layer", float(np.quantile(finite, 0.98))
+    )
     above.set_xlim(below.get_xlim())
     return figure
 
@@ -88,12 +101,14 @@ def accuracy_panel(axes: Axes, title: str, label: str, ticks: int) -> None:
 
 
 def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Accuracy of local models against the local epoch, 0 before training (FedNTD Fig. 6): a line for each measured
-    round, at most eight of them, mean and standard deviation over clients."""
+    """Accuracy of local models against the local epoch, 0 before training (FedNTD Fig. 6): a line
+    for each measured round, at most eight of them, mean and standard deviation over clients."""
     figure = Figure(figsize=(width(), 3.4), layout="constrained")
     panels = figure.subplots(1, len(EPOCH_PANELS))
     rounds = few(sorted(table["round"].unique()), 8)
-    colours = matplotlib.colormaps[matplotlib.rcParams["image.cmap"]](np.linspace(0.85, 0, len(rounds)))
+    colours = matplotlib.colormaps[matplotlib.rcParams["image.cmap"]](
+        np.linspace(0.85, 0, len(rounds))
+    )
     for axes, (column, label) in zip(panels, EPOCH_PANELS.items(), strict=True):
         for number, colour in zip(rounds, colours, strict=True):
             look = {"color": colour, "label": f"round {number:.0f}"}
@@ -106,8 +121,9 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def class_reduction(run: RunData, history: History) -> Figure:
-    """Forgetting degree of the classes whose examples are reduced within the run (FedKA Eq. 1, Fig. 3), clipped at -1,
-    above the number of their examples that the client holds. At most six pairs of client and class are drawn."""
+    """Forgetting degree of the classes whose examples are reduced within the run (FedKA Eq. 1, Fig.
+    3), clipped at -1, above the number of their examples that the client holds. At most six pairs
+    of client and class are drawn."""
     figure = Figure(figsize=(width(), 5.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     every = np.arange(1, max(history.local_rounds) + 1)
@@ -137,12 +153,16 @@ def class_reduction(run: RunData, history: History) -> Figure:
 
 
 def degrees(history: History, client: int, label: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rounds in which a client took part, and the forgetting degree of a class in each, clipped at -1."""
+    """Return the rounds in which a client took part, and the forgetting degree of a class in each,
+    clipped at -1."""
     rounds, values = [], []
     for index, number in enumerate(history.local_rounds):
         place = np.flatnonzero(history.sampled[index] == client)
         if len(place):
-            before, after = history.distributed(number), history.local_class_accuracy[index][place[0]]
+            before, after = (
+                history.distributed(number),
+                history.local_class_accuracy[index][place[0]],
+            )
             rounds.append(number)
             values.append(max(float(forgetting_degree(before, after)[label]), -1.0))
     return np.array(rounds), np.array(values)
@@ -156,7 +176,8 @@ PICTURES = {
 
 
 def spread(axes: Axes, table: "pd.DataFrame", key: str, column: str, look: dict[str, Any]) -> None:
-    """Draw the mean of a column against a key, with bars of one (population) standard deviation over the rows."""
+    """Draw the mean of a column against a key, with bars of one (population) standard deviation
+    over the rows."""
     groups = table.dropna(subset=column).groupby(key)[column]
     if len(mean := groups.mean()):
         axes.errorbar(mean.index, mean, groups.std(ddof=0), linewidth=stroke(0.8), **BARS, **look)

@@ -1,4 +1,5 @@
-"""Fonts for names in any script: those of the system that have the letters, else something that can be drawn."""
+"""Fonts for names in any script: those of the system that have the letters, else something that can
+be drawn."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,13 @@ MOST = 4  # further fonts for one text
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (names, font families): of each name what can be drawn, which is its number where no font has one of its
-    letters."""
+    """Return (names, font families): of each name what can be drawn, which is its number where no
+    font has one of its letters."""
     clean = [" ".join(name.split()) for name in names]
     families, missing = families_for(frozenset("".join(clean)))
-    return [str(i) if set(name) & missing or not name else name for i, name in enumerate(clean)], families
+    return [
+        str(i) if set(name) & missing or not name else name for i, name in enumerate(clean)
+    ], families
 
 
 def drawable_text(text: str) -> tuple[str, list[str]]:
@@ -25,10 +28,12 @@ def drawable_text(text: str) -> tuple[str, list[str]]:
 
 
 def families_for(letters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Return (the font families of the style and further ones of the system for letters that these lack, letters that
-    none has)."""
+    """Return (the font families of the style and further ones of the system for letters that these
+    lack, letters that none has)."""
     usual = rcParams["font.family"]
-    missing = letters - {chr(code) for code in letters_of(font_manager.findfont(FontProperties(family=usual)))}
+    missing = letters - {
+        chr(code) for code in letters_of(font_manager.findfont(FontProperties(family=usual)))
+    }
     further, missing = further_families(frozenset(missing), len(font_manager.fontManager.ttflist))
     return [*usual, *further], missing
 
@@ -36,17 +41,26 @@ def families_for(letters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
 def absent_fonts() -> list[str]:
     """Return the fonts that the style asks for where none of them is there; empty where one is."""
     settings = cast(dict[str, Any], rcParams)
-    wanted = [name for family in settings["font.family"] for name in settings.get(f"font.{family}", [family])]
-    return [] if {*wanted} & {entry.name for entry in font_manager.fontManager.ttflist} else wanted[:3]
+    wanted = [
+        name
+        for family in settings["font.family"]
+        for name in settings.get(f"font.{family}", [family])
+    ]
+    return (
+        [] if {*wanted} & {entry.name for entry in font_manager.fontManager.ttflist} else wanted[:3]
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def further_families(missing: frozenset[str], installed: int) -> tuple[list[str], frozenset[str]]:
-    """Return (families that have the missing letters, letters that none has). installed: the number of fonts, by which
-    a font that is added later is seen."""
+    """Return (families that have the missing letters, letters that none has). installed: the number
+    of fonts, by which a font that is added later is seen."""
     found: list[str] = []
     while missing and len(found) < MOST:
-        have = {name: {c for c in missing if ord(c) in letters_of(path)} for name, path in upright_fonts()}
+        have = {
+            name: {c for c in missing if ord(c) in letters_of(path)}
+            for name, path in upright_fonts()
+        }
         best = max(have, key=lambda name: len(have[name]), default="")
         if not have.get(best):
             break

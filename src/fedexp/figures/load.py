@@ -34,7 +34,8 @@ class TaskFile:
 
     @property
     def ends(self) -> np.ndarray:
-        """Return the indices of the last rounds of tasks that another one follows; these are always evaluated."""
+        """Return the indices of the last rounds of tasks that another one follows; these are always
+        evaluated."""
         before, after = self.learning[:-1], self.learning[1:]
         return np.flatnonzero((before > 0) & (after > before))
 
@@ -46,20 +47,25 @@ class RunData:
     title: str  # the run in one line
     columns: dict[str, np.ndarray]  # rounds.csv: float [T] per column
     targets: tuple[float, ...]
-    counts: np.ndarray | None  # int [K, C]: training examples of each client per class, in all tasks together
+    # int [K, C]: training examples of each client per class, in all tasks together
+    counts: np.ndarray | None
     classes: tuple[str, ...]  # names; index = label
     history: History | None  # class accuracies
     tasks: TaskFile | None
-    others: dict[str, History] = field(default_factory=dict)  # class accuracies in each further view of the test set
+    # class accuracies in each further view of the test set
+    others: dict[str, History] = field(default_factory=dict)
     other_tasks: dict[str, TaskFile] = field(default_factory=dict)
-    analyses: "dict[str, pd.DataFrame]" = field(default_factory=dict)  # file -> table of the group `analysis`
-    reduced: tuple[tuple[int, int], ...] = ()  # (client, class) of those whose examples `schedule.classes` reduces
+    # file -> table of the group `analysis`
+    analyses: "dict[str, pd.DataFrame]" = field(default_factory=dict)
+    # (client, class) of those whose examples `schedule.classes` reduces
+    reduced: tuple[tuple[int, int], ...] = ()
 
     def has(self, column: str) -> bool:
         return self.points(column)[0].size > 0
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (rounds, values) where the column is finite: those without evaluation or after divergence drop out."""
+        """Return (rounds, values) where the column is finite: those without evaluation or after
+        divergence drop out."""
         values = self.columns.get(column, np.empty(0))
         finite = np.isfinite(values)
         rounds = self.columns["round"][finite] if values.size else values
@@ -74,9 +80,9 @@ def load_run(
 ) -> RunData:
     """Read a run directory. Raises ConfigError naming a damaged file.
 
-    history: class accuracies up to a round, in the place of those in the files: the run as it was after that round;
-    further: the same in each further view of the test set.
-    summary: what summary.json will be, where it is still to be written.
+    history: class accuracies up to a round, in the place of those in the files: the run as it was
+    after that round; further: the same in each further view of the test set. summary: what
+    summary.json will be, where it is still to be written.
     """
     run = RunDirectory(run_dir)
     config, columns, tasks = run.config, columns_of(run), tasks_of(run)
@@ -94,7 +100,11 @@ def load_run(
         there = [view for view in VIEWS if arrays and run.has(file_of(files.CLASSES, view))]
         further = {view: load_history(run_dir, view) for view in there}
         history = further.pop(PLAIN, None)
-    tables = {name: table for name in files.ANALYSES if (table := run.analysis(name)) is not None and len(table)}
+    tables = {
+        name: table
+        for name in files.ANALYSES
+        if (table := run.analysis(name)) is not None and len(table)
+    }
     require_readable(run)
     return RunData(
         title=describe(config, summary, config.get("choices") or {}),
@@ -112,8 +122,8 @@ def load_run(
 
 
 def reduced_of(config: Mapping[str, Any], history: History | None) -> tuple[tuple[int, int], ...]:
-    """Return (client, class) of those whose examples are reduced in a run; where that is all clients, the one that held
-    most of the class at first."""
+    """Return (client, class) of those whose examples are reduced in a run; where that is all
+    clients, the one that held most of the class at first."""
     schedule = config.get("schedule") or {}
     changes = schedule.get("classes")
     if not changes or history is None or not history.starts:
@@ -131,8 +141,8 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
 
 
 def require_readable(run: RunDirectory) -> None:
-    """Raise ConfigError naming the first of the files that have been read and are damaged. Empty tables are not: a run
-    that was interrupted may have them."""
+    """Raise ConfigError naming the first of the files that have been read and are damaged. Empty
+    tables are not: a run that was interrupted may have them."""
     for problem in run.unreadable:
         if not (problem.reason == contents.EMPTY and problem.file.endswith(".csv")):
             raise ConfigError(f"{run.directory / problem.file}: {problem.reason}")
@@ -161,9 +171,11 @@ def columns_of(run: RunDirectory) -> dict[str, np.ndarray]:
 
 
 def describe(config: dict[str, Any], summary: dict[str, Any], choices: dict[str, Any]) -> str:
-    """Return one line for titles: algorithm, data set, partition, clients, seed, and the status unless `completed`.
+    """Return one line for titles: algorithm, data set, partition, clients, seed, and the status
+    unless `completed`.
 
-    Names come from the configuration (`name` of the group), else the choices that it notes, else the summary.
+    Names come from the configuration (`name` of the group), else the choices that it notes, else
+    the summary.
     """
 
     def name(group: str) -> str | None:

@@ -1,4 +1,5 @@
-"""Common style of all pictures: colours, axes, heat maps. Colours are safe for colour-blind readers.
+"""Common style of all pictures: colours, axes, heat maps. Colours are safe for colour-blind
+readers.
 
 Sizes, colours and fonts are values of the style file fedexp.mplstyle, which `styled` reads.
 """
@@ -34,15 +35,18 @@ _one_at_a_time = threading.RLock()  # the style is a state of the process
 
 @contextmanager
 def styled(style: str | None = None) -> Iterator[None]:
-    """While the block runs, pictures are drawn and written in fedexp's style, changed by a style file of the user's.
+    """While the block runs, pictures are drawn and written in fedexp's style, changed by a style
+    file of the user's.
 
-    What matplotlib would say on the screen (fonts that it looks for, letters, room for a legend) is no news for a user;
-    a font of the style that is not there is said, once."""
+    What matplotlib would say on the screen (fonts that it looks for, letters, room for a legend) is
+    no news for a user; a font of the style that is not there is said, once."""
     with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         if style and (absent := absent_fonts()):
-            log.warning("figures.style=%s: no font %s here; another one is used", style, " or ".join(absent))
+            log.warning(
+                "figures.style=%s: no font %s here; another one is used", style, " or ".join(absent)
+            )
         yield
 
 
@@ -53,7 +57,11 @@ def width() -> float:
 
 def small() -> float:
     """Return the size of small text in points."""
-    return float(matplotlib.font_manager.FontProperties(size=matplotlib.rcParams["legend.fontsize"]).get_size())
+    return float(
+        matplotlib.font_manager.FontProperties(
+            size=matplotlib.rcParams["legend.fontsize"]
+        ).get_size()
+    )
 
 
 def stroke(share: float = 1.0) -> float:
@@ -68,7 +76,8 @@ def entitle(figure: Figure, text: str) -> None:
 
 
 def cell_edges(rounds: np.ndarray) -> np.ndarray:
-    """Return cell borders [R + 1] half way between evaluated rounds [R], so that a cell is centred on its round."""
+    """Return cell borders [R + 1] half way between evaluated rounds [R], so that a cell is centred
+    on its round."""
     if len(rounds) == 1:
         return rounds[0] + np.array([-0.5, 0.5])
     middle = (rounds[1:] + rounds[:-1]) / 2
@@ -76,14 +85,22 @@ def cell_edges(rounds: np.ndarray) -> np.ndarray:
 
 
 def map_height(rows: int) -> float:
-    """Return the height in inches of a map of so many rows: one line of text each, at most half a page."""
+    """Return the height in inches of a map of so many rows: one line of text each, at most half a
+    page."""
     return float(np.clip(0.22 * rows, 1.0, 5.5))
 
 
 def heat_map(
-    figure: Figure, axes: Axes, rounds: np.ndarray, values: np.ndarray, label: str, top: float, first: int = 0
+    figure: Figure,
+    axes: Axes,
+    rounds: np.ndarray,
+    values: np.ndarray,
+    label: str,
+    top: float,
+    first: int = 0,
 ) -> None:
-    """Draw `values` [R, N] as a map: rows downwards, numbered from `first`, and true round numbers [R] to the right."""
+    """Draw `values` [R, N] as a map: rows downwards, numbered from `first`, and true round numbers
+    [R] to the right."""
     image = map_cells(axes, rounds, values, top, first)
     axes.set_xlabel("round")
     colour_bar(figure, axes, image, label, values)
@@ -112,7 +129,11 @@ def colour_map() -> Colormap:
 
 
 def colour_bar(
-    figure: Figure, axes: Axes | Sequence[Axes], image: ScalarMappable, label: str, values: np.ndarray
+    figure: Figure,
+    axes: Axes | Sequence[Axes],
+    image: ScalarMappable,
+    label: str,
+    values: np.ndarray,
 ) -> None:
     finite = np.isfinite(values)
     clipped = image.norm.vmax is not None and bool((values[finite] > image.norm.vmax).any())
@@ -122,7 +143,11 @@ def colour_bar(
 
 def label_size() -> float:
     """Return the size in points of the label of a colour bar and of the titles of panels."""
-    return float(matplotlib.font_manager.FontProperties(size=matplotlib.rcParams["axes.titlesize"]).get_size())
+    return float(
+        matplotlib.font_manager.FontProperties(
+            size=matplotlib.rcParams["axes.titlesize"]
+        ).get_size()
+    )
 
 
 def integers(most: int) -> MaxNLocator:
@@ -130,12 +155,19 @@ def integers(most: int) -> MaxNLocator:
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
-def line(axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False) -> None:
+def line(
+    axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False
+) -> None:
     """Draw a curve, with markers where the points are few; nothing when there are none."""
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
         thickness = (0.63 if faint else 1.0) if rounds.size <= 300 else 0.44
-        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": stroke(thickness)}
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": marker,
+            "markersize": 3.5,
+            "linewidth": stroke(thickness),
+        }
         axes.plot(rounds, values, **look, label=label)
 
 
@@ -154,8 +186,8 @@ def say(axes: Axes, why: str) -> None:
 
 
 def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
-    """Label every class by name when there are few (by its number where no font has its letters), else class indices
-    at round numbers."""
+    """Label every class by name when there are few (by its number where no font has its letters),
+    else class indices at round numbers."""
     axis = axes.xaxis if horizontal else axes.yaxis
     axis.set_label_text("class" if len(classes) <= NAMED_CLASSES else "class (index)")
     if len(classes) > NAMED_CLASSES:
@@ -163,7 +195,9 @@ def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> 
         return
     shown, families = drawable(classes)
     names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in shown]
-    axis.set_ticks(range(len(names)), names, fontsize=small(), fontfamily=families, parse_math=False)
+    axis.set_ticks(
+        range(len(names)), names, fontsize=small(), fontfamily=families, parse_math=False
+    )
     if horizontal and max(map(len, names)) > 4:
         for text in axis.get_ticklabels():
             text.set(rotation=40, ha="right", rotation_mode="anchor")

@@ -4,19 +4,22 @@ import numpy as np
 
 
 def class_accuracy(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """A_c = correct_c / total_c on the global test set, int [..., C] -> float64 [..., C]; nan for an absent class."""
+    """A_c = correct_c / total_c on the global test set, int [..., C] -> float64 [..., C]; nan for
+    an absent class."""
     correct, total = np.broadcast_arrays(np.asarray(correct, dtype=np.float64), total)
     return np.divide(correct, total, out=np.full(correct.shape, np.nan), where=total > 0)
 
 
 def overall_accuracy(correct: np.ndarray, total: np.ndarray) -> float:
-    """A = sum_c correct_c / sum_c total_c: the mean of A_c when the test set is balanced; nan without examples."""
+    """A = sum_c correct_c / sum_c total_c: the mean of A_c when the test set is balanced; nan
+    without examples."""
     examples = np.sum(total)
     return float(np.sum(correct) / examples) if examples > 0 else float("nan")
 
 
 def class_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis [..., C] -> [...] that leaves out nan (absent classes); nan where all are nan."""
+    """Mean over the last axis [..., C] -> [...] that leaves out nan (absent classes); nan where all
+    are nan."""
     values = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(values)
     return class_accuracy(np.where(present, values, 0.0).sum(-1), present.sum(-1))

@@ -1,4 +1,5 @@
-"""The `analysis` group: what a run measures beside its tests, in chosen rounds, into a file of its own each."""
+"""The `analysis` group: what a run measures beside its tests, in chosen rounds, into a file of its
+own each."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +13,11 @@ from fedexp.core.errors import require
 from fedexp.core.tree import Params
 from fedexp.metrics import weight_divergence as divergence
 from fedexp.metrics.forgetting import in_out_local
-from fedexp.metrics.gradient_diversity import gradient_diversity, mean_squared_norm, squared_norm_of_mean
+from fedexp.metrics.gradient_diversity import (
+    gradient_diversity,
+    mean_squared_norm,
+    squared_norm_of_mean,
+)
 from fedexp.metrics.layers import TOTAL
 
 Row = dict[str, Any]
@@ -20,12 +25,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Epochs:
-    """Accuracies of local models at P points of their training: before it, which is epoch 0, and after epochs."""
+    """Accuracies of local models at P points of their training: before it, which is epoch 0, and
+    after epochs."""
 
-    numbers: Sequence[Sequence[int]]  # [S]: the epochs that each client was tested after; none: it was not
-    accuracy: np.ndarray  # float64 [S, P, C]: of the classes, on the test set; nan for a class that it lacks
+    # [S]: the epochs that each client was tested after; none: it was not
+    numbers: Sequence[Sequence[int]]
+    # float64 [S, P, C]: of the classes, on the test set; nan for a class that it lacks
+    accuracy: np.ndarray
     test_accuracy: np.ndarray  # float64 [S, P]: on the test set
-    train_accuracy: np.ndarray  # float64 [S, P]: on the client's own training examples, not augmented
+    # float64 [S, P]: on the client's own training examples, not augmented
+    train_accuracy: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -37,15 +46,19 @@ class Analysed:
     counts: np.ndarray  # int [S, C]: their training labels
     weights: np.ndarray  # [S]: of the aggregation
     start: Params  # the distributed global model
-    start_accuracy: np.ndarray | None  # float64 [C], of its classes on the test set; None: it was not evaluated
-    local: Params | None  # the trained models, leaves [S, ...]; None where clients send no whole model
+    # float64 [C], of its classes on the test set; None: it was not evaluated
+    start_accuracy: np.ndarray | None
+    # the trained models, leaves [S, ...]; None where clients send no whole model
+    local: Params | None
     epochs: Epochs | None  # None: nobody was tested in the middle of its training
-    gradients: Callable[[], Params]  # of each client's loss at the distributed model, leaves [S, ...]
+    # of each client's loss at the distributed model, leaves [S, ...]
+    gradients: Callable[[], Params]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Base of the group. Analyses change nothing in a run: they draw no random numbers and leave all models alone."""
+    """Base of the group. Analyses change nothing in a run: they draw no random numbers and leave
+    all models alone."""
 
     file: ClassVar[str] = ""  # of the run directory; empty: none
 
@@ -85,7 +98,12 @@ class InRounds(Analysis):
     def __post_init__(self) -> None:
         require(self.every >= 1, "analysis.every", self.every, "at least 1")
         good = self.rounds is None or (len(self.rounds) > 0 and min(self.rounds) >= 1)
-        require(good, "analysis.rounds", self.rounds, "a list of rounds from 1 on, such as [1,50,100], or null")
+        require(
+            good,
+            "analysis.rounds",
+            self.rounds,
+            "a list of rounds from 1 on, such as [1,50,100], or null",
+        )
 
     def is_due(self, round: int, last: int) -> bool:
         if self.rounds is not None:
@@ -95,11 +113,13 @@ class InRounds(Analysis):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightDivergence(InRounds):
-    """`weight_divergence.csv`: distances of each local model from the global model and from the other local models.
+    """`weight_divergence.csv`: distances of each local model from the global model and from the
+    other local models.
 
-    A row for each round, client and layer, `total` for all layers together. `l1` and `l2`: from the distributed global
-    model; `others_l1` and `others_l2`: mean over the other clients of the round; `distribution_distance`, of `total`:
-    the distance of the client's labels from the class accuracies of the global model, where that was evaluated.
+    A row for each round, client and layer, `total` for all layers together. `l1` and `l2`: from the
+    distributed global model; `others_l1` and `others_l2`: mean over the other clients of the round;
+    `distribution_distance`, of `total`: the distance of the client's labels from the class
+    accuracies of the global model, where that was evaluated.
     """
 
     file: ClassVar[str] = "weight_divergence.csv"
@@ -107,9 +127,17 @@ class WeightDivergence(InRounds):
     def rows(self, found: Analysed) -> list[Row]:
         if found.local is None:
             return []
-        columns = {norm: divergence.from_global(found.local, found.start, norm) for norm in divergence.NORMS}
-        columns |= {f"others_{norm}": divergence.from_others(found.local, norm) for norm in divergence.NORMS}
-        values = {name: {layer: each.tolist() for layer, each in one.items()} for name, one in columns.items()}
+        columns = {
+            norm: divergence.from_global(found.local, found.start, norm)
+            for norm in divergence.NORMS
+        }
+        columns |= {
+            f"others_{norm}": divergence.from_others(found.local, norm) for norm in divergence.NORMS
+        }
+        values = {
+            name: {layer: each.tolist() for layer, each in one.items()}
+            for name, one in columns.items()
+        }
         distance = np.full(len(found.clients), np.nan)
         if found.start_accuracy is not None:
             distance = divergence.distribution_distance(found.start_accuracy, found.counts)
@@ -124,11 +152,13 @@ class WeightDivergence(InRounds):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientDiversity(InRounds):
-    """`gradient_diversity.csv`: diversity of the gradients of the round's clients at the distributed global model.
+    """`gradient_diversity.csv`: diversity of the gradients of the round's clients at the
+    distributed global model.
 
-    A row for each round and layer, `total` for all layers together. The gradients are those of the mean cross-entropy
-    over all training examples of a client, not augmented, the model in eval mode. `gradient_diversity` has equal
-    weights (Eq. 8), `weighted_gradient_diversity` those of the aggregation; the parts of the former stand beside it.
+    A row for each round and layer, `total` for all layers together. The gradients are those of the
+    mean cross-entropy over all training examples of a client, not augmented, the model in eval
+    mode. `gradient_diversity` has equal weights (Eq. 8), `weighted_gradient_diversity` those of the
+    aggregation; the parts of the former stand beside it.
     """
 
     file: ClassVar[str] = "gradient_diversity.csv"
@@ -138,7 +168,9 @@ class GradientDiversity(InRounds):
         uniform = torch.full((count,), 1 / count, dtype=torch.float64)
         columns = {
             "gradient_diversity": gradient_diversity(gradients),
-            "weighted_gradient_diversity": gradient_diversity(gradients, torch.as_tensor(found.weights)),
+            "weighted_gradient_diversity": gradient_diversity(
+                gradients, torch.as_tensor(found.weights)
+            ),
             "mean_squared_norm": mean_squared_norm(gradients, uniform),
             "squared_norm_of_mean": squared_norm_of_mean(gradients, uniform),
         }
@@ -151,10 +183,12 @@ class GradientDiversity(InRounds):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEpochs(InRounds):
-    """`local_epochs.csv`: accuracy of local models before their training and after each of its epochs (FedNTD Fig. 6).
+    """`local_epochs.csv`: accuracy of local models before their training and after each of its
+    epochs (FedNTD Fig. 6).
 
-    A row for each round, client and epoch, 0 before training: accuracy on the test set, on the client's in-local and
-    out-local distribution (FedNTD Definition 1), and on its own training examples, not augmented.
+    A row for each round, client and epoch, 0 before training: accuracy on the test set, on the
+    client's in-local and out-local distribution (FedNTD Definition 1), and on its own training
+    examples, not augmented.
     """
 
     file: ClassVar[str] = "local_epochs.csv"
@@ -163,7 +197,12 @@ class LocalEpochs(InRounds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.clients is None or self.clients >= 1, "analysis.clients", self.clients, "at least 1, or null")
+        require(
+            self.clients is None or self.clients >= 1,
+            "analysis.clients",
+            self.clients,
+            "at least 1, or null",
+        )
 
     def rows(self, found: Analysed) -> list[Row]:
         epochs = found.epochs

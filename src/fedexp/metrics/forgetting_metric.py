@@ -1,4 +1,5 @@
-"""The `forgetting_metric` group: which measures a run evaluates and logs (formulas: fedexp.metrics.forgetting)."""
+"""The `forgetting_metric` group: which measures a run evaluates and logs (formulas:
+fedexp.metrics.forgetting)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class ForgettingMetric:
         return {}
 
     def client_values(self, history: History) -> dict[str, np.ndarray]:
-        """Return the columns of clients.csv for the last recorded round, [S] each, ordered as `history.sampled[-1]`.
+        """Return the columns of clients.csv for the last recorded round, [S] each, ordered as
+        `history.sampled[-1]`.
 
         Empty when the local models of that round are not recorded.
         """
@@ -49,7 +51,8 @@ class ForgettingMetric:
         return self.local_values(history, len(history.local_rounds) - 1) if recorded else {}
 
     def summary(self, history: History) -> dict[str, float]:
-        """Return the values of the whole run for summary.json; by default the values of the last round."""
+        """Return the values of the whole run for summary.json; by default the values of the last
+        round."""
         return self.round_values(history)
 
     def _client_mean(self, history: History, key: str) -> float:
@@ -58,7 +61,9 @@ class ForgettingMetric:
 
     def _run_mean(self, history: History, key: str) -> float:
         """Return the mean over rounds of the mean over clients."""
-        return _mean([_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))])
+        return _mean(
+            [_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))]
+        )
 
 
 def _mean(values: np.ndarray | Sequence[float]) -> float:
@@ -77,9 +82,9 @@ class BackwardTransfer(ForgettingMetric):
 class RoundDrop(ForgettingMetric):
     """`round_forgetting`: drops since the previous evaluated round (Flashback section 3).
 
-    With `local` also `local_round_forgetting`, drops during local training: one value per client, and their mean. Like
-    the former it begins in round 2 (t > 1): the initial model has nothing to forget.
-    The summary holds the means over all rounds.
+    With `local` also `local_round_forgetting`, drops during local training: one value per client,
+    and their mean. Like the former it begins in round 2 (t > 1): the initial model has nothing to
+    forget. The summary holds the means over all rounds.
     """
 
     local: bool
@@ -89,7 +94,8 @@ class RoundDrop(ForgettingMetric):
         return self.local
 
     def round_values(self, history: History) -> dict[str, float]:
-        drops = forgetting.round_drop(history.matrix[-3:])  # the last one alone, however long the run is
+        # the last one alone, however long the run is
+        drops = forgetting.round_drop(history.matrix[-3:])
         values = {"round_forgetting": float(drops[-1]) if drops.size else float("nan")}
         if self.local:
             values["local_round_forgetting"] = self._client_mean(history, "local_round_forgetting")
@@ -111,10 +117,12 @@ class RoundDrop(ForgettingMetric):
 
 @dataclass(frozen=True, kw_only=True)
 class ForgettingDegree(ForgettingMetric):
-    """`forgetting_degree`: share of a class lost in local training (FedKA Eq. 1), mean over classes and clients.
+    """`forgetting_degree`: share of a class lost in local training (FedKA Eq. 1), mean over classes
+    and clients.
 
-    Gains of classes that the global model does not know are about -1/xi; so means are of the degree clipped at -1.
-    Raw values [S, C]: `fedexp.metrics.forgetting.forgetting_degree`. The summary is the mean over rounds.
+    Gains of classes that the global model does not know are about -1/xi; so means are of the degree
+    clipped at -1. Raw values [S, C]: `fedexp.metrics.forgetting.forgetting_degree`. The summary is
+    the mean over rounds.
     """
 
     xi: float  # small positive constant of the denominator
@@ -142,8 +150,9 @@ class ForgettingDegree(ForgettingMetric):
 class InOutLocal(ForgettingMetric):
     """In- and out-local accuracy (FedNTD Definition 1, Fig. 4).
 
-    Of the local models: one value per client, their mean and (population) standard deviation over the sampled clients.
-    Of the global model after the round: on the joint distribution of the sampled clients.
+    Of the local models: one value per client, their mean and (population) standard deviation over
+    the sampled clients. Of the global model after the round: on the joint distribution of the
+    sampled clients.
     """
 
     @property
@@ -159,7 +168,9 @@ class InOutLocal(ForgettingMetric):
             values[f"{key}_std"] = _mean((column - values[key]) ** 2) ** 0.5
         inside = outside = float("nan")
         if clients:
-            inside, outside = forgetting.in_out_joint(history.class_accuracy[-1], history.sampled_counts(-1))
+            inside, outside = forgetting.in_out_joint(
+                history.class_accuracy[-1], history.sampled_counts(-1)
+            )
         return values | {"global_in_accuracy": inside, "global_out_accuracy": outside}
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
@@ -170,7 +181,8 @@ class InOutLocal(ForgettingMetric):
 
 @dataclass(frozen=True, kw_only=True)
 class Consistency(ForgettingMetric):
-    """`consistency`: cosine of the class accuracies of this evaluated round and the one before (FedNTD Fig. 2b).
+    """`consistency`: cosine of the class accuracies of this evaluated round and the one before
+    (FedNTD Fig. 2b).
 
     The summary holds the mean over all rounds.
     """
@@ -185,8 +197,9 @@ class Consistency(ForgettingMetric):
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment(ForgettingMetric):
-    """`alignment` in summary.json: the share of neurons that prefer the same class before and after the local training
-    of the last round, and before and after that round (FedNTD Table 2; `fedexp.training.neurons`)."""
+    """`alignment` in summary.json: the share of neurons that prefer the same class before and after
+    the local training of the last round, and before and after that round (FedNTD Table 2;
+    `fedexp.training.neurons`)."""
 
     @property
     def needs_neurons(self) -> bool:
@@ -196,14 +209,19 @@ class Alignment(ForgettingMetric):
         return {}
 
 
-def _checked(metric: ForgettingMetric, values: object, clients: int | None = None) -> Mapping[str, Any]:
-    """Return the values of a metric. clients: each is one number of each client, [clients]; None: one number.
+def _checked(
+    metric: ForgettingMetric, values: object, clients: int | None = None
+) -> Mapping[str, Any]:
+    """Return the values of a metric. clients: each is one number of each client, [clients]; None:
+    one number.
 
     Raises ConfigError for what a metric of a user's own may give and no table can hold.
     """
     name = f"forgetting_metric: {type(metric).__name__}"
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{name} gives {type(values).__name__}; must be a dict of names and numbers")
+        raise ConfigError(
+            f"{name} gives {type(values).__name__}; must be a dict of names and numbers"
+        )
     for key, value in values.items():
         if not isinstance(key, str):
             raise ConfigError(f"{name} gives a value the name {key!r}; must be a text")
@@ -235,14 +253,15 @@ def described(value: object) -> str:
 
 
 def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge to one dict; a key that comes twice must have the same value (nan equals nan). Raises ConfigError else, as
-    where a metric of a user's own gives a value the name of another one."""
+    """Merge to one dict; a key that comes twice must have the same value (nan equals nan). Raises
+    ConfigError else, as where a metric of a user's own gives a value the name of another one."""
     merged: dict[str, Any] = {}
     for result in results:
         for key, value in result.items():
             if not np.array_equal(merged.setdefault(key, value), value, equal_nan=True):
                 raise ConfigError(
-                    f"forgetting_metric: two metrics give {key}, as {merged[key]} and {value}; rename that of your own"
+                    f"forgetting_metric: two metrics give {key}, as {merged[key]} and {value};"
+                    " rename that of your own"
                 )
     return merged
 
@@ -271,7 +290,10 @@ class Composite(ForgettingMetric):
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
         clients = len(history.sampled[index])
-        return _merge(_checked(metric, metric.local_values(history, index), clients) for metric in self.parts())
+        return _merge(
+            _checked(metric, metric.local_values(history, index), clients)
+            for metric in self.parts()
+        )
 
     def summary(self, history: History) -> dict[str, float]:
         return _merge(_checked(metric, metric.summary(history)) for metric in self.parts())
@@ -297,4 +319,10 @@ class All(Composite):
         self.parts()  # checks xi
 
     def parts(self) -> Sequence[ForgettingMetric]:
-        return BackwardTransfer(), RoundDrop(local=True), ForgettingDegree(xi=self.xi), InOutLocal(), Consistency()
+        return (
+            BackwardTransfer(),
+            RoundDrop(local=True),
+            ForgettingDegree(xi=self.xi),
+            InOutLocal(),
+            Consistency(),
+        )

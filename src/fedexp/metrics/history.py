@@ -1,4 +1,5 @@
-"""The input of every metric: class accuracies of the global and, where evaluated, of the local models."""
+"""The input of every metric: class accuracies of the global and, where evaluated, of the local
+models."""
 
 import csv
 from bisect import bisect_left, bisect_right
@@ -22,24 +23,33 @@ if TYPE_CHECKING:
 class History:
     """The class accuracies of one run so far.
 
-    Runs that evaluate local models evaluate the global model in every round, so that the model distributed in round r
-    is the one evaluated in round r-1.
+    Runs that evaluate local models evaluate the global model in every round, so that the model
+    distributed in round r is the one evaluated in round r-1.
     """
 
-    counts: np.ndarray  # int64 [K, C]: training labels of each client; [tasks or changes, K, C] where these change
+    # int64 [K, C]: training labels of each client; [tasks or changes, K, C] where these change
+    counts: np.ndarray
     rounds_per_task: int = 0  # of a scenario of several tasks
-    rounds: list[int] = field(default_factory=list)  # evaluated rounds, ascending; the first is 0, the initial model
-    class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [C] each, nan for an absent class
+    # evaluated rounds, ascending; the first is 0, the initial model
+    rounds: list[int] = field(default_factory=list)
+    # float64 [C] each, nan for an absent class
+    class_accuracy: list[np.ndarray] = field(default_factory=list)
     local_rounds: list[int] = field(default_factory=list)
-    sampled: list[np.ndarray] = field(default_factory=list)  # int64 [S] each: the clients of a local round
+    # int64 [S] each: the clients of a local round
+    sampled: list[np.ndarray] = field(default_factory=list)
     local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
-    # Of clients' own models, float64 [K, C], where they are tested: now, after which round, and the best before that.
+    # Of clients' own models, float64 [K, C], where they are tested: now, after which round, and the
+    # best before that.
     personal_accuracy: np.ndarray | None = None
     personal_round: int = 0
     personal_peak: np.ndarray | None = None
-    starts: tuple[int, ...] = ()  # first round of each row of counts, where the clients' data change within a run
-    # The rows of `matrix` with room for more: stacking all of them anew in each round would grow with its square.
-    _rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0)), init=False, repr=False, compare=False)
+    # first round of each row of counts, where the clients' data change within a run
+    starts: tuple[int, ...] = ()
+    # The rows of `matrix` with room for more: stacking all of them anew in each round would grow
+    # with its square.
+    _rows: np.ndarray = field(
+        default_factory=lambda: np.empty((0, 0)), init=False, repr=False, compare=False
+    )
     _filled: int = field(default=0, init=False, repr=False, compare=False)
 
     def add(self, round: int, class_accuracy: np.ndarray) -> None:
@@ -49,14 +59,18 @@ class History:
         self.class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
 
     def add_local(self, round: int, sampled: np.ndarray, class_accuracy: np.ndarray) -> None:
-        """Record the models that the sampled clients [S] trained in `round`, class accuracies [S, C]."""
-        assert not self.local_rounds or round > self.local_rounds[-1], "rounds are recorded in order"
+        """Record the models that the sampled clients [S] trained in `round`, class accuracies [S,
+        C]."""
+        assert not self.local_rounds or round > self.local_rounds[-1], (
+            "rounds are recorded in order"
+        )
         self.local_rounds.append(round)
         self.sampled.append(np.asarray(sampled, dtype=np.int64))
         self.local_class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
 
     def add_personal(self, round: int, class_accuracy: np.ndarray) -> None:
-        """Record the class accuracies [K, C] of the clients' own models after `round`; nan: not tested."""
+        """Record the class accuracies [K, C] of the clients' own models after `round`; nan: not
+        tested."""
         found = np.array(class_accuracy, dtype=np.float64)
         if self.personal_accuracy is None or self.personal_peak is None:
             self.personal_peak = np.full_like(found, np.nan)
@@ -66,7 +80,8 @@ class History:
 
     @property
     def personal_drop(self) -> np.ndarray:
-        """max_{1<=t<T} A_kc^(t) - A_kc^(T) of the clients' own models, float64 [K, C]; nan while T < 2."""
+        """max_{1<=t<T} A_kc^(t) - A_kc^(T) of the clients' own models, float64 [K, C]; nan while T
+        < 2."""
         assert self.personal_accuracy is not None, "recorded in every evaluated round"
         assert self.personal_peak is not None
         return self.personal_peak - self.personal_accuracy
@@ -101,11 +116,16 @@ class History:
         """int64 [K, C]: training labels of each client in a round from 1."""
         if self.starts:
             return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
-        return self.counts if self.counts.ndim == 2 else self.counts[(round - 1) // self.rounds_per_task]
+        return (
+            self.counts
+            if self.counts.ndim == 2
+            else self.counts[(round - 1) // self.rounds_per_task]
+        )
 
     def counts_until(self, round: int) -> np.ndarray:
-        """int64 [K, C]: training labels of each client in all tasks that have begun when a round is over; before the
-        first, in the first task. Where the data change within a run: those of the round."""
+        """int64 [K, C]: training labels of each client in all tasks that have begun when a round is
+        over; before the first, in the first task. Where the data change within a run: those of the
+        round."""
         if self.counts.ndim == 2 or self.starts:
             return self.counts_in(round)
         return self.counts[: max(round - 1, 0) // self.rounds_per_task + 1].sum(0)
@@ -115,7 +135,8 @@ class History:
         return self.counts_in(self.local_rounds[index])[self.sampled[index]]
 
     def distributed(self, round: int) -> np.ndarray:
-        """Return the class accuracies [C] of the global model that clients started from in `round`."""
+        """Return the class accuracies [C] of the global model that clients started from in
+        `round`."""
         index = bisect_left(self.rounds, round - 1)
         assert self.rounds[index] == round - 1, "a round with local models follows an evaluated one"
         return self.class_accuracy[index]
@@ -124,11 +145,17 @@ class History:
         """Return a dict of tensors, for a checkpoint that torch.load(weights_only=True) reads."""
         import torch
 
-        arrays = {"counts": self.counts, "rounds_per_task": np.array(self.rounds_per_task)} | self._arrays()
+        arrays = {
+            "counts": self.counts,
+            "rounds_per_task": np.array(self.rounds_per_task),
+        } | self._arrays()
         if self.starts:
             arrays |= {"starts": np.array(self.starts)}
         if self.personal_accuracy is not None and self.personal_peak is not None:
-            arrays |= {"personal_accuracy": self.personal_accuracy, "personal_peak": self.personal_peak}
+            arrays |= {
+                "personal_accuracy": self.personal_accuracy,
+                "personal_peak": self.personal_peak,
+            }
             arrays |= {"personal_round": np.array(self.personal_round)}
         return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
@@ -151,7 +178,9 @@ class History:
             "local_rounds": np.array(self.local_rounds, dtype=np.int64),
             "sampled": np.stack(self.sampled) if self.sampled else np.empty((0, 0), dtype=np.int64),
             "local_class_accuracy": (
-                np.stack(self.local_class_accuracy) if self.local_class_accuracy else np.empty((0, 0, classes))
+                np.stack(self.local_class_accuracy)
+                if self.local_class_accuracy
+                else np.empty((0, 0, classes))
             ),
         }
 
@@ -176,13 +205,15 @@ class History:
 def load_history(run_dir: Path, view: str = PLAIN) -> History:
     """Rebuild the history from a run directory, so that any metric can be computed after the run.
 
-    Reads class_accuracy.csv, partition.npz and, if it is there, local_class_accuracy.npz; for another view of the test
-    set, its files of accuracies. Raises ConfigError naming a file that is missing or damaged.
+    Reads class_accuracy.csv, partition.npz and, if it is there, local_class_accuracy.npz; for
+    another view of the test set, its files of accuracies. Raises ConfigError naming a file that is
+    missing or damaged.
     """
     run_dir = Path(run_dir)
     changes = changed_partitions(run_dir)
     tasks = [
-        Partition.load(path) for path in [run_dir / "partition.npz", *later_partitions(run_dir), *changes.values()]
+        Partition.load(path)
+        for path in [run_dir / "partition.npz", *later_partitions(run_dir), *changes.values()]
     ]
     classes = tasks[0].counts.shape[1]
     rounds, matrix = _read_class_accuracy(run_dir / file_of("class_accuracy.csv", view), classes)
@@ -211,7 +242,8 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
 
 
 def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read the tidy file `round,class,accuracy` as rounds [T+1], accuracies [T+1, C]; an empty accuracy is nan."""
+    """Read the tidy file `round,class,accuracy` as rounds [T+1], accuracies [T+1, C]; an empty
+    accuracy is nan."""
     table: dict[int, np.ndarray] = {}
     try:
         with open(regular(path), newline="", encoding="utf-8") as file:
@@ -221,7 +253,9 @@ def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarr
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"{path}: not a table round,class,accuracy of {classes} classes ({error!r})") from None
+        raise ConfigError(
+            f"{path}: not a table round,class,accuracy of {classes} classes ({error!r})"
+        ) from None
     rounds = sorted(table)
     matrix = np.stack([table[r] for r in rounds]) if rounds else np.empty((0, classes))
     return np.array(rounds, dtype=np.int64), matrix

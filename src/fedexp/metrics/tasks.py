@@ -1,9 +1,10 @@
 """Metrics of continual learning over a sequence of tasks (CFeD, IJCAI 2022, section 5.2).
 
-a[t, s] is the test accuracy on task s of the global model after task t has been learned.
-Where clients meet the tasks in different orders (`scenario.order=per_client`), t counts stages, and each client k has a
-matrix of its own, a_k[t, s] = the accuracy after stage t on the task that k meets at stage s. Every value is then the
-mean over all clients of what the formula gives for theirs; with one order for all it is the value of that one.
+a[t, s] is the test accuracy on task s of the global model after task t has been learned. Where
+clients meet the tasks in different orders (`scenario.order=per_client`), t counts stages, and each
+client k has a matrix of its own, a_k[t, s] = the accuracy after stage t on the task that k meets at
+stage s. Every value is then the mean over all clients of what the formula gives for theirs; with
+one order for all it is the value of that one.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,8 @@ TASK_COLUMNS = ("average_accuracy", "new_task_accuracy", "task_forgetting")
 
 
 def average_accuracy(accuracies: np.ndarray, learned: int) -> float:
-    """1/t sum_{s <= t} a_{t,s} of accuracies [T], unweighted over the tasks; nan before the first."""
+    """1/t sum_{s <= t} a_{t,s} of accuracies [T], unweighted over the tasks; nan before the
+    first."""
     return float(np.mean(accuracies[:learned])) if learned else float("nan")
 
 
@@ -26,16 +28,23 @@ def new_task_accuracy(accuracies: np.ndarray, learned: int) -> float:
 
 
 def task_forgetting(matrix: np.ndarray, accuracies: np.ndarray) -> float:
-    """Loss on the earlier tasks: mean over s < t of a_{s,s} - a_{t,s}, the negative of backward transfer
-    (Lopez-Paz and Ranzato, NeurIPS 2017). matrix [t - 1, T]: a after each task before; accuracies [T]: now; nan for
-    the first task."""
+    """Loss on the earlier tasks: mean over s < t of a_{s,s} - a_{t,s}, the negative of backward
+    transfer (Lopez-Paz and Ranzato, NeurIPS 2017). matrix [t - 1, T]: a after each task before;
+    accuracies [T]: now; nan for the first task."""
     before = len(matrix)
-    return float(np.mean(np.diag(matrix[:, :before]) - accuracies[:before])) if before else float("nan")
+    return (
+        float(np.mean(np.diag(matrix[:, :before]) - accuracies[:before]))
+        if before
+        else float("nan")
+    )
 
 
-def over_clients(formula: Callable[..., float], orders: np.ndarray | None, *accuracies: np.ndarray) -> float:
-    """Return the mean of a formula over clients, of arrays [..., T] with their columns in the order of each client.
-    orders: int [K, T] from 0, which task a client meets at which stage; None: all in the order of the columns."""
+def over_clients(
+    formula: Callable[..., float], orders: np.ndarray | None, *accuracies: np.ndarray
+) -> float:
+    """Return the mean of a formula over clients, of arrays [..., T] with their columns in the order
+    of each client. orders: int [K, T] from 0, which task a client meets at which stage; None: all
+    in the order of the columns."""
     if orders is None:
         return formula(*accuracies)
     different, counts = np.unique(orders, axis=0, return_counts=True)
@@ -54,7 +63,10 @@ class TaskHistory:
 
     @classmethod
     def of(
-        cls, records: Sequence[tuple[int, Sequence[float]]], rounds_per_task: int, orders: np.ndarray | None = None
+        cls,
+        records: Sequence[tuple[int, Sequence[float]]],
+        rounds_per_task: int,
+        orders: np.ndarray | None = None,
     ) -> "TaskHistory":
         """Build the history from (round, accuracies) in order."""
         rounds = np.array([number for number, _ in records], dtype=np.int64)
@@ -78,10 +90,15 @@ class TaskHistory:
         return self.values_at(before, now, learned)
 
     def values_at(self, before: np.ndarray, now: np.ndarray, learned: int) -> dict[str, float]:
-        """Return the values of a round. before [t - 1, T]: the ends of the tasks before; now [T]; learned: t."""
+        """Return the values of a round. before [t - 1, T]: the ends of the tasks before; now [T];
+        learned: t."""
         return {
-            "average_accuracy": over_clients(lambda a: average_accuracy(a, learned), self.orders, now),
-            "new_task_accuracy": over_clients(lambda a: new_task_accuracy(a, learned), self.orders, now),
+            "average_accuracy": over_clients(
+                lambda a: average_accuracy(a, learned), self.orders, now
+            ),
+            "new_task_accuracy": over_clients(
+                lambda a: new_task_accuracy(a, learned), self.orders, now
+            ),
             "task_forgetting": over_clients(task_forgetting, self.orders, before, now),
         }
 

@@ -1,7 +1,8 @@
-"""Weight divergence: how far local models are from the global model and from one another (FedNTD section 5.2).
+"""Weight divergence: how far local models are from the global model and from one another (FedNTD
+section 5.2).
 
-Models are trees of parameters; those of S clients are stacked, leaves [S, ...]. Every function is made of torch's
-operations alone, so that it also works inside `torch.func.vmap`.
+Models are trees of parameters; those of S clients are stacked, leaves [S, ...]. Every function is
+made of torch's operations alone, so that it also works inside `torch.func.vmap`.
 """
 
 import numpy as np
@@ -15,21 +16,27 @@ NORMS = {"l1": l1_norms, "l2": l2_norms}
 
 
 def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str, torch.Tensor]:
-    """||w_G - w_k|| of each layer and in total: `local` [S, ...], `reference` [...] -> float64 [S] each.
+    """||w_G - w_k|| of each layer and in total: `local` [S, ...], `reference` [...] -> float64 [S]
+    each.
 
-    FedNTD (NeurIPS 2022) Fig. 8: w_G is the distributed global model, w_k client k's after local training. norm: `l1`,
-    as Table 3 of its appendix has it, or `l2`; section 5.2 leaves it open.
+    FedNTD (NeurIPS 2022) Fig. 8: w_G is the distributed global model, w_k client k's after local
+    training. norm: `l1`, as Table 3 of its appendix has it, or `l2`; section 5.2 leaves it open.
     """
     return NORMS[norm]({name: leaf - reference[name] for name, leaf in local.items()})
 
 
 def from_others(local: Params, norm: str = "l1") -> dict[str, torch.Tensor]:
-    """1/(S-1) sum_{j != k} ||w_j - w_k|| of each layer and in total: leaves [S, ...] -> float64 [S] each.
+    """1/(S-1) sum_{j != k} ||w_j - w_k|| of each layer and in total: leaves [S, ...] -> float64 [S]
+    each.
 
-    The mean distance of client k's local model from those of the other clients of the round; nan where S = 1.
+    The mean distance of client k's local model from those of the other clients of the round; nan
+    where S = 1.
     """
     count = len(next(iter(local.values())))
-    rows = [from_global(local, {name: leaf[k] for name, leaf in local.items()}, norm) for k in range(count)]
+    rows = [
+        from_global(local, {name: leaf[k] for name, leaf in local.items()}, norm)
+        for k in range(count)
+    ]
     others = count - 1 or float("nan")
     return {layer: torch.stack([row[layer].sum() for row in rows]) / others for layer in rows[0]}
 
@@ -37,9 +44,12 @@ def from_others(local: Params, norm: str = "l1") -> dict[str, torch.Tensor]:
 def distribution_distance(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """||A_G - p_k||_1 = sum_c |A_c / sum_c' A_c' - n_kc / n_k|, float64 [S], in [0, 2].
 
-    FedNTD (NeurIPS 2022) section 5.2, Fig. 8: class accuracies [C] of the distributed global model, divided by their
-    sum (0 where all are 0; a class that the test set lacks counts as 0), and the clients' training labels [S, C].
+    FedNTD (NeurIPS 2022) section 5.2, Fig. 8: class accuracies [C] of the distributed global model,
+    divided by their sum (0 where all are 0; a class that the test set lacks counts as 0), and the
+    clients' training labels [S, C].
     """
-    share = normalised_heat_map(np.nan_to_num(np.asarray(class_accuracy, dtype=np.float64))[None])[0]
+    share = normalised_heat_map(np.nan_to_num(np.asarray(class_accuracy, dtype=np.float64))[None])[
+        0
+    ]
     counts = np.asarray(counts, dtype=np.float64)
     return np.abs(share - counts / counts.sum(1, keepdims=True)).sum(1)

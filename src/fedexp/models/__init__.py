@@ -1,4 +1,5 @@
-"""Models: `forward` maps images [B, channels, height, width] or texts [B, length] to Output(features, logits)."""
+"""Models: `forward` maps images [B, channels, height, width] or texts [B, length] to
+Output(features, logits)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ class Output(NamedTuple):
 
     features: torch.Tensor  # [B, D]: the input of the classifier (penultimate layer)
     logits: torch.Tensor  # [B, C]
-    maps: tuple[torch.Tensor, ...] = ()  # input and output [B, D, h, w] of the last stage, where the model keeps them
+    # input and output [B, D, h, w] of the last stage, where the model keeps them
+    maps: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ABC):
-    """Base of the `model` group: what a network is made of, and what the engines have to know of it."""
+    """Base of the `model` group: what a network is made of, and what the engines have to know of
+    it."""
 
     reads: ClassVar[str] = "images"  # or text
     has_neurons: ClassVar[bool] = False  # its network has `hidden_activations`
@@ -33,12 +36,14 @@ class Model(ABC):
     @property
     @abstractmethod
     def vectorises(self) -> bool:
-        """Tell whether torch.func.vmap knows every layer and, in training, padding changes no other example: batch norm
-        may be one of torch's, dropout may not, since it draws from a generator that all clients would share."""
+        """Tell whether torch.func.vmap knows every layer and, in training, padding changes no other
+        example: batch norm may be one of torch's, dropout may not, since it draws from a generator
+        that all clients would share."""
 
     @abstractmethod
     def build(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for data of `shape` (`Data.shape` of the kind that it reads).
+        """Return a freshly initialised network for data of `shape` (`Data.shape` of the kind that
+        it reads).
 
         Raises ConfigError for a shape that it cannot read.
         """
@@ -58,12 +63,14 @@ class Staged(Protocol):
     keeps_maps: bool  # set: `Output.maps` is filled
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """Return the output [B, ., h, w] of the last stage with the first `width` of the output channels of every
-        convolution in it, and the first of its input channels. x: the first channels of the stage's input. Batch norm,
-        where there is any, takes batch statistics, and scale and shift of the channels that are left."""
+        """Return the output [B, ., h, w] of the last stage with the first `width` of the output
+        channels of every convolution in it, and the first of its input channels. x: the first
+        channels of the stage's input. Batch norm, where there is any, takes batch statistics, and
+        scale and shift of the channels that are left."""
 
 
 def slim_channels(channels: int, width: float) -> int:
-    """Return the share `width` of a number of channels, rounded to a multiple of 8 (few: to at least 1)."""
+    """Return the share `width` of a number of channels, rounded to a multiple of 8 (few: to at
+    least 1)."""
     eights = int(channels * width / 8 + 0.5) * 8
     return eights or max(round(channels * width), 1)

@@ -1,8 +1,9 @@
-"""Batch normalisation of padded batches: padding counts in no statistic, and no gradient of one reaches it.
+"""Batch normalisation of padded batches: padding counts in no statistic, and no gradient of one
+reaches it.
 
-S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015, Algorithm 1: mean and (biased) variance of a channel over the
-n values of the batch; the running variance takes the unbiased one, var * n / (n - 1), as torch has it. Here n counts
-the values of examples alone.
+S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015, Algorithm 1: mean and (biased) variance
+of a channel over the n values of the batch; the running variance takes the unbiased one, var * n /
+(n - 1), as torch has it. Here n counts the values of examples alone.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def leaving_out_padding(mask: torch.Tensor | None) -> AbstractContextManager[Any]:
-    """Inside, F.batch_norm counts the rows with mask 1 alone. mask [B]: 1 = example, 0 = padding; None: all count."""
+    """Inside, F.batch_norm counts the rows with mask 1 alone. mask [B]: 1 = example, 0 = padding;
+    None: all count."""
     return nullcontext() if mask is None else _Counting(mask)
 
 
@@ -48,7 +50,11 @@ class _Counting(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        return batch_norm(self.mask, *args, **kwargs) if function is F.batch_norm else function(*args, **kwargs)
+        return (
+            batch_norm(self.mask, *args, **kwargs)
+            if function is F.batch_norm
+            else function(*args, **kwargs)
+        )
 
 
 def batch_norm(
@@ -62,15 +68,19 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Compute torch.nn.functional.batch_norm of input [B, C, ...] over the rows with mask [B] 1 alone.
+    """Compute torch.nn.functional.batch_norm of input [B, C, ...] over the rows with mask [B] 1
+    alone.
 
-    Rows of padding are normalised too, by the statistics of the others. In training the running statistics [C] change
-    in place. Differentiable once. Raises ValueError where the mask is not one of these rows.
+    Rows of padding are normalised too, by the statistics of the others. In training the running
+    statistics [C] change in place. Differentiable once. Raises ValueError where the mask is not one
+    of these rows.
     """
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if len(mask) != len(input):
-        raise ValueError(f"batch norm of {len(input)} rows with a mask of {len(mask)}: give the network its mask")
+        raise ValueError(
+            f"batch norm of {len(input)} rows with a mask of {len(mask)}: give the network its mask"
+        )
     wide = mask.dtype if input.dtype.itemsize < 4 else input.dtype  # of bf16, sums in fp32
     standard, mean, var, _ = _Standardised.apply(input, mask.to(wide), eps)
     if running_mean is not None and running_var is not None:
@@ -92,7 +102,8 @@ def _values_of_a_row(x: torch.Tensor) -> int:
 
 
 class _Standardised(Function):
-    """x [B, C, ...] -> (x less its mean, over its standard deviation; mean; variance; 1 / standard deviation, all [C]).
+    """x [B, C, ...] -> (x less its mean, over its standard deviation; mean; variance; 1 / standard
+    deviation, all [C]).
 
     Only the first has a gradient, for which little more than itself is kept.
     """
@@ -122,24 +133,30 @@ class _Standardised(Function):
         ctx.save_for_backward(standard, mask, scale)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None, *_: None) -> tuple[torch.Tensor | None, None, None]:
+    def backward(
+        ctx: Any, grad: torch.Tensor | None, *_: None
+    ) -> tuple[torch.Tensor | None, None, None]:
         return None if grad is None else _Gradient.apply(grad, *ctx.saved_tensors), None, None
 
 
 class _Gradient(Function):
-    """The gradient of `_Standardised` by x; a function of its own, so that nothing takes it for one that has a
-    gradient.
+    """The gradient of `_Standardised` by x; a function of its own, so that nothing takes it for one
+    that has a gradient.
 
-    z: the standardised values, 1 / s their scale, n the values that count, g the gradient by z of all rows. A row that
-    counts gets (g - (sum g + z sum g z) / n) / s, a row of padding g / s: it is in no statistic.
+    z: the standardised values, 1 / s their scale, n the values that count, g the gradient by z of
+    all rows. A row that counts gets (g - (sum g + z sum g z) / n) / s, a row of padding g / s: it
+    is in no statistic.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(grad: torch.Tensor, standard: torch.Tensor, mask: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    def forward(
+        grad: torch.Tensor, standard: torch.Tensor, mask: torch.Tensor, scale: torch.Tensor
+    ) -> torch.Tensor:
         g, z = (
-            (value.flatten(2) if value.dim() > 2 else value[..., None]).to(mask.dtype) for value in (grad, standard)
+            (value.flatten(2) if value.dim() > 2 else value[..., None]).to(mask.dtype)
+            for value in (grad, standard)
         )
         ones = torch.ones_like(mask)
         total, along = _sum_over_rows(g, ones), _sum_over_rows(g * z, ones)
@@ -153,7 +170,9 @@ class _Gradient(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> NoReturn:
-        raise NotImplementedError("the gradient of a gradient through batch normalisation of a padded batch")
+        raise NotImplementedError(
+            "the gradient of a gradient through batch normalisation of a padded batch"
+        )
 
 
 def _sum_over_rows(values: torch.Tensor, share: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The convolutional network of McMahan et al. (2017) in the variants that the forgetting papers train."""
+"""The convolutional network of McMahan et al. (2017) in the variants that the forgetting papers
+train."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +16,8 @@ from fedexp.models.pooling import pooled, pooled_convolution
 
 @dataclass(frozen=True, kw_only=True)
 class CNN(Model):
-    """Convolutions, each followed by a 2x2 max-pool and a ReLU, then fully connected layers and a classifier.
+    """Convolutions, each followed by a 2x2 max-pool and a ReLU, then fully connected layers and a
+    classifier.
 
     The fully connected part adapts to the image size.
     """
@@ -28,18 +30,29 @@ class CNN(Model):
     padding: int  # zero padding of the convolutions on every side, pixels
     hidden: tuple[int, ...]  # width of each fully connected layer; the last one gives the features
     unit_features: int | None = None
-    """D: one more layer without ReLU, whose outputs are put onto the unit sphere of D dimensions and are the features
-    (FedNTD appendix N, whose network is not printed); None: there is no such layer."""
+    """D: one more layer without ReLU, whose outputs are put onto the unit sphere of D dimensions
+    and are the features (FedNTD appendix N, whose network is not printed); None: there is no such
+    layer."""
     batch_norm: bool = False
     """Batch norm (Ioffe and Szegedy, ICML 2015) after each convolution, which then has no bias."""
 
     def __post_init__(self) -> None:
         for key, widths in (("model.channels", self.channels), ("model.hidden", self.hidden)):
-            require(len(widths) > 0 and min(widths) > 0, key, list(widths), "a non-empty list of positive integers")
+            require(
+                len(widths) > 0 and min(widths) > 0,
+                key,
+                list(widths),
+                "a non-empty list of positive integers",
+            )
         unit = self.unit_features
         require(unit is None or unit >= 2, "model.unit_features", unit, "at least 2, or null")
         require(self.kernel >= 1, "model.kernel", self.kernel, "at least 1")
-        require(0 <= self.padding < self.kernel, "model.padding", self.padding, "at least 0 and less than model.kernel")
+        require(
+            0 <= self.padding < self.kernel,
+            "model.padding",
+            self.padding,
+            "at least 0 and less than model.kernel",
+        )
 
     @property
     def mixes_examples(self) -> bool:
@@ -62,9 +75,9 @@ class CNN(Model):
         _, height, width = shape
         if min(height, width) < self.smallest_image:
             raise ConfigError(
-                f"model: {len(self.channels)} convolutions of kernel {self.kernel} and padding {self.padding}, each "
-                f"with pooling, need images of at least {self.smallest_image} x {self.smallest_image} pixels; "
-                f"these are {height} x {width}"
+                f"model: {len(self.channels)} convolutions of kernel {self.kernel} and padding"
+                f" {self.padding}, each with pooling, need images of at least {self.smallest_image}"
+                f" x {self.smallest_image} pixels; these are {height} x {width}"
             )
         return CNNModule(self, shape, num_classes)
 
@@ -80,10 +93,14 @@ class CNNModule(nn.Module):
         self.convolutions = nn.ModuleList()
         for out in spec.channels:
             bias = not spec.batch_norm
-            self.convolutions.append(nn.Conv2d(width, out, spec.kernel, padding=spec.padding, bias=bias))
+            self.convolutions.append(
+                nn.Conv2d(width, out, spec.kernel, padding=spec.padding, bias=bias)
+            )
             size = [(side + 2 * spec.padding - spec.kernel + 1) // 2 for side in size]
             width = out
-        self.norms = nn.ModuleList(nn.BatchNorm2d(out) if spec.batch_norm else nn.Identity() for out in spec.channels)
+        self.norms = nn.ModuleList(
+            nn.BatchNorm2d(out) if spec.batch_norm else nn.Identity() for out in spec.channels
+        )
         width *= size[0] * size[1]
         self.hidden = nn.ModuleList()
         for out in spec.hidden:
@@ -93,7 +110,8 @@ class CNNModule(nn.Module):
         self.classifier = nn.Linear(spec.unit_features or width, num_classes)
 
     def hidden_activations(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the post-ReLU output [B, D] of every fully connected layer for images x [B, C, H, W]; features last.
+        """Return the post-ReLU output [B, D] of every fully connected layer for images x [B, C, H,
+        W]; features last.
 
         These are the neurons of FedNTD's weight alignment (Table 2, Eq. 19).
         """
@@ -104,7 +122,10 @@ class CNNModule(nn.Module):
         before = x
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             plain = isinstance(norm, nn.Identity)
-            before, x = x, pooled_convolution(convolution, x) if plain else pooled(norm(convolution(x)))
+            before, x = (
+                x,
+                pooled_convolution(convolution, x) if plain else pooled(norm(convolution(x))),
+            )
         return before, x
 
     def _connected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -122,7 +143,9 @@ class CNNModule(nn.Module):
         channels = slim_channels(len(params[f"{name}.weight"]), width)
         weight = params[f"{name}.weight"][:channels, : x.shape[1]]
         if f"{name}.bias" in params:
-            return pooled(F.conv2d(x, weight, params[f"{name}.bias"][:channels], padding=self.padding))
+            return pooled(
+                F.conv2d(x, weight, params[f"{name}.bias"][:channels], padding=self.padding)
+            )
         scale, shift = (params[f"{norm}.{kind}"][:channels] for kind in ("weight", "bias"))
         x = F.conv2d(x, weight, padding=self.padding)
         return pooled(F.batch_norm(x, None, None, scale, shift, training=True))

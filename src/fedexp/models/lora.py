@@ -1,10 +1,12 @@
-"""Low-rank adapters: E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR 2022), equation 3.
+"""Low-rank adapters: E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR
+2022), equation 3.
 
-h = W x + (alpha / r) B A x, where W stays as it is and A [r, in], B [out, r] are trained; B begins at zero. Adapted are
-linear layers and convolutions (A a convolution like W's with r outputs, B one of 1 x 1). The names are of our own
-making, the numbers those of the library peft with `init_lora_weights=True`, with which a test compares where it is
-installed. peft itself wraps whole models, chooses and saves adapters by name, and needs transformers; of all that a
-federation needs these lines alone.
+h = W x + (alpha / r) B A x, where W stays as it is and A [r, in], B [out, r] are trained; B begins
+at zero. Adapted are linear layers and convolutions (A a convolution like W's with r outputs, B one
+of 1 x 1). The names are of our own making, the numbers those of the library peft with
+`init_lora_weights=True`, with which a test compares where it is installed. peft itself wraps whole
+models, chooses and saves adapters by name, and needs transformers; of all that a federation needs
+these lines alone.
 """
 
 import math
@@ -26,7 +28,8 @@ class LoRA:
     rank: int = 0  # r; 0: no adapters
     alpha: float | None = None  # scale times r; None: r, a scale of 1
     targets: tuple[str, ...] = ()  # ends of the names of layers; (): all linear layers but the head
-    freeze_a: bool = False  # only B is trained, so that the mean of products is that of B (FFA-LoRA)
+    # only B is trained, so that the mean of products is that of B (FFA-LoRA)
+    freeze_a: bool = False
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "model.lora.rank", self.rank, "at least 0 (0 = no adapters)")
@@ -34,10 +37,12 @@ class LoRA:
         require(good, "model.lora.alpha", self.alpha, "greater than 0, or null")
 
     def adapt(self, network: nn.Module, head: str | None) -> None:
-        """Freeze a network but for its head, and put adapters into it. Raises ConfigError where the head is not known,
-        or a target is no layer that can be adapted."""
+        """Freeze a network but for its head, and put adapters into it. Raises ConfigError where the
+        head is not known, or a target is no layer that can be adapted."""
         if head is None:
-            raise ConfigError("model.lora.rank: the head is trained beside the adapters; name it with model.head")
+            raise ConfigError(
+                "model.lora.rank: the head is trained beside the adapters; name it with model.head"
+            )
         for name, parameter in network.named_parameters():
             if not name.startswith(f"{head}."):
                 parameter.requires_grad_(False)
@@ -55,24 +60,36 @@ def chosen(network: nn.Module, targets: Sequence[str], head: str) -> list[str]:
     """Return the names of the layers that get adapters."""
     layers = {n: m for n, m in network.named_modules() if isinstance(m, Layer) and n != head}
     if not targets:
-        layers = {n: m for n, m in layers.items() if isinstance(m, nn.Linear) and adaptable(network, n, m)}
-        return require_some(list(layers), "[]", "the network has no linear layer but its head; name convolutions")
+        layers = {
+            n: m for n, m in layers.items() if isinstance(m, nn.Linear) and adaptable(network, n, m)
+        }
+        return require_some(
+            list(layers), "[]", "the network has no linear layer but its head; name convolutions"
+        )
     found: list[str] = []
     for target in targets:
         mine = [n for n in layers if n == target or n.endswith(f".{target}")]
         shown = ", ".join(dict.fromkeys(n.rpartition(".")[2] for n in layers))
-        require_some(mine, target, f"no linear layer or convolution{nearest(target, layers)}; names end in: {shown}")
+        require_some(
+            mine,
+            target,
+            f"no linear layer or convolution{nearest(target, layers)}; names end in: {shown}",
+        )
         if wrong := [n for n in mine if not adaptable(network, n, layers[n])]:
             raise ConfigError(f"model.lora.targets={target}: {wrong[0]} is {REFUSED}")
         found += [n for n in mine if n not in found]
     return found
 
 
-REFUSED = "a grouped convolution, or a part of nn.MultiheadAttention, which reads its weights past the layer"
+REFUSED = (
+    "a grouped convolution, or a part of nn.MultiheadAttention, which reads its weights past the"
+    " layer"
+)
 
 
 def adaptable(network: nn.Module, name: str, layer: nn.Module) -> bool:
-    """Return whether an adapter in the place of a layer is called: torch's attention does not call its projection."""
+    """Return whether an adapter in the place of a layer is called: torch's attention does not call
+    its projection."""
     parent = network.get_submodule(name.rpartition(".")[0])
     return not isinstance(parent, nn.MultiheadAttention) and getattr(layer, "groups", 1) == 1
 
@@ -115,7 +132,8 @@ class LowRank(nn.Module):
 
 
 def merge(network: nn.Module) -> nn.Module:
-    """Return a network with all adapters merged into their layers, in place; its names are those without adapters."""
+    """Return a network with all adapters merged into their layers, in place; its names are those
+    without adapters."""
     for name, module in list(network.named_modules()):
         if isinstance(module, LowRank):
             parent, _, own = name.rpartition(".")

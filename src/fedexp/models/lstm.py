@@ -1,4 +1,5 @@
-"""The recurrent network of LEAF for the next character (Caldas et al., arXiv 1812.01097; shakespeare/stacked_lstm)."""
+"""The recurrent network of LEAF for the next character (Caldas et al., arXiv 1812.01097;
+shakespeare/stacked_lstm)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +14,8 @@ from fedexp.models import Model, Output
 
 @dataclass(frozen=True, kw_only=True)
 class LSTM(Model):
-    """Vectors of the characters, layers of an LSTM, and a classifier on the last output of the uppermost one."""
+    """Vectors of the characters, layers of an LSTM, and a classifier on the last output of the
+    uppermost one."""
 
     reads: ClassVar[str] = "text"
     mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
@@ -28,7 +30,8 @@ class LSTM(Model):
             require(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "at least 1")
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for texts of `shape`; its vectors begin as pre-trained, if any."""
+        """Return a freshly initialised network for texts of `shape`; its vectors begin as
+        pre-trained, if any."""
         return LSTMModule(self, shape, num_classes)
 
 
@@ -47,7 +50,8 @@ class LSTMModule(nn.Module):
                 self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: torch.Tensor) -> Output:
-        """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, of which there is none."""
+        """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, of which
+        there is none."""
         outputs, _ = self.recurrent(self.embedding(x[:, : self.length]))
         features = outputs[:, -1]
         return Output(features, self.classifier(features))

@@ -1,8 +1,9 @@
-"""Models made of any nn.Module that returns logits: what fedexp adds so that every algorithm can work with it.
+"""Models made of any nn.Module that returns logits: what fedexp adds so that every algorithm can
+work with it.
 
-Algorithms that look at features or treat the classifier apart need to know the last layer, the head. Named (`head:
-fc`), it is taken out of the network: its input are the features, and it is called `classifier` as in fedexp's own
-models.
+Algorithms that look at features or treat the classifier apart need to know the last layer, the
+head. Named (`head: fc`), it is taken out of the network: its input are the features, and it is
+called `classifier` as in fedexp's own models.
 """
 
 from abc import abstractmethod
@@ -24,11 +25,15 @@ from fedexp.models.lora import LoRA
 class OwnModel(Model):
     """Base for a model whose `network` is any nn.Module that returns logits [B, C]."""
 
-    mixes_examples: ClassVar[bool] = True  # where the network has batch normalisation, which is looked up
-    vectorises: ClassVar[bool] = False  # True: the network has neither batch normalisation nor dropout
+    # where the network has batch normalisation, which is looked up
+    mixes_examples: ClassVar[bool] = True
+    # True: the network has neither batch normalisation nor dropout
+    vectorises: ClassVar[bool] = False
 
-    head: str | None = None  # name of the last layer, a linear one; None: features and head are not known
-    freeze: tuple[str, ...] = ()  # parts of the network or parameters that are not trained; backbone: all but the head
+    # name of the last layer, a linear one; None: features and head are not known
+    head: str | None = None
+    # parts of the network or parameters that are not trained; backbone: all but the head
+    freeze: tuple[str, ...] = ()
     lora: LoRA = field(default_factory=LoRA)  # low-rank adapters, or none
 
     def __post_init__(self) -> None:
@@ -36,12 +41,12 @@ class OwnModel(Model):
 
     @abstractmethod
     def network(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for data of `shape` (images: channels, height, width; see
-        `Data.shape`)."""
+        """Return a freshly initialised network for data of `shape` (images: channels, height,
+        width; see `Data.shape`)."""
 
     def build(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return the network with features and head where the head is named. Raises ConfigError where it is not the
-        last layer, or where a frozen part does not exist."""
+        """Return the network with features and head where the head is named. Raises ConfigError
+        where it is not the last layer, or where a frozen part does not exist."""
         network = self.network(shape, num_classes)
         return finished(network, self.head, self.freeze, shape, num_classes, lora=self.lora)
 
@@ -55,8 +60,8 @@ def finished(
     reading: "Reading | None" = None,
     lora: LoRA | None = None,
 ) -> "Headed | LogitsOnly":
-    """Freeze parts of a network, put adapters into it and separate its head from the rest. reading: what happens to its
-    input first."""
+    """Freeze parts of a network, put adapters into it and separate its head from the rest. reading:
+    what happens to its input first."""
     freeze_parts(network, freeze, head)
     if lora is not None and lora.rank:
         lora.adapt(network, head)
@@ -66,19 +71,28 @@ def finished(
     if not isinstance(layer := layers.get(head), nn.Linear):
         raise ConfigError(f"model.head={head}: {must_be_linear(network, head)}")
     if layer.out_features != num_classes:
-        raise ConfigError(f"model.head={head}: has {layer.out_features} outputs; must have {num_classes}, one a class")
+        raise ConfigError(
+            f"model.head={head}: has {layer.out_features} outputs; must have {num_classes}, one a"
+            " class"
+        )
     x = None if layer.weight.is_meta or not is_image(shape) else torch.ones(2, *shape)
     before = None if x is None else probed(network, x, reading)
     parent, _, own = head.rpartition(".")
     setattr(network.get_submodule(parent), own, nn.Identity())
     split = Headed(network, layer, reading)
     if x is not None and not is_last(split, x, before):
-        raise ConfigError(f"model.head={head}: is not the last layer: the network changes what it returns")
+        raise ConfigError(
+            f"model.head={head}: is not the last layer: the network changes what it returns"
+        )
     return split
 
 
 def is_image(shape: Any) -> bool:
-    return isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(side, int) for side in shape)
+    return (
+        isinstance(shape, tuple)
+        and len(shape) == 3
+        and all(isinstance(side, int) for side in shape)
+    )
 
 
 @torch.no_grad()
@@ -92,19 +106,25 @@ def probed(network: nn.Module, x: torch.Tensor, reading: "Reading | None") -> to
 
 
 def is_last(split: "Headed", x: torch.Tensor, before: Any) -> bool:
-    """Return whether the head, taken out, gives the same on its features [B, D] as the whole network gave."""
+    """Return whether the head, taken out, gives the same on its features [B, D] as the whole
+    network gave."""
     with evaluating(split), torch.no_grad():
         try:
             features, logits, _ = split(x)
         except Exception:
             return False
-        same = isinstance(before, torch.Tensor) and before.shape == logits.shape and torch.equal(before, logits)
+        same = (
+            isinstance(before, torch.Tensor)
+            and before.shape == logits.shape
+            and torch.equal(before, logits)
+        )
         return same and features.dim() == 2
 
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """While the block runs, a network is in eval mode; its parts are then in the modes that they were in."""
+    """While the block runs, a network is in eval mode; its parts are then in the modes that they
+    were in."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
@@ -131,10 +151,14 @@ def must_be_linear(network: nn.Module, head: str | None) -> str:
 
 
 def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> None:
-    """Set requires_grad=False for parameters by the names of their modules or their own. Raises ConfigError for a name
-    that there is not."""
+    """Set requires_grad=False for parameters by the names of their modules or their own. Raises
+    ConfigError for a name that there is not."""
     parameters = dict(network.named_parameters())
-    names = {name for name, module in network.named_modules() if name and next(module.parameters(), None) is not None}
+    names = {
+        name
+        for name, module in network.named_modules()
+        if name and next(module.parameters(), None) is not None
+    }
     for part in parts:
         if part == "backbone" and part not in names and head is not None:
             chosen = [name for name in parameters if not name.startswith(f"{head}.")]
@@ -142,15 +166,17 @@ def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> 
             chosen = [name for name in parameters if name == part or name.startswith(f"{part}.")]
         if not chosen:
             raise ConfigError(
-                f"model.freeze={part}: no such part of the network{nearest(part, [*names, *parameters])}; parts: "
-                f"{', '.join(dict.fromkeys(name.partition('.')[0] for name in parameters))}"
+                f"model.freeze={part}: no such part of the"
+                f" network{nearest(part, [*names, *parameters])}; parts:"
+                f" {', '.join(dict.fromkeys(name.partition('.')[0] for name in parameters))}"
             )
         for name in chosen:
             parameters[name].requires_grad_(False)
 
 
 class Reading(nn.Module):
-    """The input as a backbone wants it: three channels (grey is repeated), its size, its normalisation."""
+    """The input as a backbone wants it: three channels (grey is repeated), its size, its
+    normalisation."""
 
     def __init__(
         self,
@@ -159,28 +185,35 @@ class Reading(nn.Module):
         std: Sequence[float] | None,
         interpolation: str = "bilinear",
     ):
-        """size: height and width in pixels, None: unchanged. mean, std: per channel on the scale 0..1, of the training
-        of the weights; None: the data set's normalisation stays."""
+        """size: height and width in pixels, None: unchanged. mean, std: per channel on the scale
+        0..1, of the training of the weights; None: the data set's normalisation stays."""
         super().__init__()
         self.size, self.mean, self.std, self.interpolation = size, mean, std, interpolation
         self.scale: list[float] | None = None
         self.shift: list[float] = []
 
     def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Note how the data set normalises images: (pixel - mean) / std, of one channel or three."""
+        """Note how the data set normalises images: (pixel - mean) / std, of one channel or
+        three."""
         if self.mean is None or self.std is None:
             return
         means, stds = (list(values) * (3 // len(values)) for values in (mean, std))
         self.scale = [own / theirs for own, theirs in zip(stds, self.std, strict=True)]
-        self.shift = [(own - theirs) / s for own, theirs, s in zip(means, self.mean, self.std, strict=True)]
+        self.shift = [
+            (own - theirs) / s for own, theirs, s in zip(means, self.mean, self.std, strict=True)
+        ]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[1] == 1:
             x = x.expand(-1, 3, -1, -1)
         if self.size is not None and tuple(x.shape[2:]) != self.size:
-            x = F.interpolate(x, self.size, mode=self.interpolation, align_corners=False, antialias=True)
+            x = F.interpolate(
+                x, self.size, mode=self.interpolation, align_corners=False, antialias=True
+            )
         if self.scale is not None:
-            x = x * x.new_tensor(self.scale).view(-1, 1, 1) + x.new_tensor(self.shift).view(-1, 1, 1)
+            x = x * x.new_tensor(self.scale).view(-1, 1, 1) + x.new_tensor(self.shift).view(
+                -1, 1, 1
+            )
         return x
 
 
@@ -212,5 +245,6 @@ class LogitsOnly(nn.Module):
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Return whether a network has batch normalisation, which needs batches of at least two examples."""
+    """Return whether a network has batch normalisation, which needs batches of at least two
+    examples."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())

@@ -1,4 +1,5 @@
-"""ReLU of 2 x 2 max-pooling, which is a good part of a step of a small network: one fast way each for CPU and CUDA."""
+"""ReLU of 2 x 2 max-pooling, which is a good part of a step of a small network: one fast way each
+for CPU and CUDA."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,8 @@ def pooled_convolution(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def pooled(x: torch.Tensor) -> torch.Tensor:
-    """ReLU of 2 x 2 max-pooling of x [N, C, H, W]: ReLU is monotone, so it commutes with max, 4 times fewer of them."""
+    """ReLU of 2 x 2 max-pooling of x [N, C, H, W]: ReLU is monotone, so it commutes with max, 4
+    times fewer of them."""
     if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
         if x.device.type == "cuda" and differentiable_once() and kernels():
             return _Pooled.apply(x)[0]
@@ -53,7 +55,8 @@ def pooled(x: torch.Tensor) -> torch.Tensor:
 
 
 def _maxima(x: torch.Tensor) -> torch.Tensor:
-    """torch's pooling notes where each maximum was, which only a gradient needs: a third of the time without."""
+    """torch's pooling notes where each maximum was, which only a gradient needs: a third of the
+    time without."""
     n, c, h, w = x.shape
     rows = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)
     pairs = torch.maximum(rows[:, :, 0], rows[:, :, 1]).view(n, h // 2, w // 2, 2, c)
@@ -88,13 +91,16 @@ class _Pooled(Function):
         return None if grad is None else _Spread.apply(grad, *ctx.saved_tensors)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, ...], x: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+    def vmap(
+        info: Any, in_dims: tuple[int, ...], x: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
         y, where = _Pooled.apply(x.movedim(in_dims[0], 0).flatten(0, 1))
         return tuple(t.unflatten(0, (info.batch_size, -1)) for t in (y, where)), (0, 0)
 
 
 class _Spread(Function):
-    """Map the gradient of the pooled image to that of the image; a function of its own, so that vmap knows it."""
+    """Map the gradient of the pooled image to that of the image; a function of its own, so that
+    vmap knows it."""
 
     @staticmethod
     def forward(grad: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -113,4 +119,6 @@ class _Spread(Function):
         info: Any, in_dims: tuple[int | None, ...], grad: torch.Tensor, where: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
         first = (stacked_first(info, t, dim) for t, dim in zip((grad, where), in_dims, strict=True))
-        return _Spread.apply(*(t.flatten(0, 1) for t in first)).unflatten(0, (info.batch_size, -1)), 0
+        return _Spread.apply(*(t.flatten(0, 1) for t in first)).unflatten(
+            0, (info.batch_size, -1)
+        ), 0

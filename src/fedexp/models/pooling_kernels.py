@@ -1,7 +1,9 @@
-"""Triton kernels: 2 x 2 max-pooling with ReLU, and its gradient, as one pass over memory each (see models.pooling).
+"""Triton kernels: 2 x 2 max-pooling with ReLU, and its gradient, as one pass over memory each (see
+models.pooling).
 
-Both go through the elements of the pooled image in their order in channels-last memory. The place of a maximum is 0 to
-3, row by row of its window, or 4 where ReLU sets it to zero, so that no gradient goes there.
+Both go through the elements of the pooled image in their order in channels-last memory. The place
+of a maximum is 0 to 3, row by row of its window, or 4 where ReLU sets it to zero, so that no
+gradient goes there.
 """
 
 from typing import Any
@@ -15,7 +17,8 @@ BLOCK = 1024  # elements of the pooled image in one program
 
 @triton.jit
 def _corner(i, channels, width):
-    """Return the place in memory where the window of pooled element i begins; `width`: of the pooled image."""
+    """Return the place in memory where the window of pooled element i begins; `width`: of the
+    pooled image."""
     row, place = i // (width * channels), i % (width * channels)
     column, channel = place // channels, place % channels
     return (4 * row * width + 2 * column) * channels + channel
@@ -38,7 +41,8 @@ def _pool(x, y, where, count, channels, width, block: tl.constexpr):
     place = tl.zeros([block], tl.int32)
     for k in tl.static_range(1, 4):
         value = _load(x + corner + ((k // 2) * 2 * width + k % 2) * channels, there)
-        better = (value > best) | (value != value)  # the first of equal ones; NaN stays, as in torch
+        # the first of equal ones; NaN stays, as in torch
+        better = (value > best) | (value != value)
         best, place = tl.where(better, value, best), tl.where(better, k, place)
     clipped = best <= 0
     tl.store(y + i, tl.where(clipped, 0.0, best), there)
@@ -56,7 +60,8 @@ def _spread(grad, where, out, count, channels, width, block: tl.constexpr):
 
 
 def pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [N, C, H, W], H and W even -> ReLU of the maxima and their places (uint8), both [N, C, H/2, W/2]."""
+    """x [N, C, H, W], H and W even -> ReLU of the maxima and their places (uint8), both [N, C, H/2,
+    W/2]."""
     x = x.contiguous(memory_format=torch.channels_last)
     n, channels, height, width = x.shape
     y = _channels_last(x, n, channels, height // 2, width // 2)
@@ -75,11 +80,19 @@ def spread(grad: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 
 
 def _channels_last(like: torch.Tensor, *shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+    return torch.empty(
+        shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
+    )
 
 
 def _launch(
-    kernel: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, count: int, channels: int, width: int
+    kernel: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    count: int,
+    channels: int,
+    width: int,
 ) -> None:
     with torch.cuda.device_of(a):
         kernel[(triton.cdiv(count, BLOCK),)](a, b, c, count, channels, width, block=BLOCK)

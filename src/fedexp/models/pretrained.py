@@ -1,4 +1,5 @@
-"""Networks of torchvision and timm by name, with random or published weights, whole or partly frozen."""
+"""Networks of torchvision and timm by name, with random or published weights, whole or partly
+frozen."""
 
 import warnings
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from fedexp.core.packages import how_to_install
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading, finished
 from fedexp.models.resnet import load_weights
 
-DEFAULT = "DEFAULT"  # as model.weights: those that the library recommends, downloaded into its cache
+# as model.weights: those that the library recommends, downloaded into its cache
+DEFAULT = "DEFAULT"
 # Of the weights that torchvision publishes for classification, but for those of OF_HALVES.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # their auxiliary outputs are left out
-# Their weights come from TensorFlow, with pixels from -1 to 1. With weights torchvision's own GoogLeNet and Inception
-# change an image that is normalised as for ImageNet to that (`transform_input`).
+# Their weights come from TensorFlow, with pixels from -1 to 1. With weights torchvision's own
+# GoogLeNet and Inception change an image that is normalised as for ImageNet to that
+# (`transform_input`).
 OF_HALVES = ("efficientnet_v2_l", *WITHOUT_BRANCHES)
 HALVES = (0.5, 0.5, 0.5)
 
@@ -44,17 +47,19 @@ class Pretrained(OwnModel):
     def require_colours(self, shape: Any) -> None:
         if shape[0] not in (1, 3):
             raise ConfigError(
-                f"model.name={self.name}: reads 3 channels, or grey images; these have {shape[0]} channels"
+                f"model.name={self.name}: reads 3 channels, or grey images; these have {shape[0]}"
+                " channels"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Torchvision(Pretrained):
-    """A classification network of torchvision. Images keep their size unless `image_size` says otherwise; with weights
-    they are normalised as for these, without as the data set has them."""
+    """A classification network of torchvision. Images keep their size unless `image_size` says
+    otherwise; with weights they are normalised as for these, without as the data set has them."""
 
     def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
-        """Return the network for images of `shape` (channels, height, width), its last layer new."""
+        """Return the network for images of `shape` (channels, height, width), its last layer
+        new."""
         self.require_colours(shape)
         network = self.network(shape, num_classes)
         head = self.head or last_linear(network, num_classes)
@@ -65,7 +70,8 @@ class Torchvision(Pretrained):
         return finished(network, head, self.freeze, shape, num_classes, reading, self.lora)
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and standard deviation of the channels with which the published weights were trained."""
+        """Return mean and standard deviation of the channels with which the published weights were
+        trained."""
         return (HALVES, HALVES) if self.name in OF_HALVES else (IMAGENET_MEAN, IMAGENET_STD)
 
     def network(self, shape: Any, num_classes: int) -> nn.Module:
@@ -74,7 +80,8 @@ class Torchvision(Pretrained):
         known = models.list_models(module=models)
         if self.name not in known:
             raise ConfigError(
-                f"model.name={self.name}: no classification network of torchvision{nearest(self.name, known)}"
+                f"model.name={self.name}: no classification network of"
+                f" torchvision{nearest(self.name, known)}"
             )
         extra = {"aux_logits": False, "init_weights": True} if self.name in WITHOUT_BRANCHES else {}
         with warnings.catch_warnings():
@@ -88,7 +95,9 @@ class Torchvision(Pretrained):
         from torchvision.models import get_model_weights
 
         try:
-            found = get_model_weights(self.name).DEFAULT.get_state_dict(progress=False, check_hash=True)  # type: ignore[attr-defined]
+            found = get_model_weights(self.name).DEFAULT.get_state_dict(
+                progress=False, check_hash=True
+            )  # type: ignore[attr-defined]
         except (OSError, RuntimeError) as error:
             raise not_downloaded(self.name, error) from error
         load_weights(network, DEFAULT, head or "", f"torchvision's {self.name}", found)
@@ -99,15 +108,19 @@ class Timm(Pretrained):
     """Any network of the library timm. Images are resized and normalised as it wants them."""
 
     def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
-        """Return the network for images of `shape` (channels, height, width), its last layer new. Raises ConfigError
-        where timm is not installed."""
+        """Return the network for images of `shape` (channels, height, width), its last layer new.
+        Raises ConfigError where timm is not installed."""
         self.require_colours(shape)
         network = self.network(shape, num_classes)
         from timm.data import resolve_model_data_config
 
         wants = resolve_model_data_config(network)
         size = self.resized() or tuple(wants["input_size"][1:])
-        interpolation = wants["interpolation"] if wants["interpolation"] in ("bilinear", "bicubic") else "bilinear"
+        interpolation = (
+            wants["interpolation"]
+            if wants["interpolation"] in ("bilinear", "bicubic")
+            else "bilinear"
+        )
         reading = Reading(size, wants["mean"], wants["std"], interpolation)
         head = self.head or last_linear(network, num_classes)
         return finished(network, head, self.freeze, shape, num_classes, reading, self.lora)
@@ -116,10 +129,18 @@ class Timm(Pretrained):
         try:
             import timm
         except ImportError:
-            raise ConfigError(f"model=timm: needs the package timm: {how_to_install('timm')}") from None
+            raise ConfigError(
+                f"model=timm: needs the package timm: {how_to_install('timm')}"
+            ) from None
         if not timm.is_model(self.name.partition(".")[0]):
-            raise ConfigError(f"model.name={self.name}: no network of timm{nearest(self.name, timm.list_models())}")
-        options: dict[str, Any] = {"num_classes": num_classes, "pretrained": self.weights is not None}
+            raise ConfigError(
+                f"model.name={self.name}: no network of"
+                f" timm{nearest(self.name, timm.list_models())}"
+            )
+        options: dict[str, Any] = {
+            "num_classes": num_classes,
+            "pretrained": self.weights is not None,
+        }
         if self.weights not in (None, DEFAULT):
             options["pretrained_cfg_overlay"] = {"file": str(self.weights)}
         if torch.empty(0).is_meta:  # only its size is asked for
@@ -141,19 +162,28 @@ class Timm(Pretrained):
             raise ConfigError(f"{where}: cannot be made into {self.name} ({reason})") from error
 
     def require_all(self, network: nn.Module, num_classes: int) -> None:
-        """Raise ConfigError unless the file of weights has all parameters but those of the head: timm loads what it
-        finds, and leaves the rest as it is."""
+        """Raise ConfigError unless the file of weights has all parameters but those of the head:
+        timm loads what it finds, and leaves the rest as it is."""
         from timm.models import load_state_dict
 
-        head, found = self.head or last_linear(network, num_classes), load_state_dict(str(self.weights))
-        lost = [k for k, _ in network.named_parameters() if k not in found and not k.startswith(f"{head}.")]
+        head, found = (
+            self.head or last_linear(network, num_classes),
+            load_state_dict(str(self.weights)),
+        )
+        lost = [
+            k
+            for k, _ in network.named_parameters()
+            if k not in found and not k.startswith(f"{head}.")
+        ]
         if lost:
             raise ConfigError(
-                f"model.weights={self.weights}: {lost[0]} is missing; must be timm's weights of {self.name}"
+                f"model.weights={self.weights}: {lost[0]} is missing; must be timm's weights of"
+                f" {self.name}"
             )
 
     def create(self, options: dict[str, Any]) -> nn.Module:
-        """Make the network; those of a fixed size, such as vision transformers, for `image_size`."""
+        """Make the network; those of a fixed size, such as vision transformers, for
+        `image_size`."""
         import timm
 
         if self.image_size is not None:
@@ -165,13 +195,19 @@ class Timm(Pretrained):
 
 
 def last_linear(network: nn.Module, num_classes: int) -> str | None:
-    """Return the name of the last linear layer with an output for each class; None where there is none."""
-    names = [n for n, m in network.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
+    """Return the name of the last linear layer with an output for each class; None where there is
+    none."""
+    names = [
+        n
+        for n, m in network.named_modules()
+        if isinstance(m, nn.Linear) and m.out_features == num_classes
+    ]
     return names[-1] if names else None
 
 
 def not_downloaded(name: str, error: Exception) -> ConfigError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ConfigError(
-        f"model.weights={DEFAULT}: those of {name} cannot be downloaded ({reason}); model.weights=<file> reads a file"
+        f"model.weights={DEFAULT}: those of {name} cannot be downloaded ({reason});"
+        " model.weights=<file> reads a file"
     )

@@ -1,4 +1,5 @@
-"""Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's, and torchvision's with random initialisation."""
+"""Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's, and torchvision's with random
+initialisation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ DEPTHS = (18, 34, 50, 101, 152)
 
 @dataclass(frozen=True, kw_only=True)
 class CifarResNet(Model):
-    """3x3 stem without pooling, one basic block a stage, every batch norm on the statistics of the batch at hand.
+    """3x3 stem without pooling, one basic block a stage, every batch norm on the statistics of the
+    batch at hand.
 
-    The norms keep no running statistics, in training and in evaluation alike: the model has no buffers, nothing but
-    weights is averaged, and its test accuracy depends (slightly) on how the test set is cut into batches.
+    The norms keep no running statistics, in training and in evaluation alike: the model has no
+    buffers, nothing but weights is averaged, and its test accuracy depends (slightly) on how the
+    test set is cut into batches.
     """
 
     mixes_examples: ClassVar[bool] = True  # batch norm
@@ -35,15 +38,15 @@ class CifarResNet(Model):
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Return a freshly initialised network for images of `shape` (channels, height, width).
 
-        Raises ConfigError when the last stage would see a single pixel: there, the batch statistics of one example
-        (a last batch of size 1) are undefined.
+        Raises ConfigError when the last stage would see a single pixel: there, the batch statistics
+        of one example (a last batch of size 1) are undefined.
         """
         _, height, width = shape
         smallest = 2 ** (len(self.widths) - 1) + 1
         if max(height, width) < smallest:
             raise ConfigError(
-                f"model: a ResNet of {len(self.widths)} stages needs images of at least {smallest} x {smallest} "
-                f"pixels; these are {height} x {width} (model=cnn works)"
+                f"model: a ResNet of {len(self.widths)} stages needs images of at least {smallest}"
+                f" x {smallest} pixels; these are {height} x {width} (model=cnn works)"
             )
         return CifarResNetModule(self.widths, shape[0], num_classes)
 
@@ -56,7 +59,8 @@ class CifarResNetModule(nn.Module):
         self.stem = _Convolution(channels, widths[0], 3, 1)
         before = (widths[0], *widths)
         self.stages = nn.ModuleList(
-            _BasicBlock(before[stage], width, stride=1 if stage == 0 else 2) for stage, width in enumerate(widths)
+            _BasicBlock(before[stage], width, stride=1 if stage == 0 else 2)
+            for stage, width in enumerate(widths)
         )
         self.classifier = nn.Linear(widths[-1], num_classes)
 
@@ -69,7 +73,8 @@ class CifarResNetModule(nn.Module):
 
 
 class _Convolution(nn.Sequential):
-    """Convolution without bias that keeps the size up to its stride, then batch norm on batch statistics."""
+    """Convolution without bias that keeps the size up to its stride, then batch norm on batch
+    statistics."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int) -> None:
         super().__init__(
@@ -79,7 +84,8 @@ class _Convolution(nn.Sequential):
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape
+    changes."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -94,57 +100,83 @@ class _BasicBlock(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionResNet(Model):
-    """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random initialisation or
-    with weights from a file.
+    """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random
+    initialisation or with weights from a file.
 
-    Batch norm keeps running statistics (buffers). An image of at most 32 x 32 pixels reaches the last stage as one
-    pixel, so PyTorch refuses a training batch of a single example there.
+    Batch norm keeps running statistics (buffers). An image of at most 32 x 32 pixels reaches the
+    last stage as one pixel, so PyTorch refuses a training batch of a single example there.
     """
 
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = True
 
     depth: int  # number of layers: 18, 34, 50, 101 or 152
-    weights: str | None  # file of torchvision's weights to begin with, but for the last layer; None: random ones
+    # file of torchvision's weights to begin with, but for the last layer; None: random ones
+    weights: str | None
 
     def __post_init__(self) -> None:
         require_choice("model.depth", str(self.depth), map(str, DEPTHS))
         there = self.weights is None or Path(self.weights).is_file()
-        require(there, "model.weights", self.weights, "a file such as torchvision's resnet18-f37072fd.pth, or null")
+        require(
+            there,
+            "model.weights",
+            self.weights,
+            "a file such as torchvision's resnet18-f37072fd.pth, or null",
+        )
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for images of `shape` (channels, height, width) of any size."""
+        """Return a freshly initialised network for images of `shape` (channels, height, width) of
+        any size."""
         from torchvision import models  # slow to import, and no other model needs it
 
         network = getattr(models, f"resnet{self.depth}")(weights=None, num_classes=num_classes)
         if shape[0] != 3:
             stem = network.conv1
-            network.conv1 = nn.Conv2d(shape[0], stem.out_channels, kernel_size=7, stride=2, padding=3, bias=False)
-            nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
+            network.conv1 = nn.Conv2d(
+                shape[0], stem.out_channels, kernel_size=7, stride=2, padding=3, bias=False
+            )
+            # as torchvision does
+            nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         if self.weights is not None and not network.conv1.weight.is_meta:
             load_weights(network, self.weights, "fc", "torchvision's network of this model.depth")
         return TorchvisionModule(network)
 
 
 def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any = None) -> None:
-    """Read a state dict as torchvision publishes it into a network, but for its last layer `head`. of: the network, in
-    words; found: the content of the file where it was read already. Raises ConfigError where the file is none, or is
-    that of another network (also where the images are not in colour)."""
+    """Read a state dict as torchvision publishes it into a network, but for its last layer `head`.
+    of: the network, in words; found: the content of the file where it was read already. Raises
+    ConfigError where the file is none, or is that of another network (also where the images are not
+    in colour)."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True) if found is None else found
     except Exception as error:  # torch raises many types for a file that is none of its own
-        raise ConfigError(f"model.weights={path}: is not a file of weights ({type(error).__name__})") from error
-    left_out = (f"{head}.", "aux1.", "aux2.", "AuxLogits.")  # and auxiliary outputs, which no network here has
-    own = {name: value for name, value in network.state_dict().items() if not name.startswith(f"{head}.")}
-    given = {k: v for k, v in found.items() if not str(k).startswith(left_out)} if isinstance(found, dict) else {}
+        raise ConfigError(
+            f"model.weights={path}: is not a file of weights ({type(error).__name__})"
+        ) from error
+    # and auxiliary outputs, which no network here has
+    left_out = (f"{head}.", "aux1.", "aux2.", "AuxLogits.")
+    own = {
+        name: value
+        for name, value in network.state_dict().items()
+        if not name.startswith(f"{head}.")
+    }
+    given = (
+        {k: v for k, v in found.items() if not str(k).startswith(left_out)}
+        if isinstance(found, dict)
+        else {}
+    )
     # Files of before PyTorch 0.4.1 do not count batches.
-    missing = [name for name in own.keys() - given.keys() if not name.endswith("num_batches_tracked")]
-    wrong = [k for k, v in given.items() if k not in own or getattr(v, "shape", None) != own[k].shape]
+    missing = [
+        name for name in own.keys() - given.keys() if not name.endswith("num_batches_tracked")
+    ]
+    wrong = [
+        k for k, v in given.items() if k not in own or getattr(v, "shape", None) != own[k].shape
+    ]
     if missing or wrong:
         name = sorted(map(str, missing or wrong))[0]
         raise ConfigError(
-            f"model.weights={path}: {name} {'is missing' if missing else 'does not fit'}; must be the state dict of "
-            f"{of}, for images in colour"
+            f"model.weights={path}: {name} {'is missing' if missing else 'does not fit'}; must be"
+            f" the state dict of {of}, for images in colour"
         )
     network.load_state_dict(given, strict=False)
 
@@ -167,15 +199,18 @@ class TorchvisionModule(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class BottleneckResNet(Model):
-    """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with ordinary batch norm.
+    """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with
+    ordinary batch norm.
 
-    `blocks` of 6 in 3 stages make ResNet-56. Convolutions begin normal with variance 2 / fan-out, as in its code.
+    `blocks` of 6 in 3 stages make ResNet-56. Convolutions begin normal with variance 2 / fan-out,
+    as in its code.
     """
 
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = True
 
-    widths: tuple[int, ...]  # inner channels of each stage; every stage after the first halves the image
+    # inner channels of each stage; every stage after the first halves the image
+    widths: tuple[int, ...]
     blocks: int  # of each stage
 
     def __post_init__(self) -> None:
@@ -184,7 +219,8 @@ class BottleneckResNet(Model):
         require(self.blocks >= 1, "model.blocks", self.blocks, "at least 1")
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for images of `shape` (channels, height, width) of any size."""
+        """Return a freshly initialised network for images of `shape` (channels, height, width) of
+        any size."""
         return BottleneckResNetModule(self.widths, self.blocks, shape[0], num_classes)
 
 
@@ -194,10 +230,14 @@ EXPANSION = 4
 class BottleneckResNetModule(nn.Module):
     """The network that `BottleneckResNet.build` makes."""
 
-    def __init__(self, widths: tuple[int, ...], blocks: int, channels: int, num_classes: int) -> None:
+    def __init__(
+        self, widths: tuple[int, ...], blocks: int, channels: int, num_classes: int
+    ) -> None:
         super().__init__()
         self.keeps_maps = False
-        self.stem = nn.Sequential(nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]))
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])
+        )
         self.stages = nn.ModuleList()
         before = widths[0]
         for stage, width in enumerate(widths):
@@ -227,15 +267,21 @@ class BottleneckResNetModule(nn.Module):
             assert isinstance(block, _Bottleneck)
             name = f"stages.{stage}.{number}"
 
-            def layer(part: str, x: torch.Tensor, stride: int = 1, name: str = name) -> torch.Tensor:
+            def layer(
+                part: str, x: torch.Tensor, stride: int = 1, name: str = name
+            ) -> torch.Tensor:
                 weight = params[f"{name}.{part}.0.weight"]
                 weight = weight[: slim_channels(len(weight), width), : x.shape[1]]
                 x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-                scale, shift = (params[f"{name}.{part}.1.{kind}"][: len(weight)] for kind in ("weight", "bias"))
+                scale, shift = (
+                    params[f"{name}.{part}.1.{kind}"][: len(weight)] for kind in ("weight", "bias")
+                )
                 return F.batch_norm(x, None, None, scale, shift, training=True)
 
             inner = F.relu(layer("second", F.relu(layer("first", x)), block.stride))
-            shortcut = layer("shortcut", x, block.stride) if f"{name}.shortcut.0.weight" in params else x
+            shortcut = (
+                layer("shortcut", x, block.stride) if f"{name}.shortcut.0.weight" in params else x
+            )
             x = F.relu(layer("third", inner) + shortcut)
         return x
 
@@ -247,7 +293,8 @@ def _normed(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequent
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution and a shortcut, projected by a 1x1 convolution where the shape changes."""
+    """1x1, 3x3 and 1x1 convolution and a shortcut, projected by a 1x1 convolution where the shape
+    changes."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -256,7 +303,9 @@ class _Bottleneck(nn.Module):
         self.second = _normed(width, width, 3, stride)
         self.third = _normed(width, EXPANSION * width, 1)
         same = before == EXPANSION * width and stride == 1
-        self.shortcut: nn.Module = nn.Identity() if same else _normed(before, EXPANSION * width, 1, stride)
+        self.shortcut: nn.Module = (
+            nn.Identity() if same else _normed(before, EXPANSION * width, 1, stride)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = F.relu(self.second(F.relu(self.first(x))))

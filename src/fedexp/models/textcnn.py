@@ -1,4 +1,5 @@
-"""TextCNN of CFeD (Ma et al., IJCAI 2022; the network is Y. Kim's, EMNLP 2014) with a dropout that can be repeated."""
+"""TextCNN of CFeD (Ma et al., IJCAI 2022; the network is Y. Kim's, EMNLP 2014) with a dropout that
+can be repeated."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,10 +16,12 @@ from fedexp.models.windows import maxima
 
 @dataclass(frozen=True, kw_only=True)
 class TextCNN(Model):
-    """Vectors of the characters, convolutions of several heights side by side, each with ReLU and maximum over the
-    text, dropout, a linear layer without activation (the features) and a classifier.
+    """Vectors of the characters, convolutions of several heights side by side, each with ReLU and
+    maximum over the text, dropout, a linear layer without activation (the features) and a
+    classifier.
 
-    Padding is a character like any other. Weights begin Xavier-normal and biases at zero, as in CFeD's code.
+    Padding is a character like any other. Weights begin Xavier-normal and biases at zero, as in
+    CFeD's code.
     """
 
     reads: ClassVar[str] = "text"
@@ -40,14 +43,15 @@ class TextCNN(Model):
         require(self.dimension >= 1, "model.dimension", self.dimension, "at least 1")
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for texts of `shape`; its vectors begin as pre-trained, if any.
+        """Return a freshly initialised network for texts of `shape`; its vectors begin as
+        pre-trained, if any.
 
         Raises ConfigError when the texts are shorter than the highest filter.
         """
         if shape.length < max(self.heights):
             raise ConfigError(
-                f"model.heights={list(self.heights)}: needs texts of at least {max(self.heights)} characters; these "
-                f"have {shape.length} (dataset.length)"
+                f"model.heights={list(self.heights)}: needs texts of at least {max(self.heights)}"
+                f" characters; these have {shape.length} (dataset.length)"
             )
         return TextCNNModule(self, shape, num_classes)
 
@@ -60,18 +64,22 @@ class TextCNNModule(nn.Module):
         self.length, self.dropout = shape.length, spec.dropout
         width = spec.dimension if shape.vectors is None else shape.vectors.shape[1]
         self.embedding = nn.Embedding(shape.words, width)
-        self.convolutions = nn.ModuleList(nn.Conv2d(1, spec.filters, (height, width)) for height in spec.heights)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(1, spec.filters, (height, width)) for height in spec.heights
+        )
         self.hidden = nn.Linear(spec.filters * len(spec.heights), spec.hidden)
         self.classifier = nn.Linear(spec.hidden, num_classes)
         for layer in (*self.convolutions, self.hidden, self.classifier):
-            nn.init.xavier_normal_(layer.weight)  # of a convolution: fan-out is filters * height * width
+            # of a convolution: fan-out is filters * height * width
+            nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
         if shape.vectors is not None:
             with torch.no_grad():
                 self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: torch.Tensor) -> Output:
-        """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, which is used in training."""
+        """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, which is
+        used in training."""
         words, keys = x[:, : self.length], x[:, self.length :]
         maps = self._convolved(self.embedding(words))
         if self.training and self.dropout and keys.shape[1]:
@@ -80,9 +88,11 @@ class TextCNNModule(nn.Module):
         return Output(features, self.classifier(features))
 
     def _convolved(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the maximum over the text of every filter's ReLU, [B, filters * heights], for vectors [B, length, D].
+        """Return the maximum over the text of every filter's ReLU, [B, filters * heights], for
+        vectors [B, length, D].
 
-        A product of all windows with the filters: on a CPU twice as fast as conv1d or conv2d. ReLU commutes with max.
+        A product of all windows with the filters: on a CPU twice as fast as conv1d or conv2d. ReLU
+        commutes with max.
         """
         best = []
         for convolution in self.convolutions:
@@ -90,16 +100,19 @@ class TextCNNModule(nn.Module):
             assert convolution.bias is not None
             height = convolution.kernel_size[0]
             last = self.length - height + 1
-            windows = torch.cat([vectors[:, k : k + last] for k in range(height)], 2)  # [B, last, height * D]
+            # [B, last, height * D]
+            windows = torch.cat([vectors[:, k : k + last] for k in range(height)], 2)
             best.append(maxima(windows, convolution.weight.flatten(1), convolution.bias))
         return F.relu(torch.cat(best, 1))
 
 
 def kept(keys: torch.Tensor, units: int, dropout: float) -> torch.Tensor:
-    """Return which units dropout keeps, bool [..., units], a pure function of the key int64 [..., 1] and unit's number.
+    """Return which units dropout keeps, bool [..., units], a pure function of the key int64 [...,
+    1] and unit's number.
 
-    A unit is kept when its 64-bit hash is at least `dropout` * 2^64. The hash is that of SplitMix64 (Steele, Lea and
-    Flood, OOPSLA 2014) at the unit's position of the sequence that starts at the hash of the key.
+    A unit is kept when its 64-bit hash is at least `dropout` * 2^64. The hash is that of SplitMix64
+    (Steele, Lea and Flood, OOPSLA 2014) at the unit's position of the sequence that starts at the
+    hash of the key.
     """
     numbers = torch.arange(1, units + 1, device=keys.device)
     hashed = _mixed(_mixed(keys) + numbers * _signed(0x9E3779B97F4A7C15))

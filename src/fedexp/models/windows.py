@@ -1,4 +1,5 @@
-"""Maxima of filters over the windows of a text, whose gradient reads of each text and filter the one best window."""
+"""Maxima of filters over the windows of a text, whose gradient reads of each text and filter the
+one best window."""
 
 from typing import Any
 
@@ -22,16 +23,20 @@ def maxima(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
 
 
 class _Maxima(Function):
-    """One of W windows gives a filter its maximum and alone has a gradient; products with the others are spared.
+    """One of W windows gives a filter its maximum and alone has a gradient; products with the
+    others are spared.
 
-    Both gradients are sums of rows with weights, for which torch has `embedding_bag`: one of the B best windows of a
-    filter, one of the filters that found their maximum in a window. Where the gradient is to have a gradient, it is
-    computed by ordinary operations.
+    Both gradients are sums of rows with weights, for which torch has `embedding_bag`: one of the B
+    best windows of a filter, one of the filters that found their maximum in a window. Where the
+    gradient is to have a gradient, it is computed by ordinary operations.
     """
 
     @staticmethod
-    def forward(ctx: Any, windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        products = F.linear(windows, weight, bias).to(windows.dtype)  # autocast's are bf16, of which max is slow
+    def forward(
+        ctx: Any, windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        # autocast's are bf16, of which max is slow
+        products = F.linear(windows, weight, bias).to(windows.dtype)
         values, places = products.max(1)
         ctx.save_for_backward(windows, weight, places)
         return values
@@ -50,13 +55,20 @@ class _Maxima(Function):
             of_windows = _by_row(rows, grad, weight, batch * number).view_as(windows)
         if ctx.needs_input_grad[1]:
             best, parts = rows.t().contiguous(), grad.t().contiguous()  # [F, B]
-            of_weight = F.embedding_bag(best, windows.flatten(0, 1), per_sample_weights=parts, mode="sum")
+            of_weight = F.embedding_bag(
+                best, windows.flatten(0, 1), per_sample_weights=parts, mode="sum"
+            )
         return of_windows, of_weight, grad.sum(0)
 
 
-def _by_row(rows: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, number: int) -> torch.Tensor:
-    """Return for each of so many rows the sum of grad * weight[filter] over the filters [B, F] that name it."""
+def _by_row(
+    rows: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, number: int
+) -> torch.Tensor:
+    """Return for each of so many rows the sum of grad * weight[filter] over the filters [B, F] that
+    name it."""
     named, order = rows.flatten().sort(stable=True)
     begins = torch.searchsorted(named, torch.arange(number))
     filters = order % weight.shape[0]
-    return F.embedding_bag(filters, weight, begins, per_sample_weights=grad.flatten()[order], mode="sum")
+    return F.embedding_bag(
+        filters, weight, begins, per_sample_weights=grad.flatten()[order], mode="sum"
+    )

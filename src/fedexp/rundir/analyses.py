@@ -1,4 +1,5 @@
-"""The tables of the group `analysis` in a run directory: their columns, and the numbers that trackers are told."""
+"""The tables of the group `analysis` in a run directory: their columns, and the numbers that
+trackers are told."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,8 +46,9 @@ TABLES = {
 
 
 def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what trackers are told of the rows of one round in a file of this name: means over the clients, of all
-    layers together, or before and after local training. nan and inf are left out."""
+    """Return what trackers are told of the rows of one round in a file of this name: means over the
+    clients, of all layers together, or before and after local training. nan and inf are left
+    out."""
     found = {}
     for suffix, chosen in told(list(rows)).items():
         for column, title in TABLES[name].columns.items():

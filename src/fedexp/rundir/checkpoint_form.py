@@ -1,7 +1,7 @@
 """The form of a checkpoint: the keys and types that it must have before it is used.
 
-A file may load well and yet be written by hand. What is wrong with it is damage, as is a wrong checksum: the checkpoint
-before it is used.
+A file may load well and yet be written by hand. What is wrong with it is damage, as is a wrong
+checksum: the checkpoint before it is used.
 """
 
 import math
@@ -24,7 +24,12 @@ def is_count(value: object) -> bool:
 
 
 def is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and type(value) in (int, float) and math.isfinite(value) and value >= 0
+    return (
+        isinstance(value, int | float)
+        and type(value) in (int, float)
+        and math.isfinite(value)
+        and value >= 0
+    )
 
 
 def is_share(value: object) -> bool:
@@ -32,7 +37,9 @@ def is_share(value: object) -> bool:
     return type(value) is float and (0 <= value <= 1 or math.isnan(value))
 
 
-def is_dict(key: Callable[[object], bool], value: Callable[[object], bool]) -> Callable[[object], bool]:
+def is_dict(
+    key: Callable[[object], bool], value: Callable[[object], bool]
+) -> Callable[[object], bool]:
     return lambda node: isinstance(node, dict) and all(key(k) and value(v) for k, v in node.items())
 
 
@@ -42,7 +49,9 @@ def is_list(item: Callable[[object], bool]) -> Callable[[object], bool]:
 
 def is_pair(value: Callable[[object], bool]) -> Callable[[object], bool]:
     """Return whether a value is a pair (round, value)."""
-    return lambda node: isinstance(node, tuple | list) and len(node) == 2 and is_count(node[0]) and value(node[1])
+    return lambda node: (
+        isinstance(node, tuple | list) and len(node) == 2 and is_count(node[0]) and value(node[1])
+    )
 
 
 def is_text(value: object) -> bool:
@@ -86,7 +95,15 @@ OPTIONAL: Mapping[str, Callable[[object], bool]] = {  # what older checkpoints l
     ),
     "spans": is_list(lambda value: isinstance(value, dict) and is_count(value.get("first"))),
 }
-ARRAYS = ("counts", "rounds_per_task", "rounds", "class_accuracy", "local_rounds", "sampled", "local_class_accuracy")
+ARRAYS = (
+    "counts",
+    "rounds_per_task",
+    "rounds",
+    "class_accuracy",
+    "local_rounds",
+    "sampled",
+    "local_class_accuracy",
+)
 
 
 def check_form(path: Path, state: object) -> None:
@@ -94,7 +111,9 @@ def check_form(path: Path, state: object) -> None:
     if not isinstance(state, dict):
         raise ConfigError(f"{path}: not a checkpoint (holds {type(state).__name__})")
     if state.get("format") != CHECKPOINT_FORMAT:
-        raise ConfigError(f"{path}: format {state.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
+        raise ConfigError(
+            f"{path}: format {state.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}"
+        )
     if missing := [key for key in FORM if key not in state]:
         raise ConfigError(f"{path}: not a checkpoint of a run (without {', '.join(missing)})")
     if strange := [str(key) for key in state if key not in {*FORM, *OPTIONAL, "format"}]:
@@ -104,10 +123,12 @@ def check_form(path: Path, state: object) -> None:
             raise ConfigError(f"{path}: {key} is not what a checkpoint holds")
     histories = [tested["history"] for tested in by_view(state).values()]
     if missing := [name for name in ARRAYS for history in histories if name not in history]:
-        raise ConfigError(f"{path}: history is not what a checkpoint holds (without {', '.join(missing)})")
+        raise ConfigError(
+            f"{path}: history is not what a checkpoint holds (without {', '.join(missing)})"
+        )
 
 
 def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return view -> what a checkpoint has of it; the first one stands in the checkpoint itself. Older checkpoints have
-    the plain one alone."""
+    """Return view -> what a checkpoint has of it; the first one stands in the checkpoint itself.
+    Older checkpoints have the plain one alone."""
     return {state.get("first_view", PLAIN): state} | state.get("views", {})

@@ -1,4 +1,5 @@
-"""Files of a run directory as plain values. What cannot be read, whatever it is, raises Damaged with the reason."""
+"""Files of a run directory as plain values. What cannot be read, whatever it is, raises Damaged
+with the reason."""
 
 from __future__ import annotations  # pandas takes long to import
 
@@ -25,11 +26,13 @@ LENGTH = 150  # characters of a reason that are shown
 
 
 class Damaged(ValueError):
-    """A file is not what a run has written; `str(error)` is the reason in a few words, without the file's name."""
+    """A file is not what a run has written; `str(error)` is the reason in a few words, without the
+    file's name."""
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file (UTF-8, not empty). Raises Damaged for whatever else is there, and where nothing is."""
+    """Return the text of a file (UTF-8, not empty). Raises Damaged for whatever else is there, and
+    where nothing is."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -49,12 +52,14 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the mapping that a .json file holds, all of whose numbers are finite. Raises Damaged."""
+    """Return the mapping that a .json file holds, all of whose numbers are finite. Raises
+    Damaged."""
     return mapping(parsed(read_text(path), json.loads, "json"))
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the plain values that a .yaml file holds. Raises Damaged, also where the last line has no end."""
+    """Return the plain values that a .yaml file holds. Raises Damaged, also where the last line has
+    no end."""
     text = read_text(path)
     content = parsed(text, load_fast, "yaml")
     if not text.endswith("\n"):
@@ -110,38 +115,55 @@ def read_overrides(path: Path) -> list[str]:
 
 def kind_of(value: object) -> str:
     """Return the kind of a value in words."""
-    names = {dict: "a mapping", list: "a list", str: "a text", type(None): "nothing", bool: "a truth value"}
+    names = {
+        dict: "a mapping",
+        list: "a list",
+        str: "a text",
+        type(None): "nothing",
+        bool: "a truth value",
+    }
     return names.get(type(value), "a number")
 
 
-def read_table(path: Path, keys: Iterable[str], columns: Iterable[str] = (), texts: Iterable[str] = ()) -> pd.DataFrame:
-    """Return a .csv file as numbers, nan where a cell has none; `frame.attrs["problem"]` says what no whole file has.
+def read_table(
+    path: Path, keys: Iterable[str], columns: Iterable[str] = (), texts: Iterable[str] = ()
+) -> pd.DataFrame:
+    """Return a .csv file as numbers, nan where a cell has none; `frame.attrs["problem"]` says what
+    no whole file has.
 
-    keys: columns that it must have, of whole numbers; columns: others that it must have; texts: columns of words. A row
-    without one of the keys is left out: a run that was killed may have left half a row. Raises Damaged.
+    keys: columns that it must have, of whole numbers; columns: others that it must have; texts:
+    columns of words. A row without one of the keys is left out: a run that was killed may have left
+    half a row. Raises Damaged.
     """
     import pandas as pd
 
     text, keys, words, problem = read_text(path), list(keys), {*texts}, ""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are longer than the header
+            # rows that are longer than the header
+            warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(io.StringIO(text), index_col=False, low_memory=False)
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise Damaged(f"is no table ({shown(error)})") from None
     if missing := [key for key in (*keys, *columns) if key not in table]:
         raise Damaged(f"has no column {', '.join(missing)}")
     for name in table:
-        if str(name) not in words and (table[name].dtype == object or not pd.api.types.is_numeric_dtype(table[name])):
+        if str(name) not in words and (
+            table[name].dtype == object or not pd.api.types.is_numeric_dtype(table[name])
+        ):
             numbers = table[name].map(as_number).astype(float)
             odd = table[name][numbers.isna() & table[name].notna()]
-            problem = problem or (f"has {shown(odd.iloc[0])!r} in the column {name}" if len(odd) else "")
+            problem = problem or (
+                f"has {shown(odd.iloc[0])!r} in the column {name}" if len(odd) else ""
+            )
             table[name] = numbers
     good = pd.Series(np.logical_and.reduce([whole(table[key]) for key in keys]), index=table.index)
     if not good.all():
         problem = problem or f"has a row whose {' or '.join(keys)} is no whole number"
     table = table[good]
-    table.attrs["problem"] = problem or ("" if text.endswith("\n") else "ends in the middle of a row")
+    table.attrs["problem"] = problem or (
+        "" if text.endswith("\n") else "ends in the middle of a row"
+    )
     return table
 
 
@@ -156,7 +178,8 @@ def as_number(cell: Any) -> float:
 
 
 def whole(column: pd.Series) -> np.ndarray:
-    """Return where a column has whole numbers from 0 on that can count rounds, clients or classes, bool [rows]."""
+    """Return where a column has whole numbers from 0 on that can count rounds, clients or classes,
+    bool [rows]."""
     values = column.to_numpy(dtype=float)
     with np.errstate(invalid="ignore"):
         return np.isfinite(values) & (values >= 0) & (values < 1e9) & (values == np.floor(values))

@@ -1,4 +1,5 @@
-"""The tidy tables of a run directory, which grow by whole rows: the truth, of which trackers are views."""
+"""The tidy tables of a run directory, which grow by whole rows: the truth, of which trackers are
+views."""
 
 import csv
 import errno
@@ -21,12 +22,13 @@ class TableDamaged(ConfigError):
 class CsvFile:
     """A csv file that grows by whole lines and can be cut back to a checkpoint's length.
 
-    It appears with its first rows. Rows that are appended are handed to the system in one call, so that a kill does not
-    part a line, and are taken back where they do not fit on the disk.
+    It appears with its first rows. Rows that are appended are handed to the system in one call, so
+    that a kill does not part a line, and are taken back where they do not fit on the disk.
     """
 
     def __init__(self, path: Path, length: int | None = None):
-        """Open the file. length: bytes to keep of an existing file (resume); None starts a new file."""
+        """Open the file. length: bytes to keep of an existing file (resume); None starts a new
+        file."""
         self.path, self.length, self.checksum = path, length or 0, 0
         self._columns: list[str] | None = None
         self._descriptor: int | None = None
@@ -35,7 +37,9 @@ class CsvFile:
                 path.unlink(missing_ok=True)
                 return
             if not path.exists() or path.stat().st_size < self.length:
-                raise ConfigError(f"{path}: shorter than its checkpoint says; this run cannot be resumed")
+                raise ConfigError(
+                    f"{path}: shorter than its checkpoint says; this run cannot be resumed"
+                )
             with open(path, newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader([file.readline()]))
             os.truncate(path, self.length)
@@ -43,8 +47,8 @@ class CsvFile:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append a row; the first row fixes the columns. None and NaN become empty cells; floats are written
-        exactly."""
+        """Append a row; the first row fixes the columns. None and NaN become empty cells; floats
+        are written exactly."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for row in rows:
@@ -53,7 +57,10 @@ class CsvFile:
                 writer.writerow(self._columns)
             if list(row) != self._columns:
                 changed = ", ".join(sorted(set(row) ^ set(self._columns))) or "their order"
-                raise ConfigError(f"{self.path.name}: its columns must be the same in every round; changed: {changed}")
+                raise ConfigError(
+                    f"{self.path.name}: its columns must be the same in every round; changed:"
+                    f" {changed}"
+                )
             writer.writerow([_cell(value) for value in row.values()])
         if text.tell():
             self._write(text.getvalue().encode())
@@ -79,7 +86,8 @@ class CsvFile:
             raise
 
     def check_in_place(self) -> None:
-        """Raise StorageError where somebody has removed or moved the file: what is written would be lost."""
+        """Raise StorageError where somebody has removed or moved the file: what is written would be
+        lost."""
         if self._descriptor is None:
             return
         try:
@@ -87,7 +95,9 @@ class CsvFile:
         except FileNotFoundError:
             there = False
         if not there:
-            raise StorageError(self.path, OSError(errno.ENOENT, "it was removed or moved while the run went on"))
+            raise StorageError(
+                self.path, OSError(errno.ENOENT, "it was removed or moved while the run went on")
+            )
 
     def sync(self) -> None:
         """Make sure that what was appended is on the disk, in a file that is still there."""
@@ -112,8 +122,8 @@ def checksum(path: Path, length: int) -> int:
 
 
 def check_beginning(path: Path, length: int, expected: int | None) -> None:
-    """Raise TableDamaged unless the first `length` bytes are whole rows, those whose checksum is `expected`
-    (None: it was not kept)."""
+    """Raise TableDamaged unless the first `length` bytes are whole rows, those whose checksum is
+    `expected` (None: it was not kept)."""
     try:
         if not length:
             return
@@ -135,10 +145,12 @@ def _cell(value: object) -> Any:
 
 
 class RunFiles:
-    """The growing files of a run; `lengths` and `checksums` go into the checkpoint, so that resume can tell whether
-    they are whole and cut later rows off."""
+    """The growing files of a run; `lengths` and `checksums` go into the checkpoint, so that resume
+    can tell whether they are whole and cut later rows off."""
 
-    def __init__(self, directory: Path, names: Iterable[str], lengths: Mapping[str, int] | None = None):
+    def __init__(
+        self, directory: Path, names: Iterable[str], lengths: Mapping[str, int] | None = None
+    ):
         self.directory = directory
         kept = lengths or {}
         self._files = {name: CsvFile(directory / name, kept.get(name)) for name in names}
@@ -147,7 +159,8 @@ class RunFiles:
         self._files[name].append(rows)
 
     def lengths(self) -> dict[str, int]:
-        """Return the bytes on disk now; synced, so that a checkpoint never promises more than there is."""
+        """Return the bytes on disk now; synced, so that a checkpoint never promises more than there
+        is."""
         for file in self._files.values():
             file.sync()
         return {name: file.length for name, file in self._files.items()}

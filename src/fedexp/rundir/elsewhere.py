@@ -1,6 +1,8 @@
-"""Runs that other sweeps below the same `multirun` directory have made: measured once, a run counts in every table.
+"""Runs that other sweeps below the same `multirun` directory have made: measured once, a run counts
+in every table.
 
-A job that is complete elsewhere is not run again: its directory gets `elsewhere.json`, which names the run.
+A job that is complete elsewhere is not run again: its directory gets `elsewhere.json`, which names
+the run.
 """
 
 import os
@@ -17,24 +19,35 @@ from fedexp.rundir.fingerprint import fingerprint, with_noted_code
 from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
-# What may differ between a job and a run that stands for it in a table: the seed, and what `protocol_of` has harmless.
-OPEN = ("seed", "seeds", "hardware", "forgetting_metric", "targets", "target_fractions", "test_views", "evaluate")
+# What may differ between a job and a run that stands for it in a table: the seed, and what
+# `protocol_of` has harmless.
+OPEN = (
+    "seed",
+    "seeds",
+    "hardware",
+    "forgetting_metric",
+    "targets",
+    "target_fractions",
+    "test_views",
+    "evaluate",
+)
 
 
 def exact(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for configurations with the same result. The only place that says when two runs are
-    the same."""
+    """Return a key that is equal for configurations with the same result. The only place that says
+    when two runs are the same."""
     return fingerprint(config)
 
 
 def subjects_of(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return whose models a configuration tests; one from before that could be asked for tests the global model."""
+    """Return whose models a configuration tests; one from before that could be asked for tests the
+    global model."""
     return frozenset(config.get("evaluate") or ("global",))
 
 
 def alike(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for runs that stand in the same cell of a table, with other seeds or on other
-    hardware."""
+    """Return a key that is equal for runs that stand in the same cell of a table, with other seeds
+    or on other hardware."""
     kept = {key: value for key, value in config.items() if key not in OPEN}
     dataset = kept.get("dataset")
     if isinstance(dataset, Mapping) and isinstance(dataset.get("root"), str):
@@ -43,8 +56,9 @@ def alike(config: Mapping[str, Any]) -> str:
 
 
 def finished_runs(directory: Path) -> Iterator[Path]:
-    """The directories of all runs whose summary says that they are over below the `multirun` directory in which a
-    sweep's directory (or one within it) lies, in the order of their names; none where it lies in no `multirun`."""
+    """The directories of all runs whose summary says that they are over below the `multirun`
+    directory in which a sweep's directory (or one within it) lies, in the order of their names;
+    none where it lies in no `multirun`."""
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
     for folder, names, found in os.walk(root) if root is not None else ():
         names.sort()
@@ -66,16 +80,18 @@ def made_with(directory: Path) -> dict[str, Any]:
 
 
 def training(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for configurations that train the same models, whatever is tested of them."""
+    """Return a key that is equal for configurations that train the same models, whatever is tested
+    of them."""
     return exact({**config, "test_views": [PLAIN], "evaluate": ["global"]})
 
 
-Finished = Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]  # `training` -> directories and configurations
+# `training` -> directories and configurations
+Finished = Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]
 
 
 def finished_by_training(directory: Path) -> Finished:
-    """The runs of `finished_runs` for many questions of `complete`; those without a readable configuration are left
-    out."""
+    """The runs of `finished_runs` for many questions of `complete`; those without a readable
+    configuration are left out."""
     found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     for run in finished_runs(directory):
         if config := made_with(run):
@@ -83,11 +99,14 @@ def finished_by_training(directory: Path) -> Finished:
     return found
 
 
-def complete(directory: Path, config: Mapping[str, Any], finished: Finished | None = None) -> Path | None:
-    """Return the run elsewhere that makes the job of this directory needless; None where there is none.
+def complete(
+    directory: Path, config: Mapping[str, Any], finished: Finished | None = None
+) -> Path | None:
+    """Return the run elsewhere that makes the job of this directory needless; None where there is
+    none.
 
-    It may have more test views, or test personal models too, since that changes no number of the others, but never
-    less. finished: the runs to look at, where they are known."""
+    It may have more test views, or test personal models too, since that changes no number of the
+    others, but never less. finished: the runs to look at, where they are known."""
     views, subjects = {*views_of(config)}, subjects_of(config)
     known = finished_by_training(directory) if finished is None else finished
     for other, found in known.get(training(config), ()):

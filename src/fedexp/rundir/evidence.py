@@ -1,10 +1,12 @@
-"""Finished runs as small files that are committed: `multirun/<sweep>/runs/<run>.json.xz`, one a run.
+"""Finished runs as small files that are committed: `multirun/<sweep>/runs/<run>.json.xz`, one a
+run.
 
-Such a file has what tables, figures and documents read of a run directory: rounds, class accuracies of all test views,
-task accuracies, configuration, overrides, fingerprint, and the summary with commit and hardware. `pack` writes it,
-`unpack` makes a run directory of it, so that every reader of run directories reads both. Left out are the clients'
-tables, checkpoints, the times of the phases of a round, and the indices of the partition; of the time of a round three
-digits are kept, of losses seven, which no table shows. Cells that tables show are the text of the csv files. Nothing is
+Such a file has what tables, figures and documents read of a run directory: rounds, class accuracies
+of all test views, task accuracies, configuration, overrides, fingerprint, and the summary with
+commit and hardware. `pack` writes it, `unpack` makes a run directory of it, so that every reader of
+run directories reads both. Left out are the clients' tables, checkpoints, the times of the phases
+of a round, and the indices of the partition; of the time of a round three digits are kept, of
+losses seven, which no table shows. Cells that tables show are the text of the csv files. Nothing is
 unpickled.
 """
 
@@ -44,13 +46,17 @@ FOLDER, SUFFIX = "runs", ".json.xz"
 LIMIT = 2**28  # bytes that a file may unpack to
 LARGEST = 20_000  # test examples of a class
 TABLES = (files.ROUNDS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
-PHASES, LOSSES = re.compile(r".*(_seconds|_per_second)"), re.compile(r"(train|test|validation)_loss")
+PHASES, LOSSES = (
+    re.compile(r".*(_seconds|_per_second)"),
+    re.compile(r"(train|test|validation)_loss"),
+)
 NOTED = re.compile(r"\.\./\.\./[^/]+/[^/]+")  # the run of another sweep: ../../<sweep>/<run>
 LEFT_OUT = ("checkpoint", "figures", "wandb", "*.log", ".lock", ".owner.json", "*.tmp")
 
 
 def keep_runs(sweep: Path) -> list[Path]:
-    """Write the file of every run of a sweep's directory that is over, or that another sweep's run stands for."""
+    """Write the file of every run of a sweep's directory that is over, or that another sweep's run
+    stands for."""
     jobs = sorted({path.parent.parent for path in sweep.glob("*/.hydra/overrides.yaml")})
     found = [(job, content) for job in jobs if (content := pack(job)) is not None]
     paths = [sweep / FOLDER / f"{job.name}{SUFFIX}" for job, _ in found]
@@ -60,26 +66,38 @@ def keep_runs(sweep: Path) -> list[Path]:
 
 
 def pack(directory: Path) -> bytes | None:
-    """The content of the file of a run; None for one that is not over. Equal runs have equal bytes."""
+    """The content of the file of a run; None for one that is not over. Equal runs have equal
+    bytes."""
     summary, note = finished_summary(directory), directory / NOTE
-    overrides = yaml.safe_load((directory / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
+    overrides = yaml.safe_load(
+        (directory / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
+    )
     value: dict[str, Any] = {"format": FORMAT, "overrides": portable(overrides)}
     if summary is None:
         if not note.exists():
             return None
         value["elsewhere"] = str(json.loads(note.read_text(encoding="utf-8"))["run"])
-        if not NOTED.fullmatch(value["elsewhere"]):  # of the same sweep, or of one that lies elsewhere: a copy of it
+        # of the same sweep, or of one that lies elsewhere: a copy of it
+        if not NOTED.fullmatch(value["elsewhere"]):
             directory = directory / value.pop("elsewhere")
             if (summary := finished_summary(directory)) is None:
                 return None
     if summary is not None:
-        paths = [directory / files.PARTITION, *later_partitions(directory), *changed_partitions(directory).values()]
-        started = {key: value for key, value in origin.read(directory).items() if key != "directory"}
+        paths = [
+            directory / files.PARTITION,
+            *later_partitions(directory),
+            *changed_partitions(directory).values(),
+        ]
+        started = {
+            key: value for key, value in origin.read(directory).items() if key != "directory"
+        }
         value |= {
             "config": portable(config_of(directory)),
             "origin": started,
             "summary": portable(summary),
-            "tables": {name: columns(directory / name) for name in TABLES if (directory / name).exists()},
+            "tables": {
+                name: columns(directory / name) for name in TABLES if (directory / name).exists()
+            },
             "partitions": [partition(path) for path in paths if path.exists()],
         }
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -87,7 +105,8 @@ def pack(directory: Path) -> bytes | None:
 
 
 def portable(value: Any) -> Any:
-    """Remove the places of the machine: of an absolute path, also right of the `=` in an override, keep the end."""
+    """Remove the places of the machine: of an absolute path, also right of the `=` in an override,
+    keep the end."""
     if isinstance(value, Mapping):
         return {key: portable(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -114,8 +133,8 @@ def columns(path: Path) -> dict[str, str]:
 
 
 def as_counts(table: Mapping[str, str]) -> dict[str, str]:
-    """The column of class accuracies as numbers of correct examples, beside how many examples each class has (`of`);
-    {} where they are not such fractions. A third of the size."""
+    """The column of class accuracies as numbers of correct examples, beside how many examples each
+    class has (`of`); {} where they are not such fractions. A third of the size."""
     classes, cells = table["class"].split(","), table["accuracy"].split(",")
     values: dict[str, list[float]] = {}
     for label, cell in zip(classes, cells, strict=True):
@@ -123,8 +142,13 @@ def as_counts(table: Mapping[str, str]) -> dict[str, str]:
     sizes = {label: denominator(np.array(found)) for label, found in values.items()}
     if None in sizes.values():
         return {}
-    correct = [round(float(cell) * (sizes[label] or 1)) for label, cell in zip(classes, cells, strict=True)]
-    found = {"accuracy": ",".join(map(str, correct)), "of": ",".join(str(sizes[label]) for label in values)}
+    correct = [
+        round(float(cell) * (sizes[label] or 1)) for label, cell in zip(classes, cells, strict=True)
+    ]
+    found = {
+        "accuracy": ",".join(map(str, correct)),
+        "of": ",".join(str(sizes[label]) for label in values),
+    }
     return found if as_accuracies({**table, **found})["accuracy"] == table["accuracy"] else {}
 
 
@@ -132,7 +156,10 @@ def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
     """The table with its class accuracies, of one with `as_counts`."""
     classes, sizes = table["class"].split(","), map(int, table["of"].split(","))
     of = dict(zip(dict.fromkeys(classes), sizes, strict=True))
-    cells = (repr(int(k) / of[label]) for label, k in zip(classes, table["accuracy"].split(","), strict=True))
+    cells = (
+        repr(int(k) / of[label])
+        for label, k in zip(classes, table["accuracy"].split(","), strict=True)
+    )
     return {"round": table["round"], "class": table["class"], "accuracy": ",".join(cells)}
 
 
@@ -140,7 +167,9 @@ def denominator(values: np.ndarray) -> int | None:
     """The smallest n of which all these floats are k/n; None where there is none up to LARGEST."""
     numbers = np.arange(1, LARGEST + 1)
     for value in np.unique(values):
-        numbers = numbers[np.round(value * numbers) / numbers == value] if value == value else numbers[:0]
+        numbers = (
+            numbers[np.round(value * numbers) / numbers == value] if value == value else numbers[:0]
+        )
     return int(numbers[0]) if len(numbers) else None
 
 
@@ -151,7 +180,8 @@ def shortened(name: str, cell: str) -> str:
 
 
 def partition(path: Path) -> dict[str, Any]:
-    """Return what is kept of a partition: examples of each client per class, names of the classes, how it was made."""
+    """Return what is kept of a partition: examples of each client per class, names of the classes,
+    how it was made."""
     arrays = load_npz(path)
     return {
         "counts": arrays["counts"].tolist(),
@@ -170,17 +200,29 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError("it ends too early, or is too large")
         value = json.loads(text)
         number = value["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError, lzma.LZMAError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        EOFError,
+        lzma.LZMAError,
+    ) as error:
         raise ConfigError(f"{path}: not the file of a run ({error})") from error
     if not isinstance(number, int) or number > FORMAT:
-        raise ConfigError(f"{path}: has format {number}; this version of fedexp reads formats up to {FORMAT}")
+        raise ConfigError(
+            f"{path}: has format {number}; this version of fedexp reads formats up to {FORMAT}"
+        )
     return value
 
 
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The contents of the files of all runs that are kept below these folders; one that cannot be read is passed
-    over, and so is a note that another sweep's run stands for a job."""
-    for path in sorted({path for folder in folders for path in folder.rglob(f"{FOLDER}/*{SUFFIX}")}):
+    """The contents of the files of all runs that are kept below these folders; one that cannot be
+    read is passed over, and so is a note that another sweep's run stands for a job."""
+    for path in sorted(
+        {path for folder in folders for path in folder.rglob(f"{FOLDER}/*{SUFFIX}")}
+    ):
         with suppress(ConfigError):
             value = read(path)
             if all(isinstance(value.get(part), dict) for part in ("config", "summary", "tables")):
@@ -188,20 +230,24 @@ def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def how_to_restore(directory: Path) -> str:
-    """Return what to say, after "no run is there", of a sweep whose runs are kept as files; "" where none is."""
+    """Return what to say, after "no run is there", of a sweep whose runs are kept as files; ""
+    where none is."""
     count = sum(1 for _ in (directory / FOLDER).glob(f"*{SUFFIX}"))
     command = f"`fedexp report {directory} --restore DIR` makes run directories of them"
     return f"; {count} are kept as files: {command}" if count else ""
 
 
 def restore(sweep: Path, target: Path) -> list[Path]:
-    """Make run directories `target/<run>` of the files of a sweep, for all that reads run directories; return them.
+    """Make run directories `target/<run>` of the files of a sweep, for all that reads run
+    directories; return them.
 
-    A job for which another sweep's run stands gets that run, with its own overrides; it is left out where that run is
-    not kept beside it. Raises ConfigError, before anything is written, for a directory that exists or a file that
-    cannot be read.
+    A job for which another sweep's run stands gets that run, with its own overrides; it is left out
+    where that run is not kept beside it. Raises ConfigError, before anything is written, for a
+    directory that exists or a file that cannot be read.
     """
-    sources = {path.name.removesuffix(SUFFIX): path for path in sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))}
+    sources = {
+        path.name.removesuffix(SUFFIX): path for path in sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))
+    }
     values = {name: read(path) for name, path in sources.items()}
     for name, value in values.items():
         if NOTED.fullmatch(note := str(value.get("elsewhere", ""))):
@@ -218,7 +264,8 @@ def restore(sweep: Path, target: Path) -> list[Path]:
             unpack(source, copy)
             own = yaml.safe_dump(values[directory.name]["overrides"], allow_unicode=True)
             (copy / files.OVERRIDES).write_text(own, encoding="utf-8")
-        target.mkdir(parents=True, exist_ok=True)  # not a copy of the temporary one, which nobody else may read
+        # not a copy of the temporary one, which nobody else may read
+        target.mkdir(parents=True, exist_ok=True)
         for directory in made:
             shutil.copytree(Path(temporary) / directory.name, directory)
     return list(made)
@@ -230,7 +277,9 @@ def unpack(path: Path, directory: Path) -> None:
     try:
         contents = dict(texts(value))
         kept = value.get("partitions", ())
-        partitions = {partition_name(i, each["info"]): arrays_of(each) for i, each in enumerate(kept, 1)}
+        partitions = {
+            partition_name(i, each["info"]): arrays_of(each) for i, each in enumerate(kept, 1)
+        }
     except (KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
     for name, text in contents.items():
@@ -241,7 +290,8 @@ def unpack(path: Path, directory: Path) -> None:
 
 
 def partition_name(number: int, info: Mapping[str, Any]) -> str:
-    """Return the file name of the partition of task 1, 2, ..., or of a change within a run. info: how it was made."""
+    """Return the file name of the partition of task 1, 2, ..., or of a change within a run. info:
+    how it was made."""
     if "from_round" in info:
         return changed_partition(int(info["from_round"]))
     return files.PARTITION if number == 1 else task_partition(number)
@@ -276,7 +326,8 @@ def table_text(table: Mapping[str, str]) -> str:
 
 
 def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays of partition.npz with the numbers 0, 1, ... in the place of the indices, which are not kept."""
+    """The arrays of partition.npz with the numbers 0, 1, ... in the place of the indices, which are
+    not kept."""
     counts = np.array(kept["counts"], dtype=np.int64)
     indices, sizes = np.arange(counts.sum()), counts.sum(1)
     return {
@@ -291,11 +342,16 @@ def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 @contextmanager
 def with_kept(sweep: Path) -> Iterator[Path]:
-    """While the block runs: a directory with all runs of the sweep, those that are here and those of its files; beside
-    it, where it lies in a `multirun`, those of the other sweeps. The sweep's own directory where there are no files."""
+    """While the block runs: a directory with all runs of the sweep, those that are here and those
+    of its files; beside it, where it lies in a `multirun`, those of the other sweeps. The sweep's
+    own directory where there are no files."""
     parent = sweep.absolute().parent
     inside = parent.name == ROOT
-    folders = [path for path in sorted(parent.iterdir()) if path.is_dir()] if inside else [sweep.absolute()]
+    folders = (
+        [path for path in sorted(parent.iterdir()) if path.is_dir()]
+        if inside
+        else [sweep.absolute()]
+    )
     if not any(next(folder.glob(f"{FOLDER}/*{SUFFIX}"), None) for folder in folders):
         yield sweep
         return
@@ -307,13 +363,18 @@ def with_kept(sweep: Path) -> Iterator[Path]:
 
 
 def lay_out(sweep: Path, target: Path) -> None:
-    """Copies what tables and figures read of the runs of a sweep; a run that is over here counts before its file."""
+    """Copies what tables and figures read of the runs of a sweep; a run that is over here counts
+    before its file."""
     target.mkdir(parents=True)
     for path in sweep.glob("*.json"):  # which sweep it is
         shutil.copyfile(path, target / path.name)
-    for directory in sorted(path for path in sweep.iterdir() if path.is_dir() and path.name != FOLDER):
+    for directory in sorted(
+        path for path in sweep.iterdir() if path.is_dir() and path.name != FOLDER
+    ):
         if (directory / ".hydra").is_dir() or (directory / files.SUMMARY).exists():
-            shutil.copytree(directory, target / directory.name, ignore=shutil.ignore_patterns(*LEFT_OUT))
+            shutil.copytree(
+                directory, target / directory.name, ignore=shutil.ignore_patterns(*LEFT_OUT)
+            )
     for path in sorted((sweep / FOLDER).glob(f"*{SUFFIX}")):
         directory = target / path.name.removesuffix(SUFFIX)
         if finished_summary(directory) is None:

@@ -8,8 +8,17 @@ from fedexp.core.storage import storing
 from fedexp.core.views import VIEWS, file_of
 
 ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
-CONFIG, SUMMARY, PARTITION, LOCAL = "config.yaml", "summary.json", "partition.npz", "local_class_accuracy.npz"
-CHECKPOINT, PREVIOUS, CLIENT_STATES = "checkpoint/latest.pt", "checkpoint/previous.pt", "checkpoint/clients"
+CONFIG, SUMMARY, PARTITION, LOCAL = (
+    "config.yaml",
+    "summary.json",
+    "partition.npz",
+    "local_class_accuracy.npz",
+)
+CHECKPOINT, PREVIOUS, CLIENT_STATES = (
+    "checkpoint/latest.pt",
+    "checkpoint/previous.pt",
+    "checkpoint/clients",
+)
 ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
 WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diversity.csv"
 LOCAL_EPOCHS = "local_epochs.csv"
@@ -27,14 +36,20 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def set_aside(directory: Path, names: Iterable[str]) -> None:
-    """Move what has these names to damaged/, beside what was moved there before. Raises StorageError."""
+    """Move what has these names to damaged/, beside what was moved there before. Raises
+    StorageError."""
     aside = directory / ASIDE
     with storing(aside):
         for name in names:
             if os.path.lexists(directory / name):
                 aside.mkdir(exist_ok=True)
-                places = (aside / f"{Path(name).name}{number}" for number in ("", *(f".{i}" for i in range(1, 1000))))
-                os.replace(directory / name, next(place for place in places if not os.path.lexists(place)))
+                places = (
+                    aside / f"{Path(name).name}{number}"
+                    for number in ("", *(f".{i}" for i in range(1, 1000)))
+                )
+                os.replace(
+                    directory / name, next(place for place in places if not os.path.lexists(place))
+                )
 
 
 CHECKPOINT_FORMAT = 2

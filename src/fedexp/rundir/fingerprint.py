@@ -1,8 +1,9 @@
-"""Fingerprint of a run: the part of its configuration that decides its result, and the names that follow.
+"""Fingerprint of a run: the part of its configuration that decides its result, and the names that
+follow.
 
-A class of fedexp counts by its own name and not by the module that it lies in, one of a user's by its module and its
-code, data count by what they are and not by their path. `former_hash` is the hash of format 1, by which finished
-directories are still found.
+A class of fedexp counts by its own name and not by the module that it lies in, one of a user's by
+its module and its code, data count by what they are and not by their path. `former_hash` is the
+hash of format 1, by which finished directories are still found.
 """
 
 import hashlib
@@ -20,24 +21,43 @@ FORMAT = 2  # of fingerprints
 OWN = "fedexp."
 TARGET = "_target_"
 
-# What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
+# What does not decide the result: where a run is computed and how it is watched. It may change when
+# a run is resumed.
 KEPT = ("keep_models", "keep_local_models")
 # Likewise; format 1 did not know them.
 LATER = ("stop.minutes", "objective", "objective_direction", "hardware.jobs_together")
 FREE = (
-    *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
+    *(
+        "resume",
+        "tracker",
+        "checkpoint_interval",
+        "figures",
+        "profile",
+        "data_dir",
+        "choices",
+        "expected",
+    ),
     "revisions",  # which `with_revisions` puts into the parts that they are of
     *KEPT,
     *LATER,
-    *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
+    # not .precision
+    *(
+        "hardware.device",
+        "hardware.engine",
+        "hardware.threads",
+        "hardware.workers",
+        "hardware.chunk",
+    ),
     "hardware.jobs_per_gpu",
 )
 # The nodes that are data sets, and the values that are paths of data.
 DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
-HUB = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.path")  # a name on a hub, or a folder
+# a name on a hub, or a folder
+HUB = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.path")
 FILES = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")
 
-# Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
+# Options with which a run is what it was before there were any: the hash counts them only where
+# they say otherwise.
 NEUTRAL = {
     "test_views": ["plain"],
     "evaluate": ["global"],
@@ -83,7 +103,8 @@ NEUTRAL = {
 }
 EMPTY = ("schedule.partition", "schedule.classes")  # an empty list is null
 SPLIT = "test_fraction"  # null, likewise, and `split_seed` beside it
-LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layout")  # null, likewise
+# null, likewise
+LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layout")
 
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
 
@@ -98,11 +119,14 @@ def flatten(node: object, prefix: str = "") -> dict[str, Any]:
     return items
 
 
-def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = None) -> dict[str, Any]:
+def essential(
+    container: Mapping[str, Any], data: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the values that decide the result, by their dotted keys.
 
-    container: the resolved configuration. data: `data_marks` of it where they were noted; by default they are taken
-    from the files that it names, and a path stands for files that are not there.
+    container: the resolved configuration. data: `data_marks` of it where they were noted; by
+    default they are taken from the files that it names, and a path stands for files that are not
+    there.
     """
     marks = data_marks(container) if data is None else data
     values: dict[str, Any] = {}
@@ -112,8 +136,11 @@ def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = Non
         if key.rpartition(".")[2] == TARGET:
             value = class_name(value)
         values[key] = marks.get(key, value)
-    if isinstance(container.get("surrogate", {}).get("dataset"), dict):  # the options are in it already
-        values = {key: value for key, value in values.items() if not key.startswith("surrogate.options")}
+    # the options are in it already
+    if isinstance(container.get("surrogate", {}).get("dataset"), dict):
+        values = {
+            key: value for key, value in values.items() if not key.startswith("surrogate.options")
+        }
     return values
 
 
@@ -133,13 +160,23 @@ def with_revisions(container: Mapping[str, Any]) -> dict[str, Any]:
 def is_free(key: str) -> bool:
     """Return whether the value of this dotted key does not decide the result."""
     found = DATASET.fullmatch(key)
-    return f"{key}.".startswith(tuple(f"{free}." for free in FREE)) or (found is not None and found[2] != "root")
+    return f"{key}.".startswith(tuple(f"{free}." for free in FREE)) or (
+        found is not None and found[2] != "root"
+    )
 
 
 def is_neutral(key: str, value: object) -> bool:
     """Return whether this value of an option leaves a run as it was before there was the option."""
-    value = class_name(value) if key.endswith("._target_") else None if value == [] and key in EMPTY else value
-    return (key in NEUTRAL and bool(value == NEUTRAL[key])) or (value is None and LAYOUT.fullmatch(key) is not None)
+    value = (
+        class_name(value)
+        if key.endswith("._target_")
+        else None
+        if value == [] and key in EMPTY
+        else value
+    )
+    return (key in NEUTRAL and bool(value == NEUTRAL[key])) or (
+        value is None and LAYOUT.fullmatch(key) is not None
+    )
 
 
 def without_neutral(node: object, prefix: str = "") -> Any:
@@ -155,15 +192,16 @@ def without_neutral(node: object, prefix: str = "") -> Any:
 
 
 def numbered(node: object) -> Any:
-    """Return nested dicts and lists in which a list that holds dicts is a dict with the keys "0", "1", ..."""
+    """Return nested dicts and lists in which a list that holds dicts is a dict with the keys "0",
+    "1", ..."""
     if isinstance(node, list) and any(isinstance(item, dict) for item in node):
         node = {str(number): item for number, item in enumerate(node)}
     return {key: numbered(value) for key, value in node.items()} if isinstance(node, dict) else node
 
 
 def class_name(target: object) -> Any:
-    """Return the name that a `_target_` counts as: fedexp's classes by their name alone, a user's own with its
-    module."""
+    """Return the name that a `_target_` counts as: fedexp's classes by their name alone, a user's
+    own with its module."""
     text = str(target)
     return text.rpartition(".")[2] if text.startswith(OWN) else target
 
@@ -174,9 +212,9 @@ def is_own_class(key: str, value: object) -> bool:
 
 
 def with_noted_code(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration of a run that was made, in which each class of a user's own is what was noted of it,
-    and not what its module is now; of a run that has not noted it, none that there is.
-    A class that has no mark, such as one of an installed package, stays what it is.
+    """Return the configuration of a run that was made, in which each class of a user's own is what
+    was noted of it, and not what its module is now; of a run that has not noted it, none that there
+    is. A class that has no mark, such as one of an installed package, stays what it is.
 
     marks: `data_marks` of the run."""
 
@@ -196,15 +234,16 @@ def with_noted_code(container: Mapping[str, Any], marks: Mapping[str, str]) -> d
 
 
 def code_marks(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return key of each class of a user's own -> what stands for its code; absent where it is not found."""
+    """Return key of each class of a user's own -> what stands for its code; absent where it is not
+    found."""
     values = flatten(numbered(dict(container)))
     marks = {key: marked(value) for key, value in values.items() if is_own_class(key, value)}
     return {key: mark for key, mark in marks.items() if mark is not None}
 
 
 def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return key of each path of data -> what stands for the data there, and key of each class of a user's own -> what
-    stands for its code; a key is absent where they cannot be read."""
+    """Return key of each path of data -> what stands for the data there, and key of each class of a
+    user's own -> what stands for its code; a key is absent where they cannot be read."""
     from fedexp.data.marks import file_mark, folder_mark
 
     values = flatten(numbered(dict(container)))
@@ -212,7 +251,8 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
     for key, value in values.items():
         if (found := DATASET.fullmatch(key)) and found[2] == "root" and isinstance(value, str):
             node = key.removesuffix(".root")
-            if f"{node}.url" in values:  # published data, which may not be there before the first run fetches them
+            # published data, which may not be there before the first run fetches them
+            if f"{node}.url" in values:
                 marks[key] = Path(value).name
             else:
                 splits = values.get(f"{node}.train_splits")
@@ -227,10 +267,12 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = None) -> str:
-    """Return <format>:<SHA-256 in hexadecimal digits>: equal for configurations that have the same result.
+    """Return <format>:<SHA-256 in hexadecimal digits>: equal for configurations that have the same
+    result.
 
-    container, data: as for `essential`. The fingerprint of a run that was begun stands in its directory, see
-    `fedexp.rundir.origin`; made anew from its config.yaml, it needs the folders of images that the configuration names.
+    container, data: as for `essential`. The fingerprint of a run that was begun stands in its
+    directory, see `fedexp.rundir.origin`; made anew from its config.yaml, it needs the folders of
+    images that the configuration names.
     """
     text = json.dumps(essential(container, data), sort_keys=True, default=str)
     return f"{FORMAT}:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -242,7 +284,8 @@ def short_hash(container: Mapping[str, Any]) -> str:
 
 
 def former_hash(container: Mapping[str, Any]) -> str:
-    """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
+    """Return eight hexadecimal digits: the hash of format 1, which named the directories of
+    jobs."""
     free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions", *KEPT, *LATER))
     flat = flatten(format_1.with_paths(without_neutral(with_revisions(container))))
     values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
@@ -251,18 +294,20 @@ def former_hash(container: Mapping[str, Any]) -> str:
 
 
 def setting(container: Mapping[str, Any]) -> str:
-    """Return <algorithm>_<dataset>_<partition>, with the partition's one number: short, and the same for all seeds.
-    container: with `choices`, the option of each group."""
+    """Return <algorithm>_<dataset>_<partition>, with the partition's one number: short, and the
+    same for all seeds. container: with `choices`, the option of each group."""
     choices = container["choices"]
-    number = next((f"{container[key]}" for key in PARTITION_NUMBERS if container.get(key) is not None), "")
+    number = next(
+        (f"{container[key]}" for key in PARTITION_NUMBERS if container.get(key) is not None), ""
+    )
     return f"{choices['algorithm']}_{choices['dataset']}_{choices['partition']}{number}"
 
 
 def group_name(container: Mapping[str, Any]) -> str:
-    """Return the name of a run and its repetitions with other seeds: setting, and hash of what decides the result but
-    seeds.
+    """Return the name of a run and its repetitions with other seeds: setting, and hash of what
+    decides the result but seeds.
 
-    The hash is that of format 1: repetitions join the group of runs that were made before, and a run that is read back
-    finds its group where its data are not."""
+    The hash is that of format 1: repetitions join the group of runs that were made before, and a
+    run that is read back finds its group where its data are not."""
     unseeded = {key: value for key, value in container.items() if key not in ("seed", "seeds")}
     return f"{setting(container)}_{former_hash(unseeded)}"

@@ -1,7 +1,7 @@
 """Hash of a configuration before fingerprints had a format number, to recognise what was made then.
 
-It took the paths of classes and of data. Classes move, so their paths of then stand here. Nothing is ever added: a
-class that is newer counts by its name.
+It took the paths of classes and of data. Classes move, so their paths of then stand here. Nothing
+is ever added: a class that is newer counts by its name.
 """
 
 from typing import Any
@@ -69,7 +69,13 @@ FORMER = {path.rpartition(".")[2]: f"fedexp.{path}" for path in PATHS}  # name o
 FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices"),
     *("dataset.data_dir", "dataset.url"),
-    *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),
+    *(
+        "hardware.device",
+        "hardware.engine",
+        "hardware.threads",
+        "hardware.workers",
+        "hardware.chunk",
+    ),
     "hardware.jobs_per_gpu",
 )
 
@@ -80,7 +86,10 @@ def with_paths(node: Any) -> Any:
         return [with_paths(item) for item in node]
     if not isinstance(node, dict):
         return node
-    return {key: former(value) if key == "_target_" else with_paths(value) for key, value in node.items()}
+    return {
+        key: former(value) if key == "_target_" else with_paths(value)
+        for key, value in node.items()
+    }
 
 
 def former(target: Any) -> Any:

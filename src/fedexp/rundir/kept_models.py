@@ -1,8 +1,10 @@
-"""The models that a run directory keeps: of the last saved round, of the one saved before it, and of chosen rounds.
+"""The models that a run directory keeps: of the last saved round, of the one saved before it, and
+of chosen rounds.
 
-The first two are parts of the checkpoints, which every run writes; `keep_models` adds models/round_<number>.pt of the
-rounds that it names, `keep_local_models` models/round_<number>_client_<client>.pt, what a client has trained in a
-round. All of them are read with `weights_only=True`: tensors and plain values, no code.
+The first two are parts of the checkpoints, which every run writes; `keep_models` adds
+models/round_<number>.pt of the rounds that it names, `keep_local_models`
+models/round_<number>_client_<client>.pt, what a client has trained in a round. All of them are read
+with `weights_only=True`: tensors and plain values, no code.
 """
 
 import re
@@ -22,13 +24,17 @@ from fedexp.rundir.checkpoint_form import check_form, is_count
 FOLDER = "models"
 NAME = re.compile(r"round_(\d{1,9})\.pt")
 OF_CLIENT = re.compile(r"round_(\d{1,9})_client_(\d{1,9})\.pt")
-HINT = "a run keeps its last model and, with keep_models=<n> or keep_models=[<rounds>], those after these rounds"
+HINT = (
+    "a run keeps its last model and, with keep_models=<n> or keep_models=[<rounds>], those after"
+    " these rounds"
+)
 LOCAL_HINT = "keep_local_models=[<rounds>] keeps the local models of these rounds"
 
 
 @dataclass(frozen=True)
 class KeptModel:
-    """The global model after a round, or the one that a client has trained in it, as tensors on the CPU."""
+    """The global model after a round, or the one that a client has trained in it, as tensors on the
+    CPU."""
 
     round: int
     params: Params  # in training, by name
@@ -37,23 +43,28 @@ class KeptModel:
 
 
 def file_of_round(number: int, client: int | None = None) -> str:
-    """Return the path of a round's model in its run directory; client: whose, None: the global one."""
+    """Return the path of a round's model in its run directory; client: whose, None: the global
+    one."""
     whose = "" if client is None else f"_client_{client}"
     return f"{FOLDER}/round_{number}{whose}.pt"
 
 
 def save(directory: Path, number: int, server: Tree) -> None:
-    """Write the model after a round. server: its state, of which `params` and `buffers` are kept. Raises
-    StorageError."""
+    """Write the model after a round. server: its state, of which `params` and `buffers` are kept.
+    Raises StorageError."""
     model = {"round": number, "params": server["params"], "buffers": server["buffers"]}
     storage.save_tree(directory / file_of_round(number), model)
 
 
 def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
-    """Write the model that a client has trained in a round. model: `params` and `buffers`, copied: a row of a stack
-    would be written with the whole stack. Raises StorageError."""
-    copied = {part: {k: v.clone() for k, v in model[part].items()} for part in ("params", "buffers")}
-    storage.save_tree(directory / file_of_round(number, client), {"round": number, "client": client} | copied)
+    """Write the model that a client has trained in a round. model: `params` and `buffers`, copied:
+    a row of a stack would be written with the whole stack. Raises StorageError."""
+    copied = {
+        part: {k: v.clone() for k, v in model[part].items()} for part in ("params", "buffers")
+    }
+    storage.save_tree(
+        directory / file_of_round(number, client), {"round": number, "client": client} | copied
+    )
 
 
 def kept_rounds(directory: Path) -> list[int]:
@@ -64,12 +75,14 @@ def kept_rounds(directory: Path) -> list[int]:
 
 def kept_clients(directory: Path, number: int) -> list[int]:
     """Return the clients whose model of a round is kept and whole, ascending."""
-    return sorted(client for client, path in local_files(directory).get(number, {}).items() if is_whole(path))
+    return sorted(
+        client for client, path in local_files(directory).get(number, {}).items() if is_whole(path)
+    )
 
 
 def load(directory: Path, number: int | None = None, client: int | None = None) -> KeptModel:
-    """Return the model after a round; None: after the last that is kept. client: the model that it has trained in the
-    round (None: in the last of which local models are kept).
+    """Return the model after a round; None: after the last that is kept. client: the model that it
+    has trained in the round (None: in the last of which local models are kept).
 
     Raises ConfigError where none is kept of that round or client, or where it is damaged.
     """
@@ -84,7 +97,10 @@ def load(directory: Path, number: int | None = None, client: int | None = None) 
     if found := [model for model in models if model.round == wanted]:
         return found[0]
     if wanted not in of_rounds:
-        raise ConfigError(f"{directory}: the model after round {wanted} is not kept; kept: {listed(rounds)}; {HINT}")
+        raise ConfigError(
+            f"{directory}: the model after round {wanted} is not kept; kept: {listed(rounds)};"
+            f" {HINT}"
+        )
     path = of_rounds[wanted]
     return model_in(path, storage.load_tree(path), wanted)
 
@@ -97,10 +113,14 @@ def load_local(directory: Path, number: int | None, client: int) -> KeptModel:
     wanted = max(found) if number is None else number
     if wanted not in found:
         kept = listed(sorted(found))
-        raise ConfigError(f"{directory}: no local model of round {wanted} is kept; rounds: {kept}; {LOCAL_HINT}")
+        raise ConfigError(
+            f"{directory}: no local model of round {wanted} is kept; rounds: {kept}; {LOCAL_HINT}"
+        )
     if client not in found[wanted]:
         kept = listed(sorted(found[wanted]))
-        raise ConfigError(f"{directory}: no model of client {client} is kept of round {wanted}; clients: {kept}")
+        raise ConfigError(
+            f"{directory}: no model of client {client} is kept of round {wanted}; clients: {kept}"
+        )
     path = found[wanted][client]
     return model_in(path, storage.load_tree(path), wanted, client)
 
@@ -111,7 +131,8 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def kept_files(directory: Path) -> dict[int, Path]:
-    """Return round -> file of the global models that were written because an option asked for it."""
+    """Return round -> file of the global models that were written because an option asked for
+    it."""
     named = [(NAME.fullmatch(path.name), path) for path in (directory / FOLDER).glob("*.pt")]
     return {int(name[1]): path for name, path in named if name and path.is_file()}
 
@@ -126,7 +147,8 @@ def local_files(directory: Path) -> dict[int, dict[int, Path]]:
 
 
 def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
-    """Return the models of the checkpoints that are whole, the latest first, and what is wrong with the others."""
+    """Return the models of the checkpoints that are whole, the latest first, and what is wrong with
+    the others."""
     models, problems = [], []
     for name in (files.CHECKPOINT, files.PREVIOUS):
         path = directory / name
@@ -135,14 +157,17 @@ def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
         try:
             state = storage.load_tree(path)
             check_form(path, state)
-            models.append(model_in(path, state["server"] | {"round": state["round"]}, state["round"]))
+            models.append(
+                model_in(path, state["server"] | {"round": state["round"]}, state["round"])
+            )
         except ConfigError as error:
             problems.append(str(error))
     return models, problems
 
 
 def model_in(path: Path, state: object, number: int, client: int | None = None) -> KeptModel:
-    """Return the model that a loaded file holds; raise ConfigError unless it is one, of that round and client."""
+    """Return the model that a loaded file holds; raise ConfigError unless it is one, of that round
+    and client."""
     if not isinstance(state, dict) or not is_count(state.get("round")) or state["round"] != number:
         raise ConfigError(f"{path}: not a model of round {number}")
     if client is not None and state.get("client") != client:

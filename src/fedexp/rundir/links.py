@@ -1,6 +1,7 @@
 """A run directory that may be somebody else's must not lead out of itself.
 
-What is written, cut back or removed in it would else be a file elsewhere that a link in it points to.
+What is written, cut back or removed in it would else be a file elsewhere that a link in it points
+to.
 """
 
 import os
@@ -29,7 +30,8 @@ def require_run_directory(directory: Path, given: str) -> None:
 
 
 def require_no_way_out(directory: Path) -> None:
-    """Raise ConfigError for a link among the files of a run that leaves the directory, and for what is no file."""
+    """Raise ConfigError for a link among the files of a run that leaves the directory, and for what
+    is no file."""
     home = directory.resolve()
     for path in own_paths(directory):
         if path.is_symlink():
@@ -38,7 +40,10 @@ def require_no_way_out(directory: Path) -> None:
             except (OSError, RuntimeError):  # to nothing (which would be made), or in a circle
                 inside = False
             if not inside:
-                raise ConfigError(f"{path}: is a link out of the run directory; a run is not continued through links")
+                raise ConfigError(
+                    f"{path}: is a link out of the run directory; a run is not continued through"
+                    " links"
+                )
         if not path.is_file() and not path.is_dir():
             raise ConfigError(f"{path}: is neither a file nor a folder; remove it to go on")
 

@@ -1,7 +1,7 @@
 """One process at a time in a run directory.
 
-The lock is the operating system's: it ends with its owner, also after kill -9, and nothing has to find out whether that
-owner still lives. A file beside it says who it is.
+The lock is the operating system's: it ends with its owner, also after kill -9, and nothing has to
+find out whether that owner still lives. A file beside it says who it is.
 """
 
 import json
@@ -18,7 +18,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular
 
 LOCK, OWNER = ".lock", ".owner.json"
-PATIENCE = 0.5  # seconds: who only looks whether a directory is in use (`is_occupied`) has the lock for a moment
+# seconds: who only looks whether a directory is in use (`is_occupied`) has the lock for a moment
+PATIENCE = 0.5
 
 
 class Occupied(ConfigError):
@@ -27,7 +28,8 @@ class Occupied(ConfigError):
 
 @contextmanager
 def occupied(directory: Path) -> Iterator[None]:
-    """Hold the directory, which must exist; raise Occupied, which names the owner, where another process does."""
+    """Hold the directory, which must exist; raise Occupied, which names the owner, where another
+    process does."""
     lock = FileLock(directory / LOCK, timeout=PATIENCE)
     try:
         lock.acquire(poll_interval=0.02)
@@ -36,12 +38,17 @@ def occupied(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
     try:
-        owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        owner = {
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
         with suppress(OSError):  # it is told, not relied on
             (directory / OWNER).write_text(json.dumps(owner), encoding="utf-8")
         yield
     finally:
-        # The lock's own file stays: without it, one who has opened it and one who makes it anew would both hold it.
+        # The lock's own file stays: without it, one who has opened it and one who makes it anew
+        # would both hold it.
         with suppress(OSError):
             (directory / OWNER).unlink()
         lock.release()
@@ -58,7 +65,8 @@ def owner_of(directory: Path) -> str:
 
 def is_occupied(directory: Path) -> bool:
     """Return whether a living process holds the directory now."""
-    if not (directory / LOCK).is_file() or (directory / LOCK).is_symlink():  # opening it would cut what it points to
+    # opening it would cut what it points to
+    if not (directory / LOCK).is_file() or (directory / LOCK).is_symlink():
         return False
     lock = FileLock(directory / LOCK, timeout=0)
     try:

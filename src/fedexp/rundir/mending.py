@@ -1,4 +1,5 @@
-"""A job of a sweep whose files are damaged: what its command can write again is written, else the run begins again."""
+"""A job of a sweep whose files are damaged: what its command can write again is written, else the
+run begins again."""
 
 import logging
 import os
@@ -17,13 +18,14 @@ log = logging.getLogger("fedexp")
 def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None:
     """Make the directory of a job ready to be gone on with, which must be ours.
 
-    Without a configuration that can be read nothing says what the files there belong to: they are moved to damaged/.
-    What was typed (`overrides`) is written again. Damaged tables are left to the checkpoints, which know their
-    checksums."""
+    Without a configuration that can be read nothing says what the files there belong to: they are
+    moved to damaged/. What was typed (`overrides`) is written again. Damaged tables are left to the
+    checkpoints, which know their checksums."""
     run = RunDirectory(directory)
     written = (files.CONFIG, files.SUMMARY, files.CHECKPOINT, files.PREVIOUS, *files.TABLES)
     left = [name for name in written if run.has(name)]
-    if left == [files.SUMMARY] and run.status == "failed":  # it ended before it began, and nothing is damaged
+    # it ended before it began, and nothing is damaged
+    if left == [files.SUMMARY] and run.status == "failed":
         with storage.storing(directory):
             remove_attempt(directory)
         return
@@ -37,7 +39,9 @@ def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None
         )
         files.set_aside(directory, written)
     elif run.damaged:
-        log.warning("%s: %s; the job is run again as far as it has to be", directory, run.describe_damage())
+        log.warning(
+            "%s: %s; the job is run again as far as it has to be", directory, run.describe_damage()
+        )
     if any(problem.file == files.OVERRIDES for problem in run.problems):
         if (directory / files.OVERRIDES).is_dir():
             files.set_aside(directory, [files.OVERRIDES])
@@ -46,7 +50,8 @@ def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None
 
 
 def remove_attempt(directory: Path) -> None:
-    """Remove what an attempt that failed has left, and move folders aside that lie where a run writes its files."""
+    """Remove what an attempt that failed has left, and move folders aside that lie where a run
+    writes its files."""
     written = (files.CONFIG, files.OVERRIDES, files.ERROR, files.SUMMARY, *files.TABLES)
     files.set_aside(directory, [name for name in written if is_folder(directory / name)])
     for left in (files.ERROR, files.SUMMARY):

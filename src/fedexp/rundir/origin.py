@@ -1,7 +1,9 @@
-"""Origin of a run: what its directory notes of how it began (fingerprint.json), and what a resume compares with it.
+"""Origin of a run: what its directory notes of how it began (fingerprint.json), and what a resume
+compares with it.
 
 {"fingerprint": "2:...",          as `identity.fingerprint`
- "marks": {"dataset.root": ...},  what stands in it for data that the configuration names by a path, and for the code of
+ "marks": {"dataset.root": ...},  what stands in it for data that the configuration names by a path,
+ and for the code of
                                   a user's own classes
  "data": {"train": ..., ...},     what the data were when they had been loaded
  "way": {"precision": ..., ...},  how steps are computed, where that was left to timing
@@ -31,13 +33,17 @@ PATHS = (
 )
 
 
-def note(directory: Path, container: Mapping[str, Any], data: Data, way: Mapping[str, str] | None = None) -> None:
+def note(
+    directory: Path, container: Mapping[str, Any], data: Data, way: Mapping[str, str] | None = None
+) -> None:
     """Write the file, where there is none. way: of computing, which a resumed run keeps."""
     if read(directory):
         return
     marks = data_marks(container)
     found = {"fingerprint": fingerprint(container, marks), "marks": marks, "data": describe(data)}
-    storage.write_json(directory / NAME, found | {"way": dict(way or {}), "directory": str(Path.cwd())})
+    storage.write_json(
+        directory / NAME, found | {"way": dict(way or {}), "directory": str(Path.cwd())}
+    )
 
 
 def renew(directory: Path, container: Mapping[str, Any]) -> None:
@@ -62,8 +68,9 @@ def fingerprint_of(directory: Path) -> dict[str, Any]:
 
 
 def describe(data: Data) -> dict[str, Any]:
-    """Describe data: sizes, number of classes, a checksum of class names and labels, and one of inputs that are no
-    decoded pictures: the same JPEG may be decoded to other pixels by another version of Pillow."""
+    """Describe data: sizes, number of classes, a checksum of class names and labels, and one of
+    inputs that are no decoded pictures: the same JPEG may be decoded to other pixels by another
+    version of Pillow."""
     digest = hashlib.sha256("\n".join(data.classes).encode("utf-8", "surrogateescape"))
     for labels in (data.y_train, data.y_test):
         digest.update(labels.cpu().numpy().astype("<i8").tobytes())
@@ -73,11 +80,15 @@ def describe(data: Data) -> dict[str, Any]:
     return sizes | {"shape": shape, "labels": digest.hexdigest()[:16]} | inputs
 
 
-def differences(directory: Path, saved: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """Return a line for each value that decides the result and is another one in the run there. saved: its config.yaml.
+def differences(
+    directory: Path, saved: Mapping[str, Any], container: Mapping[str, Any]
+) -> list[str]:
+    """Return a line for each value that decides the result and is another one in the run there.
+    saved: its config.yaml.
 
-    Data that are there on one side only (moved before they were noted, or missing now) are left to who loads them, to
-    `check_data` and to the partition; other code of a class of a user's own is no difference, see `changed_code`."""
+    Data that are there on one side only (moved before they were noted, or missing now) are left to
+    who loads them, to `check_data` and to the partition; other code of a class of a user's own is
+    no difference, see `changed_code`."""
     noted = mapping_of(read(directory), "marks")
     there, asked = noted or data_marks(saved), data_marks(container)
     before, now = essential(saved, there), essential(container, asked)
@@ -102,7 +113,8 @@ def same_class(then: str, now: str) -> bool:
 
 
 def changed_code(directory: Path, container: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return `codes` of the classes whose code is another than that of the rounds before, as noted in the directory."""
+    """Return `codes` of the classes whose code is another than that of the rounds before, as noted
+    in the directory."""
     found = codes(mapping_of(read(directory), "marks"), container)
     return {
         key: (then, now)
@@ -112,19 +124,27 @@ def changed_code(directory: Path, container: Mapping[str, Any]) -> dict[str, tup
 
 
 def note_changed_code(directory: Path, container: Mapping[str, Any]) -> None:
-    """Note that rounds from here on are made with other code: the run stands for no run with one code alone."""
+    """Note that rounds from here on are made with other code: the run stands for no run with one
+    code alone."""
     found = read(directory)
     both = {key: joined(*marks) for key, marks in changed_code(directory, container).items()}
     marks = mapping_of(found, "marks") | both
-    storage.write_json(directory / NAME, found | {"marks": marks, "fingerprint": fingerprint(container, marks)})
+    storage.write_json(
+        directory / NAME, found | {"marks": marks, "fingerprint": fingerprint(container, marks)}
+    )
 
 
 def check_data(directory: Path, data: Data) -> None:
     """Raise ConfigError where the data are other than those that the run there began with."""
     before, now = mapping_of(read(directory), "data"), describe(data)
-    if wrong := [f"{key}: {before[key]} there, {now[key]} now" for key in now if before.get(key, now[key]) != now[key]]:
+    if wrong := [
+        f"{key}: {before[key]} there, {now[key]} now"
+        for key in now
+        if before.get(key, now[key]) != now[key]
+    ]:
         raise ConfigError(
-            f"resume={directory}: the data are not those that this run began with\n  " + "\n  ".join(wrong)
+            f"resume={directory}: the data are not those that this run began with\n  "
+            + "\n  ".join(wrong)
         )
 
 
@@ -134,8 +154,8 @@ def mapping_of(node: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def from_where_it_began(config: DictConfig, directory: Path, typed: Sequence[str]) -> DictConfig:
-    """Return the configuration of a resumed run, in which relative paths of data begin where they did: in the working
-    directory of the run's first command, unless they have been typed anew.
+    """Return the configuration of a resumed run, in which relative paths of data begin where they
+    did: in the working directory of the run's first command, unless they have been typed anew.
 
     typed: keys of the command line that resumes it."""
     place = read(directory).get("directory")
@@ -145,7 +165,11 @@ def from_where_it_began(config: DictConfig, directory: Path, typed: Sequence[str
     with open_dict(changed):
         for key in PATHS:
             value = OmegaConf.select(changed, key, throw_on_resolution_failure=False)
-            if key in typed or not isinstance(value, str) or (key != "data_dir" and is_interpolated(changed, key)):
+            if (
+                key in typed
+                or not isinstance(value, str)
+                or (key != "data_dir" and is_interpolated(changed, key))
+            ):
                 continue
             if not Path(value).is_absolute() and Path(place, value).exists():
                 OmegaConf.update(changed, key, str(Path(place, value)))

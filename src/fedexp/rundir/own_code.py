@@ -1,4 +1,5 @@
-"""The code of a user's own classes: what a run notes of it, so that a change of it does not go unnoticed."""
+"""The code of a user's own classes: what a run notes of it, so that a change of it does not go
+unnoticed."""
 
 import ast
 import hashlib
@@ -12,11 +13,12 @@ INSTALLED = frozenset({"site-packages", "dist-packages", "lib-dynload"})  # pack
 
 
 def marked(target: str) -> str | None:
-    """Return `<class> (code <checksum>)` of a class outside fedexp: of the file of its module and of those that this
-    imports from the same place, in turn. None for one of fedexp, of an installed package, or that is not found.
+    """Return `<class> (code <checksum>)` of a class outside fedexp: of the file of its module and
+    of those that this imports from the same place, in turn. None for one of fedexp, of an installed
+    package, or that is not found.
 
-    target: the dotted path of the class. No code is run for it. A comment that changes is a change: what is without
-    effect cannot be told."""
+    target: the dotted path of the class. No code is run for it. A comment that changes is a change:
+    what is without effect cannot be told."""
     module = target.rpartition(".")[0]
     root = place_of(module.partition(".")[0])
     if root is None or INSTALLED & {*root.parts} or CODE in target:  # it is marked already
@@ -28,7 +30,8 @@ def marked(target: str) -> str | None:
 
 
 def joined(before: str, now: str) -> str:
-    """Return the mark of a run whose first rounds were made with one code and whose later ones with another."""
+    """Return the mark of a run whose first rounds were made with one code and whose later ones with
+    another."""
     return f"{before.removesuffix(')')}, then {checksums(now)[-1]})"
 
 
@@ -53,8 +56,8 @@ def place_of(package: str) -> Path | None:
 
 
 def sources(root: Path, module: str) -> dict[str, Path]:
-    """Return name -> file of a module and of all below `root` that it imports, directly or not, with the packages that
-    they are in."""
+    """Return name -> file of a module and of all below `root` that it imports, directly or not,
+    with the packages that they are in."""
     found: dict[str, Path] = {}
     names = [module]
     while names:
@@ -69,7 +72,14 @@ def sources(root: Path, module: str) -> dict[str, Path]:
 
 def file_of(root: Path, module: str) -> Path | None:
     base = root.joinpath(*module.split(".")) if module else root
-    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if module and path.is_file()), None)
+    return next(
+        (
+            path
+            for path in (base / "__init__.py", base.with_suffix(".py"))
+            if module and path.is_file()
+        ),
+        None,
+    )
 
 
 def read(path: Path) -> tuple[str, tuple[tuple[int, str], ...]]:
@@ -91,7 +101,10 @@ def read_once(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int
             found += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             name = node.module or ""
-            found += [(node.level, name), *((node.level, f"{name}.{alias.name}".strip(".")) for alias in node.names)]
+            found += [
+                (node.level, name),
+                *((node.level, f"{name}.{alias.name}".strip(".")) for alias in node.names),
+            ]
     return hashlib.sha256(content).hexdigest(), tuple(found)
 
 

@@ -4,8 +4,8 @@
     run.status, run.summary["accuracy"], run.rounds["test_accuracy"], run.class_accuracy()
     run.problems  # what is wrong with its files, one line each
 
-Nothing is read before it is asked for, and nothing raises: a file that is missing or damaged gives an empty value, and
-`problems` says why. Torch is not needed.
+Nothing is read before it is asked for, and nothing raises: a file that is missing or damaged gives
+an empty value, and `problems` says why. Torch is not needed.
 """
 
 from __future__ import annotations  # pandas takes long to import
@@ -30,7 +30,8 @@ from fedexp.rundir.wholeness import OVER
 if TYPE_CHECKING:
     import pandas as pd
 
-MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)  # one of them makes a directory a run
+# one of them makes a directory a run
+MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)
 DAMAGED = "damaged"
 
 
@@ -50,7 +51,8 @@ class RunDirectory:
     """The directory of a run, whatever has become of it."""
 
     directory: Path
-    stands_for: tuple[str, ...] | None = None  # overrides of the job that a run of another sweep stands for
+    # overrides of the job that a run of another sweep stands for
+    stands_for: tuple[str, ...] | None = None
     _found: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
 
     # --- files
@@ -83,17 +85,22 @@ class RunDirectory:
 
     @cached_property
     def rounds(self) -> pd.DataFrame | None:
-        """rounds.csv: a row for each round from 0 on, all columns numbers, nan where undefined; None without one."""
+        """rounds.csv: a row for each round from 0 on, all columns numbers, nan where undefined;
+        None without one."""
         return self._read(files.ROUNDS, lambda path: contents.read_table(path, ["round"]))
 
     @cached_property
     def clients(self) -> pd.DataFrame | None:
         """clients.csv: a row for each round and client that took part in it; None without one."""
-        return self._read(files.CLIENTS, lambda path: contents.read_table(path, ["round", "client"], texts=["role"]))
+        return self._read(
+            files.CLIENTS,
+            lambda path: contents.read_table(path, ["round", "client"], texts=["role"]),
+        )
 
     @cached_property
     def tasks(self) -> pd.DataFrame | None:
-        """tasks.csv of continual learning: round, task (being learned), evaluated_task, accuracy; None without one."""
+        """tasks.csv of continual learning: round, task (being learned), evaluated_task, accuracy;
+        None without one."""
         keys = ["round", "task", "evaluated_task"]
         return self._read(files.TASKS, lambda path: contents.read_table(path, keys, ["accuracy"]))
 
@@ -106,7 +113,8 @@ class RunDirectory:
         return {name: self._read(name, read) for name in files.ANALYSES}
 
     def analysis(self, name: str) -> pd.DataFrame | None:
-        """Return the table of an analysis by the name of its file, such as weight_divergence.csv; None without one."""
+        """Return the table of an analysis by the name of its file, such as weight_divergence.csv;
+        None without one."""
         return self._analyses[name]
 
     @cached_property
@@ -117,7 +125,8 @@ class RunDirectory:
         return {view: self._read(file_of(files.CLASSES, view), read) for view in VIEWS}
 
     def class_accuracy(self, view: str = PLAIN) -> pd.DataFrame | None:
-        """Return round, class, accuracy of a view of the test set (class_accuracy.csv); None without one."""
+        """Return round, class, accuracy of a view of the test set (class_accuracy.csv); None
+        without one."""
         return self._classes[view]
 
     @cached_property
@@ -137,7 +146,9 @@ class RunDirectory:
     def views(self) -> tuple[str, ...]:
         """Return the views that the run was evaluated in, the plain one of the test set first."""
         asked = views_of(self.config)
-        return tuple(view for view in VIEWS if view in asked or self.has(file_of(files.CLASSES, view)))
+        return tuple(
+            view for view in VIEWS if view in asked or self.has(file_of(files.CLASSES, view))
+        )
 
     def has(self, name: str) -> bool:
         """Tell whether there is something of this name, whatever it is."""
@@ -147,7 +158,9 @@ class RunDirectory:
             return False
         return True
 
-    def _read(self, name: str, read: Callable[[Path], Any], check: Callable[[Any], str] = lambda found: "") -> Any:
+    def _read(
+        self, name: str, read: Callable[[Path], Any], check: Callable[[Any], str] = lambda found: ""
+    ) -> Any:
         """Read a file; None for a missing one, and for a damaged one, which is noted."""
         if not self.has(name):
             return None
@@ -169,8 +182,11 @@ class RunDirectory:
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """Return what is wrong with the files; of a run that is over, also which are missing or not whole."""
-        tables = {files.ROUNDS: self.rounds} | {file_of(files.CLASSES, view): self._classes[view] for view in VIEWS}
+        """Return what is wrong with the files; of a run that is over, also which are missing or not
+        whole."""
+        tables = {files.ROUNDS: self.rounds} | {
+            file_of(files.CLASSES, view): self._classes[view] for view in VIEWS
+        }
         tables[files.TASKS] = self.tasks
         _ = self.summary, self.config, self.overrides
         found = dict(self._found)
@@ -193,7 +209,13 @@ class RunDirectory:
         """The files that the tables of a sweep need."""
         own = [] if self.stands_for is not None else [files.OVERRIDES]
         tasks = [files.TASKS] if self.summary.get("tasks") else []
-        return [files.CONFIG, *own, files.ROUNDS, *(file_of(files.CLASSES, view) for view in self.views), *tasks]
+        return [
+            files.CONFIG,
+            *own,
+            files.ROUNDS,
+            *(file_of(files.CLASSES, view) for view in self.views),
+            *tasks,
+        ]
 
     def _check(self, name: str, table: pd.DataFrame) -> str:
         if name == files.ROUNDS:
@@ -205,13 +227,15 @@ class RunDirectory:
 
     @property
     def over(self) -> bool:
-        """Return whether summary.json says that the run has come to its end; `finished` looks at other files too."""
+        """Return whether summary.json says that the run has come to its end; `finished` looks at
+        other files too."""
         return self.summary.get("status") in OVER
 
     @cached_property
     def status(self) -> str:
-        """completed | stopped | diverged | failed | damaged | running | unfinished. A run that is over is damaged where
-        a file that the tables need is not whole, and any where summary.json is not."""
+        """completed | stopped | diverged | failed | damaged | running | unfinished. A run that is
+        over is damaged where a file that the tables need is not whole, and any where summary.json
+        is not."""
         if self.has(files.SUMMARY):
             whole = "status" in self.summary and not (self.over and self.problems)
             return str(self.summary["status"]) if whole else DAMAGED
@@ -250,16 +274,19 @@ class RunDirectory:
     @cached_property
     def curve(self) -> pd.DataFrame:
         """The rows of `table` whose round was evaluated."""
-        return self.table.dropna(subset=name) if (name := self.accuracy_name) else self.table.iloc[:0]
+        return (
+            self.table.dropna(subset=name) if (name := self.accuracy_name) else self.table.iloc[:0]
+        )
 
     @property
     def accuracy_name(self) -> str | None:
-        """Return the column of `table` with the accuracy: on the test set, or on the validation set where the run was
-        evaluated on it alone; None where there is none."""
+        """Return the column of `table` with the accuracy: on the test set, or on the validation set
+        where the run was evaluated on it alone; None where there is none."""
         return wholeness.accuracy_column(self.table)
 
     def values(self, column: str) -> list[float]:
-        """Return a column of rounds.csv, from round 1 on where it is defined; [] where there is no such column."""
+        """Return a column of rounds.csv, from round 1 on where it is defined; [] where there is no
+        such column."""
         return self.table[column].dropna().tolist() if column in self.table else []
 
     def accuracy_at(self, round: int) -> float | None:
@@ -270,10 +297,15 @@ class RunDirectory:
     @property
     def last_round(self) -> int | None:
         """The number of the last round in rounds.csv; None without one."""
-        return None if self.rounds is None or not len(self.rounds) else int(np.max(self.rounds["round"]))
+        return (
+            None
+            if self.rounds is None or not len(self.rounds)
+            else int(np.max(self.rounds["round"]))
+        )
 
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """Return the summary of a run that has come to its end and is whole; None where there is more to do."""
+    """Return the summary of a run that has come to its end and is whole; None where there is more
+    to do."""
     run = RunDirectory(directory)
     return run.summary if run.finished else None

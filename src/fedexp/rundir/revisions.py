@@ -1,8 +1,9 @@
 """Corrections after which the same options give other numbers.
 
-A run of before a correction must stand for none of after it, nor be judged beside the print. So a configuration notes
-under `revisions` the number of each of its parts that was corrected, and the fingerprint counts it; a part that never
-was corrected has no number, and runs with it keep their fingerprint. Who corrects a method adds a row to REVISIONS.
+A run of before a correction must stand for none of after it, nor be judged beside the print. So a
+configuration notes under `revisions` the number of each of its parts that was corrected, and the
+fingerprint counts it; a part that never was corrected has no number, and runs with it keep their
+fingerprint. Who corrects a method adds a row to REVISIONS.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +21,8 @@ class Revision:
     name: str  # of its class
     number: int  # from 2 on
     what: str  # was corrected
-    when: Callable[[Values], bool] = lambda container: True  # of which configurations the numbers have changed
+    # of which configurations the numbers have changed
+    when: Callable[[Values], bool] = lambda container: True
 
     def concerns(self, container: Values) -> bool:
         node = value_of(container, self.part)
@@ -51,7 +53,8 @@ def cfed_has_changed(container: Values) -> bool:
 
 def has_statistics(container: Values) -> bool:
     """Tell whether the model may have running statistics."""
-    target = str(value_of(container, "model._target_") or ".CNN")  # noted by all versions but the first, with its CNN
+    # noted by all versions but the first, with its CNN
+    target = str(value_of(container, "model._target_") or ".CNN")
     without = target.endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
     return not without or value_of(container, "model.batch_norm") is True
 
@@ -62,23 +65,31 @@ def moon_has_changed(container: Values) -> bool:
 
 
 def balances_classes(container: Values) -> bool:
-    return bool(value_of(container, "scenario.replay")) and has(scenario__replay_policy="class_balanced")(container)
+    return bool(value_of(container, "scenario.replay")) and has(
+        scenario__replay_policy="class_balanced"
+    )(container)
 
 
 def counts_the_batch(container: Values) -> bool:
-    """Tell whether the model may have batch norm without running statistics: resnet10, and models of users."""
+    """Tell whether the model may have batch norm without running statistics: resnet10, and models
+    of users."""
     target = str(value_of(container, "model._target_") or "fedexp.")
     return target.endswith(".CifarResNet") or not target.startswith("fedexp.")
 
 
 def has_batch_norm(container: Values) -> bool:
-    """Tell whether the model may have batch norm: all but those without, and CNNs that are given none."""
+    """Tell whether the model may have batch norm: all but those without, and CNNs that are given
+    none."""
     target = str(value_of(container, "model._target_") or ".CNN")
-    return not target.endswith((".CNN", ".LSTM", ".TextCNN")) or value_of(container, "model.batch_norm") is True
+    return (
+        not target.endswith((".CNN", ".LSTM", ".TextCNN"))
+        or value_of(container, "model.batch_norm") is True
+    )
 
 
 def distils_by_the_batch(container: Values) -> bool:
-    """Tell whether a server may distil into a model with batch norm and without running statistics."""
+    """Tell whether a server may distil into a model with batch norm and without running
+    statistics."""
     distils = value_of(container, "algorithm.on_server") is not False  # of Flashback
     return distils and counts_the_batch(container)
 
@@ -86,25 +97,37 @@ def distils_by_the_batch(container: Values) -> bool:
 def reads_from_minus_one(container: Values) -> bool:
     """Tell whether the model has published weights of torchvision for pixels from -1 to 1."""
     names = ("efficientnet_v2_l", "googlenet", "inception_v3")
-    return value_of(container, "model.name") in names and value_of(container, "model.weights") is not None
+    return (
+        value_of(container, "model.name") in names
+        and value_of(container, "model.weights") is not None
+    )
 
 
 def sends_another_model(container: Values) -> bool:
-    """Tell whether clients are sent another model than the tested one, and an analysis compares with it."""
+    """Tell whether clients are sent another model than the tested one, and an analysis compares
+    with it."""
     name = str(value_of(container, "algorithm._target_")).rpartition(".")[2]
-    another = name in ("LoRM", "PILoRA") or (name == "FedDMC" and has(algorithm__student="initial")(container))
+    another = name in ("LoRM", "PILoRA") or (
+        name == "FedDMC" and has(algorithm__student="initial")(container)
+    )
     members = value_of(container, "analysis.members")
     nodes = members if isinstance(members, list) else [value_of(container, "analysis")]
     targets = [str(node.get("_target_")) for node in nodes if isinstance(node, Mapping)]
-    return another and any(each.endswith((".WeightDivergence", ".GradientDiversity")) for each in targets)
+    return another and any(
+        each.endswith((".WeightDivergence", ".GradientDiversity")) for each in targets
+    )
 
 
 def mixes_tasks(container: Values) -> bool:
-    return value_of(container, "scenario.order") == "per_client" or bool(value_of(container, "scenario.blur"))
+    return value_of(container, "scenario.order") == "per_client" or bool(
+        value_of(container, "scenario.blur")
+    )
 
 
 def validates_blurred(container: Values) -> bool:
-    return bool(value_of(container, "scenario.blur")) and bool(value_of(container, "validation.fraction"))
+    return bool(value_of(container, "scenario.blur")) and bool(
+        value_of(container, "validation.fraction")
+    )
 
 
 ORIGIN = "a validation example counts for its own task where tasks are blurred"
@@ -116,58 +139,127 @@ LOCAL_DROPS = "local round forgetting begins in round 2"
 FIRST = (
     Revision("algorithm", "FedCurv", 2, "the Fisher information is taken on a pass of its own"),
     Revision("algorithm", "FedALA", 2, "the search stops by the population standard deviation"),
-    Revision("algorithm", "FedDF", 2, "a student is the result, never the average", has(algorithm__epochs_on_server=0)),
-    Revision("algorithm", "CFeD", 2, "a random part of the surrogate set, dropout of the student", cfed_has_changed),
     Revision(
-        "partition", "Natural", 2, "the public set is that of the clients alone",
+        "algorithm",
+        "FedDF",
+        2,
+        "a student is the result, never the average",
+        has(algorithm__epochs_on_server=0),
+    ),
+    Revision(
+        "algorithm",
+        "CFeD",
+        2,
+        "a random part of the surrogate set, dropout of the student",
+        cfed_has_changed,
+    ),
+    Revision(
+        "partition",
+        "Natural",
+        2,
+        "the public set is that of the clients alone",
         lambda container: bool(value_of(container, "public.fraction")),
     ),
     Revision("surrogate.dataset", "Caltech256", 2, "all of its images are in the surrogate set"),
     Revision("forgetting_metric", "RoundDrop", 2, LOCAL_DROPS, has(forgetting_metric__local=True)),
     Revision("forgetting_metric", "All", 2, LOCAL_DROPS),
-)  # fmt: skip
+)
 REVISIONS: tuple[Revision, ...] = (
     *FIRST,
-    Revision("algorithm", "Moon", 2, "a client's first previous model has its own statistics", moon_has_changed),
-    Revision("algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"),
-    Revision("algorithm", "FedFOMO", 2, "validation examples by their numbers, an average with the first n_k"),
-    Revision("algorithm", "FedAlign", 2, "the narrow stage has the first channels of its input, and scale and shift"),
-    Revision("algorithm", "AFFCL", 2, "features of earlier tasks are of all classes that were met", mixes_tasks),
+    Revision(
+        "algorithm",
+        "Moon",
+        2,
+        "a client's first previous model has its own statistics",
+        moon_has_changed,
+    ),
+    Revision(
+        "algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"
+    ),
+    Revision(
+        "algorithm",
+        "FedFOMO",
+        2,
+        "validation examples by their numbers, an average with the first n_k",
+    ),
+    Revision(
+        "algorithm",
+        "FedAlign",
+        2,
+        "the narrow stage has the first channels of its input, and scale and shift",
+    ),
+    Revision(
+        "algorithm",
+        "AFFCL",
+        2,
+        "features of earlier tasks are of all classes that were met",
+        mixes_tasks,
+    ),
     Revision("algorithm", "FedDF", 3, SINGLE, distils_by_the_batch),
     Revision("algorithm", "Flashback", 2, SINGLE, distils_by_the_batch),
     Revision(
-        "algorithm", "CFeD", 3, SINGLE,
-        lambda container: has(algorithm__server_distillation=True)(container) and counts_the_batch(container),
+        "algorithm",
+        "CFeD",
+        3,
+        SINGLE,
+        lambda container: (
+            has(algorithm__server_distillation=True)(container) and counts_the_batch(container)
+        ),
     ),
-    Revision("algorithm", "FedReg", 2, "generated images do not enter running statistics", has_statistics),
-    Revision("algorithm", "FedKA", 2, "batch norm leaves out what fills up the anchors", has_batch_norm),
+    Revision(
+        "algorithm", "FedReg", 2, "generated images do not enter running statistics", has_statistics
+    ),
+    Revision(
+        "algorithm", "FedKA", 2, "batch norm leaves out what fills up the anchors", has_batch_norm
+    ),
     Revision("algorithm", "FedALA", 3, PADDING, counts_the_batch),
     Revision("algorithm", "FedFOMO", 3, PADDING, counts_the_batch),
     Revision(
-        "partition", "File", 2, "its numbers count the surrogate examples too",
+        "partition",
+        "File",
+        2,
+        "its numbers count the surrogate examples too",
         lambda container: bool(value_of(container, "surrogate.fraction")),
     ),
     Revision("scenario", "DomainIncremental", 2, SHARED, balances_classes),
     Revision("scenario", "Rotations", 2, SHARED, balances_classes),
     Revision(
-        "scenario", "Rotations", 3, "no validation image is trained on at another angle",
+        "scenario",
+        "Rotations",
+        3,
+        "no validation image is trained on at another angle",
         lambda container: bool(value_of(container, "validation.fraction")),
     ),
     Revision(
-        "scenario", "ClassIncremental", 2, SHARED,
-        lambda container: balances_classes(container) and bool(value_of(container, "scenario.blur")),
+        "scenario",
+        "ClassIncremental",
+        2,
+        SHARED,
+        lambda container: (
+            balances_classes(container) and bool(value_of(container, "scenario.blur"))
+        ),
     ),
-    Revision("model", "Torchvision", 2, "images are normalised as the weights want them", reads_from_minus_one),
+    Revision(
+        "model",
+        "Torchvision",
+        2,
+        "images are normalised as the weights want them",
+        reads_from_minus_one,
+    ),
     Revision("model", "BottleneckResNet", 2, "convolutions begin as in FedAlign's code"),
     Revision("analysis", "WeightDivergence", 2, SENT, sends_another_model),
     Revision("analysis", "GradientDiversity", 2, SENT, sends_another_model),
     Revision("analysis", "SeveralAnalyses", 2, SENT, sends_another_model),
-    *(Revision("scenario", name, 3, ORIGIN, validates_blurred) for name in ("ClassIncremental", "DomainIncremental")),
-)  # fmt: skip
+    *(
+        Revision("scenario", name, 3, ORIGIN, validates_blurred)
+        for name in ("ClassIncremental", "DomainIncremental")
+    ),
+)
 
 
 def latest(container: Values, known: tuple[Revision, ...] | None = None) -> dict[str, int]:
-    """Return part -> number of its last correction, of the parts of a configuration that have one."""
+    """Return part -> number of its last correction, of the parts of a configuration that have
+    one."""
     found: dict[str, int] = {}
     for revision in REVISIONS if known is None else known:
         if revision.concerns(container):
@@ -176,10 +268,11 @@ def latest(container: Values, known: tuple[Revision, ...] | None = None) -> dict
 
 
 def noted(container: Values) -> dict[str, int]:
-    """Return the numbers with which a configuration was made: those that it notes, none where it notes nothing.
+    """Return the numbers with which a configuration was made: those that it notes, none where it
+    notes nothing.
 
-    The FIRST corrections came before there were such notes, and at once with the key `expected` of experiments, so that
-    a configuration with that key has them."""
+    The FIRST corrections came before there were such notes, and at once with the key `expected` of
+    experiments, so that a configuration with that key has them."""
     found = container.get("revisions")
     if isinstance(found, Mapping):
         return {str(part): number for part, number in found.items() if isinstance(number, int)}
@@ -187,8 +280,8 @@ def noted(container: Values) -> dict[str, int]:
 
 
 def outdated(container: Values) -> list[str]:
-    """Return what has been corrected since a run with this configuration was made, such as `older code: FedCurv (the
-    Fisher information ...)`; [] where its numbers are those of today."""
+    """Return what has been corrected since a run with this configuration was made, such as `older
+    code: FedCurv (the Fisher information ...)`; [] where its numbers are those of today."""
     before = noted(container)
     return [
         f"older code: {revision.name} ({revision.what})"

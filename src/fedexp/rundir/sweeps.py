@@ -35,7 +35,8 @@ class SweepDirectory:
 
     @cached_property
     def jobs(self) -> list[RunDirectory]:
-        """All jobs, also those that have failed or are not at their end, by the name of their directories."""
+        """All jobs, also those that have failed or are not at their end, by the name of their
+        directories."""
         found = {path.parent for name in MARKS for path in self.directory.glob(f"*/{name}")}
         found |= {path.parent.parent for path in self.directory.glob(f"*/{files.OVERRIDES}")}
         return [standing_in(RunDirectory(path)) for path in sorted(found)]
@@ -75,13 +76,15 @@ class SweepDirectory:
 
 
 def with_latest_code(runs: list[RunDirectory]) -> list[RunDirectory]:
-    """Return, of finished runs that differ in nothing but the code of a user's own classes, the one with the code as it
-    is now, else the one that was made last; and all others."""
+    """Return, of finished runs that differ in nothing but the code of a user's own classes, the one
+    with the code as it is now, else the one that was made last; and all others."""
     own = [run for run in runs if run.finished and has_own_code(run.directory)]
     latest = {frozenset(run.overrides): run.directory for run in sorted(own, key=code_and_time)}
     others = {run.directory for run in own if latest[frozenset(run.overrides)] != run.directory}
     if others:
-        log.warning("runs left out, since the code of your own classes was another one: %d", len(others))
+        log.warning(
+            "runs left out, since the code of your own classes was another one: %d", len(others)
+        )
     return [run for run in runs if run.directory not in others]
 
 
@@ -92,11 +95,13 @@ def has_own_code(directory: Path) -> bool:
 
 def code_and_time(run: RunDirectory) -> tuple[bool, float]:
     """Return (whether the code is as it is now, seconds when the run ended)."""
-    return not origin.changed_code(run.directory, run.config), (run.directory / files.SUMMARY).stat().st_mtime
+    return not origin.changed_code(run.directory, run.config), (
+        run.directory / files.SUMMARY
+    ).stat().st_mtime
 
 
 def standing_in(run: RunDirectory) -> RunDirectory:
-    """Return the run of another sweep that the job's directory names, if it names one and there is no run of its
-    own."""
+    """Return the run of another sweep that the job's directory names, if it names one and there is
+    no run of its own."""
     other = None if run.finished else noted(run.directory)
     return run if other is None else RunDirectory(other, tuple(run.overrides))

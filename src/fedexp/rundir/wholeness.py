@@ -15,7 +15,8 @@ from fedexp.core.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, named
 if TYPE_CHECKING:
     import pandas as pd
 
-OVER = ("completed", "diverged", "stopped")  # status of a run that has come to its end, or to that it was given
+# status of a run that has come to its end, or to that it was given
+OVER = ("completed", "diverged", "stopped")
 STATUSES = (*OVER, "failed")
 
 
@@ -29,7 +30,10 @@ def is_count(value: object) -> bool:
 
 def is_number(value: object) -> TypeGuard[float]:
     return (
-        isinstance(value, int | float) and type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value)
+        isinstance(value, int | float)
+        and type(value) in (int, float)
+        and abs(value) < 1e300
+        and math.isfinite(value)
     )
 
 
@@ -54,11 +58,14 @@ def or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def numbers_by_name(value: object) -> bool:
-    return isinstance(value, dict) and all(item is None or is_number(item) for item in value.values())
+    return isinstance(value, dict) and all(
+        item is None or is_number(item) for item in value.values()
+    )
 
 
 def ends_of_tasks(value: object) -> bool:
-    """Return whether it is `tasks` of a summary: of each task its number and the two accuracies at its end."""
+    """Return whether it is `tasks` of a summary: of each task its number and the two accuracies at
+    its end."""
     names = ("average_accuracy", "new_task_accuracy")
     return isinstance(value, list) and all(
         isinstance(end, dict)
@@ -69,7 +76,8 @@ def ends_of_tasks(value: object) -> bool:
 
 
 def numbers_of_layers(value: object) -> bool:
-    """Return whether it is `alignment` of a summary: numbers by the name of a pair of models, for each layer."""
+    """Return whether it is `alignment` of a summary: numbers by the name of a pair of models, for
+    each layer."""
     return isinstance(value, list) and all(isinstance(layer, dict) for layer in value)
 
 
@@ -104,16 +112,22 @@ LOCAL = (
 COLUMNS = (*SHARES, *LOCAL, "test_accuracy", "personal_accuracy_worst", "personal_accuracy_std")
 # Of the tables; a metric of a user's own may call what it likes an accuracy.
 SHARE_COLUMNS = frozenset(named(name, view) for name in COLUMNS for view in VIEWS)
-ACCURACIES = ("test_accuracy", named("test_accuracy", VALIDATION))  # columns of rounds.csv, of which it has one
+# columns of rounds.csv, of which it has one
+ACCURACIES = ("test_accuracy", named("test_accuracy", VALIDATION))
 LAST_KEY = "choices"  # of config.yaml
 CONFIG: Mapping[str, Callable[[object], bool]] = {
     "choices": is_mapping,
-    **dict.fromkeys(("algorithm", "dataset", "partition", "scenario", "hardware", "tracker"), or_none(is_mapping)),
+    **dict.fromkeys(
+        ("algorithm", "dataset", "partition", "scenario", "hardware", "tracker"),
+        or_none(is_mapping),
+    ),
     "seed": or_none(is_seed),
     "rounds": or_none(is_count),
     "num_clients": or_none(is_count),
     "targets": or_none(lambda value: isinstance(value, list) and all(map(is_number, value))),
-    "test_views": or_none(lambda value: isinstance(value, list) and all(view in TEST_VIEWS for view in value)),
+    "test_views": or_none(
+        lambda value: isinstance(value, list) and all(view in TEST_VIEWS for view in value)
+    ),
     "validation": or_none(is_mapping),
     "evaluate_on": or_none(lambda value: value in EVALUATE_ON),
 }
@@ -149,7 +163,8 @@ def check_config(config: Mapping[str, Any]) -> str:
 
 
 def check_table(table: pd.DataFrame) -> str:
-    """Return what is wrong with a table as `read_table` gives it: its cells, and accuracies that are none."""
+    """Return what is wrong with a table as `read_table` gives it: its cells, and accuracies that
+    are none."""
     if problem := table.attrs.get("problem"):
         return str(problem)
     for name in table:
@@ -161,13 +176,14 @@ def check_table(table: pd.DataFrame) -> str:
 
 
 def accuracy_column(table: pd.DataFrame) -> str | None:
-    """Return the column of rounds.csv with the accuracy of the model, on the test set where it was evaluated there;
-    None where there is none."""
+    """Return the column of rounds.csv with the accuracy of the model, on the test set where it was
+    evaluated there; None where there is none."""
     return next((name for name in ACCURACIES if name in table), None)
 
 
 def check_rounds(table: pd.DataFrame, last: int | None) -> str:
-    """Return what is wrong with rounds.csv of a run whose summary has `last` as its last round, or None."""
+    """Return what is wrong with rounds.csv of a run whose summary has `last` as its last round, or
+    None."""
     if accuracy_column(table) is None:
         return "has no column test_accuracy"
     if problem := check_table(table):
@@ -179,8 +195,8 @@ def check_rounds(table: pd.DataFrame, last: int | None) -> str:
 
 
 def check_classes(table: pd.DataFrame, rounds: pd.DataFrame) -> str:
-    """Return what is wrong with class_accuracy.csv beside a sound rounds.csv: it has all classes in each round that was
-    evaluated."""
+    """Return what is wrong with class_accuracy.csv beside a sound rounds.csv: it has all classes in
+    each round that was evaluated."""
     if problem := check_table(table):
         return problem
     evaluated = rounds["round"][rounds[accuracy_column(rounds)].notna()]

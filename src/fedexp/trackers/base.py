@@ -1,7 +1,7 @@
 """Observers of a run: the interface of trackers, and `tracker=none`.
 
-The files of the run directory are the truth. A tracker is a view of them, told about the run from outside; it
-returns nothing and raises nothing.
+The files of the run directory are the truth. A tracker is a view of them, told about the run from
+outside; it returns nothing and raises nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -38,8 +38,11 @@ class RunInfo:
     resumed: bool = False  # from a checkpoint, which may be one of round 0
 
     @classmethod
-    def of(cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any) -> "RunInfo":
-        """Build the facts, with labels that follow from the configuration (with `choices`). sweep: that of the run."""
+    def of(
+        cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any
+    ) -> "RunInfo":
+        """Build the facts, with labels that follow from the configuration (with `choices`). sweep:
+        that of the run."""
         choices = config["choices"]
         tags = [choices[group] for group in ("dataset", "partition", "algorithm", "model")]
         return cls(
@@ -59,14 +62,18 @@ class RoundRecord:
 
     round: int
     values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
-    class_accuracy: np.ndarray | None  # [C] on the test set, nan for a class without examples; None: not evaluated
-    history: "History | None" = None  # all class accuracies up to this round; to be read at once, since it goes on
+    # [C] on the test set, nan for a class without examples; None: not evaluated
+    class_accuracy: np.ndarray | None
+    # all class accuracies up to this round; to be read at once, since it goes on
+    history: "History | None" = None
     others: "Mapping[str, History]" = field(default_factory=dict)  # the same in each further view
-    analysed: Mapping[str, float] = field(default_factory=dict)  # means of the group `analysis`, where it is measured
+    # means of the group `analysis`, where it is measured
+    analysed: Mapping[str, float] = field(default_factory=dict)
 
 
 class Tracker:
-    """The interface of trackers: it is told what happens in a run, and (`tracker=none`) does nothing with it."""
+    """The interface of trackers: it is told what happens in a run, and (`tracker=none`) does
+    nothing with it."""
 
     def start(self, info: RunInfo) -> None:
         """Note that the run begins, or continues from a checkpoint."""
@@ -74,8 +81,11 @@ class Tracker:
     def log_round(self, record: RoundRecord) -> None:
         """Note that a round has ended and its row has been written to the files."""
 
-    def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
-        """End the run, with the content of summary.json, the figures, and final tables in long format by name."""
+    def finish(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
+    ) -> None:
+        """End the run, with the content of summary.json, the figures, and final tables in long
+        format by name."""
 
     def abort(self) -> None:
         """Close after an error or an interrupt; may follow any other call, or none."""
@@ -96,7 +106,8 @@ class TrackerConfig(ABC):
         return False
 
     def check(self) -> None:  # noqa: B027 (most need nothing)
-        """Raise ConfigError where something that the tracker needs is not installed; before anything is written."""
+        """Raise ConfigError where something that the tracker needs is not installed; before
+        anything is written."""
 
     @abstractmethod
     def create(self) -> Tracker:

@@ -1,8 +1,9 @@
 """`fedexp dashboard ENTITY/PROJECT`: a saved W&B workspace for runs of fedexp (extra `dashboard`).
 
-Sections for accuracy, classes, forgetting, local training, time and communication, bar charts of the results, and the
-pictures; runs are grouped by their configuration, so that curves are means over seeds with their standard deviation.
-`--print` shows the specification instead of saving it; it needs no network and no account.
+Sections for accuracy, classes, forgetting, local training, time and communication, bar charts of
+the results, and the pictures; runs are grouped by their configuration, so that curves are means
+over seeds with their standard deviation. `--print` shows the specification instead of saving it; it
+needs no network and no account.
 """
 
 import argparse
@@ -33,11 +34,21 @@ CURVES = {  # section -> the metrics that it draws over rounds
     "time": ("time/round", "time/train", "time/evaluation", "time/samples_per_second"),
     "comm": ("comm/bytes_up", "comm/bytes_down"),
 }
-# All classes in one panel, since their names are the data set's; each view of the test set has a section.
+# All classes in one panel, since their names are the data set's; each view of the test set has a
+# section.
 CLASSES = tuple(f"class{suffix(view)}" for view in VIEWS)
-TARGETS = tuple(target_name(f"{part}*best") for part in (0.75, 0.9, 1.0))  # the default `target_fractions`
-RESULTS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", *TARGETS)  # of the run's summary
-PICTURES = ("class_accuracy", "class_accuracy_normalised", "local_round", "curves", "data_distribution", "tasks")
+# the default `target_fractions`
+TARGETS = tuple(target_name(f"{part}*best") for part in (0.75, 0.9, 1.0))
+# of the run's summary
+RESULTS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", *TARGETS)
+PICTURES = (
+    "class_accuracy",
+    "class_accuracy_normalised",
+    "local_round",
+    "curves",
+    "data_distribution",
+    "tasks",
+)
 SERVICE_SECONDS = 5.0  # for the end of wandb's background process
 TABLES = ("table", "rounds_to_target")  # of a sweep
 
@@ -47,9 +58,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp dashboard")
     parser = argparse.ArgumentParser(
         prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("project", metavar="ENTITY/PROJECT", help="where the runs are, such as team/fedexp")
+    parser.add_argument(
+        "project", metavar="ENTITY/PROJECT", help="where the runs are, such as team/fedexp"
+    )
     parser.add_argument("--name", default="fedexp", help="of the workspace (default: fedexp)")
-    parser.add_argument("--print", action="store_true", dest="show", help="print the specification, save nothing")
+    parser.add_argument(
+        "--print", action="store_true", dest="show", help="print the specification, save nothing"
+    )
     options = parser.parse_args(arguments)
     try:
         made = workspace(options.project, options.name)
@@ -67,7 +82,9 @@ def workspace(project: str, name: str) -> "Workspace":
     try:
         from wandb_workspaces import workspaces as ws
     except ImportError as error:
-        raise ConfigError(f"needs the package wandb-workspaces: {how_to_install('dashboard')} ({error})") from None
+        raise ConfigError(
+            f"needs the package wandb-workspaces: {how_to_install('dashboard')} ({error})"
+        ) from None
     return ws.Workspace(
         entity=entity,
         project=short,
@@ -77,7 +94,11 @@ def workspace(project: str, name: str) -> "Workspace":
         runset_settings=ws.RunsetSettings(
             groupby=[ws.Metric("Group")],
             order=[ws.Ordering(ws.Summary("best_accuracy"), ascending=False)],
-            pinned_columns=["run:displayName", "run:jobType", *(f"summary:{name}" for name in RESULTS)],
+            pinned_columns=[
+                "run:displayName",
+                "run:jobType",
+                *(f"summary:{name}" for name in RESULTS),
+            ],
         ),
     )
 
@@ -88,23 +109,37 @@ def sections() -> "list[Section]":
     from wandb_workspaces.workspaces import Section
 
     def curve(*metrics: str, **options: Any) -> Any:
-        return wr.LinePlot(x="round", y=[*metrics], groupby_aggfunc="mean", groupby_rangefunc="stddev", **options)
+        return wr.LinePlot(
+            x="round", y=[*metrics], groupby_aggfunc="mean", groupby_rangefunc="stddev", **options
+        )
 
     def media(name: str) -> Any:
         return wr.MediaBrowser(title=name, media_keys=[f"figures/{name}"], num_columns=2)
 
     bars: list[Any] = [
-        wr.BarPlot(title=name, metrics=[name], groupby_aggfunc="mean", groupby_rangefunc="stddev") for name in RESULTS
+        wr.BarPlot(title=name, metrics=[name], groupby_aggfunc="mean", groupby_rangefunc="stddev")
+        for name in RESULTS
     ]
-    drawn = {name: [curve(metric, title=metric) for metric in metrics] for name, metrics in CURVES.items()}
-    drawn |= {name: [curve(title="accuracy of each class", metric_regex=f"{name}/.*")] for name in CLASSES}
+    drawn = {
+        name: [curve(metric, title=metric) for metric in metrics]
+        for name, metrics in CURVES.items()
+    }
+    drawn |= {
+        name: [curve(title="accuracy of each class", metric_regex=f"{name}/.*")] for name in CLASSES
+    }
     drawn["analysis"] = [curve(title="means over clients", metric_regex="analysis/.*")]
     names = ("test", *CLASSES, *(name for name in CURVES if name != "test"), "analysis")
     return [
         Section(name="results", panels=[*bars], is_open=True),
-        *(Section(name=name, panels=drawn[name], is_open=name in ("test", "forgetting")) for name in names),
+        *(
+            Section(name=name, panels=drawn[name], is_open=name in ("test", "forgetting"))
+            for name in names
+        ),
         Section(name="figures", panels=[media(name) for name in PICTURES], is_open=True),
-        Section(name="tables", panels=[wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in TABLES]),
+        Section(
+            name="tables",
+            panels=[wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in TABLES],
+        ),
     ]
 
 
@@ -122,7 +157,10 @@ def save(made: "Workspace") -> str:
     try:
         settings = wandb.setup().settings
         if not logged_in(settings.api_key, settings.base_url):
-            raise ConfigError("W&B has no key: log in first (`wandb login`), or see the specification with --print")
+            raise ConfigError(
+                "W&B has no key: log in first (`wandb login`), or see the specification with"
+                " --print"
+            )
         return made.save().url
     except ConfigError:
         raise

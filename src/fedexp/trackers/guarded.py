@@ -1,4 +1,5 @@
-"""Trackers of optional packages that write files: whatever fails in them is one warning, and the run goes on."""
+"""Trackers of optional packages that write files: whatever fails in them is one warning, and the
+run goes on."""
 
 import importlib.util
 import logging
@@ -27,22 +28,32 @@ def require_package(package: str, tracker: str) -> None:
     except ValueError:  # a module without a specification: somebody has put it there
         found = True
     if not found:
-        raise ConfigError(f"tracker={tracker}: needs the package {package}: {how_to_install(tracker)}")
+        raise ConfigError(
+            f"tracker={tracker}: needs the package {package}: {how_to_install(tracker)}"
+        )
 
 
 def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
     """Return the finite numbers of a round by the names that they have in W&B."""
-    values = {metric_name(column): value for column, value in record.values.items() if value is not None}
+    values = {
+        metric_name(column): value for column, value in record.values.items() if value is not None
+    }
     values |= {analysis_metric(name): value for name, value in record.analysed.items()}
     if record.class_accuracy is not None:
-        views = {PLAIN: record.class_accuracy} | {v: each.class_accuracy[-1] for v, each in record.others.items()}
+        views = {PLAIN: record.class_accuracy} | {
+            v: each.class_accuracy[-1] for v, each in record.others.items()
+        }
         for view, row in views.items():
-            values |= {class_metric(name, view): value for name, value in zip(classes, row.tolist(), strict=True)}
+            values |= {
+                class_metric(name, view): value
+                for name, value in zip(classes, row.tolist(), strict=True)
+            }
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 
 class Guarded(Tracker):
-    """Base: `begin`, `add_round`, `add_results` and `end` may raise; after the first failure none is called again."""
+    """Base: `begin`, `add_round`, `add_results` and `end` may raise; after the first failure none
+    is called again."""
 
     service: ClassVar[str]
 
@@ -59,7 +70,10 @@ class Guarded(Tracker):
 
     @abstractmethod
     def add_results(
-        self, summary: Mapping[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
+        self,
+        summary: Mapping[str, Any],
+        figures: Sequence[Path],
+        tables: "Mapping[str, pd.DataFrame]",
     ) -> None:
         """Write the results."""
 
@@ -75,7 +89,9 @@ class Guarded(Tracker):
         self._last_round = record.round
         self._guard("log a round", lambda: self.add_round(record))
 
-    def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]") -> None:
+    def finish(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
+    ) -> None:
         self._guard("log the results", lambda: self.add_results(summary, figures, tables))
         self._close(completed=True)
 
@@ -94,4 +110,6 @@ class Guarded(Tracker):
         except Exception as error:
             self._open = False
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            log.warning("%s could not %s; the run goes on without it (%s)", self.service, what, reason)
+            log.warning(
+                "%s could not %s; the run goes on without it (%s)", self.service, what, reason
+            )

@@ -22,7 +22,8 @@ ENVIRONMENT = {  # read when mlflow is imported and when a store is opened
     "MLFLOW_ALLOW_FILE_STORE": "true",  # mlflow 3 refuses file stores otherwise
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-PARAMS, LENGTH = 100, 500  # MLflow's limits: params in a call, characters of a value in its older versions
+# MLflow's limits: params in a call, characters of a value in its older versions
+PARAMS, LENGTH = 100, 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,8 @@ class MLflow(TrackerConfig):
 
 
 class MLflowTracker(Guarded):
-    """One MLflow run: the configuration as params, metrics by the names that they have in W&B, results as artifacts."""
+    """One MLflow run: the configuration as params, metrics by the names that they have in W&B,
+    results as artifacts."""
 
     service: ClassVar[str] = "MLflow"
 
@@ -95,7 +97,9 @@ class MLflowTracker(Guarded):
         raise AssertionError("unreachable: the second failure is raised")
 
     def _former(self, experiment: str, place: str) -> str | None:
-        runs = self.client.search_runs([experiment], f"tags.`{DIRECTORY}` = '{place}'", max_results=1)
+        runs = self.client.search_runs(
+            [experiment], f"tags.`{DIRECTORY}` = '{place}'", max_results=1
+        )
         return runs[0].info.run_id if runs else None
 
     def _log_params(self, run: str, config: dict[str, Any]) -> None:
@@ -117,7 +121,10 @@ class MLflowTracker(Guarded):
             self.client.log_batch(self.id, metrics=some)
 
     def add_results(
-        self, summary: Mapping[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
+        self,
+        summary: Mapping[str, Any],
+        figures: Sequence[Path],
+        tables: "Mapping[str, pd.DataFrame]",
     ) -> None:
         self.client.log_dict(self.id, dict(summary), "summary.json")
         for path in figures:

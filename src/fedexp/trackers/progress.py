@@ -1,4 +1,5 @@
-"""Terminal output of a run: a live display, or plain lines when the output is no terminal; and the result."""
+"""Terminal output of a run: a live display, or plain lines when the output is no terminal; and the
+result."""
 
 import logging
 import math
@@ -33,7 +34,13 @@ TASK_ROWS = {  # of a run in continual learning
     "new-task accuracy": "new_task_accuracy",
     "task forgetting": "task_forgetting",
 }
-COLOURS = {"running": "cyan", "completed": "green", "diverged": "red", "failed": "red", "interrupted": "yellow"}
+COLOURS = {
+    "running": "cyan",
+    "completed": "green",
+    "diverged": "red",
+    "failed": "red",
+    "interrupted": "yellow",
+}
 COLOURS["stopped"] = "yellow"
 
 
@@ -49,7 +56,8 @@ def reader_may_leave() -> Iterator[None]:
 class Progress(Tracker):
     """The progress of one run. As a context manager it gives the terminal back whatever happens.
 
-    among_others: other runs write to the same terminal, so there are lines only, which say whose they are.
+    among_others: other runs write to the same terminal, so there are lines only, which say whose
+    they are.
     """
 
     def __init__(self, console: Console | None = None, among_others: bool = False) -> None:
@@ -73,20 +81,28 @@ class Progress(Tracker):
         self._best = info.best_accuracy
         self._durations: deque[float] = deque(maxlen=RECENT)
         if self.console.is_terminal and not self.among_others:
-            self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2)
+            self._live = Live(
+                get_renderable=self._render, console=self.console, refresh_per_second=2
+            )
             self._live.start()
 
     def log_round(self, record: RoundRecord) -> None:
         self._round = record.round
         self._values |= {k: v for k, v in record.values.items() if v is not None}
-        accuracy, seconds = record.values.get(self._chooses(record.values)), record.values.get("seconds")
-        if accuracy is not None and record.round >= 1:  # the initial model is no result, as in summary.json
+        accuracy, seconds = (
+            record.values.get(self._chooses(record.values)),
+            record.values.get("seconds"),
+        )
+        # the initial model is no result, as in summary.json
+        if accuracy is not None and record.round >= 1:
             self._best = max(accuracy, self._best or 0.0)
         if seconds is not None and record.round > 0:  # round 0 only evaluates
             self._durations.append(seconds)
         line = self._line()
         log.info("%s", line)
-        if self._live is None and (self._first_line or record.round % self._every == 0 or record.round == self._total):
+        if self._live is None and (
+            self._first_line or record.round % self._every == 0 or record.round == self._total
+        ):
             self._print_line(line)
 
     @staticmethod
@@ -94,7 +110,9 @@ class Progress(Tracker):
         """Return the column whose best value is shown."""
         return "validation_accuracy" if "validation_accuracy" in values else "test_accuracy"
 
-    def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
+    def finish(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
+    ) -> None:
         self._status = str(summary.get("status", "completed"))
         self._stop()
 
@@ -105,7 +123,8 @@ class Progress(Tracker):
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the rounds to go times the mean duration of the recent ones; None before the first."""
+        """Return the rounds to go times the mean duration of the recent ones; None before the
+        first."""
         return None if self._pace is None else (self._total - self._round) * self._pace
 
     @property
@@ -140,11 +159,16 @@ class Progress(Tracker):
         if trained is None and "test_loss" not in known:
             loss = ("validation loss {:.3g}", known.get("validation_loss"))
         else:
-            loss = ("test loss {:.3g}", known.get("test_loss")) if trained is None else ("train loss {:.3g}", trained)
+            loss = (
+                ("test loss {:.3g}", known.get("test_loss"))
+                if trained is None
+                else ("train loss {:.3g}", trained)
+            )
         shown = [
             ("accuracy {:.4f}", known.get("test_accuracy")),
             ("validation {:.4f}", known.get("validation_accuracy")),
-            # In continual learning the average of the learned ones takes the place of the best: a terminal is 80 wide.
+            # In continual learning the average of the learned ones takes the place of the best: a
+            # terminal is 80 wide.
             ("best {:.4f}", self._best) if average is None else ("average {:.4f}", average),
             ("forgetting {:.3f}", known.get("forgetting", known.get("validation_forgetting"))),
             loss,
@@ -169,32 +193,50 @@ class Progress(Tracker):
 
 
 def write_line(text: str, console: Console) -> None:
-    """Write a line in one piece, so that processes that share a terminal do not mix within a line."""
+    """Write a line in one piece, so that processes that share a terminal do not mix within a
+    line."""
     console.file.write(f"{text}\n")
     console.file.flush()
 
 
 @reader_may_leave()
-def result_line(name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None) -> None:
+def result_line(
+    name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None
+) -> None:
     """Return the result of a run in one line, for runs among others."""
     rows = dict(_result_rows(summary))
-    shown = ("accuracy", "forgetting") if "accuracy" in summary else ("validation accuracy", "validation forgetting")
+    shown = (
+        ("accuracy", "forgetting")
+        if "accuracy" in summary
+        else ("validation accuracy", "validation forgetting")
+    )
     values = [f"{key} {rows[key]}" for key in (*shown, "time") if key in rows]
     line = "  ".join([name, rows["status"], *values, str(display_path(directory))])
     write_line(line, console or Console(highlight=False))
 
 
 @reader_may_leave()
-def result_table(summary: Mapping[str, Any], files: Sequence[Path], console: Console | None = None) -> None:
-    """Print the result of a run (the content of summary.json; unknown values as a dash) and where its files are."""
+def result_table(
+    summary: Mapping[str, Any], files: Sequence[Path], console: Console | None = None
+) -> None:
+    """Print the result of a run (the content of summary.json; unknown values as a dash) and where
+    its files are."""
     console = console or Console(highlight=False)
     rows = _result_rows(summary)
     if console.is_terminal:
-        table = Table(box=box.ROUNDED, show_header=False, title="Result", title_justify="left", title_style="bold")
+        table = Table(
+            box=box.ROUNDED,
+            show_header=False,
+            title="Result",
+            title_justify="left",
+            title_style="bold",
+        )
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in rows:
-            table.add_row(name, Text(value, style=COLOURS.get(value, "") if name == "status" else ""))
+            table.add_row(
+                name, Text(value, style=COLOURS.get(value, "") if name == "status" else "")
+            )
         console.print(table)
     else:
         width = max(len(name) for name, _ in rows)
@@ -213,7 +255,12 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     seconds = summary.get("seconds")
     tasks = [(name, key) for name, key in TASK_ROWS.items() if key in summary]
     second = [(f"{name}, augmented", f"{name}_augmented") for name in ("accuracy", "forgetting")]
-    held_out = ("validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting")
+    held_out = (
+        "validation_accuracy",
+        "validation_best_accuracy",
+        "best_round",
+        "validation_forgetting",
+    )
     own = ("personal_accuracy", "personal_accuracy_worst", "personal_forgetting")
     second += [(name.replace("_", " "), name) for name in (*held_out, *own)]
     tested = "validation_accuracy" not in summary or "accuracy" in summary
@@ -226,9 +273,16 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rounds", number("rounds", "d")),
         ("seed", number("seed", "d")),
         *((name.replace("_", " "), number(name, ".4f")) for name in tests),
-        *((name, number(key, "d" if key == "best_round" else ".4f")) for name, key in second if key in summary),
+        *(
+            (name, number(key, "d" if key == "best_round" else ".4f"))
+            for name, key in second
+            if key in summary
+        ),
         *((name, number(key, ".4f")) for name, key in tasks),
-        ("rounds to target", ", ".join(f"{k}: {'never' if v is None else v}" for k, v in targets.items()) or "-"),
+        (
+            "rounds to target",
+            ", ".join(f"{k}: {'never' if v is None else v}" for k, v in targets.items()) or "-",
+        ),
         ("time", "-" if seconds is None else duration(seconds)),
         ("samples/s", number("train_samples_per_second", ",.0f")),
         ("hardware", _hardware(summary.get("hardware"))),

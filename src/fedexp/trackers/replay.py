@@ -21,12 +21,16 @@ from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 
 def final_tables(directory: Path) -> dict[str, pd.DataFrame]:
     """The tables in long format of a finished run, by name."""
-    paths = (directory / name for name in (*(file_of(files.CLASSES, view) for view in VIEWS), files.TASKS))
+    paths = (
+        directory / name
+        for name in (*(file_of(files.CLASSES, view) for view in VIEWS), files.TASKS)
+    )
     return {path.stem: pd.read_csv(path) for path in paths if path.exists()}
 
 
 def load_finished(directory: Path) -> RunDirectory:
-    """Return a run that has come to its end, for `replay`. Raises ConfigError naming what is missing or damaged."""
+    """Return a run that has come to its end, for `replay`. Raises ConfigError naming what is
+    missing or damaged."""
     run = RunDirectory(directory)
     if not run.has(files.SUMMARY):
         raise ConfigError(f"{directory}: no finished run there (it lacks {files.SUMMARY})")
@@ -39,12 +43,15 @@ def load_finished(directory: Path) -> RunDirectory:
 
 def total_rounds(run: RunDirectory) -> int:
     """Return how many rounds were asked for, of all tasks."""
-    per_task = (run.config.get("scenario") or {}).get("rounds_per_task") or run.config.get("rounds", 0)
+    per_task = (run.config.get("scenario") or {}).get("rounds_per_task") or run.config.get(
+        "rounds", 0
+    )
     return int(per_task) * (1 + len(later_partitions(run.directory)))
 
 
 def info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
-    """Return what a tracker is told first. Raises ConfigError where the configuration lacks what labels are made of."""
+    """Return what a tracker is told first. Raises ConfigError where the configuration lacks what
+    labels are made of."""
     try:
         return RunInfo.of(
             run.directory,
@@ -56,7 +63,9 @@ def info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
             wandb_id=wandb_id,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{run.directory / files.CONFIG}: is not that of a whole run ({error!r})") from error
+        raise ConfigError(
+            f"{run.directory / files.CONFIG}: is not that of a whole run ({error!r})"
+        ) from error
 
 
 def records(run: RunDirectory) -> Iterator[RoundRecord]:
@@ -64,14 +73,22 @@ def records(run: RunDirectory) -> Iterator[RoundRecord]:
     further = {view: load_history(run.directory, view) for view in run.views}
     tests = further.pop(PLAIN, None)
     accuracy = {} if tests is None else dict(zip(tests.rounds, tests.class_accuracy, strict=True))
-    tables = {name: by_round(table) for name in files.ANALYSES if (table := run.analysis(name)) is not None}
+    tables = {
+        name: by_round(table)
+        for name in files.ANALYSES
+        if (table := run.analysis(name)) is not None
+    }
     assert run.rounds is not None  # of a run that is over
     for row in run.rounds.to_dict("records"):
         here = int(row.pop("round"))
         values = {str(name): number(value) for name, value in row.items()}
         views = {view: each.upto(here) for view, each in further.items()}
         history = None if tests is None else tests.upto(here)
-        analysed = {k: v for name, rows in tables.items() for k, v in round_means(name, rows.get(here, ())).items()}
+        analysed = {
+            k: v
+            for name, rows in tables.items()
+            for k, v in round_means(name, rows.get(here, ())).items()
+        }
         yield RoundRecord(here, values, accuracy.get(here), history, views, analysed)
 
 
@@ -79,19 +96,24 @@ def by_round(table: pd.DataFrame) -> dict[int, list[dict[str, Any]]]:
     """Return round -> its rows of a table."""
     found: dict[int, list[dict[str, Any]]] = {}
     for row in table.to_dict("records"):
-        found.setdefault(int(row["round"]), []).append({str(name): value for name, value in row.items()})
+        found.setdefault(int(row["round"]), []).append(
+            {str(name): value for name, value in row.items()}
+        )
     return found
 
 
 def figures_of(run: RunDirectory) -> list[Path]:
-    """Return the pictures that are there, drawn anew where there are none although the run was to have them."""
+    """Return the pictures that are there, drawn anew where there are none although the run was to
+    have them."""
     drawn = picture_files(run.directory / "figures")
-    return drawn or (make_figures(run.directory) if Pictures.of(run.config.get("figures")).draw else [])
+    return drawn or (
+        make_figures(run.directory) if Pictures.of(run.config.get("figures")).draw else []
+    )
 
 
 def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> None:
-    """Tell a tracker all of a finished run again. Raises ConfigError, before it tells anything, where a file is
-    damaged."""
+    """Tell a tracker all of a finished run again. Raises ConfigError, before it tells anything,
+    where a file is damaged."""
     rows, told = list(records(run)), info(run, wandb_id)
     tracker.start(told)
     for record in rows:
@@ -100,7 +122,8 @@ def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> 
 
 
 def number(value: float) -> int | float | None:
-    """Return a cell as it was written: a whole number without a fraction, None where it is not finite."""
+    """Return a cell as it was written: a whole number without a fraction, None where it is not
+    finite."""
     if not np.isfinite(value):
         return None
     return int(value) if float(value).is_integer() else float(value)

@@ -42,7 +42,9 @@ class Together(Tracker):
 
     @property
     def run_id(self) -> str | None:
-        return next((tracker.run_id for tracker in self.trackers if tracker.run_id is not None), None)
+        return next(
+            (tracker.run_id for tracker in self.trackers if tracker.run_id is not None), None
+        )
 
     def start(self, info: RunInfo) -> None:
         for tracker in self.trackers:
@@ -52,7 +54,9 @@ class Together(Tracker):
         for tracker in self.trackers:
             tracker.log_round(record)
 
-    def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]") -> None:
+    def finish(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
+    ) -> None:
         for tracker in self.trackers:
             tracker.finish(summary, figures, tables)
 

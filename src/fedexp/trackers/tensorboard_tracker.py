@@ -1,4 +1,5 @@
-"""TensorBoard as a view of a run: event files that `tensorboard --logdir outputs` shows, all runs beside each other."""
+"""TensorBoard as a view of a run: event files that `tensorboard --logdir outputs` shows, all runs
+beside each other."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class TensorBoard(TrackerConfig):
     """Configuration of `tracker=tensorboard`."""
 
-    logdir: str | None  # folder with a folder for each run, by its name; None: <run directory>/tensorboard
+    # folder with a folder for each run, by its name; None: <run directory>/tensorboard
+    logdir: str | None
 
     def check(self) -> None:
         require_package("tensorboard", "tensorboard")
@@ -29,7 +31,8 @@ class TensorBoard(TrackerConfig):
 
 
 class TensorBoardTracker(Guarded):
-    """The event files of one run: metrics by the names that they have in W&B, with the round as the step."""
+    """The event files of one run: metrics by the names that they have in W&B, with the round as the
+    step."""
 
     service: ClassVar[str] = "TensorBoard"
 
@@ -43,7 +46,8 @@ class TensorBoardTracker(Guarded):
         folder = info.directory / "tensorboard"
         if self.config.logdir is not None:
             folder = Path(self.config.logdir) / info.directory.name
-        # A run that is resumed writes rounds again that an earlier file may have; TensorBoard then forgets those.
+        # A run that is resumed writes rounds again that an earlier file may have; TensorBoard then
+        # forgets those.
         again = info.first_round + 1 if info.resumed else None
         self.writer = SummaryWriter(str(folder), purge_step=again)
         if again is None:
@@ -56,7 +60,10 @@ class TensorBoardTracker(Guarded):
         self.writer.flush()
 
     def add_results(
-        self, summary: Mapping[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
+        self,
+        summary: Mapping[str, Any],
+        figures: Sequence[Path],
+        tables: "Mapping[str, pd.DataFrame]",
     ) -> None:
         import numpy as np
         from PIL import Image
@@ -64,8 +71,12 @@ class TensorBoardTracker(Guarded):
         for path in figures:
             with Image.open(path) as picture:
                 pixels = np.asarray(picture.convert("RGB"))
-            self.writer.add_image(f"figures/{path.stem}", pixels, self._last_round, dataformats="HWC")
-        self.writer.add_text("summary", as_code(json.dumps(summary, indent=2, default=str)), self._last_round)
+            self.writer.add_image(
+                f"figures/{path.stem}", pixels, self._last_round, dataformats="HWC"
+            )
+        self.writer.add_text(
+            "summary", as_code(json.dumps(summary, indent=2, default=str)), self._last_round
+        )
 
     def end(self, completed: bool) -> None:
         self.writer.close()

@@ -1,4 +1,5 @@
-"""Names in W&B: the prefix of a metric is its section there. The tidy files keep their own names."""
+"""Names in W&B: the prefix of a metric is its section there. The tidy files keep their own
+names."""
 
 import re
 from collections.abc import Mapping
@@ -27,8 +28,8 @@ NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
     "bytes_up": "comm/bytes_up",
     "bytes_down": "comm/bytes_down",
 }
-# Which values of a metric stand in the run's summary; None: the last one. No two patterns match one name, since W&B
-# does not say which would win; a name without a star goes before them.
+# Which values of a metric stand in the run's summary; None: the last one. No two patterns match one
+# name, since W&B does not say which would win; a name without a star goes before them.
 SUMMARIES = {
     "test/*": "max,last",
     "test/loss": "min,last",
@@ -50,12 +51,17 @@ SUMMARIES = {
 
 
 def metric_name(column: str) -> str:
-    """Return W&B's name of a column of rounds.csv. An unknown one is a forgetting metric's: only these add any."""
+    """Return W&B's name of a column of rounds.csv. An unknown one is a forgetting metric's: only
+    these add any."""
     if column.endswith(end := suffix(AUGMENTED)):
         return metric_name(column.removesuffix(end)) + end
     if column.startswith(start := f"{VALIDATION}_"):
         rest = column.removeprefix(start)
-        return f"{VALIDATION}/{rest}" if rest in ("accuracy", "loss") else metric_name(rest) + suffix(VALIDATION)
+        return (
+            f"{VALIDATION}/{rest}"
+            if rest in ("accuracy", "loss")
+            else metric_name(rest) + suffix(VALIDATION)
+        )
     if column in NAMES:
         return NAMES[column]
     if column.endswith("_seconds"):
@@ -71,7 +77,8 @@ def analysis_metric(name: str) -> str:
 
 
 def class_metric(name: str, view: str = PLAIN) -> str:
-    """Return W&B's name of the test accuracy on a class; each view of the test set has a section."""
+    """Return W&B's name of the test accuracy on a class; each view of the test set has a
+    section."""
     return f"class{suffix(view)}/{plain(name)}"
 
 
@@ -81,8 +88,9 @@ def plain(name: str) -> str:
 
 
 def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """summary.json with a number of its own for each target, which bar charts and columns of the run table can show:
-    {"0.5": 7, "0.9*best": 12} becomes rounds_to_50pct: 7, rounds_to_90pct_of_best: 12 (None: never)."""
+    """summary.json with a number of its own for each target, which bar charts and columns of the
+    run table can show: {"0.5": 7, "0.9*best": 12} becomes rounds_to_50pct: 7,
+    rounds_to_90pct_of_best: 12 (None: never)."""
     flat = dict(summary)
     for view in VIEWS:
         for target, number in (flat.pop(f"rounds_to_target{suffix(view)}", None) or {}).items():

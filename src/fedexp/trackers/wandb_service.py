@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 
 def bounded(function: Callable[[], T], seconds: float) -> T:
-    """Return the function's result, or raise its exception, or TimeoutError after `seconds`; its thread then stays.
+    """Return the function's result, or raise its exception, or TimeoutError after `seconds`; its
+    thread then stays.
 
     An attempt of the function to exit the process becomes a RuntimeError.
     """
@@ -36,21 +37,27 @@ def bounded(function: Callable[[], T], seconds: float) -> T:
 def logged_in(api_key: str | None, base_url: str) -> bool:
     """Tell whether there are credentials for the server, without asking anybody.
 
-    api_key, base_url: of wandb's settings, which know the environment and the settings files but not netrc.
+    api_key, base_url: of wandb's settings, which know the environment and the settings files but
+    not netrc.
     """
     if api_key or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     places = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
     for place in places:
         with contextlib.suppress(OSError, netrc.NetrcParseError):
-            return netrc.netrc(os.path.expanduser(place)).authenticators(urlsplit(base_url).netloc) is not None
+            return (
+                netrc.netrc(os.path.expanduser(place)).authenticators(urlsplit(base_url).netloc)
+                is not None
+            )
     return False
 
 
 def set_environment(folder: Path) -> Callable[[], None]:
-    """Make wandb silent and let it put staged tables and logs into `folder`; a user's own places stay.
+    """Make wandb silent and let it put staged tables and logs into `folder`; a user's own places
+    stay.
 
-    Returns a function that puts the environment back. Environment variables, because wandb-core knows no other way.
+    Returns a function that puts the environment back. Environment variables, because wandb-core
+    knows no other way.
     """
     wanted = {
         "WANDB_SILENT": "true",

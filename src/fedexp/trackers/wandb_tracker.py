@@ -1,7 +1,8 @@
-"""Weights & Biases as a view of a run: it can fail or hang without stopping, blocking or corrupting the run.
+"""Weights & Biases as a view of a run: it can fail or hang without stopping, blocking or corrupting
+the run.
 
-Every call of wandb's runs in a thread that is waited for only so long; after the first failure the tracker warns
-once and keeps quiet. What W&B writes stays under `<run directory>/wandb`.
+Every call of wandb's runs in a thread that is waited for only so long; after the first failure the
+tracker warns once and keeps quiet. What W&B writes stays under `<run directory>/wandb`.
 """
 
 import contextlib
@@ -19,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 from fedexp.core.errors import require, require_choice
 from fedexp.core.views import PLAIN
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, display_path
-from fedexp.trackers.wandb_names import analysis_metric, class_metric, define_metrics, flat_summary, metric_name
+from fedexp.trackers.wandb_names import (
+    analysis_metric,
+    class_metric,
+    define_metrics,
+    flat_summary,
+    metric_name,
+)
 from fedexp.trackers.wandb_service import bounded, end_service, logged_in, set_environment
 
 if TYPE_CHECKING:
@@ -28,11 +35,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedexp")
 
 MODES = ("auto", "online", "offline", "disabled")
-LOCAL_SECONDS = 30.0  # what needs no server takes milliseconds to a few seconds; longer means that wandb hangs
+# what needs no server takes milliseconds to a few seconds; longer means that wandb hangs
+LOCAL_SECONDS = 30.0
 GRACE_SECONDS = 5.0  # wandb's own timeouts come first, so that it can clean up
 TAG_LENGTH = 64  # W&B's limit; of groups and names it is 128
-STEPS = 10  # of W&B in a round: after each there is room for results, should the run be given more rounds
-LEAST_INTERVAL = 10  # rounds between images where they are a part of all rounds: short runs are not held up by them
+# of W&B in a round: after each there is room for results, should the run be given more rounds
+STEPS = 10
+# rounds between images where they are a part of all rounds: short runs are not held up by them
+LEAST_INTERVAL = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +62,8 @@ class Wandb(TrackerConfig):
 
     @property
     def one_per_process(self) -> bool:
-        """Return True, but where it is switched off: wandb keeps the present run in a variable of the module."""
+        """Return True, but where it is switched off: wandb keeps the present run in a variable of
+        the module."""
         return self.mode != "disabled"
 
     def __post_init__(self) -> None:
@@ -61,10 +72,15 @@ class Wandb(TrackerConfig):
         every = self.log_images_every
         whole = every < 1 or float(every).is_integer()
         require(
-            every >= 0 and whole, "tracker.log_images_every", every, "a number of rounds, or a part of them from 0 to 1"
+            every >= 0 and whole,
+            "tracker.log_images_every",
+            every,
+            "a number of rounds, or a part of them from 0 to 1",
         )
         require(self.init_timeout > 0, "tracker.init_timeout", self.init_timeout, "greater than 0")
-        require(self.finish_timeout > 0, "tracker.finish_timeout", self.finish_timeout, "greater than 0")
+        require(
+            self.finish_timeout > 0, "tracker.finish_timeout", self.finish_timeout, "greater than 0"
+        )
 
     def image_interval(self, rounds: int) -> int | None:
         """Return the rounds between images in a run of so many; None: none before the end."""
@@ -78,7 +94,8 @@ class Wandb(TrackerConfig):
 
 
 class WandbTracker(Tracker):
-    """One W&B run for each call of `start`; silent, without prompts, and closed by `finish` or `abort`."""
+    """One W&B run for each call of `start`; silent, without prompts, and closed by `finish` or
+    `abort`."""
 
     def __init__(self, config: Wandb) -> None:
         self.config = config
@@ -109,8 +126,12 @@ class WandbTracker(Tracker):
         self._last_round = record.round
         self._guard("log a round", lambda: self._log_round(record), LOCAL_SECONDS)
 
-    def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
-        self._guard("log the results", lambda: self._log_results(summary, figures, tables), LOCAL_SECONDS)
+    def finish(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
+    ) -> None:
+        self._guard(
+            "log the results", lambda: self._log_results(summary, figures, tables), LOCAL_SECONDS
+        )
         self._close(exit_code=0)
 
     def abort(self) -> None:
@@ -121,7 +142,9 @@ class WandbTracker(Tracker):
         modes = bounded(self._modes, LOCAL_SECONDS)
         if "online" in modes:
             try:
-                self._run = bounded(lambda: self._init("online"), self.config.init_timeout + GRACE_SECONDS)
+                self._run = bounded(
+                    lambda: self._init("online"), self.config.init_timeout + GRACE_SECONDS
+                )
                 return
             except Exception as error:
                 log.warning("W&B cannot be reached; the run goes on offline (%s)", _reason(error))
@@ -130,13 +153,15 @@ class WandbTracker(Tracker):
             self._run = bounded(lambda: self._init("offline"), LOCAL_SECONDS)
             self._offline = True
 
-    # -- what runs in a bounded thread ----------------------------------------------------------------------
+    # -- what runs in a bounded thread
+    # ----------------------------------------------------------------------
 
     def _modes(self) -> tuple[str, ...]:
         """Return the modes to try in turn."""
         import wandb
 
-        settings = wandb.setup().settings  # environment and settings files; `wandb offline` writes such a file
+        # environment and settings files; `wandb offline` writes such a file
+        settings = wandb.setup().settings
         if self.config.mode == "auto" and settings.mode in ("offline", "dryrun"):
             return ("offline",)
         if self.config.mode == "auto" and settings.mode == "disabled":
@@ -146,14 +171,18 @@ class WandbTracker(Tracker):
         if logged_in(settings.api_key, settings.base_url):
             return ("online", "offline")
         if self.config.mode == "online":
-            log.warning("tracker.mode=online, but W&B has no key (`wandb login` stores one): the run goes on offline")
+            log.warning(
+                "tracker.mode=online, but W&B has no key (`wandb login` stores one): the run goes"
+                " on offline"
+            )
         return ("offline",)
 
     def _init(self, mode: str) -> Any:
         import wandb
 
         info = self._info
-        if wandb.run is not None:  # left by an earlier failure; init() may hand it out instead of a new one
+        # left by an earlier failure; init() may hand it out instead of a new one
+        if wandb.run is not None:
             with contextlib.suppress(Exception):
                 wandb.run.finish()
         run = wandb.init(
@@ -164,7 +193,9 @@ class WandbTracker(Tracker):
             name=self.config.name or info.name,
             group=self.config.group or info.group,
             job_type=self.config.job_type or info.job_type,
-            tags=[tag[:TAG_LENGTH] for tag in dict.fromkeys((*info.tags, *self.config.tags)) if tag],
+            tags=[
+                tag[:TAG_LENGTH] for tag in dict.fromkeys((*info.tags, *self.config.tags)) if tag
+            ],
             id=self._id,
             resume="allow" if info.wandb_id else None,
             mode=mode,  # type: ignore[arg-type]
@@ -174,7 +205,8 @@ class WandbTracker(Tracker):
         return run
 
     def _settings(self) -> Any:
-        """Silent; no console capture, code, git state or machine paths. Settings this wandb lacks are left out."""
+        """Silent; no console capture, code, git state or machine paths. Settings this wandb lacks
+        are left out."""
         import wandb
 
         wanted: dict[str, Any] = {
@@ -192,26 +224,38 @@ class WandbTracker(Tracker):
             "init_timeout": self.config.init_timeout,
             "finish_timeout": self.config.finish_timeout,
         }
-        return wandb.Settings(**{k: v for k, v in wanted.items() if k in wandb.Settings.model_fields})
+        return wandb.Settings(
+            **{k: v for k, v in wanted.items() if k in wandb.Settings.model_fields}
+        )
 
     def _log_round(self, record: RoundRecord) -> None:
         row: dict[str, Any] = {"round": record.round}
-        row |= {metric_name(column): value for column, value in record.values.items() if value is not None}
+        row |= {
+            metric_name(column): value
+            for column, value in record.values.items()
+            if value is not None
+        }
         row |= {analysis_metric(name): value for name, value in record.analysed.items()}
-        others = {v: each for v, each in record.others.items() if each.rounds[-1:] == [record.round]}
+        others = {
+            v: each for v, each in record.others.items() if each.rounds[-1:] == [record.round]
+        }
         views = {v: each.class_accuracy[-1] for v, each in others.items()}
         if record.class_accuracy is not None:
             views = {PLAIN: record.class_accuracy} | views
         for view, values in views.items():
             accuracy = zip(self._info.classes, values.tolist(), strict=True)
-            row |= {class_metric(name, view): value for name, value in accuracy if not math.isnan(value)}
+            row |= {
+                class_metric(name, view): value for name, value in accuracy if not math.isnan(value)
+            }
         row |= self._interim_images(record)
-        # Steps that follow from the round: what a resumed run repeats is dropped by W&B instead of logged twice.
+        # Steps that follow from the round: what a resumed run repeats is dropped by W&B instead of
+        # logged twice.
         self._run.log(row, step=record.round * STEPS, commit=True)
 
     def _interim_images(self, record: RoundRecord) -> dict[str, Any]:
         every, total = self.config.image_interval(self._info.total_rounds), self._info.total_rounds
-        if every is None or record.round % every or not 0 < record.round < total:  # those of the last round come anyway
+        # those of the last round come anyway
+        if every is None or record.round % every or not 0 < record.round < total:
             return {}
         if record.class_accuracy is None or record.history is None:
             return {}
@@ -220,19 +264,23 @@ class WandbTracker(Tracker):
         from fedexp.figures import interim_pictures
 
         pictures = interim_pictures(self._info.directory, record.history, record.others)
-        return _images({name: Image.open(io.BytesIO(content)) for name, content in pictures.items()})
+        return _images(
+            {name: Image.open(io.BytesIO(content)) for name, content in pictures.items()}
+        )
 
     def _log_results(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
     ) -> None:
-        # Without a step: they get those after the last round's, so that a run of more rounds logs the next round.
+        # Without a step: they get those after the last round's, so that a run of more rounds logs
+        # the next round.
         self._run.summary.update(flat_summary(summary))
         images = _images({path.stem: str(path) for path in figures if path.suffix == ".png"})
         self._run.log({"round": self._last_round} | images, commit=not tables)
         if tables:
             self._run.log({f"tables/{name}": _table(table) for name, table in tables.items()})
 
-    # -- keeping W&B in its place ---------------------------------------------------------------------------
+    # -- keeping W&B in its place
+    # ---------------------------------------------------------------------------
 
     def _guard(self, what: str, action: Callable[[], None], seconds: float) -> None:
         """Run the action; after a failure W&B is switched off with one warning."""
@@ -241,7 +289,12 @@ class WandbTracker(Tracker):
         try:
             bounded(action, seconds)
         except Exception as error:
-            log.warning("W&B could not %s; the run goes on without it (%s)%s", what, _reason(error), self._sync_hint())
+            log.warning(
+                "W&B could not %s; the run goes on without it (%s)%s",
+                what,
+                _reason(error),
+                self._sync_hint(),
+            )
             self._run = None
             self._end(GRACE_SECONDS)
 
@@ -267,7 +320,8 @@ class WandbTracker(Tracker):
         return f"; upload with: wandb sync {display_path(Path(self._run.dir).parent)}"
 
     def _discard_attempt(self) -> None:
-        """Remove what an online attempt that failed has left, so that `wandb sync` does not find the run twice."""
+        """Remove what an online attempt that failed has left, so that `wandb sync` does not find
+        the run twice."""
         end_service(GRACE_SECONDS)
         for path in (self._info.directory / "wandb").glob(f"run-*-{self._id}"):
             if path.name not in self._older:
@@ -286,7 +340,9 @@ def _table(table: "pd.DataFrame") -> Any:
     import wandb
 
     cells = table.astype(object).where(table.notna(), None)
-    return wandb.Table(columns=list(map(str, cells.columns)), data=cells.to_numpy(), allow_mixed_types=True)
+    return wandb.Table(
+        columns=list(map(str, cells.columns)), data=cells.to_numpy(), allow_mixed_types=True
+    )
 
 
 def _new_id() -> str:

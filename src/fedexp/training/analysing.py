@@ -1,4 +1,5 @@
-"""Measurements of the group `analysis` in a round, from what its exchanges have sent and brought back."""
+"""Measurements of the group `analysis` in a round, from what its exchanges have sent and brought
+back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +19,11 @@ from fedexp.training.exchange import CohortResult
 from fedexp.training.simulation import Simulation, State
 
 
-def analyse(simulation: Simulation, state: State, done: Sequence[CohortResult]) -> dict[str, list[dict[str, Any]]]:
-    """Return file -> rows of the analyses that are due in a round. state: before the round; done: its exchanges."""
+def analyse(
+    simulation: Simulation, state: State, done: Sequence[CohortResult]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return file -> rows of the analyses that are due in a round. state: before the round; done:
+    its exchanges."""
     trained = [each for each in done if "params" in each.trained.messages]
     number, last = done[0].cohort.round, simulation.rounds
     due = [part for part in simulation.analysis.parts if part.is_due(number, last)]
@@ -30,12 +34,14 @@ def analyse(simulation: Simulation, state: State, done: Sequence[CohortResult]) 
 
 
 def describe(simulation: Simulation, state: State, answers: CohortResult) -> Analysed:
-    """Return the round as its analyses see it. answers: of the last exchange in which clients sent a model."""
+    """Return the round as its analyses see it. answers: of the last exchange in which clients sent
+    a model."""
     bench, info, clients = simulation.bench, answers.round.info, list(answers.cohort.clients)
     start = bench.net.own(answers.sent["params"])
     trained = answers.trained.messages.get("params")
     tested = bool(state.accuracy) and state.accuracy[-1][0] == state.round
-    known = tested and is_same(start, bench.net.own(state.server["params"]))  # the model that was distributed
+    # the model that was distributed
+    known = tested and is_same(start, bench.net.own(state.server["params"]))
     return Analysed(
         round=answers.cohort.round,
         clients=clients,
@@ -43,15 +49,23 @@ def describe(simulation: Simulation, state: State, answers: CohortResult) -> Ana
         weights=info.weights[clients],
         start=start,
         start_accuracy=state.history.class_accuracy[-1] if known else None,
-        local=None if trained is None else {name: leaf for name, leaf in trained.items() if name in start},
+        local=(
+            None
+            if trained is None
+            else {name: leaf for name, leaf in trained.items() if name in start}
+        ),
         epochs=None if answers.trained.probed is None else epochs_of(bench, info, answers),
-        gradients=lambda: local_gradients(bench, answers.sent, [info.parts[client] for client in clients]),
+        gradients=lambda: local_gradients(
+            bench, answers.sent, [info.parts[client] for client in clients]
+        ),
     )
 
 
 def is_same(one: Params, other: Params) -> bool:
     """Return whether two models have the same parameters."""
-    return one.keys() == other.keys() and all(torch.equal(leaf, other[name]) for name, leaf in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(leaf, other[name]) for name, leaf in one.items()
+    )
 
 
 def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> Epochs:
@@ -71,15 +85,19 @@ def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> 
 
 
 def local_gradients(bench: ClientRuntime, model: tree.Tree, parts: Sequence[Any]) -> Params:
-    """Return the gradient of each client's loss at a model (`params` and `buffers`), leaves [S, ...]: the mean
-    cross-entropy over its training examples (their numbers: `parts`), not augmented, the model in eval mode."""
+    """Return the gradient of each client's loss at a model (`params` and `buffers`), leaves [S,
+    ...]: the mean cross-entropy over its training examples (their numbers: `parts`), not augmented,
+    the model in eval mode."""
     bench.net.set_buffers(model["buffers"])
     params = bench.net.own(model["params"])
-    return tree.stack([local_gradient(bench, params, torch.from_numpy(part).to(bench.device)) for part in parts])
+    return tree.stack(
+        [local_gradient(bench, params, torch.from_numpy(part).to(bench.device)) for part in parts]
+    )
 
 
 def local_gradient(bench: ClientRuntime, params: Params, numbers: torch.Tensor) -> Params:
-    """Return the gradient over the training examples of these numbers [n], which are taken a few at a time."""
+    """Return the gradient over the training examples of these numbers [n], which are taken a few at
+    a time."""
     total = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
     for index in numbers.split(bench.evaluation_batch) if len(numbers) else ():
         x, y = bench.load_train(index, None)
@@ -93,13 +111,21 @@ def local_gradient(bench: ClientRuntime, params: Params, numbers: torch.Tensor) 
 
 
 def check_analyses(simulation: Simulation) -> None:
-    """Raise ConfigError for an analysis that is not defined for this algorithm, or asked for after the last round."""
+    """Raise ConfigError for an analysis that is not defined for this algorithm, or asked for after
+    the last round."""
     for part in simulation.analysis.parts:
-        late = [number for number in getattr(part, "rounds", None) or () if number > simulation.rounds]
+        late = [
+            number for number in getattr(part, "rounds", None) or () if number > simulation.rounds
+        ]
         if late:
-            raise ConfigError(f"analysis.rounds: round {late[0]} is after the last one (rounds={simulation.rounds})")
-    if simulation.bench.heads is not None and any(isinstance(p, GradientDiversity) for p in simulation.analysis.parts):
+            raise ConfigError(
+                f"analysis.rounds: round {late[0]} is after the last one"
+                f" (rounds={simulation.rounds})"
+            )
+    if simulation.bench.heads is not None and any(
+        isinstance(p, GradientDiversity) for p in simulation.analysis.parts
+    ):
         raise ConfigError(
-            f"analysis=gradient_diversity: not with {type(simulation.algorithm).__name__}, whose model has a head for "
-            "each task, so that its loss is not that of one classifier"
+            f"analysis=gradient_diversity: not with {type(simulation.algorithm).__name__}, whose"
+            " model has a head for each task, so that its loss is not that of one classifier"
         )

@@ -20,13 +20,22 @@ def check_schedule(built: Built) -> None:
     schedule.check_rounds(built.settings.rounds)
     why = ""
     if built.scenario.name != "none":
-        why = f"goes with scenario=none, whose tasks change the data already (scenario={built.scenario.name})"
+        why = (
+            "goes with scenario=none, whose tasks change the data already"
+            f" (scenario={built.scenario.name})"
+        )
     elif schedule.partition and built.algorithm.paradigm == "centralized":
         why = "goes with clients; algorithm.paradigm=centralized has one"
     elif schedule.partition and isinstance(first, File | Natural):
-        why = "goes with partition=iid, lda, sharding or equal_shards, which divide all training examples"
+        why = (
+            "goes with partition=iid, lda, sharding or equal_shards, which divide all training"
+            " examples"
+        )
     elif schedule.partition and built.validation.fraction and built.validation.per_client:
-        why = "goes with validation.per_client=false: another partition would give clients what others hold out"
+        why = (
+            "goes with validation.per_client=false: another partition would give clients what"
+            " others hold out"
+        )
     if why:
         raise ConfigError(f"schedule: {why}")
 
@@ -38,8 +47,9 @@ def changed(
     seed: int,
     draw: Callable[[Partitioner, str], Partition],
 ) -> list[tuple[int, Partition, Federation]]:
-    """Return, for each round in which something changes, that round, the partition from then on, and the facts that the
-    server knows. draw: the partition by a partitioner; its second argument names the random numbers."""
+    """Return, for each round in which something changes, that round, the partition from then on,
+    and the facts that the server knows. draw: the partition by a partitioner; its second argument
+    names the random numbers."""
     found = []
     drawn: dict[int, Partition] = {0: first}
     for number in schedule.rounds:
@@ -51,7 +61,11 @@ def changed(
         partition = drawn[since]
         if shares:
             clients = schedule.clients
-            partition = reduced(partition, shares, clients, federation.labels, federation.num_classes, seed)
+            partition = reduced(
+                partition, shares, clients, federation.labels, federation.num_classes, seed
+            )
         partition = replace(partition, info=partition.info | {"from_round": number})
-        found.append((number, partition, replace(federation, parts=partition.parts, counts=partition.counts)))
+        found.append(
+            (number, partition, replace(federation, parts=partition.parts, counts=partition.counts))
+        )
     return found

@@ -1,4 +1,5 @@
-"""A check whether a checkpoint, whose form is right, belongs to the model and the run that would resume from it."""
+"""A check whether a checkpoint, whose form is right, belongs to the model and the run that would
+resume from it."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -18,8 +19,8 @@ from fedexp.training.simulation import Simulation
 
 
 def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check for `checkpoint.load`: it raises ConfigError for a state, of the right form, that is not of this
-    run."""
+    """Return a check for `checkpoint.load`: it raises ConfigError for a state, of the right form,
+    that is not of this run."""
     start = simulation.initial_state()
     stage = simulation.stages[0].federation
     example = first_state(simulation, simulation.algorithm, stage)
@@ -58,8 +59,13 @@ def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
     # A run that was completed or stopped may be given more rounds.
     demand(state["status"] != "running" or number < rounds, f"running after round {number}")
     named = [*state["not_finite"], *state["clients"]]
-    demand(all(client < clients for client in named), f"client {max(named, default=0)} of {clients}")
-    demand(all(version <= number for version in state["clients"].values()), "clients' states of later rounds")
+    demand(
+        all(client < clients for client in named), f"client {max(named, default=0)} of {clients}"
+    )
+    demand(
+        all(version <= number for version in state["clients"].values()),
+        "clients' states of later rounds",
+    )
 
 
 def check_tested(found: Mapping[str, Any], number: int, simulation: Simulation) -> None:
@@ -72,8 +78,11 @@ def check_tested(found: Mapping[str, Any], number: int, simulation: Simulation) 
     demand(all(len(values) == names[1] for _, values in found["tasks"]), "the number of tasks")
 
 
-def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor], personal: bool = False) -> None:
-    """Check a history. start: the history of a run that has just begun; personal: clients' own models are tested."""
+def check_history(
+    tested: Mapping[str, Any], start: Mapping[str, torch.Tensor], personal: bool = False
+) -> None:
+    """Check a history. start: the history of a run that has just begun; personal: clients' own
+    models are tested."""
     found = tested["history"]
     for name in ARRAYS:
         demand(found[name].dtype == start[name].dtype, f"type of history.{name}")
@@ -83,21 +92,31 @@ def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor], 
     rounds, local = found["rounds"].tolist(), found["local_rounds"]
     demand(rounds == [number for number, _ in tested["accuracy"]], "the rounds of history")
     clients, classes = start["counts"].shape[-2:]
-    demand(found["class_accuracy"].shape == (len(rounds), classes), "shape of history.class_accuracy")
+    demand(
+        found["class_accuracy"].shape == (len(rounds), classes), "shape of history.class_accuracy"
+    )
     for name in ("personal_accuracy", "personal_peak"):
         demand((name in found) == personal, f"history.{name}")
-        fits = name not in found or (found[name].shape, found[name].dtype) == ((clients, classes), torch.float64)
+        fits = name not in found or (found[name].shape, found[name].dtype) == (
+            (clients, classes),
+            torch.float64,
+        )
         demand(fits, f"shape of history.{name}")
     sampled, accuracy = found["sampled"], found["local_class_accuracy"]
-    demand(local.dim() == 1 and sampled.dim() == 2 and len(sampled) == len(local), "shape of history.sampled")
+    demand(
+        local.dim() == 1 and sampled.dim() == 2 and len(sampled) == len(local),
+        "shape of history.sampled",
+    )
     demand(accuracy.shape == (*sampled.shape, classes), "shape of history.local_class_accuracy")
     demand(bool(((sampled >= 0) & (sampled < clients)).all()), "clients of history.sampled")
-    demand(local.tolist() == sorted(set(local.tolist()) & set(rounds)), "the local rounds of history")
+    demand(
+        local.tolist() == sorted(set(local.tolist()) & set(rounds)), "the local rounds of history"
+    )
 
 
 def check_tree(name: str, found: Tree, expected: Tree) -> None:
-    """Check that names, shapes and types of what a run begins with are in what it resumes from; methods may add to
-    it."""
+    """Check that names, shapes and types of what a run begins with are in what it resumes from;
+    methods may add to it."""
     if isinstance(expected, dict):
         demand(isinstance(found, dict), name)
         named = name.endswith((".params", ".buffers"))  # of the model, all of whose names are known
@@ -108,7 +127,12 @@ def check_tree(name: str, found: Tree, expected: Tree) -> None:
             check_tree(f"{name}.{key}", found[key], value)
     elif is_tensor(expected):
         demand(is_tensor(found), name)
-        demand(found.shape == expected.shape, f"shape of {name}: {list(found.shape)}, not {list(expected.shape)}")
-        demand(found.dtype == expected.dtype, f"type of {name}: {found.dtype}, not {expected.dtype}")
+        demand(
+            found.shape == expected.shape,
+            f"shape of {name}: {list(found.shape)}, not {list(expected.shape)}",
+        )
+        demand(
+            found.dtype == expected.dtype, f"type of {name}: {found.dtype}, not {expected.dtype}"
+        )
     else:
         demand(type(found) is type(expected), name)

@@ -11,8 +11,10 @@ from fedexp.core.errors import BudgetSpent
 class Deadline:
     """The moment by which a job has saved its state and ended."""
 
-    at: float = math.inf  # seconds since the epoch: the clocks of all machines of a sweep must agree
-    needed: float = 0.0  # seconds that the job takes to its first checkpoint, as far as that is known
+    # seconds since the epoch: the clocks of all machines of a sweep must agree
+    at: float = math.inf
+    # seconds that the job takes to its first checkpoint, as far as that is known
+    needed: float = 0.0
 
     def check(self, seconds: float) -> None:
         """Raise BudgetSpent unless what takes so many seconds is over before the deadline."""

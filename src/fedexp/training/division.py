@@ -42,20 +42,26 @@ class Division:
 
 
 def divide(built: Built) -> tuple[Data, list[Division]]:
-    """Load the data; decide who holds which training examples: the server first, then the clients."""
+    """Load the data; decide who holds which training examples: the server first, then the
+    clients."""
     seed = built.seeds.partition
     sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     scenario = built.scenario
     tasks, held = held_out_of_all(built, sequence.tasks)
-    origin = np.zeros(len(sequence.data.y_train), np.int64)  # the task of each example, before any is dealt to another
+    # the task of each example, before any is dealt to another
+    origin = np.zeros(len(sequence.data.y_train), np.int64)
     for number, task in enumerate(sequence.tasks):
         origin[task.train] = number
     if isinstance(scenario, Several) and scenario.blur:
         tasks = blurred(tasks, scenario.blur, generator_for(seed, "blur"))
-    data, tasks, unlabelled = built.surrogate.attach(sequence.data, tasks, generator_for(seed, "surrogate split"))
+    data, tasks, unlabelled = built.surrogate.attach(
+        sequence.data, tasks, generator_for(seed, "surrogate split")
+    )
     shards = Shards((), unlabelled)
     if len(unlabelled):
-        shards = built.surrogate.deal(unlabelled, built.settings.num_clients, generator_for(seed, "surrogate"))
+        shards = built.surrogate.deal(
+            unlabelled, built.settings.num_clients, generator_for(seed, "surrogate")
+        )
     parts, held_out = [], []
     for number, task in enumerate(tasks):
         # The first task's generators are those of a run without tasks.
@@ -69,7 +75,9 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             parts=partition.parts,
             counts=partition.counts,
             labels=labels,
-            shared=one_of_each(own, data.num_classes, generator_for(seed, "shared", *((number,) if number else ()))),
+            shared=one_of_each(
+                own, data.num_classes, generator_for(seed, "shared", *((number,) if number else ()))
+            ),
             weighting=built.settings.weighting,
             task=number,
             tasks=tuple(each.classes for each in tasks),
@@ -84,55 +92,78 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
         changes = changed(built.schedule, partition, federation, seed, draw)
         later = tuple((first, Division(new, facts, server)) for first, new, facts in changes)
         parts.append(Division(partition, federation, server, later))
-    return with_validation(data, held_out, origin), with_replay(built, with_met(built, with_orders(built, parts)))
+    return with_validation(data, held_out, origin), with_replay(
+        built, with_met(built, with_orders(built, parts))
+    )
 
 
-def held_out_of_all(built: Built, tasks: Sequence[Task]) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
-    """Return (tasks, validation examples of each) where all tasks show the same examples: one that is in the validation
-    set of one task is in that of all, so that nobody trains on it in another form. Else the tasks as they are, and
-    None for each, whose validation examples are drawn by themselves."""
-    if not built.validation.fraction or not isinstance(built.scenario, Several) or not built.scenario.repeats_examples:
+def held_out_of_all(
+    built: Built, tasks: Sequence[Task]
+) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
+    """Return (tasks, validation examples of each) where all tasks show the same examples: one that
+    is in the validation set of one task is in that of all, so that nobody trains on it in another
+    form. Else the tasks as they are, and None for each, whose validation examples are drawn by
+    themselves."""
+    if (
+        not built.validation.fraction
+        or not isinstance(built.scenario, Several)
+        or not built.scenario.repeats_examples
+    ):
         return tasks, [None] * len(tasks)
-    chosen = built.validation.choose(len(tasks[0].train), generator_for(built.seeds.partition, "validation"))
+    chosen = built.validation.choose(
+        len(tasks[0].train), generator_for(built.seeds.partition, "validation")
+    )
     rest = [replace(task, train=np.delete(task.train, chosen)) for task in tasks]
     return rest, [task.train[chosen] for task in tasks]
 
 
 def orders_of(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
-    """Return which task each client meets at which stage, int [K, T]; None: all meet the tasks in one order."""
+    """Return which task each client meets at which stage, int [K, T]; None: all meet the tasks in
+    one order."""
     if not isinstance(scenario, Several) or scenario.order == "shared":
         return None
     return task_orders(clients, tasks, generator_for(seed, "task orders"))
 
 
 def with_orders(built: Built, parts: list[Division]) -> list[Division]:
-    """Return the division of the examples at each stage, where clients meet the tasks in orders of their own."""
-    orders = orders_of(built.scenario, built.settings.num_clients, len(parts), built.seeds.partition)
+    """Return the division of the examples at each stage, where clients meet the tasks in orders of
+    their own."""
+    orders = orders_of(
+        built.scenario, built.settings.num_clients, len(parts), built.seeds.partition
+    )
     if orders is None:
         return parts
     labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
-    known = np.max([part.federation.shared for part in parts], axis=0)  # of all tasks: some client is in each
+    # of all tasks: some client is in each
+    known = np.max([part.federation.shared for part in parts], axis=0)
     made = []
-    for part, rows in zip(parts, reordered([part.partition.parts for part in parts], orders), strict=True):
+    for part, rows in zip(
+        parts, reordered([part.partition.parts for part in parts], orders), strict=True
+    ):
         partition = part.partition.holding(rows, labels, classes)
-        federation = replace(part.federation, parts=partition.parts, counts=partition.counts, shared=known)
+        federation = replace(
+            part.federation, parts=partition.parts, counts=partition.counts, shared=known
+        )
         made.append(replace(part, partition=partition, federation=federation))
     return made
 
 
 def with_met(built: Built, parts: list[Division]) -> list[Division]:
-    """Note of which classes clients have held examples before each stage, where clients mix the tasks."""
+    """Note of which classes clients have held examples before each stage, where clients mix the
+    tasks."""
     if not isinstance(built.scenario, Several) or not built.scenario.mixes_tasks:
         return parts
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
     met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
     pairs = zip(parts, met, strict=True)
-    return [replace(part, federation=replace(part.federation, met=classes)) for part, classes in pairs]
+    return [
+        replace(part, federation=replace(part.federation, met=classes)) for part, classes in pairs
+    ]
 
 
 def with_replay(built: Built, parts: list[Division]) -> list[Division]:
-    """Add to each client's training examples those of its replay buffer (`scenario.replay`). The partitions stay those
-    of the new examples."""
+    """Add to each client's training examples those of its replay buffer (`scenario.replay`). The
+    partitions stay those of the new examples."""
     scenario = built.scenario
     if not isinstance(scenario, Several) or not scenario.replay:
         return parts
@@ -145,33 +176,49 @@ def with_replay(built: Built, parts: list[Division]) -> list[Division]:
         columns.append([np.sort(np.concatenate(pair)) for pair in zip(own, held, strict=True)])
     made = []
     for part, rows in zip(parts, zip(*columns, strict=True), strict=True):
-        counts = np.stack([np.bincount(labels[row], minlength=classes) for row in rows]).astype(np.int64)
+        counts = np.stack([np.bincount(labels[row], minlength=classes) for row in rows]).astype(
+            np.int64
+        )
         made.append(replace(part, federation=replace(part.federation, parts=rows, counts=counts)))
     return made
 
 
 def with_validation(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarray) -> Data:
-    """Return the data with the validation set of all tasks. held_out: numbers of the training examples of each; origin
-    int [N]: the task that a training example belongs to, also where tasks are blurred, as test examples do."""
+    """Return the data with the validation set of all tasks. held_out: numbers of the training
+    examples of each; origin int [N]: the task that a training example belongs to, also where tasks
+    are blurred, as test examples do."""
     numbers = np.concatenate(held_out)
     if not len(numbers):
         return data
     tasks = origin[numbers]
     if missing := set(range(len(held_out))) - set(tasks.tolist()):
-        raise ConfigError(f"validation.fraction: none of the examples held out is of task {min(missing) + 1}")
+        raise ConfigError(
+            f"validation.fraction: none of the examples held out is of task {min(missing) + 1}"
+        )
     of_task = None if data.test_tasks is None else torch.from_numpy(tasks)
     return replace(data, validation=torch.from_numpy(numbers), validation_tasks=of_task)
 
 
 def partition_of(
-    built: Built, data: Data, task: Task, key: tuple[int, ...], name: str = "", held: np.ndarray | None = None
+    built: Built,
+    data: Data,
+    task: Task,
+    key: tuple[int, ...],
+    name: str = "",
+    held: np.ndarray | None = None,
 ) -> Partition:
-    """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew.
-    name: of other random numbers than those of the first partition of a run; held: the validation examples, which are
-    none of the task's, where they have been drawn before."""
+    """Return the partition of a task's examples. The partitioner sees them alone, and their classes
+    numbered anew. name: of other random numbers than those of the first partition of a run; held:
+    the validation examples, which are none of the task's, where they have been drawn before."""
     seed, settings = built.seeds.partition, built.settings
-    partitioner, rng, numbers = built.partition, generator_for(seed, f"partition{name}", *key), task.train
-    kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
+    partitioner, rng, numbers = (
+        built.partition,
+        generator_for(seed, f"partition{name}", *key),
+        task.train,
+    )
+    kept = partitioner.eligible(
+        settings.num_clients, rng, None if data.owners is None else data.owners[numbers]
+    )
     if kept is not None:
         numbers = numbers[kept]
     validation = built.validation
@@ -185,36 +232,47 @@ def partition_of(
     public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
     if built.public.fraction:
         check_public(built, len(public), len(labels))
-    if partitioner.numbers_all and built.surrogate.fraction:  # its numbers count the surrogate examples too
+    # its numbers count the surrogate examples too
+    if partitioner.numbers_all and built.surrogate.fraction:
         every = np.arange(len(data.y_train))
-        labels = np.where(np.isin(every, numbers), np.searchsorted(classes, data.y_train.numpy()), -1)
+        labels = np.where(
+            np.isin(every, numbers), np.searchsorted(classes, data.y_train.numpy()), -1
+        )
         public, numbers = numbers[public], every
     owners = None if data.owners is None else data.owners[numbers]
-    partition = make_partition(partitioner, labels, len(classes), settings.num_clients, rng, owners, public)
+    partition = make_partition(
+        partitioner, labels, len(classes), settings.num_clients, rng, owners, public
+    )
     partition = partition.among(numbers, data.y_train.numpy(), data.num_classes)
     if not validation.fraction:
         return partition
     held_out = of_clients(validation, partition, seed, key) if validation.per_client else central
     if not len(held_out):
-        whose = "each client's examples" if validation.per_client else f"{len(numbers)} training examples"
+        whose = (
+            "each client's examples"
+            if validation.per_client
+            else f"{len(numbers)} training examples"
+        )
         raise ConfigError(f"validation.fraction={validation.fraction}: less than one of {whose}")
     return partition.holding_out(held_out, data.y_train.numpy(), data.num_classes)
 
 
 def check_public(built: Built, found: int, examples: int) -> None:
-    """Raise ConfigError where the public set has fewer examples than the algorithm needs, or none. examples: from which
-    it was drawn."""
+    """Raise ConfigError where the public set has fewer examples than the algorithm needs, or none.
+    examples: from which it was drawn."""
     asked, algorithm = f"public.fraction={built.public.fraction}", built.algorithm
     if not found:
         raise ConfigError(f"{asked}: less than one of {examples} training examples")
     if found < algorithm.needs.public:
         raise ConfigError(
-            f"{asked}: {found} of {examples} training examples; {type(algorithm).__name__} with these options needs at "
-            f"least {algorithm.needs.public}"
+            f"{asked}: {found} of {examples} training examples; {type(algorithm).__name__} with"
+            f" these options needs at least {algorithm.needs.public}"
         )
 
 
-def of_clients(validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]) -> np.ndarray:
+def of_clients(
+    validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]
+) -> np.ndarray:
     """Return the numbers of the validation examples where each client gives some of its own."""
     chosen = [
         part[validation.choose(len(part), generator_for(seed, "validation", *key, client))]

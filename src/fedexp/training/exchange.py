@@ -1,7 +1,8 @@
 """Exchanges of server and clients: sample, send, train, send back, aggregate.
 
-`exchange` and `role` are algorithms too: almost always the run's own. A method with several exchanges a round, or with
-clients of several kinds, says by the hooks `exchanges` and `roles` whose other hooks count in which of them.
+`exchange` and `role` are algorithms too: almost always the run's own. A method with several
+exchanges a round, or with clients of several kinds, says by the hooks `exchanges` and `roles` whose
+other hooks count in which of them.
 """
 
 import time
@@ -66,10 +67,13 @@ def run_exchange(
     clock: Clock,
     evaluate_local: bool = False,
 ) -> CohortResult:
-    """Send, and train the clients. kept: client -> its state, of those that have taken part before."""
+    """Send, and train the clients. kept: client -> its state, of those that have taken part
+    before."""
     cohort = assemble(simulation, exchange, server, kept, number, clients)
     if exchange.trains_model:
-        cohort = replace(cohort, probes=probes_of(simulation, cohort, facts(simulation, server, number).parts))
+        cohort = replace(
+            cohort, probes=probes_of(simulation, cohort, facts(simulation, server, number).parts)
+        )
     clock.lap("sampling")
     sent = broadcast(exchange, server)
     trained = train(simulation, sent, cohort, evaluate_local)
@@ -78,10 +82,14 @@ def run_exchange(
     up = tree.num_bytes(exchange.counted(trained.messages | {"buffers": trained.buffers}))
     down = len(clients) * tree.num_bytes(exchange.counted(sent)) + tree.num_bytes(cohort.personals)
     model = {part: sent[part] for part in ("params", "buffers")}
-    return CohortResult(cohort, trained, losses, describe(simulation, server, cohort, trained), up, down, model)
+    return CohortResult(
+        cohort, trained, losses, describe(simulation, server, cohort, trained), up, down, model
+    )
 
 
-def aggregate(optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
+def aggregate(
+    optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answers: CohortResult
+) -> Tree:
     """Return the server's state after aggregation and the step of the server's optimizer."""
     new = exchange.aggregate(server, answers.trained.messages, answers.round)
     if exchange.trains_model:
@@ -91,13 +99,18 @@ def aggregate(optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answer
 
 
 def aggregate_all(
-    simulation: Simulation, exchange: FedAvg, server: Tree, kept: Mapping[int, Tree], number: int, clock: Clock
+    simulation: Simulation,
+    exchange: FedAvg,
+    server: Tree,
+    kept: Mapping[int, Tree],
+    number: int,
+    clock: Clock,
 ) -> tuple[Tree, list[CohortResult]]:
-    """Run an exchange with all clients, as many at a time as a cohort has; return the server's state, and what came
-    back.
+    """Run an exchange with all clients, as many at a time as a cohort has; return the server's
+    state, and what came back.
 
-    The messages of each group are averaged at once, so that `aggregate` sees one message with one weight per group: all
-    that a weighted mean needs, at the memory of a cohort.
+    The messages of each group are averaged at once, so that `aggregate` sees one message with one
+    weight per group: all that a weighted mean needs, at the memory of a cohort.
     """
     total, size = simulation.stages[0].federation.num_clients, simulation.settings.cohort_size
     groups, means = [], []
@@ -107,7 +120,9 @@ def aggregate_all(
         means.append(tree.weighted_mean(groups[-1].trained.messages, groups[-1].round.weights))
         groups[-1] = replace(groups[-1], trained=replace(groups[-1].trained, messages={}))
     weights = torch.stack([group.round.weights.sum() for group in groups])
-    server = exchange.aggregate(server, tree.stack(means), replace(groups[0].round, weights=weights))
+    server = exchange.aggregate(
+        server, tree.stack(means), replace(groups[0].round, weights=weights)
+    )
     clock.lap("aggregation")
     return server, groups
 
@@ -120,7 +135,9 @@ def not_finite(done: Sequence[CohortResult]) -> list[int]:
         for leaf in tree.leaves((answers.trained.messages, answers.trained.buffers)):
             whole &= leaf.isfinite().reshape(len(whole), -1).all(1).cpu()
         found |= {
-            client for client, is_whole in zip(answers.cohort.clients, whole.tolist(), strict=True) if not is_whole
+            client
+            for client, is_whole in zip(answers.cohort.clients, whole.tolist(), strict=True)
+            if not is_whole
         }
     return sorted(found)
 
@@ -132,15 +149,21 @@ def train(simulation: Simulation, sent: Tree, cohort: Cohort, evaluate_local: bo
     for position, role in enumerate(cohort.roles):
         positions.setdefault(role, []).append(position)
     if len(positions) == 1:
-        return engine.train(cohort.roles[0], bench, sent, cohort, cohort.roles[0].local_lr(lr), evaluate_local)
+        return engine.train(
+            cohort.roles[0], bench, sent, cohort, cohort.roles[0].local_lr(lr), evaluate_local
+        )
     gather = Gather(len(cohort.clients))
     for role, where in positions.items():
-        gather.add(where, engine.train(role, bench, sent, cohort.take(where), role.local_lr(lr), evaluate_local))
+        gather.add(
+            where,
+            engine.train(role, bench, sent, cohort.take(where), role.local_lr(lr), evaluate_local),
+        )
     return gather.result()
 
 
 def sample(simulation: Simulation, number: int) -> list[int]:
-    """Return the clients of a round, uniformly without replacement, or those of the file `cohorts.path`; ascending."""
+    """Return the clients of a round, uniformly without replacement, or those of the file
+    `cohorts.path`; ascending."""
     if simulation.cohorts is not None:
         return simulation.cohorts[number]
     total, size = simulation.stages[0].federation.num_clients, simulation.settings.cohort_size
@@ -157,18 +180,28 @@ def assemble(
     clients: Sequence[int],
 ) -> Cohort:
     """Decide who does what, and prepare the work of each client."""
-    seed, bench, info = simulation.seeds.training, simulation.bench, facts(simulation, server, number)
+    seed, bench, info = (
+        simulation.seeds.training,
+        simulation.bench,
+        facts(simulation, server, number),
+    )
     roles = exchange.roles(info, clients, generator_for(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
     schedules = [schedule_of(simulation, role, info, number, client) for role, client in pairs]
     found = (kept[c] if c in kept else first_state(simulation, role, info) for role, c in pairs)
     states = [to(state, bench.device) for state in found]
     plans = [
-        role.host_plan(info, c, generator_for(seed, "plan", number, c)) | plan_after(simulation, role, info, number, c)
+        role.host_plan(info, c, generator_for(seed, "plan", number, c))
+        | plan_after(simulation, role, info, number, c)
         for role, c in pairs
     ]
     personals = [
-        to(role.personal_broadcast(server, c, kept, info, generator_for(seed, "personal", number, c)), bench.device)
+        to(
+            role.personal_broadcast(
+                server, c, kept, info, generator_for(seed, "personal", number, c)
+            ),
+            bench.device,
+        )
         for role, c in pairs
     ]
     return Cohort(number, clients, roles, schedules, states, plans, personals)
@@ -177,11 +210,14 @@ def assemble(
 def first_state(simulation: Simulation, role: FedAvg, info: Federation) -> Tree:
     """Return what a client keeps before it first takes part."""
     initial = simulation.initial
-    return role.client_init(initial | simulation.initial_buffers if role.keeps_buffers else initial, info)
+    return role.client_init(
+        initial | simulation.initial_buffers if role.keeps_buffers else initial, info
+    )
 
 
 def facts(simulation: Simulation, server: Tree, number: int) -> Federation:
-    """Return what the server knows of its clients in a round, with the examples of earlier tasks that they keep."""
+    """Return what the server knows of its clients in a round, with the examples of earlier tasks
+    that they keep."""
     return simulation.algorithm.with_kept(server, simulation.stage_of(number).federation)
 
 
@@ -194,7 +230,8 @@ def schedule_of(
     epochs: int | None = None,
     again: str = "",
 ) -> Schedule:
-    """Return the schedule of a client in a round: in `epochs` passes, None: as many as its role has."""
+    """Return the schedule of a client in a round: in `epochs` passes, None: as many as its role
+    has."""
     bench = simulation.bench
     return make_schedule(
         part=role.training_part(info, client),
@@ -209,7 +246,9 @@ def schedule_of(
     )
 
 
-def plan_after(simulation: Simulation, role: FedAvg, info: Federation, number: int, client: int) -> Tree:
+def plan_after(
+    simulation: Simulation, role: FedAvg, info: Federation, number: int, client: int
+) -> Tree:
     """Return the batches of RoundStructure.after as a part of a client's plan."""
     steps = role.after(info, simulation.bench.local)
     if not steps:
@@ -221,7 +260,8 @@ def plan_after(simulation: Simulation, role: FedAvg, info: Federation, number: i
 
 
 def broadcast(exchange: FedAvg, server: Tree) -> Tree:
-    """Return what every client of the next exchange receives, with the running statistics of the model in it."""
+    """Return what every client of the next exchange receives, with the running statistics of the
+    model in it."""
     return {"buffers": server["buffers"]} | exchange.broadcast(server)
 
 

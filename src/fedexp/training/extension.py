@@ -1,7 +1,9 @@
-"""More rounds for a run that was begun with fewer, or another `stop`: `fedexp resume=<dir> rounds=300`.
+"""More rounds for a run that was begun with fewer, or another `stop`: `fedexp resume=<dir>
+rounds=300`.
 
-No rule of an algorithm looks at the last round, nor does a learning rate but that of `local.schedule=cosine`, which is
-refused. So the rounds of such a run are those of one with 300 rounds from the start. What differs is said by `notes`.
+No rule of an algorithm looks at the last round, nor does a learning rate but that of
+`local.schedule=cosine`, which is refused. So the rounds of such a run are those of one with 300
+rounds from the start. What differs is said by `notes`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +25,14 @@ FREE = ("rounds", "scenario.rounds_per_task", "stop.patience", "stop.metric")
 
 
 def allows(differing: Sequence[str]) -> bool:
-    """Return whether the options that differ are those with which a run may be given more rounds. differing: lines as
-    of `origin.differences`."""
+    """Return whether the options that differ are those with which a run may be given more rounds.
+    differing: lines as of `origin.differences`."""
     return {line.partition(":")[0] for line in differing} <= {*FREE}
 
 
 def asked(directory: Path, container: Mapping[str, Any]) -> bool:
-    """Return whether a configuration that `check` allows has other rounds, or another stop, than the run there."""
+    """Return whether a configuration that `check` allows has other rounds, or another stop, than
+    the run there."""
     before = RunDirectory(directory).config
     return options(before) != options(container)
 
@@ -41,31 +44,35 @@ def options(config: Mapping[str, Any]) -> list[Any]:
 
 
 def check(directory: Path, before: Mapping[str, Any], container: Mapping[str, Any]) -> None:
-    """Raise ConfigError where the run there cannot be given these rounds. before: its config.yaml."""
+    """Raise ConfigError where the run there cannot be given these rounds. before: its
+    config.yaml."""
     run, had, rounds = RunDirectory(directory), before.get("rounds"), container.get("rounds")
     given = f"resume={directory}: rounds={rounds}"
     if options(before)[:2] != options(container)[:2]:
         if later_partitions(directory):
             raise ConfigError(f"{given}: a run of several tasks keeps its rounds of a task ({had})")
         if run.last_round is not None and isinstance(rounds, int) and rounds <= run.last_round:
-            raise ConfigError(f"{given}: the run there is at round {run.last_round} already; more can be asked for")
+            raise ConfigError(
+                f"{given}: the run there is at round {run.last_round} already; more can be"
+                " asked for"
+            )
         if (schedule := (before.get("local") or {}).get("schedule")) in SCHEDULES_OVER_ALL_ROUNDS:
             raise ConfigError(
-                f"{given}: the run there has local.schedule={schedule}, whose learning rates are those of {had} rounds "
-                "from the first round on; begin a new run with more rounds"
+                f"{given}: the run there has local.schedule={schedule}, whose learning rates are"
+                f" those of {had} rounds from the first round on; begin a new run with more rounds"
             )
     if run.diverged:
         raise ConfigError(f"{given}: the run there has diverged")
     if (directory.parent / "multirun.yaml").is_file():
         raise ConfigError(
-            f"{given}: the run there belongs to a sweep, whose command would not find it any more; copy the directory "
-            "and resume the copy"
+            f"{given}: the run there belongs to a sweep, whose command would not find it any more;"
+            " copy the directory and resume the copy"
         )
 
 
 def contents(directory: Path, container: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return what the files of a complete run hold that are written anew when it is given more rounds, the summary
-    last; {} where it is not complete, or is given none."""
+    """Return what the files of a complete run hold that are written anew when it is given more
+    rounds, the summary last; {} where it is not complete, or is given none."""
     if finished_summary(directory) is None or not asked(directory, container):
         return {}
     names = (files.CONFIG, files.OVERRIDES, origin.NAME, files.SUMMARY)
@@ -82,14 +89,18 @@ def put_back(directory: Path, before: Mapping[str, bytes], lengths: Mapping[str,
 
 def notes(directory: Path, container: Mapping[str, Any], state: "State") -> list[str]:
     """Return what is to be said of a run that is given more rounds after this state."""
-    interval, before = int(container.get("eval_interval", 1)), RunDirectory(directory).config.get("rounds")
+    interval, before = (
+        int(container.get("eval_interval", 1)),
+        RunDirectory(directory).config.get("rounds"),
+    )
     rounds = container["rounds"]
     if before == rounds:
         return []
     found = [f"{rounds} rounds instead of {before}"]
     if state.round == before and state.round % interval:
         found.append(
-            f"round {state.round}, which was the last, stays evaluated; with eval_interval={interval} a run of "
-            f"{rounds} rounds from the start would not have evaluated it, so that best values and forgetting may differ"
+            f"round {state.round}, which was the last, stays evaluated; with"
+            f" eval_interval={interval} a run of {rounds} rounds from the start would not have"
+            " evaluated it, so that best values and forgetting may differ"
         )
     return found

@@ -1,4 +1,5 @@
-"""Choice of the way in which a run computes a client's steps, where its settings leave that to timing (`auto`)."""
+"""Choice of the way in which a run computes a client's steps, where its settings leave that to
+timing (`auto`)."""
 
 import hashlib
 import logging
@@ -17,19 +18,26 @@ log = logging.getLogger("fedexp")
 
 
 def with_fastest_way(
-    hardware: Resolved, module: nn.Module, data: Data, batch_size: int, before: Mapping[str, Any] | None
+    hardware: Resolved,
+    module: nn.Module,
+    data: Data,
+    batch_size: int,
+    before: Mapping[str, Any] | None,
 ) -> Resolved:
-    """Return the hardware with the fastest way of computing steps of `batch_size` examples where there are several.
+    """Return the hardware with the fastest way of computing steps of `batch_size` examples where
+    there are several.
 
-    before: what `way_of` gave when a run began that is resumed, which is kept where there is that way; {} where that
-    was not noted: then the convolution is chosen as it was then, by the instruction set; None: the run is new.
+    before: what `way_of` gave when a run began that is resumed, which is kept where there is that
+    way; {} where that was not noted: then the convolution is chosen as it was then, by the
+    instruction set; None: the run is new.
     """
     ways = hardware.ways
     if len(ways) == 1:
         return hardware.choose(ways[0])
     x = first_examples(data, batch_size, hardware)
     if any(way.convolution == "winograd" for way in ways) and not timed.winograd_pays(module, x):
-        # What no layer would compute by it is not worth a question; nor does the choice change anything.
+        # What no layer would compute by it is not worth a question; nor does the choice change
+        # anything.
         ways = [way for way in ways if way.convolution == "direct"]
         if len(ways) == 1:
             return hardware.choose(ways[0])
@@ -37,8 +45,12 @@ def with_fastest_way(
     if found is None and before == {} and hardware.precision != "auto":
         return hardware
     if found is None:
-        found = timed.fastest(ways, question_of(hardware, module, x), lambda way: timed.training_step(module, way, x))
-        steps = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in found.seconds.items())
+        found = timed.fastest(
+            ways, question_of(hardware, module, x), lambda way: timed.training_step(module, way, x)
+        )
+        steps = ", ".join(
+            f"{name} {1000 * seconds:.1f} ms" for name, seconds in found.seconds.items()
+        )
         log.info("timed, a step of %d examples: %s; taking %s", len(x), steps, found.way.name)
     chosen = hardware.choose(found.way, found)
     chosen.apply()  # its precision may want other switches
@@ -51,8 +63,8 @@ def way_of(hardware: Resolved) -> dict[str, str]:
 
 
 def kept(before: Mapping[str, Any] | None, ways: list[Way]) -> Measured | None:
-    """Return the way that a run began with, where it is among these, or one of the same precision: that decides about
-    the numbers, and another device need not have the other."""
+    """Return the way that a run began with, where it is among these, or one of the same precision:
+    that decides about the numbers, and another device need not have the other."""
     if before is None:
         return None
     same = [way for way in ways if way.precision == before.get("precision")]

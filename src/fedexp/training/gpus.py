@@ -1,7 +1,9 @@
-"""Choice of the GPU that a job of a sweep takes: the one with the fewest jobs, and at most `jobs_per_gpu` of them.
+"""Choice of the GPU that a job of a sweep takes: the one with the fewest jobs, and at most
+`jobs_per_gpu` of them.
 
-The jobs of all sweeps of a user on a machine agree by locks in files, one for each job on a GPU; a lock ends with its
-process, also after kill -9. Tested with processes and made-up GPUs; it has not run on a machine with several GPUs yet.
+The jobs of all sweeps of a user on a machine agree by locks in files, one for each job on a GPU; a
+lock ends with its process, also after kill -9. Tested with processes and made-up GPUs; it has not
+run on a machine with several GPUs yet.
 """
 
 import getpass
@@ -21,21 +23,28 @@ log = logging.getLogger("fedexp")
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the names of the GPUs that this process sees, in torch's order; the same in every process that names them
-    alike."""
+    """Return the names of the GPUs that this process sees, in torch's order; the same in every
+    process that names them alike."""
     count, named = count_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
-    return [str(i) for i in range(count)] if named is None else named.replace(" ", "").split(",")[:count]
+    return (
+        [str(i) for i in range(count)]
+        if named is None
+        else named.replace(" ", "").split(",")[:count]
+    )
 
 
 def default_folder() -> Path:
-    """Return the default folder of this machine and this user: files of others could not be locked."""
+    """Return the default folder of this machine and this user: files of others could not be
+    locked."""
     return Path(tempfile.gettempdir(), f"fedexp-gpus-{getpass.getuser()}")
 
 
 @contextmanager
-def one_gpu(names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None, interval: float = 1) -> Iterator[int]:
-    """Yield the position in `names` of a GPU that is ours while the block runs; wait where all have as many jobs as may
-    be, asking again every `interval` seconds. folder: where the locks are."""
+def one_gpu(
+    names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None, interval: float = 1
+) -> Iterator[int]:
+    """Yield the position in `names` of a GPU that is ours while the block runs; wait where all have
+    as many jobs as may be, asking again every `interval` seconds. folder: where the locks are."""
     folder = default_folder() if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     choosing, waits = FileLock(folder / "choosing.lock"), False
@@ -58,7 +67,10 @@ def one_gpu(names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None,
 
 def take(names: Sequence[str], jobs_per_gpu: int, folder: Path, held: ExitStack) -> int | None:
     """Take the GPU with the fewest jobs, the first of several; None where each has too many."""
-    running = [[int(slot.name) for slot in (folder / name).glob("*") if is_occupied(slot)] for name in names]
+    running = [
+        [int(slot.name) for slot in (folder / name).glob("*") if is_occupied(slot)]
+        for name in names
+    ]
     position = min(range(len(names)), key=lambda i: len(running[i]))
     if len(running[position]) >= jobs_per_gpu:
         return None

@@ -1,4 +1,5 @@
-"""One run from its configuration to its finished directory; imported late, since it brings torch with it."""
+"""One run from its configuration to its finished directory; imported late, since it brings torch
+with it."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -17,13 +18,27 @@ from fedexp.trackers.replay import final_tables
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.memory import peak_memory
-from fedexp.training.opening import clear_failed_attempt, early_lines, failing, make_directory, note_beginning, run_log
+from fedexp.training.opening import (
+    clear_failed_attempt,
+    early_lines,
+    failing,
+    make_directory,
+    note_beginning,
+    run_log,
+)
 from fedexp.training.place import Job, Place
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment
 from fedexp.training.recorder import Recorder, check_names, joined
 from fedexp.training.results import data_of, result_files, write_results
-from fedexp.training.resuming import at_its_place, check_new, find_elsewhere, find_start, first_state, way_before
+from fedexp.training.resuming import (
+    at_its_place,
+    check_new,
+    find_elsewhere,
+    find_start,
+    first_state,
+    way_before,
+)
 from fedexp.training.rounds import run_rounds
 from fedexp.training.simulation import Simulation, State
 
@@ -31,15 +46,16 @@ log = logging.getLogger("fedexp")
 
 
 def train_run(job: Job) -> dict[str, Any]:
-    """Train a run to its end and return its summary. User errors raise ConfigError and leave nothing behind; once the
-    run has begun, RunFailed."""
+    """Train a run to its end and return its summary. User errors raise ConfigError and leave
+    nothing behind; once the run has begun, RunFailed."""
     job = at_its_place(job)
     built = build(job.config)
     built.tracker.check()
     if job.lockstep is not None and built.tracker.one_per_process:
         raise ConfigError(
-            f"hardware.jobs_together={built.hardware.jobs_together}: {type(built.tracker).__name__} has one run in a "
-            "process; tracker=none, and fedexp push afterwards, or hardware.jobs_together=1"
+            f"hardware.jobs_together={built.hardware.jobs_together}: {type(built.tracker).__name__}"
+            " has one run in a process; tracker=none, and fedexp push afterwards, or"
+            " hardware.jobs_together=1"
         )
     container = resolve(job.config) | {"choices": dict(job.choices)}
     with ExitStack() as held:
@@ -70,14 +86,20 @@ def train_run(job: Job) -> dict[str, Any]:
             held.enter_context(occupied(job.directory))
             check_new(job.directory)  # nobody has been quicker
         simulation = prepared.simulation
-        saved = checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
+        saved = (
+            checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
+        )
         state = first_state(job, prepared, saved)
         held.enter_context(failing(job, container, saved))
         clear_failed_attempt(job.directory)
         held.enter_context(run_log(job.directory, early))
         note_beginning(job, built, container, prepared, state, saved)
-        info = run_info(job, container, simulation, state, resumed=saved is not None and saved.state is not None)
-        recorder, trackers = held.enter_context(recording(job, built, simulation, state, info, saved))
+        info = run_info(
+            job, container, simulation, state, resumed=saved is not None and saved.state is not None
+        )
+        recorder, trackers = held.enter_context(
+            recording(job, built, simulation, state, info, saved)
+        )
         run_rounds(simulation, state, recorder, job.deadline, job.watch)
         summary = summarise(job, built, container, prepared, state, recorder)
         finish_run(job, built, state, summary, trackers, info)
@@ -86,7 +108,8 @@ def train_run(job: Job) -> dict[str, Any]:
 
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """Hold a GPU that few other jobs of this machine use while the block runs, where there are some."""
+    """Hold a GPU that few other jobs of this machine use while the block runs, where there are
+    some."""
     hardware = built.hardware
     if place.device is not None:
         yield replace(built, hardware=replace(hardware, device=place.device))
@@ -101,13 +124,21 @@ def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
 
 @contextmanager
 def recording(
-    job: Job, built: Built, simulation: Simulation, state: State, info: RunInfo, saved: checkpoint.Saved | None
+    job: Job,
+    built: Built,
+    simulation: Simulation,
+    state: State,
+    info: RunInfo,
+    saved: checkpoint.Saved | None,
 ) -> Iterator[tuple[Recorder, list[Tracker]]]:
-    """While the block runs, its rounds are recorded and tracked; closes all of it whatever happens."""
+    """While the block runs, its rounds are recorded and tracked; closes all of it whatever
+    happens."""
     tracker: Tracker = built.tracker.create()
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
     going_on = None if saved is None else saved.state
-    recorder = Recorder(job.directory, simulation, trackers, None if going_on is None else going_on["lengths"])
+    recorder = Recorder(
+        job.directory, simulation, trackers, None if going_on is None else going_on["lengths"]
+    )
     try:
         for watching in trackers:
             watching.start(info)
@@ -123,7 +154,12 @@ def recording(
 
 
 def summarise(
-    job: Job, built: Built, container: dict[str, Any], prepared: Prepared, state: State, recorder: Recorder
+    job: Job,
+    built: Built,
+    container: dict[str, Any],
+    prepared: Prepared,
+    state: State,
+    recorder: Recorder,
 ) -> dict[str, Any]:
     """Return what summary.json holds."""
     summary = joined(
@@ -133,7 +169,10 @@ def summarise(
         origin.fingerprint_of(job.directory),
         recorder.summary(state),
         environment(container, prepared.hardware, state),
-        {"data": data_of(prepared.simulation), "peak_memory": peak_memory(prepared.hardware.device)},
+        {
+            "data": data_of(prepared.simulation),
+            "peak_memory": peak_memory(prepared.hardware.device),
+        },
     )
     if "hint" in summary:
         log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
@@ -141,7 +180,12 @@ def summarise(
 
 
 def finish_run(
-    job: Job, built: Built, state: State, summary: dict[str, Any], trackers: Sequence[Tracker], info: RunInfo
+    job: Job,
+    built: Built,
+    state: State,
+    summary: dict[str, Any],
+    trackers: Sequence[Tracker],
+    info: RunInfo,
 ) -> None:
     """Write the results of the last round, hand them to the trackers and print them."""
     pictures = write_results(job.directory, state, summary, built.figures)
@@ -153,7 +197,9 @@ def finish_run(
         result_line(info.name, summary, job.directory)
 
 
-def run_info(job: Job, container: dict[str, Any], simulation: Simulation, state: State, resumed: bool) -> RunInfo:
+def run_info(
+    job: Job, container: dict[str, Any], simulation: Simulation, state: State, resumed: bool
+) -> RunInfo:
     return RunInfo.of(
         job.directory,
         container,
@@ -168,9 +214,13 @@ def run_info(job: Job, container: dict[str, Any], simulation: Simulation, state:
 
 
 def sweep_of(job: Job) -> str | None:
-    """Return the name of the sweep that the job belongs to, also where it is resumed alone: Hydra has left its file
-    above."""
-    above = (path for path in list(job.directory.absolute().parents)[:2] if (path / "multirun.yaml").is_file())
+    """Return the name of the sweep that the job belongs to, also where it is resumed alone: Hydra
+    has left its file above."""
+    above = (
+        path
+        for path in list(job.directory.absolute().parents)[:2]
+        if (path / "multirun.yaml").is_file()
+    )
     return job.sweep or next((path.name for path in above), None)
 
 

@@ -1,7 +1,9 @@
-"""Several runs in one process, round by round: the clients of all of them are trained as one cohort where they can be.
+"""Several runs in one process, round by round: the clients of all of them are trained as one cohort
+where they can be.
 
-Each run has a thread, of which one works at a time: it gives way only while it waits for the others to have a cohort
-too. So nothing that a process has once (random numbers, settings of torch, the console) is used by two at a time.
+Each run has a thread, of which one works at a time: it gives way only while it waits for the others
+to have a cohort too. So nothing that a process has once (random numbers, settings of torch, the
+console) is used by two at a time.
 """
 
 import threading
@@ -36,11 +38,14 @@ class Lockstep:
         self._interrupted = False
 
     def run(self, jobs: Sequence[Callable[[], object]]) -> None:
-        """Call all of them, each in a thread of its own, until the last has ended. They raise nothing but
-        KeyboardInterrupt, which is raised here too after all have stopped at the end of a round."""
+        """Call all of them, each in a thread of its own, until the last has ended. They raise
+        nothing but KeyboardInterrupt, which is raised here too after all have stopped at the end of
+        a round."""
         self._running = len(jobs)
         stopped: list[BaseException] = []
-        threads = [threading.Thread(target=self._call, args=(job, stopped), daemon=True) for job in jobs]
+        threads = [
+            threading.Thread(target=self._call, args=(job, stopped), daemon=True) for job in jobs
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -68,7 +73,9 @@ class Lockstep:
             return prepared
         self._joint = self._joint or Joint(engine)
         self._joined += 1
-        return replace(prepared, simulation=replace(prepared.simulation, engine=Joined(self, self._joined)))
+        return replace(
+            prepared, simulation=replace(prepared.simulation, engine=Joined(self, self._joined))
+        )
 
     def train(self, number: int, request: Request) -> Trained:
         """Train the cohort of a run together with those of the others, as soon as each has one."""
@@ -91,7 +98,9 @@ class Lockstep:
         waiting, self._waiting = sorted(self._waiting, key=lambda each: each.number), []
         assert self._joint is not None
         try:
-            results: Sequence[Trained | BaseException] = self._joint.train([each.request for each in waiting])
+            results: Sequence[Trained | BaseException] = self._joint.train(
+                [each.request for each in waiting]
+            )
         except Exception as error:
             results = [error] * len(waiting)
         for each, result in zip(waiting, results, strict=True):
@@ -106,7 +115,15 @@ class Joined(Engine):
         self.lockstep, self.number = lockstep, number
 
     def train(
-        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self,
+        algorithm: FedAvg,
+        bench: ClientRuntime,
+        server: Tree,
+        cohort: Cohort,
+        lr: float,
+        evaluate_local: bool,
     ) -> Trained:
         """Train the cohort with those of the other runs."""
-        return self.lockstep.train(self.number, Request(algorithm, bench, server, cohort, lr, evaluate_local))
+        return self.lockstep.train(
+            self.number, Request(algorithm, bench, server, cohort, lr, evaluate_local)
+        )

@@ -10,9 +10,9 @@ PROCESSES = Path("/proc")
 
 
 def peak_memory(device: torch.device) -> dict[str, int | None]:
-    """Return the peak memory in bytes: `host` is the sum of the peaks of this process and its children, so at most this
-    much was in use at once (pages that they share count for each); `device` what torch has held on a GPU, None on a
-    CPU.
+    """Return the peak memory in bytes: `host` is the sum of the peaks of this process and its
+    children, so at most this much was in use at once (pages that they share count for each);
+    `device` what torch has held on a GPU, None on a CPU.
 
     A process that runs several jobs has the peak of all of them.
     """
@@ -21,7 +21,8 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
 
 
 def family() -> list[Path]:
-    """Return the processes of this run: /proc/self and its children; none where the system does not tell."""
+    """Return the processes of this run: /proc/self and its children; none where the system does not
+    tell."""
     try:
         texts = [path.read_text() for path in (PROCESSES / "self" / "task").glob("*/children")]
     except OSError:

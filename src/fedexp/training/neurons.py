@@ -1,4 +1,5 @@
-"""The alignment of neurons over one round (FedNTD Table 2): global model before, local models, global model after."""
+"""The alignment of neurons over one round (FedNTD Table 2): global model before, local models,
+global model after."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +20,10 @@ def measure(
     after: Mapping[str, Params],
     local: Sequence[Mapping[str, Params]],
 ) -> list[dict[str, Any]]:
-    """Return, for each hidden layer in order: `local`, the alignment of the distributed global model with the
-    local models, mean and (population) `local_std` over these, None without any; `aggregated`, that with the new global
-    model; `neurons`, and how many of them are `dead` in the distributed model."""
+    """Return, for each hidden layer in order: `local`, the alignment of the distributed global
+    model with the local models, mean and (population) `local_std` over these, None without any;
+    `aggregated`, that with the new global model; `neurons`, and how many of them are `dead` in the
+    distributed model."""
     start, end = class_means(bench, before), class_means(bench, after)
     trained = [class_means(bench, model) for model in local]
     rows = []
@@ -41,17 +43,22 @@ def measure(
 
 
 def trained_in(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
-    """Return the models that the clients of a round have trained, in the order of the cohort: those of the last
-    exchange in which they send whole models; [] where there is none."""
+    """Return the models that the clients of a round have trained, in the order of the cohort: those
+    of the last exchange in which they send whole models; [] where there is none."""
     for each in reversed(done):
-        if found := local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)):
+        if found := local_models(
+            each.trained.messages, each.trained.buffers, len(each.cohort.clients)
+        ):
             return found
     return []
 
 
 def local_models(messages: Tree, buffers: Tree, count: int) -> list[dict[str, Params]]:
-    """Return the trained models among the messages of an exchange, leaves [count, ...]; none where clients send no
-    whole model."""
+    """Return the trained models among the messages of an exchange, leaves [count, ...]; none where
+    clients send no whole model."""
     if "params" not in messages:
         return []
-    return [{"params": tree.row(messages["params"], i), "buffers": tree.row(buffers, i)} for i in range(count)]
+    return [
+        {"params": tree.row(messages["params"], i), "buffers": tree.row(buffers, i)}
+        for i in range(count)
+    ]

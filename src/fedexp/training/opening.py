@@ -30,7 +30,8 @@ from fedexp.training.simulation import Simulation, Stage, State
 
 log = logging.getLogger("fedexp")
 EARLY_LINES = 1000  # that are kept for run.log until it is opened
-NEW_LEVELS = 3  # folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
+# folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
+NEW_LEVELS = 3
 
 
 def make_directory(directory: Path) -> None:
@@ -77,7 +78,11 @@ def note_beginning(
         say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
         if changed := origin.changed_code(job.directory, container):
             for key, (before, _) in changed.items():
-                log.warning("%s: the code of %s has changed since the rounds before were made", key, before.split()[0])
+                log.warning(
+                    "%s: the code of %s has changed since the rounds before were made",
+                    key,
+                    before.split()[0],
+                )
             origin.note_changed_code(job.directory, container)
         if extension.asked(job.directory, container):
             for words in extension.notes(job.directory, container, state):
@@ -90,9 +95,11 @@ def note_beginning(
 
 
 @contextmanager
-def failing(job: Job, container: Mapping[str, Any], saved: checkpoint.Saved | None) -> Iterator[None]:
-    """While the block runs, a ConfigError is a failure of the run that has begun, and a complete run that is given more
-    rounds is put back where it fails before one of them has been saved."""
+def failing(
+    job: Job, container: Mapping[str, Any], saved: checkpoint.Saved | None
+) -> Iterator[None]:
+    """While the block runs, a ConfigError is a failure of the run that has begun, and a complete
+    run that is given more rounds is put back where it fails before one of them has been saved."""
     before = extension.contents(job.directory, container)
     try:
         yield
@@ -108,17 +115,22 @@ def failing(job: Job, container: Mapping[str, Any], saved: checkpoint.Saved | No
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
-    """Say that the run begins anew: a damaged table cannot be made again from a state, so it is kept, out of the
-    way."""
+    """Say that the run begins anew: a damaged table cannot be made again from a state, so it is
+    kept, out of the way."""
     if saved is not None:
         checkpoint.set_tables_aside(directory)
-        log.warning("%s; the run begins again, and what was there is kept in %s", saved.problem, directory / "damaged")
+        log.warning(
+            "%s; the run begins again, and what was there is kept in %s",
+            saved.problem,
+            directory / "damaged",
+        )
     elif built.settings.resume is not None:
         log.info("no round was saved: the run begins anew")
 
 
 def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> None:
-    """Say where the run resumes, and what is lost: rounds that are in the tidy files and in no state to resume from."""
+    """Say where the run resumes, and what is lost: rounds that are in the tidy files and in no
+    state to resume from."""
     last = csv_files.last_round(directory)
     lost = ""
     if last is not None and last > after:
@@ -134,7 +146,9 @@ def place_states(simulation: Simulation, state: State) -> None:
     federation = simulation.stages[0].federation
     example = first_state(simulation, simulation.algorithm, federation)
     if each := tree.num_bytes(example):
-        home, resident, sentence = choose_place(each, federation.num_clients, simulation.bench.device)
+        home, resident, sentence = choose_place(
+            each, federation.num_clients, simulation.bench.device
+        )
         state.clients.place(home, resident)
         log.info("%s", sentence)
 
@@ -154,24 +168,32 @@ def write_inputs(job: Job, container: Mapping[str, Any], simulation: Simulation)
     for name, stage in partition_files(simulation).items():
         partition = stage.partition
         if len(simulation.stages) > 1:
-            partition = replace(partition, info=partition.info | {"rounds_per_task": simulation.rounds_per_task})
+            partition = replace(
+                partition, info=partition.info | {"rounds_per_task": simulation.rounds_per_task}
+            )
         partition.save(job.directory / name, simulation.bench.data.classes)
         task = f" of task {stage.federation.task + 1}" if len(simulation.stages) > 1 else ""
         if "from_round" in partition.info:
-            log.info("schedule: from round %d on %s", partition.info["from_round"], in_words(partition))
+            log.info(
+                "schedule: from round %d on %s", partition.info["from_round"], in_words(partition)
+            )
         else:
             log.info("partition=%s%s: %s", job.choices["partition"], task, partition.sentence())
 
 
 def partition_files(simulation: Simulation) -> dict[str, Stage]:
     """Return file name -> the task, or the change within a run, whose partition it holds."""
-    names = [files.PARTITION, *(task_partition(number) for number in range(2, len(simulation.stages) + 1))]
+    names = [
+        files.PARTITION,
+        *(task_partition(number) for number in range(2, len(simulation.stages) + 1)),
+    ]
     names += [changed_partition(first) for first, _ in simulation.changes]
     return dict(zip(names, simulation.all_stages, strict=True))
 
 
 class RunLog(logging.FileHandler):
-    """run.log, which a full disk cuts short: the console has its lines too, and files that matter say it."""
+    """run.log, which a full disk cuts short: the console has its lines too, and files that matter
+    say it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Print no traceback for every line."""
@@ -182,7 +204,8 @@ class RunLog(logging.FileHandler):
 
 
 class EarlyLines(logging.Handler):
-    """Keeps the first lines that are logged of a run before its directory is made, for its run.log."""
+    """Keeps the first lines that are logged of a run before its directory is made, for its
+    run.log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +218,8 @@ class EarlyLines(logging.Handler):
             self._records.append(record)
 
     def hand_over(self, handler: logging.Handler) -> None:
-        """Hand the lines to the handler that takes all later ones, each with the time at which it was logged."""
+        """Hand the lines to the handler that takes all later ones, each with the time at which it
+        was logged."""
         log.removeHandler(self)
         for record in self._records:
             handler.handle(record)
@@ -210,7 +234,8 @@ def from_this_thread() -> Callable[[logging.LogRecord], bool]:
 
 @contextmanager
 def early_lines() -> Iterator[EarlyLines]:
-    """While the block runs, and until they are handed over, keep the lines that this thread logs."""
+    """While the block runs, and until they are handed over, keep the lines that this thread
+    logs."""
     early = EarlyLines()
     early.addFilter(from_this_thread())
     log.addHandler(early)
@@ -222,7 +247,8 @@ def early_lines() -> Iterator[EarlyLines]:
 
 @contextmanager
 def run_log(directory: Path, early: EarlyLines) -> Iterator[None]:
-    """While the block runs, run.log takes what is logged, and first of all what was logged before."""
+    """While the block runs, run.log takes what is logged, and first of all what was logged
+    before."""
     path = directory / "run.log"
     with storage.storing(path):
         handler = RunLog(path, encoding="utf-8")
@@ -238,7 +264,9 @@ def run_log(directory: Path, early: EarlyLines) -> Iterator[None]:
         yield
     finally:
         if console.problem is not None:  # there, and not on the console
-            handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
+            handler.handle(
+                log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None)
+            )
         log.removeHandler(handler)
         rounds.removeHandler(handler)
         handler.close()

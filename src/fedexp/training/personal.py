@@ -1,7 +1,8 @@
 """The test of each client's own model, class by class, for algorithms that have personal models.
 
-A client is tested on the classes that it holds in any task: those that its own distribution weights. Where its model
-differs from the global one in the classifier alone, the features of the test set are computed once for all clients.
+A client is tested on the classes that it holds in any task: those that its own distribution
+weights. Where its model differs from the global one in the classifier alone, the features of the
+test set are computed once for all clients.
 """
 
 from collections.abc import Mapping
@@ -26,30 +27,44 @@ def has_personal_models(algorithm: FedAvg) -> bool:
 
 
 def evaluate_personal(
-    simulation: Simulation, server: Tree, kept: Mapping[int, Tree], number: int, of_global: Mapping[str, Evaluation]
+    simulation: Simulation,
+    server: Tree,
+    kept: Mapping[int, Tree],
+    number: int,
+    of_global: Mapping[str, Evaluation],
 ) -> dict[str, np.ndarray]:
-    """Return view -> class accuracies float64 [K, C] of each client's own model after round `number`.
+    """Return view -> class accuracies float64 [K, C] of each client's own model after round
+    `number`.
 
-    nan: a class that the client does not hold, or that the examples of the view lack. A client without a model of its
-    own counts with the global one. kept: client -> its state; of_global: the tests of the global model.
+    nan: a class that the client does not hold, or that the examples of the view lack. A client
+    without a model of its own counts with the global one. kept: client -> its state; of_global: the
+    tests of the global model.
     """
     bench, info = simulation.bench, simulation.stage_of(number).federation
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
     bench.net.set_buffers(server["buffers"])
-    tests = {view: ModelTest(bench.tested_on(view), server, bench.test_draws(view, number)) for view in of_global}
+    tests = {
+        view: ModelTest(bench.tested_on(view), server, bench.test_draws(view, number))
+        for view in of_global
+    }
     correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in of_global}
     for client in range(len(holds)):
         state = to(kept[client], bench.device) if client in kept else None
         model = simulation.algorithm.personal_model(server, client, state, info)
         for view, evaluation in of_global.items():
-            found = evaluation.class_correct if model is None else tests[view].right(model, holds[client])
+            found = (
+                evaluation.class_correct
+                if model is None
+                else tests[view].right(model, holds[client])
+            )
             correct[view][client] = found.cpu().numpy()
     shares = {view: class_accuracy(counts, tests[view].totals) for view, counts in correct.items()}
     return {view: np.where(holds, accuracy, np.nan) for view, accuracy in shares.items()}
 
 
 class ModelTest:
-    """The examples that a view shows, for many models. bench: with them as its test set (`tested_on`)."""
+    """The examples that a view shows, for many models. bench: with them as its test set
+    (`tested_on`)."""
 
     def __init__(self, bench: ClientRuntime, server: Tree, draws: torch.Tensor | None):
         self.bench, self.server, self.draws = bench, server, draws
@@ -65,11 +80,16 @@ class ModelTest:
     def right(self, model: Params, classes: np.ndarray) -> torch.Tensor:
         """Return the right answers on test examples of these classes (bool [C]), int64 [C].
 
-        A model that normalises by the batch at hand sees the batches in which the global model is tested."""
+        A model that normalises by the batch at hand sees the batches in which the global model is
+        tested."""
         bench = self.bench
         y, wanted = bench.data.y_test, torch.from_numpy(classes).to(bench.device)
         every = uses_batch_statistics(bench.net.module)
-        numbers = torch.arange(len(y), device=bench.device) if every else torch.nonzero(wanted[y]).flatten()
+        numbers = (
+            torch.arange(len(y), device=bench.device)
+            if every
+            else torch.nonzero(wanted[y]).flatten()
+        )
         correct = torch.zeros(len(classes), dtype=torch.int64, device=bench.device)
         shared = self.features() if shares_body(model, self.server["params"]) else None
         for index in numbers.split(bench.evaluation_batch):
@@ -85,8 +105,12 @@ class ModelTest:
         """Return the features of all test examples under the global model, [M, D]."""
         if self._features is None:
             bench, params = self.bench, self.server["params"]
-            every = torch.arange(len(bench.data.y_test), device=bench.device).split(bench.evaluation_batch)
-            parts = [bench.net(params, bench.load_test(index, self.draws)[0]).features for index in every]
+            every = torch.arange(len(bench.data.y_test), device=bench.device).split(
+                bench.evaluation_batch
+            )
+            parts = [
+                bench.net(params, bench.load_test(index, self.draws)[0]).features for index in every
+            ]
             self._features = torch.cat(parts)
         return self._features
 

@@ -19,7 +19,8 @@ class Place:
     """Facts that a job knows about where its launcher has put it."""
 
     cores: int | None = None  # that it may use; None: all that its process may
-    finds_gpu: bool = False  # no scheduler has given it one: the jobs of this machine share them out (see gpus.py)
+    # no scheduler has given it one: the jobs of this machine share them out (see gpus.py)
+    finds_gpu: bool = False
     alone: bool = True  # no other job writes to the same terminal at the same time
     device: str | None = None  # that the job's group holds; None: it has no group
 
@@ -36,4 +37,5 @@ class Job:
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
     watch: "Watch | None" = None  # of a search, which may end the run
-    lockstep: "Lockstep | None" = None  # of the runs that train together with this one (hardware.jobs_together)
+    # of the runs that train together with this one (hardware.jobs_together)
+    lockstep: "Lockstep | None" = None

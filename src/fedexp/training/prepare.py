@@ -1,4 +1,5 @@
-"""From a checked configuration to a simulation: loads the data, partitions it, makes model and engine."""
+"""From a checked configuration to a simulation: loads the data, partitions it, makes model and
+engine."""
 
 import logging
 from collections.abc import Mapping
@@ -41,11 +42,13 @@ class Prepared:
     hardware: Resolved
 
 
-def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | None = None) -> Prepared:
+def prepare(
+    built: Built, share: int | None = None, before: Mapping[str, Any] | None = None
+) -> Prepared:
     """Load and assemble everything; raise ConfigError where data and settings do not fit together.
 
-    share: cores that the run may use; None: all of them. before: the way of computing that a resumed run began with,
-    see `with_fastest_way`.
+    share: cores that the run may use; None: all of them. before: the way of computing that a
+    resumed run began with, see `with_fastest_way`.
     """
     built = in_one_place(built)
     metrics = metrics_of(built)
@@ -64,7 +67,9 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         winograd.convert(module)
     check_frozen(module, algorithm)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
-    bench = runtime_of(replace(built, algorithm=algorithm, local=local), module, data, first, hardware)
+    bench = runtime_of(
+        replace(built, algorithm=algorithm, local=local), module, data, first, hardware
+    )
     check_reads(built.model, bench)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
@@ -85,7 +90,9 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         cohorts=cohorts,
         server_optimizer=built.server,
         stop=built.stop,
-        task_orders=orders_of(built.scenario, built.settings.num_clients, len(divided), built.seeds.partition),
+        task_orders=orders_of(
+            built.scenario, built.settings.num_clients, len(divided), built.seeds.partition
+        ),
         analysis=built.analysis,
         changes=tuple((number, part.stage(bench, engine)) for number, part in changes),
         left_out=without_batches(algorithm, federations, local) if mixes_examples else {},
@@ -110,7 +117,8 @@ def cohorts_of(built: Built, tasks: int) -> Rounds | None:
 
 
 def make_model(built: Built, data: Data, info: Federation) -> tuple[nn.Module, FedAvg]:
-    """Return the initial model as the algorithm changes it, and the algorithm fitted to the model."""
+    """Return the initial model as the algorithm changes it, and the algorithm fitted to the
+    model."""
     model, algorithm = built.model, built.algorithm
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), info))
     with making(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
@@ -121,7 +129,9 @@ def make_model(built: Built, data: Data, info: Federation) -> tuple[nn.Module, F
     return module, algorithm.fitted(module)
 
 
-def runtime_of(built: Built, module: nn.Module, data: Data, info: Federation, hardware: Resolved) -> ClientRuntime:
+def runtime_of(
+    built: Built, module: nn.Module, data: Data, info: Federation, hardware: Resolved
+) -> ClientRuntime:
     """Return what every client trains and is tested with."""
     settings = built.settings
     heads = built.algorithm.heads(info.tasks)
@@ -138,9 +148,13 @@ def runtime_of(built: Built, module: nn.Module, data: Data, info: Federation, ha
 
 
 def metrics_of(built: Built) -> Metrics:
-    """Return what every run measures, what the group `forgetting_metric` chooses, and the personalised test where it is
-    asked for."""
-    chosen: list[ForgettingMetric] = [BackwardTransfer(), RoundDrop(local=False), built.forgetting_metric]
+    """Return what every run measures, what the group `forgetting_metric` chooses, and the
+    personalised test where it is asked for."""
+    chosen: list[ForgettingMetric] = [
+        BackwardTransfer(),
+        RoundDrop(local=False),
+        built.forgetting_metric,
+    ]
     if built.settings.tests_personal:
         own = has_personal_models(built.algorithm)
         chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
@@ -153,8 +167,13 @@ def in_one_place(built: Built) -> Built:
     if built.algorithm.paradigm != "centralized":
         return built
     if built.cohorts.path is not None:
-        raise ConfigError(f"cohorts.path={built.cohorts.path}: algorithm.paradigm=centralized has one client")
-    log.info("algorithm.paradigm=centralized: one client holds all training data; partition and participation are idle")
+        raise ConfigError(
+            f"cohorts.path={built.cohorts.path}: algorithm.paradigm=centralized has one client"
+        )
+    log.info(
+        "algorithm.paradigm=centralized: one client holds all training data; partition and"
+        " participation are idle"
+    )
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)
     return replace(built, settings=settings, surrogate=surrogate, partition=IID())

@@ -20,26 +20,40 @@ SLOWEST = 10
 
 @contextmanager
 def profiled(directory: Path, number: int) -> Iterator[None]:
-    """Writes profile/trace.json.gz (chrome://tracing, Perfetto) and profile/operations.csv, and logs the slowest."""
+    """Writes profile/trace.json.gz (chrome://tracing, Perfetto) and profile/operations.csv, and
+    logs the slowest."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with torch.profiler.profile(activities=activities) as profiler:
         yield
     table = operations(profiler)
-    storage.write_atomically(directory / "profile" / "operations.csv", table.to_csv(index=False).encode())
+    storage.write_atomically(
+        directory / "profile" / "operations.csv", table.to_csv(index=False).encode()
+    )
     with tempfile.TemporaryDirectory() as scratch:
         trace = Path(scratch, "trace.json")
         profiler.export_chrome_trace(str(trace))
-        storage.write_atomically(directory / "profile" / "trace.json.gz", gzip.compress(trace.read_bytes()))
+        storage.write_atomically(
+            directory / "profile" / "trace.json.gz", gzip.compress(trace.read_bytes())
+        )
     shown = table.head(SLOWEST).to_string(index=False, float_format=lambda value: f"{value:.1f}")
-    log.info("round %d, the %d slowest operations (all: profile/operations.csv):\n%s", number, SLOWEST, shown)
+    log.info(
+        "round %d, the %d slowest operations (all: profile/operations.csv):\n%s",
+        number,
+        SLOWEST,
+        shown,
+    )
 
 
 def operations(profiler: torch.profiler.profile) -> pd.DataFrame:
-    """One row an operation, slowest first: milliseconds spent in itself and with what it calls, and its share."""
+    """One row an operation, slowest first: milliseconds spent in itself and with what it calls, and
+    its share."""
     rows: list[dict[str, Any]] = []
     for event in profiler.key_averages():
         row = {"operation": event.key, "calls": event.count}
-        row |= {"self_cpu_ms": event.self_cpu_time_total / 1e3, "cpu_ms": event.cpu_time_total / 1e3}
+        row |= {
+            "self_cpu_ms": event.self_cpu_time_total / 1e3,
+            "cpu_ms": event.cpu_time_total / 1e3,
+        }
         rows.append(row | {"self_device_ms": event.self_device_time_total / 1e3})
     table = pd.DataFrame(rows)
     by = "self_device_ms" if table["self_device_ms"].any() else "self_cpu_ms"

@@ -19,16 +19,30 @@ from fedexp.training.simulation import State
 
 
 def environment(container: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
-    """Return the versions and hardware with which the numbers were made; under `determinism`, all that would have to be
-    equal, beside the data, for them to come out the same to the last bit. Where a run has been resumed with another
-    setting, `spans` lists the rounds of each with its own, and beside it stands only what was equal in all."""
+    """Return the versions and hardware with which the numbers were made; under `determinism`, all
+    that would have to be equal, beside the data, for them to come out the same to the last bit.
+    Where a run has been resumed with another setting, `spans` lists the rounds of each with its
+    own, and beside it stands only what was equal in all."""
     made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
-    decisive = {"config": fingerprint(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
+    decisive = {
+        "config": fingerprint(container),
+        "seeds": container["seeds"],
+        "versions": versions(*NUMERIC),
+    }
     decisive |= {"commit": made_with["commit"]} | own_code(container) | hardware.arithmetic()
     if len(state.spans) > 1:
-        differing = {key for span in state.spans for key, value in span.items() if decisive.get(key, value) != value}
+        differing = {
+            key
+            for span in state.spans
+            for key, value in span.items()
+            if decisive.get(key, value) != value
+        }
         unknown = any(span.keys() == {"first"} for span in state.spans)
-        decisive = {k: v for k, v in decisive.items() if k not in differing and not (unknown and k in state.spans[-1])}
+        decisive = {
+            k: v
+            for k, v in decisive.items()
+            if k not in differing and not (unknown and k in state.spans[-1])
+        }
         decisive["spans"] = list_spans(state)
     return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
 
@@ -41,8 +55,13 @@ def own_code(container: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def begin_span(state: State, container: Mapping[str, Any], hardware: Resolved) -> None:
     """Note the versions and hardware for the rounds from here on, unless they are as before."""
-    now = {"versions": versions(*NUMERIC), "commit": commit()} | own_code(container) | hardware.arithmetic()
-    if state.accuracy and not state.spans:  # a checkpoint of an older version, which has not kept it
+    now = (
+        {"versions": versions(*NUMERIC), "commit": commit()}
+        | own_code(container)
+        | hardware.arithmetic()
+    )
+    # a checkpoint of an older version, which has not kept it
+    if state.accuracy and not state.spans:
         state.spans.append({"first": 0})
     first = state.round + 1 if state.accuracy else 0
     if not state.spans or {k: v for k, v in state.spans[-1].items() if k != "first"} != now:
@@ -50,10 +69,12 @@ def begin_span(state: State, container: Mapping[str, Any], hardware: Resolved) -
 
 
 def list_spans(state: State) -> list[dict[str, Any]]:
-    """Return `rounds` (first and last) of each span, and its setting; only `rounds` where that was not kept."""
+    """Return `rounds` (first and last) of each span, and its setting; only `rounds` where that was
+    not kept."""
     lasts = [*(span["first"] - 1 for span in state.spans[1:]), state.round]
     return [
-        {"rounds": [span["first"], last]} | {key: value for key, value in span.items() if key != "first"}
+        {"rounds": [span["first"], last]}
+        | {key: value for key, value in span.items() if key != "first"}
         for span, last in zip(state.spans, lasts, strict=True)
     ]
 
@@ -77,10 +98,11 @@ def version(package: str) -> str:
     return metadata.version(package)
 
 
-@functools.cache  # the code that runs was loaded once, whatever becomes of the checkout; and git takes processes
+# the code that runs was loaded once, whatever becomes of the checkout; and git takes processes
+@functools.cache
 def commit() -> str | None:
-    """Return the git commit of the fedexp checkout that runs, None when installed from a wheel; `+` = with local
-    changes."""
+    """Return the git commit of the fedexp checkout that runs, None when installed from a wheel; `+`
+    = with local changes."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -89,7 +111,10 @@ def commit() -> str | None:
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != ROOT:
-            return None  # some other project's checkout holds the environment that fedexp is installed in
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+            # some other project's checkout holds the environment that fedexp is installed in
+            return None
+        return git("rev-parse", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,4 +1,5 @@
-"""Examples outside the clients' own data: the server's public set (Flashback, FedDF) and FedKA's shared ones."""
+"""Examples outside the clients' own data: the server's public set (Flashback, FedDF) and FedKA's
+shared ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ class PublicSet:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def take(self, index: np.ndarray, dropout: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(
+        self, index: np.ndarray, dropout: np.random.Generator | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         chosen, keys = self.numbers[torch.as_tensor(index)].to(self.bench.device), None
         if dropout is not None and isinstance(self.bench.data, TextData):
             keys = torch.from_numpy(DropoutKeys().draw(dropout, len(index))).to(self.bench.device)
@@ -33,11 +36,14 @@ class PublicSet:
         return torch.stack(self.engine.logits(self.bench, models, [self.numbers] * len(models)))
 
     def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        return self.engine.logits(self.bench, models, [self.numbers[torch.as_tensor(part)] for part in parts])
+        return self.engine.logits(
+            self.bench, models, [self.numbers[torch.as_tensor(part)] for part in parts]
+        )
 
 
 def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a random training example of each class, int64 [C]; -1 for a class that has none (FedKA's shared set)."""
+    """Return a random training example of each class, int64 [C]; -1 for a class that has none
+    (FedKA's shared set)."""
     chosen = np.full(num_classes, -1, dtype=np.int64)
     for c in range(num_classes):
         numbers = np.flatnonzero(labels == c)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedexp")
 
 
-def write_results(directory: Path, state: State, summary: dict[str, Any], look: Pictures) -> list[Path]:
+def write_results(
+    directory: Path, state: State, summary: dict[str, Any], look: Pictures
+) -> list[Path]:
     """Write summary.json last: a run that has one is complete, whenever it was killed."""
     for view, tested in state.tested.items():
         if tested.history.local_rounds:
@@ -47,7 +49,9 @@ def draw_missing(directory: Path, summary: dict[str, Any]) -> None:
     except (ConfigError, OSError):
         return  # the files are damaged: nothing can be drawn from them
     if lost:
-        log.info("%s: %s drawn now", directory, "1 figure is" if lost == 1 else f"{lost} figures are")
+        log.info(
+            "%s: %s drawn now", directory, "1 figure is" if lost == 1 else f"{lost} figures are"
+        )
         draw(directory, summary)
 
 

@@ -1,4 +1,5 @@
-"""The beginning of a run: in a new directory, or in one that holds the same run, begun or complete."""
+"""The beginning of a run: in a new directory, or in one that holds the same run, begun or
+complete."""
 
 import logging
 from collections.abc import Mapping
@@ -42,8 +43,11 @@ def at_its_place(job: Job) -> Job:
     return replace(job, config=origin.from_where_it_began(job.config, job.directory, typed))
 
 
-def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bool, dict[str, Any] | None]:
-    """Return (whether there is something to resume from, the summary of a run that is over or None)."""
+def find_start(
+    job: Job, built: Built, container: Mapping[str, Any]
+) -> tuple[bool, dict[str, Any] | None]:
+    """Return (whether there is something to resume from, the summary of a run that is over or
+    None)."""
     resumed = built.settings.resume is not None
     if job.sweep is None and not resumed:
         check_new(job.directory)
@@ -51,10 +55,15 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
     if not resumed:
         begin_again_where_damaged(job.directory, job.overrides)
     if not resumed and not checkpoint.exists(job.directory):
-        return False, None  # a job of a sweep that is new, or that ended before it had anything to resume from
+        # a job of a sweep that is new, or that ended before it had anything to resume from
+        return False, None
     check_resume(job.directory, container, alone=job.sweep is None)
     summary = finished_summary(job.directory)
-    if summary is None or not is_over(summary, built.stop, resumed) or extension.asked(job.directory, container):
+    if (
+        summary is None
+        or not is_over(summary, built.stop, resumed)
+        or extension.asked(job.directory, container)
+    ):
         return True, None
     if built.figures.draw:
         draw_missing(job.directory, summary)
@@ -68,7 +77,8 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
 
 
 def find_elsewhere(job: Job, container: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the summary of the same run where another sweep has made it, which is noted; None where none has."""
+    """Return the summary of the same run where another sweep has made it, which is noted; None
+    where none has."""
     other = elsewhere.complete(job.directory, container)
     if other is None:
         return None
@@ -80,13 +90,15 @@ def find_elsewhere(job: Job, container: Mapping[str, Any]) -> dict[str, Any] | N
 def way_before(directory: Path) -> Mapping[str, Any] | None:
     """Return the way of computing that a run began with, see `with_fastest_way`.
 
-    {}: it has rounds and did not note it; None: it ended before it had either, so the choice is that of a new run."""
+    {}: it has rounds and did not note it; None: it ended before it had either, so the choice is
+    that of a new run."""
     noted = origin.mapping_of(origin.read(directory), "way")
     return noted or ({} if checkpoint.exists(directory) else None)
 
 
 def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) -> State:
-    """Return the state that the rounds begin from: a saved one, if the run and its data are still the same, or new."""
+    """Return the state that the rounds begin from: a saved one, if the run and its data are still
+    the same, or new."""
     simulation = prepared.simulation
     if saved is None or saved.state is None:
         return simulation.initial_state()
@@ -102,18 +114,22 @@ def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) ->
 def check_new(directory: Path) -> None:
     if (directory / files.ROUNDS).exists():
         raise ConfigError(
-            f"{directory}: already holds a run; continue it with resume={directory} or choose another hydra.run.dir"
+            f"{directory}: already holds a run; continue it with resume={directory} or choose"
+            " another hydra.run.dir"
         )
 
 
 def check_resume(directory: Path, container: Mapping[str, Any], alone: bool = False) -> None:
-    """Make sure that the run there was begun with this configuration; alone: not as a job of a sweep, so that it may
-    be given more rounds."""
+    """Make sure that the run there was begun with this configuration; alone: not as a job of a
+    sweep, so that it may be given more rounds."""
     differing = origin.differences(directory, read_config(directory), container)
     if alone and differing and extension.allows(differing):
         extension.check(directory, read_config(directory), container)
     elif differing:
-        raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
+        raise ConfigError(
+            f"resume={directory}: the run there has another configuration:\n  "
+            + "\n  ".join(differing)
+        )
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -121,7 +137,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     try:
         config = yaml_files.load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)") from None
+        raise ConfigError(
+            f"resume={directory}: not a run directory (no {files.CONFIG} there)"
+        ) from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     if not isinstance(config, dict):
@@ -133,4 +151,6 @@ def check_partition(directory: Path, simulation: Simulation) -> None:
     """Raise ConfigError unless the data still give the partitions that the run began with."""
     for name, stage in partition_files(simulation).items():
         if Partition.load(directory / name).hash != stage.partition.hash:
-            raise ConfigError(f"resume={directory}: the data now give another partition than this run began with")
+            raise ConfigError(
+                f"resume={directory}: the data now give another partition than this run began with"
+            )

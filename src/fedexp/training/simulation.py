@@ -1,4 +1,5 @@
-"""The parts of a run (`Experiment`) and what changes from round to round (`State`, all that a checkpoint holds)."""
+"""The parts of a run (`Experiment`) and what changes from round to round (`State`, all that a
+checkpoint holds)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +27,22 @@ from fedexp.rundir.client_states import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
 # Of what a checkpoint holds.
-NOT_OF_THE_STATE = ("format", "lengths", "checksums", "views", "first_view", "history", "accuracy", "tasks")
+NOT_OF_THE_STATE = (
+    "format",
+    "lengths",
+    "checksums",
+    "views",
+    "first_view",
+    "history",
+    "accuracy",
+    "tasks",
+)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The part of a run that belongs to one task; without a scenario there is one, for the whole run."""
+    """The part of a run that belongs to one task; without a scenario there is one, for the whole
+    run."""
 
     partition: Partition
     federation: Federation
@@ -56,11 +67,14 @@ class Simulation:
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
     cohorts: Rounds | None = None  # who takes part in which round; None: drawn by seeds.sampling
     server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
-    left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
+    # clients and examples that batch norm cannot train on
+    left_out: dict[str, int] = field(default_factory=dict)
     stop: Stop = NO_STOP
-    task_orders: np.ndarray | None = None  # int [K, T]: the task of each client at each stage; None: that of all
+    # int [K, T]: the task of each client at each stage; None: that of all
+    task_orders: np.ndarray | None = None
     analysis: Analysis = NO_ANALYSIS
-    changes: tuple[tuple[int, Stage], ...] = ()  # (first round, what counts from then on), of a run without tasks
+    # (first round, what counts from then on), of a run without tasks
+    changes: tuple[tuple[int, Stage], ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -73,9 +87,14 @@ class Simulation:
         return self.bench.data.test_tasks is not None
 
     def stage_of(self, round: int) -> Stage:
-        """Return the stage of the task trained in round 1, 2, ...; after the last round, that of the last task."""
+        """Return the stage of the task trained in round 1, 2, ...; after the last round, that of
+        the last task."""
         begun = [stage for first, stage in self.changes if first <= round]
-        return begun[-1] if begun else self.stages[min((round - 1) // self.rounds_per_task, len(self.stages) - 1)]
+        return (
+            begun[-1]
+            if begun
+            else self.stages[min((round - 1) // self.rounds_per_task, len(self.stages) - 1)]
+        )
 
     @property
     def all_stages(self) -> tuple[Stage, ...]:
@@ -105,7 +124,11 @@ class Simulation:
         counts = [stage.partition.counts for stage in self.all_stages]
         if self.changes:
             return History(np.stack(counts), starts=(1, *(first for first, _ in self.changes)))
-        return History(np.stack(counts), self.rounds_per_task) if len(counts) > 1 else History(counts[0])
+        return (
+            History(np.stack(counts), self.rounds_per_task)
+            if len(counts) > 1
+            else History(counts[0])
+        )
 
 
 @dataclass
@@ -113,8 +136,10 @@ class Tested:
     """Findings of the tests of a run so far in one view of the test set."""
 
     history: History
-    accuracy: list[tuple[int, float]] = field(default_factory=list)  # (round, test accuracy) of evaluated rounds
-    tasks: list[tuple[int, list[float]]] = field(default_factory=list)  # (round, test accuracy on each task)
+    # (round, test accuracy) of evaluated rounds
+    accuracy: list[tuple[int, float]] = field(default_factory=list)
+    # (round, test accuracy on each task)
+    tasks: list[tuple[int, list[float]]] = field(default_factory=list)
 
     def to_tree(self) -> Tree:
         return {"accuracy": self.accuracy, "tasks": self.tasks, "history": self.history.to_tree()}
@@ -131,16 +156,21 @@ class State:
     server: Tree
     tested: dict[str, Tested]  # view -> results, in the order of ClientRuntime.views
     round: int = 0
-    clients: ClientStates = field(default_factory=ClientStates)  # of those that keep something and took part
+    # of those that keep something and took part
+    clients: ClientStates = field(default_factory=ClientStates)
     examples: int = 0  # trained on by clients so far
     train_seconds: float = 0.0
     seconds: float = 0.0
     status: str = "running"  # running | completed | diverged | stopped
-    stopped: dict[str, Any] = field(default_factory=dict)  # of a run that was stopped: `by` what, and the value of that
-    not_finite: list[int] = field(default_factory=list)  # of a run that has diverged: the clients it began with
+    # of a run that was stopped: `by` what, and the value of that
+    stopped: dict[str, Any] = field(default_factory=dict)
+    # of a run that has diverged: the clients it began with
+    not_finite: list[int] = field(default_factory=list)
     wandb_id: str | None = None
-    spans: list[dict[str, Any]] = field(default_factory=list)  # `first` round of each, and with what it was computed
-    alignment: list[dict[str, Any]] = field(default_factory=list)  # of neurons in the last round, where it is measured
+    # `first` round of each, and with what it was computed
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    # of neurons in the last round, where it is measured
+    alignment: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def history(self) -> History:
@@ -154,15 +184,26 @@ class State:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Return the first round of the highest accuracy in the view that chooses, and that accuracy; None before one
-        was evaluated. The initial model does not count."""
-        found = [each for each in self.tested[choosing(tuple(self.tested))].accuracy if each[0] >= 1]
+        """Return the first round of the highest accuracy in the view that chooses, and that
+        accuracy; None before one was evaluated. The initial model does not count."""
+        found = [
+            each for each in self.tested[choosing(tuple(self.tested))].accuracy if each[0] >= 1
+        ]
         return max(found, key=lambda each: each[1], default=None)
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
-        """Return the state as tensors, numbers and strings only, so that it loads with weights_only=True. versions: of
-        the client states, which have files of their own."""
-        names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id", "spans")
+        """Return the state as tensors, numbers and strings only, so that it loads with
+        weights_only=True. versions: of the client states, which have files of their own."""
+        names = (
+            "round",
+            "examples",
+            "train_seconds",
+            "seconds",
+            "status",
+            "not_finite",
+            "wandb_id",
+            "spans",
+        )
         views = {view: tested.to_tree() for view, tested in self.tested.items()}
         first = next(iter(views))
         return {name: getattr(self, name) for name in names} | {
@@ -179,7 +220,9 @@ class State:
     def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
         """Rebuild the state. directory: of the run, where the client states are."""
         if saved.get("format") != CHECKPOINT_FORMAT:
-            raise ConfigError(f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
+            raise ConfigError(
+                f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}"
+            )
         values: dict[str, Any] = {k: v for k, v in saved.items() if k not in NOT_OF_THE_STATE}
         tested = by_view(saved)
         values["server"] = to(values["server"], device)

@@ -1,7 +1,8 @@
-"""The end of a run before its last round: its patience or its minutes are over, or a search has no more use for it.
+"""The end of a run before its last round: its patience or its minutes are over, or a search has no
+more use for it.
 
-What ended it stands in the state and in summary.json (`stopped`: `by`, and the value of the option). Such a run is
-over, as the options ask for; a command that asks for more goes on with it.
+What ended it stands in the state and in summary.json (`stopped`: `by`, and the value of the
+option). Such a run is over, as the options ask for; a command that asks for more goes on with it.
 """
 
 import time
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from fedexp.training.simulation import Simulation, State
 
 PATIENCE, MINUTES, SEARCH = "patience", "minutes", "search"
-Watch = Callable[[int, Mapping[str, Any]], bool]  # (round, summary so far) -> whether the run is of no more use
+# (round, summary so far) -> whether the run is of no more use
+Watch = Callable[[int, Mapping[str, Any]], bool]
 
 
 def view_of(stop: Stop) -> str:
@@ -24,7 +26,8 @@ def view_of(stop: Stop) -> str:
 
 
 def waited(accuracy: Sequence[tuple[int, float]]) -> int:
-    """Return the number of evaluated rounds since the first one with the highest accuracy; round 0 does not count.
+    """Return the number of evaluated rounds since the first one with the highest accuracy; round 0
+    does not count.
 
     accuracy: (round, accuracy) of the evaluated rounds."""
     values = [value for number, value in accuracy if number >= 1]
@@ -32,17 +35,23 @@ def waited(accuracy: Sequence[tuple[int, float]]) -> int:
 
 
 class Stopping:
-    """Says after each round whether the run ends with it. The time runs from the making of the object."""
+    """Says after each round whether the run ends with it. The time runs from the making of the
+    object."""
 
-    def __init__(self, simulation: "Simulation", watch: Watch | None, summary: Callable[["State"], Mapping[str, Any]]):
+    def __init__(
+        self,
+        simulation: "Simulation",
+        watch: Watch | None,
+        summary: Callable[["State"], Mapping[str, Any]],
+    ):
         """summary: what summary.json would hold after a state."""
         self.stop, self.watch, self.summary = simulation.stop, watch, summary
         minutes = simulation.stop.minutes
         self.end = None if minutes is None else time.perf_counter() + 60 * minutes
 
     def reason(self, state: "State", seconds: float) -> dict[str, Any]:
-        """Return what ends the run after this state (`State.stopped`); {} where it goes on. seconds: that the next
-        round would take."""
+        """Return what ends the run after this state (`State.stopped`); {} where it goes on.
+        seconds: that the next round would take."""
         if self.out_of_patience(state):
             return {"by": PATIENCE, "patience": self.stop.patience}
         evaluated = state.accuracy[-1][0] == state.round
@@ -54,12 +63,14 @@ class Stopping:
 
     def out_of_patience(self, state: "State") -> bool:
         patience = self.stop.patience
-        return patience is not None and waited(state.tested[view_of(self.stop)].accuracy) >= patience
+        return (
+            patience is not None and waited(state.tested[view_of(self.stop)].accuracy) >= patience
+        )
 
 
 def is_over(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
-    """Return whether a run whose summary this is has nothing left to do for a command that asks for `stop`; resumed:
-    by its name, not as a job of a sweep."""
+    """Return whether a run whose summary this is has nothing left to do for a command that asks for
+    `stop`; resumed: by its name, not as a job of a sweep."""
     if summary.get("status") != "stopped":
         return True
     why = summary.get("stopped") or {}

@@ -1,1 +1,2 @@
-"""Analyses after a run, from the models that its directory keeps: `fedexp analyse <run directory> <kind>`."""
+"""Analyses after a run, from the models that its directory keeps: `fedexp analyse <run directory>
+<kind>`."""

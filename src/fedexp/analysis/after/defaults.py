@@ -1,8 +1,15 @@
-"""Options of the kinds of `fedexp analyse` with their defaults, for the command line and for the pictures of sweeps."""
+"""Options of the kinds of `fedexp analyse` with their defaults, for the command line and for the
+pictures of sweeps."""
 
 from typing import Any
 
-COMMON: dict[str, Any] = {"data": "test", "examples": 1000, "seed": 0, "device": "auto", "data_dir": None}
+COMMON: dict[str, Any] = {
+    "data": "test",
+    "examples": 1000,
+    "seed": 0,
+    "device": "auto",
+    "data_dir": None,
+}
 OF_KIND: dict[str, dict[str, Any]] = {
     "loss_plane": {
         **{"round": None, "client": None, "directions": "random", "models": None},

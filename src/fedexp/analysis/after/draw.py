@@ -1,4 +1,5 @@
-"""The pictures of `fedexp analyse`: one function each, from what was measured to a matplotlib Figure."""
+"""The pictures of `fedexp analyse`: one function each, from what was measured to a matplotlib
+Figure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,15 +18,29 @@ from fedexp.analysis.after.loss_plane import Surface
 from fedexp.analysis.after.neurons import Preferences
 from fedexp.analysis.after.noise import NoiseCurve
 from fedexp.figures.fonts import drawable
-from fedexp.figures.style import NAMED_CLASSES, colour_map, entitle, integers, label_size, stroke, width
+from fedexp.figures.style import (
+    NAMED_CLASSES,
+    colour_map,
+    entitle,
+    integers,
+    label_size,
+    stroke,
+    width,
+)
 
 MARKERS = "osD^vPX*"  # of the models, and of classes beyond the colours of the style
-MODEL_POINTS: dict[str, Any] = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0}
+MODEL_POINTS: dict[str, Any] = {
+    "markersize": 2.5,
+    "linestyle": "",
+    "alpha": 0.7,
+    "markeredgewidth": 0,
+}
 RIM = 1.35  # of the plane around the unit circle
 
 
 def loss_plane(surface: Surface, title: str) -> Figure:
-    """Draw loss and accuracy on a plane, as colours with contours, and the models on it (FedNTD Fig. 14)."""
+    """Draw loss and accuracy on a plane, as colours with contours, and the models on it (FedNTD
+    Fig. 14)."""
     plane = surface.plane
     figure = Figure(figsize=(width(), 4.0), layout="constrained")
     entitle(figure, f"Loss and accuracy on a plane of parameters ({plane.unit})\n{title}")
@@ -39,12 +54,20 @@ def loss_plane(surface: Surface, title: str) -> Figure:
         (panels[1], surface.accuracy, Normalize(0, 1), "accuracy"),
     ):
         shown = np.ma.masked_invalid(values)
-        image = axes.pcolormesh(plane.x, plane.y, shown, norm=norm, cmap=colour_map(), shading="nearest")
+        image = axes.pcolormesh(
+            plane.x, plane.y, shown, norm=norm, cmap=colour_map(), shading="nearest"
+        )
         if shown.count() > 3 and shown.min() < shown.max():
             levels = np.geomspace(low, high, 10) if wide and name == "cross-entropy" else 10
-            axes.contour(plane.x, plane.y, shown, levels=levels, colors="white", linewidths=0.6, alpha=0.7)
+            axes.contour(
+                plane.x, plane.y, shown, levels=levels, colors="white", linewidths=0.6, alpha=0.7
+            )
         for number, (model, place) in enumerate(zip(plane.names, plane.positions, strict=True)):
-            look: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 7, "linestyle": ""}
+            look: dict[str, Any] = {
+                "marker": MARKERS[number % len(MARKERS)],
+                "markersize": 7,
+                "linestyle": "",
+            }
             axes.plot(*place, **look, color="white", markeredgecolor="black", label=model)
         axes.set_xlabel("first direction")
         axes.set_title(name)
@@ -56,14 +79,16 @@ def loss_plane(surface: Surface, title: str) -> Figure:
 
 
 def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
-    """Draw loss and accuracy against the strength of the noise, a curve for each labelled model: mean over the draws in
-    a band of one standard deviation (FedNTD Fig. 14)."""
+    """Draw loss and accuracy against the strength of the noise, a curve for each labelled model:
+    mean over the draws in a band of one standard deviation (FedNTD Fig. 14)."""
     figure = Figure(figsize=(width(), 3.6), layout="constrained")
     panels = figure.subplots(1, 2)
     for number, (label, each) in enumerate(curves):
         for axes, values in zip(panels, (each.loss, each.accuracy), strict=True):
             draw_sweep.curve(axes, each.strengths, np.ma.masked_invalid(values), number, label)
-    losses = np.concatenate([each.loss[np.isfinite(each.loss)] for _, each in curves] or [np.empty(0)])
+    losses = np.concatenate(
+        [each.loss[np.isfinite(each.loss)] for _, each in curves] or [np.empty(0)]
+    )
     if losses.size and 0 < losses.min() < losses.max() / 20:
         panels[0].set_yscale("log")
     panels[1].set_ylim(0, 1.02)
@@ -74,7 +99,10 @@ def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
         axes.grid(True)
     if len(curves) > 1:
         draw_sweep.legend(figure, panels[0])
-    entitle(figure, f"Gaussian noise on the parameters: mean ± standard deviation, {draws} draws\n{title}")
+    entitle(
+        figure,
+        f"Gaussian noise on the parameters: mean ± standard deviation, {draws} draws\n{title}",
+    )
     return figure
 
 
@@ -84,8 +112,16 @@ def spectrum(found: Spectrum, title: str) -> Figure:
     entitle(figure, f"Largest eigenvalues of the Hessian of the mean loss\n{title}")
     axes = figure.subplots()
     numbers = np.arange(1, len(found.values) + 1)
-    axes.errorbar(numbers, found.values, found.residuals, fmt="o", color="C0", markersize=5, capsize=3,
-                  linewidth=stroke(0.8))  # fmt: skip
+    axes.errorbar(
+        numbers,
+        found.values,
+        found.residuals,
+        fmt="o",
+        color="C0",
+        markersize=5,
+        capsize=3,
+        linewidth=stroke(0.8),
+    )
     axes.axhline(0, color="0.45", linewidth=0.8)
     axes.set_xlabel("number (bars: ||Hv - lambda v||)")
     axes.set_ylabel("eigenvalue")
@@ -95,19 +131,29 @@ def spectrum(found: Spectrum, title: str) -> Figure:
 
 
 def circle(
-    names: Sequence[str], places: np.ndarray, labels: np.ndarray, classes: Sequence[str], grid: np.ndarray, title: str
+    names: Sequence[str],
+    places: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str],
+    grid: np.ndarray,
+    title: str,
 ) -> Figure:
-    """Draw the kernel densities of features on the unit circle, a column for each model (FedNTD Fig. 18): in the plane
-    of all classes, and of the angle class by class. places: angles [models, n]; grid: of the curves, [g]."""
+    """Draw the kernel densities of features on the unit circle, a column for each model (FedNTD
+    Fig. 18): in the plane of all classes, and of the angle class by class. places: angles [models,
+    n]; grid: of the curves, [g]."""
     columns = len(names)
     figure = Figure(figsize=(max(width(), 1.75 * columns + 1.6), 4.6), layout="constrained")
     entitle(figure, f"Features on the unit circle, kernel densities\n{title}")
-    rows = figure.subplots(2, columns, squeeze=False, sharex="row", sharey="row", height_ratios=(1.15, 1))
+    rows = figure.subplots(
+        2, columns, squeeze=False, sharex="row", sharey="row", height_ratios=(1.15, 1)
+    )
     axis = np.linspace(-RIM, RIM, 90)
     maps = [plane_density(on_plane(each), axis, axis) for each in places]
     norm = Normalize(0, max(float(np.nanmax(each)) for each in maps))
     for name, above, below, found, density in zip(names, *rows, places, maps, strict=True):
-        image = above.pcolormesh(axis, axis, density, norm=norm, cmap=colour_map(), shading="nearest")
+        image = above.pcolormesh(
+            axis, axis, density, norm=norm, cmap=colour_map(), shading="nearest"
+        )
         above.set_aspect("equal")
         above.set_title(name)
         for label in np.unique(labels):
@@ -117,30 +163,48 @@ def circle(
         below.grid(True)
     rows[1, 0].set_ylabel("density of the angle")
     rows[1, columns // 2].set_xlabel("arctan2(y, x)")
-    figure.colorbar(image, ax=list(rows[0]), pad=0.02).set_label("density in the plane", fontsize=label_size())
+    figure.colorbar(image, ax=list(rows[0]), pad=0.02).set_label(
+        "density in the plane", fontsize=label_size()
+    )
     class_key(figure, list(rows[1]), np.unique(labels), classes, lines=True)
     return figure
 
 
-def neurons(labels: Sequence[str], found: Sequence[Preferences], classes: int, title: str) -> Figure:
-    """Draw the class that each neuron of the last hidden layer prefers, a panel a run, a row a model (FedNTD Fig. 17).
+def neurons(
+    labels: Sequence[str], found: Sequence[Preferences], classes: int, title: str
+) -> Figure:
+    """Draw the class that each neuron of the last hidden layer prefers, a panel a run, a row a
+    model (FedNTD Fig. 17).
 
-    The neurons are sorted by their class in the first model: the more a column keeps its colour, the more aligned.
+    The neurons are sorted by their class in the first model: the more a column keeps its colour,
+    the more aligned.
     """
     rows = [0.5 + len(each.names) for each in found]
-    figure = Figure(figsize=(width(), 1.2 + 0.2 * sum(rows) + 0.3 * len(found)), layout="constrained")
+    figure = Figure(
+        figsize=(width(), 1.2 + 0.2 * sum(rows) + 0.3 * len(found)), layout="constrained"
+    )
     entitle(figure, f"Class that each neuron of the last hidden layer prefers\n{title}")
     panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=rows)[:, 0]
     colours = colour_map().resampled(classes)
     for axes, label, each in zip(panels, labels, found, strict=True):
         order = np.argsort(each.classes[0], kind="stable")
-        image = axes.imshow(each.classes[:, order], aspect="auto", interpolation="nearest", cmap=colours, vmin=-0.5,
-                            vmax=classes - 0.5)  # fmt: skip
-        axes.set_yticks(range(len(each.names)), each.names, fontsize=rcParams["legend.fontsize"] - 2)
+        image = axes.imshow(
+            each.classes[:, order],
+            aspect="auto",
+            interpolation="nearest",
+            cmap=colours,
+            vmin=-0.5,
+            vmax=classes - 0.5,
+        )
+        axes.set_yticks(
+            range(len(each.names)), each.names, fontsize=rcParams["legend.fontsize"] - 2
+        )
         said = f"{each.agreement:.2f} of the neurons keep their class in local training"
         axes.set_title(f"{label}: {said}" if label else said)
     panels[-1].set_xlabel("neuron, sorted by its class in the first model")
-    figure.colorbar(image, ax=list(panels), pad=0.02, ticks=integers(10)).set_label("preferred class")
+    figure.colorbar(image, ax=list(panels), pad=0.02, ticks=integers(10)).set_label(
+        "preferred class"
+    )
     return figure
 
 
@@ -151,15 +215,22 @@ def on_plane(places: np.ndarray) -> np.ndarray:
 
 
 def embedding(
-    rows: Sequence[tuple[str, Sequence[Cloud]]], labels: np.ndarray, classes: Sequence[str], title: str
+    rows: Sequence[tuple[str, Sequence[Cloud]]],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    title: str,
 ) -> Figure:
-    """Draw the t-SNE of all models together, a row for each name (a round, a setting): coloured by class and by model
-    (FedNTD Fig. 19, 20) or, of several runs, by run (Fig. 21). labels: [n] of the examples, the same of each model."""
+    """Draw the t-SNE of all models together, a row for each name (a round, a setting): coloured by
+    class and by model (FedNTD Fig. 19, 20) or, of several runs, by run (Fig. 21). labels: [n] of
+    the examples, the same of each model."""
     figure = Figure(figsize=(width() + 1.2, 0.6 + 3.6 * len(rows)), layout="constrained")
     entitle(figure, f"t-SNE of the features of all models together\n{title}")
     grid = figure.subplots(len(rows), 2, squeeze=False)
     for (name, clouds), (left, right) in zip(rows, grid, strict=True):
-        every, whose = np.concatenate([each.places for each in clouds]), np.tile(labels, len(clouds))
+        every, whose = (
+            np.concatenate([each.places for each in clouds]),
+            np.tile(labels, len(clouds)),
+        )
         for label in np.unique(labels):
             points = every[whose == label]
             style = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0} | {
@@ -181,7 +252,8 @@ def embedding(
 
 
 def class_look(label: int, count: int) -> dict[str, Any]:
-    """Return colour and line style of a class among `count`: of the style's cycle, or of its map where it has many."""
+    """Return colour and line style of a class among `count`: of the style's cycle, or of its map
+    where it has many."""
     colours = len(rcParams["axes.prop_cycle"])
     if count > NAMED_CLASSES:
         return {"color": colormaps[rcParams["image.cmap"]](label / (count - 1)), "linestyle": "-"}
@@ -190,19 +262,26 @@ def class_look(label: int, count: int) -> dict[str, Any]:
 
 def class_marker(label: int, count: int) -> str:
     """Return the marker of a class: another one where the colours of the style begin again."""
-    return "o" if count > NAMED_CLASSES else MARKERS[label // len(rcParams["axes.prop_cycle"]) % len(MARKERS)]
+    return (
+        "o"
+        if count > NAMED_CLASSES
+        else MARKERS[label // len(rcParams["axes.prop_cycle"]) % len(MARKERS)]
+    )
 
 
 def by_model(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-    """Yield (label, points [n, 2], look) of each model: global ones black, the others along a map of colours."""
+    """Yield (label, points [n, 2], look) of each model: global ones black, the others along a map
+    of colours."""
     for index, each in enumerate(clouds):
-        colour = "black" if each.is_global else colormaps["cividis"](index / max(len(clouds) - 1, 1))
+        colour = (
+            "black" if each.is_global else colormaps["cividis"](index / max(len(clouds) - 1, 1))
+        )
         yield each.model, each.places, {"color": colour, "marker": MARKERS[index % len(MARKERS)]}
 
 
 def by_run(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-    """Yield (label, points [n, 2], look) of the local models of each run together, in a colour of its own, and then of
-    its global models, dark."""
+    """Yield (label, points [n, 2], look) of the local models of each run together, in a colour of
+    its own, and then of its global models, dark."""
     runs = list(dict.fromkeys(each.run for each in clouds))
     for whole, colours in ((False, [f"C{i}" for i in range(len(runs))]), (True, ["black", "0.45"])):
         for index, run in enumerate(runs):
@@ -211,22 +290,43 @@ def by_run(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[str,
                 one = "global model" if whole else "local model"
                 label = f"{run}: {len(found)} {one}{'s' if len(found) > 1 else ''}"
                 points = np.concatenate([each.places for each in found])
-                yield label, points, {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}
+                yield (
+                    label,
+                    points,
+                    {
+                        "color": colours[index % len(colours)],
+                        "marker": MARKERS[index % len(MARKERS)],
+                    },
+                )
 
 
-def class_key(figure: Figure, panels: Sequence[Axes], labels: np.ndarray, classes: Sequence[str], lines: bool) -> None:
+def class_key(
+    figure: Figure, panels: Sequence[Axes], labels: np.ndarray, classes: Sequence[str], lines: bool
+) -> None:
     """Draw the legend of the classes that are there or, of many, a colour bar of their numbers."""
     if len(classes) > NAMED_CLASSES:
         scale = ScalarMappable(Normalize(0, len(classes) - 1), rcParams["image.cmap"])
-        figure.colorbar(scale, ax=list(panels), pad=0.02).set_label("class (index)", fontsize=label_size())
+        figure.colorbar(scale, ax=list(panels), pad=0.02).set_label(
+            "class (index)", fontsize=label_size()
+        )
         return
     shown, families = drawable(classes)
     handles = []
     for label in labels.tolist():
         look = class_look(label, len(classes))
         style = (
-            look if lines else {"color": look["color"], "linestyle": "", "marker": class_marker(label, len(classes))}
+            look
+            if lines
+            else {
+                "color": look["color"],
+                "linestyle": "",
+                "marker": class_marker(label, len(classes)),
+            }
         )
         handles += panels[0].plot([], [], **style, label=shown[label])
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 10),
-                  prop={"family": families, "size": label_size()})  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(len(handles), 10),
+        prop={"family": families, "size": label_size()},
+    )

@@ -1,4 +1,5 @@
-"""The largest eigenvalues of the Hessian of the mean loss, by Lanczos iteration with Hessian-vector products."""
+"""The largest eigenvalues of the Hessian of the mean loss, by Lanczos iteration with Hessian-vector
+products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +31,14 @@ class Spectrum:
     products: int  # Hessian-vector products that it took
 
 
-def hessian_vector_product(loss: Callable[[Params], torch.Tensor], params: Params, vector: torch.Tensor) -> Params:
-    """Return H v, H the Hessian of a scalar function of the parameters, v [P]: the gradient of <grad loss, v>.
+def hessian_vector_product(
+    loss: Callable[[Params], torch.Tensor], params: Params, vector: torch.Tensor
+) -> Params:
+    """Return H v, H the Hessian of a scalar function of the parameters, v [P]: the gradient of
+    <grad loss, v>.
 
-    Pearlmutter, "Fast exact multiplication by the Hessian" (Neural Computation 1994), by reverse mode twice.
+    Pearlmutter, "Fast exact multiplication by the Hessian" (Neural Computation 1994), by reverse
+    mode twice.
     """
     pull = vjp(grad(loss), params)[1]
     (product,) = pull(unflatten(vector, params))
@@ -41,7 +46,8 @@ def hessian_vector_product(loss: Callable[[Params], torch.Tensor], params: Param
 
 
 def loss_hessian(subject: Subject, params: Params) -> Product:
-    """Return v -> H v for H the Hessian of the mean cross-entropy over the subject's examples, in eval mode."""
+    """Return v -> H v for H the Hessian of the mean cross-entropy over the subject's examples, in
+    eval mode."""
     bench, count = subject.bench, len(subject.labels)
 
     def product(vector: torch.Tensor) -> torch.Tensor:
@@ -51,7 +57,10 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
                 x, y = bench.load_test(index)
 
                 def loss(
-                    at: Params, x: torch.Tensor = x, y: torch.Tensor = y, index: torch.Tensor = index
+                    at: Params,
+                    x: torch.Tensor = x,
+                    y: torch.Tensor = y,
+                    index: torch.Tensor = index,
                 ) -> torch.Tensor:
                     logits = bench.class_logits(bench.net(at, x).logits, index)
                     return F.cross_entropy(logits, y, reduction="sum") / count
@@ -62,23 +71,33 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
     return product
 
 
-def largest(product: Product, like: torch.Tensor, count: int, seed: int = 0, tolerance: float = 1e-3) -> Spectrum:
-    """Return the `count` largest eigenvalues of a symmetric matrix that is known by its products alone.
+def largest(
+    product: Product, like: torch.Tensor, count: int, seed: int = 0, tolerance: float = 1e-3
+) -> Spectrum:
+    """Return the `count` largest eigenvalues of a symmetric matrix that is known by its products
+    alone.
 
-    Implicitly restarted Lanczos (ARPACK, in float64). like: a vector [P] whose dtype and device the products have;
-    tolerance: of an eigenvalue, relative. Raises ConfigError where it does not converge, or for a count that is not
-    less than P.
+    Implicitly restarted Lanczos (ARPACK, in float64). like: a vector [P] whose dtype and device the
+    products have; tolerance: of an eigenvalue, relative. Raises ConfigError where it does not
+    converge, or for a count that is not less than P.
     """
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
     size, calls = len(like), 0
     if not 0 < count < size:
-        raise ConfigError(f"--eigenvalues {count}: must be at least 1 and less than the {size:,} parameters")
+        raise ConfigError(
+            f"--eigenvalues {count}: must be at least 1 and less than the {size:,} parameters"
+        )
 
     def times(vector: np.ndarray) -> np.ndarray:
         nonlocal calls
         calls += 1
-        found = product(torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(like)).double().cpu().numpy()
+        found = (
+            product(torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(like))
+            .double()
+            .cpu()
+            .numpy()
+        )
         if not np.isfinite(found).all():
             raise ConfigError("the Hessian is not finite there: the model has diverged")
         return np.asarray(found)
@@ -87,12 +106,18 @@ def largest(product: Product, like: torch.Tensor, count: int, seed: int = 0, tol
     start = generator_for(seed, "Lanczos").standard_normal(size)
     basis = min(size, max(2 * count + 1, 20))
     try:
-        values, vectors = eigsh(operator, count, which="LA", v0=start, tol=tolerance, ncv=basis, maxiter=100)
+        values, vectors = eigsh(
+            operator, count, which="LA", v0=start, tol=tolerance, ncv=basis, maxiter=100
+        )
     except ArpackError as error:
-        raise ConfigError(f"the eigenvalues do not converge ({error}); --tolerance 0.01 asks for less") from error
+        raise ConfigError(
+            f"the eigenvalues do not converge ({error}); --tolerance 0.01 asks for less"
+        ) from error
     order = np.argsort(values)[::-1]
     values, vectors = values[order], vectors[:, order]
-    residuals = np.array([np.linalg.norm(times(v) - value * v) for value, v in zip(values, vectors.T, strict=True)])
+    residuals = np.array(
+        [np.linalg.norm(times(v) - value * v) for value, v in zip(values, vectors.T, strict=True)]
+    )
     return Spectrum(values, vectors, residuals, calls)
 
 

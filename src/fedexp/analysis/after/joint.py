@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def told_apart(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
-    """Return each run by a name: of its algorithm or, where these are the same, of its directory; one run alone by "".
-    Raises ConfigError where a run is there twice."""
+    """Return each run by a name: of its algorithm or, where these are the same, of its directory;
+    one run alone by "". Raises ConfigError where a run is there twice."""
     if len(runs) == 1:
         return {"": runs[0]}
     folders = [run.directory.resolve() for run in runs]
@@ -25,9 +25,11 @@ def told_apart(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
     raise ConfigError(f"--with {runs[-1].directory}: each run must be named once")
 
 
-def subjects_alike(runs: Mapping[str, RunDirectory], request: "Request", number: int) -> dict[str, Subject]:
-    """Return the subject of each run, by name, for models of a round. Raises ConfigError where their examples are not
-    the same."""
+def subjects_alike(
+    runs: Mapping[str, RunDirectory], request: "Request", number: int
+) -> dict[str, Subject]:
+    """Return the subject of each run, by name, for models of a round. Raises ConfigError where
+    their examples are not the same."""
     found = {name: request.subject(run, number) for name, run in runs.items()}
     first, *others = found.values()
     for each in others:
@@ -37,21 +39,32 @@ def subjects_alike(runs: Mapping[str, RunDirectory], request: "Request", number:
             for a, b in ((mine.x_test, theirs.x_test), (mine.y_test, theirs.y_test))
         )
         if not same:
-            raise ConfigError(f"{each.run.directory}: has other examples than {first.run.directory}, so that their "
-                              "features cannot be compared in one plane")  # fmt: skip
+            raise ConfigError(
+                f"{each.run.directory}: has other examples than {first.run.directory}, so that"
+                " their features cannot be compared in one plane"
+            )
     return found
 
 
-def embedded_models(subjects: Mapping[str, Subject], request: "Request", number: int) -> list[Cloud]:
-    """Return the features of the models that each run keeps of a round, in one plane. Raises ConfigError where their
-    numbers of dimensions differ."""
+def embedded_models(
+    subjects: Mapping[str, Subject], request: "Request", number: int
+) -> list[Cloud]:
+    """Return the features of the models that each run keeps of a round, in one plane. Raises
+    ConfigError where their numbers of dimensions differ."""
     options = request.options
-    models = [(name, subject, each) for name, subject in subjects.items()
-              for each in models_of_round(subject.run, number, options.clients)]  # fmt: skip
+    models = [
+        (name, subject, each)
+        for name, subject in subjects.items()
+        for each in models_of_round(subject.run, number, options.clients)
+    ]
     features = [subject.features(each.kept) for _, subject, each in models]
     sizes = sorted({each.shape[1] for each in features})
     if len(sizes) > 1:
-        raise ConfigError(f"{' and '.join(subjects)}: their features have {' and '.join(map(str, sizes))} dimensions, "
-                          "so that they have no common plane")  # fmt: skip
+        raise ConfigError(
+            f"{' and '.join(subjects)}: their features have {' and '.join(map(str, sizes))}"
+            " dimensions, so that they have no common plane"
+        )
     places = embedded(features, options.seed, options.perplexity)
-    return [Cloud(name, each.name, found) for (name, _, each), found in zip(models, places, strict=True)]
+    return [
+        Cloud(name, each.name, found) for (name, _, each), found in zip(models, places, strict=True)
+    ]

@@ -1,4 +1,5 @@
-"""The kinds of `fedexp analyse`: each computes, writes a table and a picture, and says in lines what it found."""
+"""The kinds of `fedexp analyse`: each computes, writes a table and a picture, and says in lines
+what it found."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -59,7 +60,8 @@ class Request:
         draw: "Callable[[], Figure]",
         arrays: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """Write <name>.csv, the pictures and, of arrays, <name>.npz; return the lines that name them."""
+        """Write <name>.csv, the pictures and, of arrays, <name>.npz; return the lines that name
+        them."""
         folder = run.directory / FOLDER
         paths = [folder / f"{name}.csv"]
         storage.write_atomically(paths[0], table.to_csv(index=False).encode())
@@ -78,18 +80,25 @@ def name_of(kind: str, subject: Subject, *more: str) -> str:
 
 
 def loss_plane(run: RunDirectory, request: Request) -> list[str]:
-    """Measure loss and accuracy on a plane (`loss_plane_round<n>_<directions>.csv`: x, y, loss, accuracy)."""
+    """Measure loss and accuracy on a plane (`loss_plane_round<n>_<directions>.csv`: x, y, loss,
+    accuracy)."""
     from fedexp.analysis.after import draw
 
     options = request.options
     if options.directions == planes.MODELS:
         number = options.round if options.round is not None else round_to_show(run)
         subject = request.subject(run, number)
-        plane = planes.model_plane(subject, chosen_models(run, subject, options.models), options.points)
+        plane = planes.model_plane(
+            subject, chosen_models(run, subject, options.models), options.points
+        )
     else:
         subject = request.subject(run, options.round, options.client)
-        make = planes.random_plane if options.directions == planes.RANDOM else planes.eigenvector_plane
-        plane = make(subject, options.points, options.span or planes.SPAN[options.directions], options.seed)
+        make = (
+            planes.random_plane if options.directions == planes.RANDOM else planes.eigenvector_plane
+        )
+        plane = make(
+            subject, options.points, options.span or planes.SPAN[options.directions], options.seed
+        )
     surface = planes.surface_of(subject, plane)
     y, x = np.meshgrid(plane.y, plane.x, indexing="ij")
     columns = {"x": x, "y": y, "loss": surface.loss, "accuracy": surface.accuracy}
@@ -124,22 +133,27 @@ def said(request: Request, subject: Subject) -> str:
 
 
 def chosen_models(run: RunDirectory, subject: Subject, names: str | None) -> list[Named]:
-    """Return the three models that `--models` names. Raises ConfigError unless they are three that are kept."""
+    """Return the three models that `--models` names. Raises ConfigError unless they are three that
+    are kept."""
     number = subject.first.round
     clients = kept_models.kept_clients(run.directory, number)
     asked = (names or ",".join(["global", *map(str, clients[:2])])).split(",")
     if names is None and len(clients) < 2:
         raise ConfigError(
-            f"{run.directory}: a plane through models needs two local models of round {number}, and {len(clients)} are "
-            f"kept; {kept_models.LOCAL_HINT}"
+            f"{run.directory}: a plane through models needs two local models of round {number}, and"
+            f" {len(clients)} are kept; {kept_models.LOCAL_HINT}"
         )
     if len(set(asked)) != 3:
-        raise ConfigError(f"--models {names}: must be three different ones of global, before and numbers of clients")
+        raise ConfigError(
+            f"--models {names}: must be three different ones of global, before and numbers of"
+            " clients"
+        )
     return [named_model(run, number, name) for name in asked]
 
 
 def named_model(run: RunDirectory, number: int, name: str) -> Named:
-    """Return a model of a round: global (after it), before (global, before it) or the number of a client."""
+    """Return a model of a round: global (after it), before (global, before it) or the number of a
+    client."""
     if name in ("global", "before"):
         after = number - (name == "before")
         return Named(f"global, round {after}", kept_models.load(run.directory, after))
@@ -149,7 +163,8 @@ def named_model(run: RunDirectory, number: int, name: str) -> Named:
 
 
 def noise(run: RunDirectory, request: Request) -> list[str]:
-    """Measure loss and accuracy under noise (`noise_round<n>_<scale>.csv`: draw, strength, loss, accuracy)."""
+    """Measure loss and accuracy under noise (`noise_round<n>_<scale>.csv`: draw, strength, loss,
+    accuracy)."""
     from fedexp.analysis.after import draw
 
     subject = request.subject(run, request.options.round, request.options.client)
@@ -159,8 +174,11 @@ def noise(run: RunDirectory, request: Request) -> list[str]:
     table = pd.DataFrame(columns | {"loss": found.loss.ravel(), "accuracy": found.accuracy.ravel()})
     drawn = partial(draw.noise, [("", found)], f"{subject.title}; {said(request, subject)}")
     lines = [
-        f"noise {strength:g}: loss {loss.mean():.4f}, accuracy {accuracy.mean():.4f} (mean of {len(loss)} draws)"
-        for strength, loss, accuracy in zip(found.strengths, found.loss.T, found.accuracy.T, strict=True)
+        f"noise {strength:g}: loss {loss.mean():.4f}, accuracy {accuracy.mean():.4f} (mean of"
+        f" {len(loss)} draws)"
+        for strength, loss, accuracy in zip(
+            found.strengths, found.loss.T, found.accuracy.T, strict=True
+        )
     ]
     return [*lines, *request.write(run, name_of("noise", subject, found.scale), table, drawn)]
 
@@ -180,16 +198,21 @@ def hessian(run: RunDirectory, request: Request) -> list[str]:
     subject = request.subject(run, options.round, options.client)
     found = spectrum_of(subject, options.eigenvalues, options.seed, options.tolerance)
     numbers = np.arange(1, len(found.values) + 1)
-    table = pd.DataFrame({"number": numbers, "eigenvalue": found.values, "residual": found.residuals})
+    table = pd.DataFrame(
+        {"number": numbers, "eigenvalue": found.values, "residual": found.residuals}
+    )
     drawn = partial(draw.spectrum, found, f"{subject.title}; {said(request, subject)}")
     values = ", ".join(f"{value:.5g}" for value in found.values)
-    line = f"largest eigenvalues of the Hessian: {values} ({found.products} products, {said(request, subject)})"
+    line = (
+        f"largest eigenvalues of the Hessian: {values} ({found.products} products,"
+        f" {said(request, subject)})"
+    )
     return [line, *request.write(run, name_of("hessian", subject), table, drawn)]
 
 
 def hypersphere(run: RunDirectory, request: Request) -> list[str]:
-    """Find the angles of 2-dimensional features (`hypersphere_round<n>.csv`: model, class, angle, density; the angles
-    of the examples in the .npz)."""
+    """Find the angles of 2-dimensional features (`hypersphere_round<n>.csv`: model, class, angle,
+    density; the angles of the examples in the .npz)."""
     from fedexp.analysis.after import draw
 
     lines, grid = [], np.linspace(-np.pi, np.pi, 181)
@@ -199,10 +222,17 @@ def hypersphere(run: RunDirectory, request: Request) -> list[str]:
         places, labels = features.on_circle(subject, models), subject.labels
         names = [each.name for each in models]
         rows = [
-            pd.DataFrame({"model": name, "class": label, "angle": grid,
-                          "density": features.circle_density(found[labels == label], grid)})
-            for name, found in zip(names, places, strict=True) for label in np.unique(labels)
-        ]  # fmt: skip
+            pd.DataFrame(
+                {
+                    "model": name,
+                    "class": label,
+                    "angle": grid,
+                    "density": features.circle_density(found[labels == label], grid),
+                }
+            )
+            for name, found in zip(names, places, strict=True)
+            for label in np.unique(labels)
+        ]
         arrays = {"models": np.array(names), "angles": places, "labels": labels}
         title = f"{subject.title}; {said(request, subject)}"
         drawn = partial(draw.circle, names, places, labels, subject.bench.data.classes, grid, title)
@@ -211,20 +241,32 @@ def hypersphere(run: RunDirectory, request: Request) -> list[str]:
 
 
 def tsne(run: RunDirectory, request: Request) -> list[str]:
-    """Embed the features of all models of each round together, those of `--with` too (`tsne_round<n>.csv`: round,
-    model, example, class, x, y; of several rounds, one embedding of each)."""
+    """Embed the features of all models of each round together, those of `--with` too
+    (`tsne_round<n>.csv`: round, model, example, class, x, y; of several rounds, one embedding of
+    each)."""
     from fedexp.analysis.after import draw
 
     others = [RunDirectory(path) for path in request.options.others]
     rounds = rounds_to_show(run, request.options.round)
     subjects = joint.subjects_alike(joint.told_apart([run, *others]), request, rounds[0])
-    rows = [(f"round {number}", joint.embedded_models(subjects, request, number)) for number in rounds]
+    rows = [
+        (f"round {number}", joint.embedded_models(subjects, request, number)) for number in rounds
+    ]
     first = next(iter(subjects.values()))
     frames = [
-        pd.DataFrame({"round": number, "model": cloud.name, "example": np.arange(len(cloud.places)),
-                      "class": first.labels, "x": cloud.places[:, 0], "y": cloud.places[:, 1]})
-        for number, (_, clouds) in zip(rounds, rows, strict=True) for cloud in clouds
-    ]  # fmt: skip
+        pd.DataFrame(
+            {
+                "round": number,
+                "model": cloud.name,
+                "example": np.arange(len(cloud.places)),
+                "class": first.labels,
+                "x": cloud.places[:, 0],
+                "y": cloud.places[:, 1],
+            }
+        )
+        for number, (_, clouds) in zip(rounds, rows, strict=True)
+        for cloud in clouds
+    ]
     title = f"{' and '.join(subjects) if others else first.title}; {said(request, first)}"
     drawn = partial(draw.embedding, rows, first.labels, first.bench.data.classes, title)
     own = "tsne_round" + "_".join(map(str, rounds))
@@ -242,10 +284,17 @@ def neurons(run: RunDirectory, request: Request) -> list[str]:
         subject = request.subject(run, number)
         found = preferred_classes(run, number=number, subject=subject)
         size = found.classes.shape[1]
-        rows = [pd.DataFrame({"model": name, "neuron": np.arange(size), "class": classes})
-                for name, classes in zip(found.names, found.classes, strict=True)]  # fmt: skip
+        rows = [
+            pd.DataFrame({"model": name, "neuron": np.arange(size), "class": classes})
+            for name, classes in zip(found.names, found.classes, strict=True)
+        ]
         title = f"{subject.title}; {said(request, subject)}"
-        drawn = partial(draw.neurons, [f"round {number}"], [found], len(subject.bench.data.classes), title)
-        lines.append(f"round {number}: {found.agreement:.4f} of the neurons keep their class in local training")
+        drawn = partial(
+            draw.neurons, [f"round {number}"], [found], len(subject.bench.data.classes), title
+        )
+        lines.append(
+            f"round {number}: {found.agreement:.4f} of the neurons keep their class in local"
+            " training"
+        )
         lines += request.write(run, f"neurons_round{number}", pd.concat(rows), drawn)
     return lines

@@ -1,4 +1,5 @@
-"""Loss and accuracy on a plane of the space of parameters (FedNTD Fig. 14; Li et al., NeurIPS 2018)."""
+"""Loss and accuracy on a plane of the space of parameters (FedNTD Fig. 14; Li et al., NeurIPS
+2018)."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from fedexp.core.tree import Params
 
 log = logging.getLogger("fedexp")
 RANDOM, EIGENVECTORS, MODELS = "random", "eigenvectors", "models"
-SPAN = {RANDOM: 1.0, EIGENVECTORS: 0.5}  # how far the plane reaches on either side, in units of its directions
+# how far the plane reaches on either side, in units of its directions
+SPAN = {RANDOM: 1.0, EIGENVECTORS: 0.5}
 MARGIN = 0.25  # around the models, as a share of the side of their box
 
 
@@ -50,7 +52,8 @@ def random_plane(subject: Subject, points: int, span: float, seed: int) -> Plane
 
 
 def eigenvector_plane(subject: Subject, points: int, span: float, seed: int) -> Plane:
-    """Return the plane of the two eigenvectors with the largest eigenvalues of the Hessian, of unit length."""
+    """Return the plane of the two eigenvectors with the largest eigenvalues of the Hessian, of unit
+    length."""
     origin = subject.use(subject.first)
     vectors = torch.from_numpy(spectrum_of(subject, 2, seed).vectors).T
     like = next(iter(origin.values()))
@@ -58,15 +61,20 @@ def eigenvector_plane(subject: Subject, points: int, span: float, seed: int) -> 
     return around(subject, origin, u, v, points, span, "eigenvectors of the Hessian, L2 distance")
 
 
-def around(subject: Subject, origin: Params, u: Params, v: Params, points: int, span: float, unit: str) -> Plane:
+def around(
+    subject: Subject, origin: Params, u: Params, v: Params, points: int, span: float, unit: str
+) -> Plane:
     """Return a square with the model in its middle."""
     axis = np.linspace(-span, span, points)
     who = "global" if subject.first.client is None else f"client {subject.first.client}"
-    return Plane(origin, u, v, axis, axis, (f"{who}, round {subject.first.round}",), np.zeros((1, 2)), unit)
+    return Plane(
+        origin, u, v, axis, axis, (f"{who}, round {subject.first.round}",), np.zeros((1, 2)), unit
+    )
 
 
 def model_plane(subject: Subject, models: Sequence[Named], points: int) -> Plane:
-    """Return the plane through three models; the running statistics are those of the subject's model everywhere.
+    """Return the plane through three models; the running statistics are those of the subject's
+    model everywhere.
 
     Raises ConfigError where the three lie on a line.
     """

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedexp.analysis.after.subject import Examples, Subject, models_of_round, round_to_show, subject_of
+from fedexp.analysis.after.subject import (
+    Examples,
+    Subject,
+    models_of_round,
+    round_to_show,
+    subject_of,
+)
 from fedexp.core.errors import ConfigError
 from fedexp.engine.neurons import class_means
 from fedexp.metrics.neurons import preferences
@@ -24,28 +30,37 @@ class Preferences:
 
     @property
     def agreement(self) -> float:
-        """Return the share of neurons whose class is that of the first model, mean over the local models: alignment as
-        in FedNTD Table 2."""
+        """Return the share of neurons whose class is that of the first model, mean over the local
+        models: alignment as in FedNTD Table 2."""
         return float((self.classes[1:-1] == self.classes[0]).mean())
 
 
 def preferred_classes(
-    run: RunDirectory, examples: int = 1000, number: int | None = None, subject: Subject | None = None
+    run: RunDirectory,
+    examples: int = 1000,
+    number: int | None = None,
+    subject: Subject | None = None,
 ) -> Preferences:
-    """Return the preferences in a round (None: the last whose local models are kept). subject: of that round, where it
-    is there already. Raises ConfigError where no local model is kept or the model has no such neurons."""
+    """Return the preferences in a round (None: the last whose local models are kept). subject: of
+    that round, where it is there already. Raises ConfigError where no local model is kept or the
+    model has no such neurons."""
     number = round_to_show(run) if number is None else number
     models = [] if number is None else models_of_round(run, number, MOST_CLIENTS)
     if number is None or len(models) < 3:
         raise ConfigError(
-            f"{run.directory}: no local models of a round are kept with the global one before; {LOCAL_HINT}"
+            f"{run.directory}: no local models of a round are kept with the global one before;"
+            f" {LOCAL_HINT}"
         )
     subject = subject or subject_of(run, number, examples=Examples(most=examples))
     if not hasattr(subject.bench.net.module, "hidden_activations"):
-        raise ConfigError(f"{run.directory}: its model has no fully connected hidden layer whose neurons could be "
-                          "compared; model=cnn and model=cnn_3fc have")  # fmt: skip
+        raise ConfigError(
+            f"{run.directory}: its model has no fully connected hidden layer whose neurons could be"
+            " compared; model=cnn and model=cnn_3fc have"
+        )
     found = []
     for each in models:
-        means = class_means(subject.bench, {"params": subject.use(each.kept), "buffers": each.kept.buffers})
+        means = class_means(
+            subject.bench, {"params": subject.use(each.kept), "buffers": each.kept.buffers}
+        )
         found.append(preferences(means[-1]))
     return Preferences(number, tuple(each.name for each in models), np.stack(found))

@@ -28,16 +28,21 @@ class NoiseCurve:
     @property
     def unit(self) -> str:
         """Return what a strength of 1 is, in words."""
-        return "standard deviation" + ("" if self.scale == ABSOLUTE else " / root mean square of the tensor")
+        return "standard deviation" + (
+            "" if self.scale == ABSOLUTE else " / root mean square of the tensor"
+        )
 
 
-def noise_curve(subject: Subject, strengths: Sequence[float], draws: int, scale: str, seed: int) -> NoiseCurve:
-    """Return loss and accuracy of a subject's model at w + s e for each strength s and draw e, on its examples.
+def noise_curve(
+    subject: Subject, strengths: Sequence[float], draws: int, scale: str, seed: int
+) -> NoiseCurve:
+    """Return loss and accuracy of a subject's model at w + s e for each strength s and draw e, on
+    its examples.
 
-    e has one standard normal number for each trained parameter (FedNTD Fig. 14 perturbs the parameters "with Gaussian
-    noise" and states no scale); `relative` multiplies it by the root mean square of the parameter's tensor. A draw
-    keeps its direction e at all strengths, so that its curve is continuous; equal seeds give equal draws. Running
-    statistics of batch norm stay.
+    e has one standard normal number for each trained parameter (FedNTD Fig. 14 perturbs the
+    parameters "with Gaussian noise" and states no scale); `relative` multiplies it by the root mean
+    square of the parameter's tensor. A draw keeps its direction e at all strengths, so that its
+    curve is continuous; equal seeds give equal draws. Running statistics of batch norm stay.
     """
     origin = subject.use(subject.first)
     log.info("%d tests of %d examples", draws * len(strengths), len(subject.labels))
@@ -50,7 +55,9 @@ def noise_curve(subject: Subject, strengths: Sequence[float], draws: int, scale:
             found = subject.bench.evaluate(moved(origin, [(strength, direction)]))
             loss[i, j] = float(found.loss)
             accuracy[i, j] = int(found.class_correct.sum()) / len(subject.labels)
-    return NoiseCurve(scale, np.array(strengths, dtype=np.float64), loss, accuracy, len(subject.labels))
+    return NoiseCurve(
+        scale, np.array(strengths, dtype=np.float64), loss, accuracy, len(subject.labels)
+    )
 
 
 def default_strengths(scale: str) -> list[float]:

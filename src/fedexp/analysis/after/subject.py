@@ -1,4 +1,5 @@
-"""The subject of an analysis: models that a run keeps, and the examples on which they are tested."""
+"""The subject of an analysis: models that a run keeps, and the examples on which they are
+tested."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ TEST, TRAIN = "test", "train"
 
 @dataclass(frozen=True)
 class Examples:
-    """A choice among the examples of a run: `test`, `train` (of all clients, not augmented) or those of one client."""
+    """A choice among the examples of a run: `test`, `train` (of all clients, not augmented) or
+    those of one client."""
 
     of: str = TEST  # or train, or the number of a client
     most: int = 1000  # so many of them, drawn at random
@@ -41,25 +43,33 @@ class Subject:
     title: str  # the run in one line
 
     def use(self, kept: KeptModel) -> Params:
-        """Return the parameters of a kept model on the device, and set its running statistics. Raises ConfigError where
-        it is not a model of this run's configuration."""
+        """Return the parameters of a kept model on the device, and set its running statistics.
+        Raises ConfigError where it is not a model of this run's configuration."""
         for mine, theirs in ((self.first.params, kept.params), (self.first.buffers, kept.buffers)):
             if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
-                raise ConfigError(f"{self.run.directory}: the model after round {kept.round} has other parameters")
+                raise ConfigError(
+                    f"{self.run.directory}: the model after round {kept.round} has other parameters"
+                )
         self.bench.net.set_buffers(kept.buffers)
         device, dtype = self.bench.device, self.bench.dtype
-        return self.bench.net.own({name: value.to(device, dtype) for name, value in kept.params.items()})
+        return self.bench.net.own(
+            {name: value.to(device, dtype) for name, value in kept.params.items()}
+        )
 
     @torch.no_grad()
     def features(self, kept: KeptModel) -> np.ndarray:
-        """Return the features [n, D] of the examples, the input of the classifier. Raises ConfigError for a model of
-        which they are not known."""
+        """Return the features [n, D] of the examples, the input of the classifier. Raises
+        ConfigError for a model of which they are not known."""
         params, found = self.use(kept), []
-        for index in torch.arange(len(self.labels), device=self.bench.device).split(self.bench.evaluation_batch):
+        for index in torch.arange(len(self.labels), device=self.bench.device).split(
+            self.bench.evaluation_batch
+        ):
             features = self.bench.net(params, self.bench.load_test(index)[0]).features
             if features is None:
-                raise ConfigError(f"{self.run.directory}: the features of its model are not known; model.head names "
-                                  "the last layer, whose input they are")  # fmt: skip
+                raise ConfigError(
+                    f"{self.run.directory}: the features of its model are not known; model.head"
+                    " names the last layer, whose input they are"
+                )
             found.append(features.flatten(1).double().cpu())
         return torch.cat(found).numpy()
 
@@ -85,8 +95,9 @@ def subject_of(
     device: str = "auto",
     data_dir: str | None = None,
 ) -> Subject:
-    """Return the model of a run after a round (None: the last kept; client: what it trained in that round) with the
-    examples to look at. data_dir: where the run's data lie now. Raises ConfigError where something is missing."""
+    """Return the model of a run after a round (None: the last kept; client: what it trained in that
+    round) with the examples to look at. data_dir: where the run's data lie now. Raises ConfigError
+    where something is missing."""
     module, kept, parts = network_of(run, number, data_dir, client)
     data = chosen(run, parts, examples or Examples())
     bench = bench_of(run, module, parts, data, hardware_of(run, device, exact=True))
@@ -100,42 +111,61 @@ def chosen(run: RunDirectory, parts: Parts, examples: Examples) -> Data:
     if examples.of != TEST:
         numbers = torch.from_numpy(training_examples(run, examples.of))
         if len(numbers) and int(numbers.max()) >= len(data.y_train):
-            raise ConfigError(f"{run.directory / files.PARTITION}: is not a partition of dataset={parts.dataset.name}")
+            raise ConfigError(
+                f"{run.directory / files.PARTITION}: is not a partition of"
+                f" dataset={parts.dataset.name}"
+            )
         labels = data.y_train[numbers]
-        data = replace(data, x_test=data.x_train[numbers], y_test=labels, test_tasks=None, x_train=data.x_train[:1],
-                       y_train=data.y_train[:1], owners=None)  # fmt: skip
+        data = replace(
+            data,
+            x_test=data.x_train[numbers],
+            y_test=labels,
+            test_tasks=None,
+            x_train=data.x_train[:1],
+            y_train=data.y_train[:1],
+            owners=None,
+        )
     if len(data.y_test) > examples.most:
         rng = generator_for(examples.seed, "examples of an analysis")
-        index = torch.from_numpy(np.sort(rng.choice(len(data.y_test), examples.most, replace=False)))
+        index = torch.from_numpy(
+            np.sort(rng.choice(len(data.y_test), examples.most, replace=False))
+        )
         tasks = None if data.test_tasks is None else data.test_tasks[index]
         data = replace(data, x_test=data.x_test[index], y_test=data.y_test[index], test_tasks=tasks)
     return data
 
 
 def training_examples(run: RunDirectory, of: str) -> np.ndarray:
-    """Return the numbers of the training examples of all clients (`train`) or of one client, ascending."""
+    """Return the numbers of the training examples of all clients (`train`) or of one client,
+    ascending."""
     paths = [run.directory / files.PARTITION, *later_partitions(run.directory)]
     every = [Partition.load(path).parts for path in paths]
     if of == TRAIN:
         return np.unique(np.concatenate([part for parts in every for part in parts]))
     if not of.isdecimal() or int(of) >= len(every[0]):
-        raise ConfigError(f"--data {of}: must be test, train or the number of a client from 0 to {len(every[0]) - 1}")
+        raise ConfigError(
+            f"--data {of}: must be test, train or the number of a client from 0 to"
+            f" {len(every[0]) - 1}"
+        )
     return np.unique(np.concatenate([parts[int(of)] for parts in every]))
 
 
 def models_of_round(run: RunDirectory, number: int, most: int) -> list[Named]:
-    """Return what is kept of a round: the global model before it, local models (the first `most` clients) and the
-    global model after it. Raises ConfigError where the last is not kept."""
+    """Return what is kept of a round: the global model before it, local models (the first `most`
+    clients) and the global model after it. Raises ConfigError where the last is not kept."""
     kept, rounds = run.directory, kept_models.kept_rounds(run.directory)
     clients = kept_models.kept_clients(kept, number)[:most]
-    named = [Named(f"client {client}", kept_models.load(kept, number, client)) for client in clients]
+    named = [
+        Named(f"client {client}", kept_models.load(kept, number, client)) for client in clients
+    ]
     if named and number - 1 in rounds:
         named.insert(0, Named(f"global, round {number - 1}", kept_models.load(kept, number - 1)))
     return [*named, Named(f"global, round {number}", kept_models.load(kept, number))]
 
 
 def round_to_show(run: RunDirectory) -> int | None:
-    """Return the last round of which local models are kept; None (the last round) where there is none."""
+    """Return the last round of which local models are kept; None (the last round) where there is
+    none."""
     return max(kept_models.local_files(run.directory), default=None)
 
 

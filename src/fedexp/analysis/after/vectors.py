@@ -16,7 +16,10 @@ def flatten(params: Params) -> torch.Tensor:
 def unflatten(vector: torch.Tensor, like: Params) -> Params:
     """Return a vector [P] in the names and shapes of parameters; the inverse of `flatten`."""
     parts = vector.split([value.numel() for value in like.values()])
-    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+    return {
+        name: part.view(value.shape)
+        for (name, value), part in zip(like.items(), parts, strict=True)
+    }
 
 
 def moved(origin: Params, steps: Sequence[tuple[float, Params]]) -> Params:
@@ -25,7 +28,8 @@ def moved(origin: Params, steps: Sequence[tuple[float, Params]]) -> Params:
 
 
 def gaussian(params: Params, seed: int, number: int) -> Params:
-    """Return a standard normal number for each parameter; equal seeds and numbers give equal ones on every device."""
+    """Return a standard normal number for each parameter; equal seeds and numbers give equal ones
+    on every device."""
     generator = torch.Generator().manual_seed(torch_seed(seed, "direction", number))
     return {
         name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
@@ -39,16 +43,17 @@ def random_direction(params: Params, seed: int, number: int) -> Params:
 
 
 def relative_to(params: Params, direction: Params) -> Params:
-    """Return d with d_i <- d_i sqrt(mean_j w_ij^2) for each tensor i: in units of the root mean square of the
-    parameters."""
+    """Return d with d_i <- d_i sqrt(mean_j w_ij^2) for each tensor i: in units of the root mean
+    square of the parameters."""
     return {name: direction[name] * value.square().mean().sqrt() for name, value in params.items()}
 
 
 def filter_normalised(direction: Params, params: Params) -> Params:
-    """Return d with d_ij <- d_ij ||w_ij|| / ||d_ij|| for each filter j of each layer i; vectors (biases, batch norm) 0.
+    """Return d with d_ij <- d_ij ||w_ij|| / ||d_ij|| for each filter j of each layer i; vectors
+    (biases, batch norm) 0.
 
-    Li et al., "Visualizing the Loss Landscape of Neural Nets" (NeurIPS 2018), section 4. A filter is what makes one
-    output: a row of a weight [outputs, ...]. A filter of zeros in d stays so.
+    Li et al., "Visualizing the Loss Landscape of Neural Nets" (NeurIPS 2018), section 4. A filter
+    is what makes one output: a row of a weight [outputs, ...]. A filter of zeros in d stays so.
     """
     return {name: _as_long(direction[name], value) for name, value in params.items()}
 
@@ -58,16 +63,19 @@ def _as_long(direction: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if weight.dim() < 2:
         return torch.zeros_like(weight)
     own, wanted = (value.flatten(1).norm(dim=1) for value in (direction, weight))
-    factor = torch.where(own > 0, wanted / own.clamp(min=torch.finfo(own.dtype).tiny), torch.zeros_like(own))
+    factor = torch.where(
+        own > 0, wanted / own.clamp(min=torch.finfo(own.dtype).tiny), torch.zeros_like(own)
+    )
     return direction * factor.view(-1, *[1] * (weight.dim() - 1))
 
 
 def plane_through(points: Sequence[Params]) -> tuple[Params, Params, torch.Tensor]:
-    """Return the plane through three models w_0, w_1, w_2: orthonormal directions u, v and the positions [3, 2].
+    """Return the plane through three models w_0, w_1, w_2: orthonormal directions u, v and the
+    positions [3, 2].
 
-    Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs" (NeurIPS 2018), section 3:
-    u along w_1 - w_0, v along (w_2 - w_0) less its part along u; w_0 lies at (0, 0). Raises ValueError where the three
-    lie on a line.
+    Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs" (NeurIPS 2018),
+    section 3: u along w_1 - w_0, v along (w_2 - w_0) less its part along u; w_0 lies at (0, 0).
+    Raises ValueError where the three lie on a line.
     """
     first, second = (flatten(each).double() - flatten(points[0]).double() for each in points[1:])
     length = first.norm()
@@ -79,7 +87,9 @@ def plane_through(points: Sequence[Params]) -> tuple[Params, Params, torch.Tenso
     height = rest.norm()
     if height <= 1e-5 * second.norm():
         raise ValueError("the three models lie on a line")
-    positions = torch.stack([torch.zeros(2).to(u), torch.stack([length, 0 * length]), torch.stack([along, height])])
+    positions = torch.stack(
+        [torch.zeros(2).to(u), torch.stack([length, 0 * length]), torch.stack([along, height])]
+    )
     like = points[0]
     u, v = (unflatten(each, like) for each in (u, rest / height))
     return _cast(u, like), _cast(v, like), positions.cpu()

@@ -1,4 +1,5 @@
-"""`fedexp view DIRECTORY...`: a sweep, or runs, as one HTML page that needs neither server nor network."""
+"""`fedexp view DIRECTORY...`: a sweep, or runs, as one HTML page that needs neither server nor
+network."""
 
 import argparse
 import os
@@ -18,12 +19,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp view") -> i
     """Write the page and print its path; exit code 2 with one message for bad input."""
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument(
-        "directories", nargs="+", type=Path, help="a sweep (multirun/<sweep>) or a run; several share a page"
+        "directories",
+        nargs="+",
+        type=Path,
+        help="a sweep (multirun/<sweep>) or a run; several share a page",
     )
     parser.add_argument("--out", type=Path, help="the page (default: view.html in the directory)")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     options = parser.parse_args(arguments)
-    out = options.out or Path(os.path.commonpath([path.absolute() for path in options.directories]), "view.html")
+    out = options.out or Path(
+        os.path.commonpath([path.absolute() for path in options.directories]), "view.html"
+    )
     try:
         write_atomically(out, render(collect(options.directories)).encode())
     except ConfigError as error:

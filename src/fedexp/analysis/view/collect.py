@@ -1,4 +1,5 @@
-"""Run directories as plain data for the page; every file may be missing, cut short or damaged, which is said there."""
+"""Run directories as plain data for the page; every file may be missing, cut short or damaged,
+which is said there."""
 
 import base64
 import json
@@ -44,19 +45,25 @@ SHOWN = (
 
 
 def runs_below(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories at or below these, in their order. Raises ConfigError where there are none."""
+    """Return the run directories at or below these, in their order. Raises ConfigError where there
+    are none."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
             if path.exists():
                 raise ConfigError(f"{path}: is not a directory")
-            siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+            siblings = (
+                [p.name for p in path.parent.iterdir() if p.is_dir()]
+                if path.parent.is_dir()
+                else []
+            )
             raise ConfigError(f"{path}: no such directory{nearest(path.name, siblings)}")
         below = find_runs(path)
         if not below:
             hint = how_to_restore(path)
             raise ConfigError(
-                f"{path}: neither a run nor a directory of runs (none of {', '.join(MARKS)} below it){hint}"
+                f"{path}: neither a run nor a directory of runs (none of {', '.join(MARKS)} below"
+                f" it){hint}"
             )
         found |= dict.fromkeys(below)
     return list(found)
@@ -81,17 +88,28 @@ class Pool:
 def collect(paths: Sequence[Path]) -> dict[str, Any]:
     """Collect everything that the page shows. Raises ConfigError where there is no run."""
     directories = runs_below(paths)
-    base = Path(os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)]))
+    base = Path(
+        os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)])
+    )
     if base in (path.absolute() for path in directories):
         base = base.parent
     runs = [RunDirectory(directory) for directory in directories]
     parts = [parts_of(run) for run in runs]
-    names = {"setting": distinct([part and part[0] for part in parts]), "method": [part and part[1] for part in parts]}
-    known = {kind: sorted({name for name in given if name is not None}, key=natural) for kind, given in names.items()}
+    names = {
+        "setting": distinct([part and part[0] for part in parts]),
+        "method": [part and part[1] for part in parts],
+    }
+    known = {
+        kind: sorted({name for name in given if name is not None}, key=natural)
+        for kind, given in names.items()
+    }
     pools = {"axes": Pool(), "classes": Pool()}
     rows = []
     for i, run in enumerate(runs):
-        row: dict[str, Any] = {"name": run.directory.absolute().relative_to(base).as_posix(), "status": run.status}
+        row: dict[str, Any] = {
+            "name": run.directory.absolute().relative_to(base).as_posix(),
+            "status": run.status,
+        }
         for kind, given in names.items():
             row[kind] = None if (name := given[i]) is None else known[kind].index(name)
         rows.append(row | describe(run, pools))
@@ -121,25 +139,37 @@ def parts_of(run: RunDirectory) -> tuple[list[str], str] | None:
     """Return (words of the setting, method); None where the run does not say."""
     if not run.overrides and not run.config:
         return None
-    data, method, others = aggregate.parts_of(run.summary | (run.config.get("choices") or {}), run.overrides)
+    data, method, others = aggregate.parts_of(
+        run.summary | (run.config.get("choices") or {}), run.overrides
+    )
     return [*data, *others], " ".join(word.removeprefix("algorithm.") for word in method)
 
 
 def distinct(settings: Sequence[Sequence[str] | None]) -> list[str | None]:
-    """Name each setting: by its first two words, and the others that not all with the same first word share."""
+    """Name each setting: by its first two words, and the others that not all with the same first
+    word share."""
     shared: dict[str, set[str]] = {}
     for words in settings:
         if words is not None:
             shared[words[0]] = shared.get(words[0], {*words}) & {*words}
     return [
-        None if words is None else " ".join([*words[:2], *(word for word in words[2:] if word not in shared[words[0]])])
+        (
+            None
+            if words is None
+            else " ".join(
+                [*words[:2], *(word for word in words[2:] if word not in shared[words[0]])]
+            )
+        )
         for words in settings
     ]
 
 
 def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
     """Describe one run without its setting, method and configuration."""
-    classes, augmented = run.class_accuracy(next(iter(run.views), PLAIN)), run.class_accuracy(AUGMENTED)
+    classes, augmented = (
+        run.class_accuracy(next(iter(run.views), PLAIN)),
+        run.class_accuracy(AUGMENTED),
+    )
     report = error_of(run)
     return {
         "seed": run.config.get("seed", run.summary.get("seed")),
@@ -149,12 +179,15 @@ def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
         "summary": {name: plain(run.summary[name]) for name in SHOWN if name in run.summary},
         **curves(run.rounds, pools),
         "heat": heat(classes, run.class_names, pools),
-        **({} if augmented is None else {"heat_augmented": heat(augmented, run.class_names, pools)}),
+        **(
+            {} if augmented is None else {"heat_augmented": heat(augmented, run.class_names, pools)}
+        ),
     }
 
 
 def problems_of(run: RunDirectory) -> list[str]:
-    """Return what is wrong with the files of a run, and which it lacks that it has while it runs or when it is over."""
+    """Return what is wrong with the files of a run, and which it lacks that it has while it runs or
+    when it is over."""
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
     if run.status != "failed":  # it may not have begun
@@ -165,7 +198,8 @@ def problems_of(run: RunDirectory) -> list[str]:
 
 def error_of(run: RunDirectory) -> str | None:
     """Return the report of a run that failed; None without one that can be read."""
-    if (run.directory / files.ERROR).is_symlink():  # what it leads to would stand in a page that is passed on
+    # what it leads to would stand in a page that is passed on
+    if (run.directory / files.ERROR).is_symlink():
         return None
     try:
         return regular(run.directory / files.ERROR).read_bytes().decode("utf-8", "replace")
@@ -194,18 +228,26 @@ def is_measure(column: str) -> bool:
 
 def measures(runs: Iterable[RunDirectory]) -> list[str]:
     """Return the columns of rounds.csv that any run has a value of, the usual ones first."""
-    found = dict.fromkeys(("test_accuracy", "forgetting", "average_accuracy", "task_forgetting"), False)
+    found = dict.fromkeys(
+        ("test_accuracy", "forgetting", "average_accuracy", "task_forgetting"), False
+    )
     for run in runs:
         if run.rounds is not None:
             found |= dict.fromkeys(
-                (str(name) for name in run.rounds if is_measure(str(name)) and run.rounds[name].notna().any()), True
+                (
+                    str(name)
+                    for name in run.rounds
+                    if is_measure(str(name)) and run.rounds[name].notna().any()
+                ),
+                True,
             )
     return [name for name, there in found.items() if there]
 
 
 def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, Any]:
-    """Return the curves as plain data. axis: place of the round numbers; curves: measure -> values; every: n where
-    every n-th evaluated round is kept; tasks: the last rounds of tasks that another one follows."""
+    """Return the curves as plain data. axis: place of the round numbers; curves: measure -> values;
+    every: n where every n-th evaluated round is kept; tasks: the last rounds of tasks that another
+    one follows."""
     if table is None or table.empty:
         return {}
     columns = [str(name) for name in table if is_measure(str(name))]
@@ -213,21 +255,34 @@ def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, A
     starts = table["round"][table["task"].diff() > 0] if "task" in table else ()
     kept, every = thin(len(table), MOST_POINTS)
     table = table[kept]
-    values = {name: [plain(v) for v in table[name].tolist()] for name in columns if table[name].notna().any()}
+    values = {
+        name: [plain(v) for v in table[name].tolist()]
+        for name in columns
+        if table[name].notna().any()
+    }
     axis = pools["axes"].add(table["round"].astype(int).tolist())
-    return {"axis": axis, "curves": values, "every": every, "tasks": [int(r) - 1 for r in starts if r > 1]}
+    return {
+        "axis": axis,
+        "curves": values,
+        "every": every,
+        "tasks": [int(r) - 1 for r in starts if r > 1],
+    }
 
 
 def thin(length: int, most: int) -> tuple[np.ndarray, int]:
-    """Choose the rows to keep, at most about `most` of them: bool [length], every n-th and the last; and n."""
+    """Choose the rows to keep, at most about `most` of them: bool [length], every n-th and the
+    last; and n."""
     every = max(1, -(-length // most))
     kept = np.arange(length) % every == 0
     kept[-1:] = True
     return kept, every
 
 
-def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str, Pool]) -> dict[str, Any] | None:
-    """Return the class accuracies: axis and classes as places, every as for curves, data: bytes [R, C] in base64."""
+def heat(
+    table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str, Pool]
+) -> dict[str, Any] | None:
+    """Return the class accuracies: axis and classes as places, every as for curves, data: bytes [R,
+    C] in base64."""
     if table is None or table.empty:
         return None
     table = table[table["class"] < max(len(names or ()), len(table))]  # a damaged number may be any
@@ -238,7 +293,9 @@ def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str
     matrix[row, labels] = table["accuracy"]
     kept, every = thin(len(rounds), max(2, MOST_CELLS // max(count, 1)))
     matrix = matrix[kept]
-    levels = np.where(np.isfinite(matrix), np.round(np.clip(matrix, 0, 1) * LEVELS), 255).astype(np.uint8)
+    levels = np.where(np.isfinite(matrix), np.round(np.clip(matrix, 0, 1) * LEVELS), 255).astype(
+        np.uint8
+    )
     return {
         "axis": pools["axes"].add(rounds[kept].tolist()),
         "classes": pools["classes"].add(names or [str(c) for c in range(count)]),
@@ -248,8 +305,8 @@ def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str
 
 
 def configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
-    """For every key: its different values, and the place of each run's (-1: it has none; absent where all have the
-    first). Those that differ come first."""
+    """For every key: its different values, and the place of each run's (-1: it has none; absent
+    where all have the first). Those that differ come first."""
     flat = [{key: as_typed(value) for key, value in flatten(run.config).items()} for run in runs]
     differing, same = [], []
     for key in dict.fromkeys(key for values in flat for key in values):
@@ -266,12 +323,21 @@ def as_typed(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def by_sweep(paths: Sequence[Path], runs: Sequence[RunDirectory]) -> list[tuple[Path, list[RunDirectory]]]:
+def by_sweep(
+    paths: Sequence[Path], runs: Sequence[RunDirectory]
+) -> list[tuple[Path, list[RunDirectory]]]:
     """Return a table of the finished runs below each path; single run directories share one."""
     groups: dict[Path, list[RunDirectory]] = {}
     for run in runs:
         if run.finished:
-            above = next((path for path in paths if path != run.directory and run.directory.is_relative_to(path)), None)
+            above = next(
+                (
+                    path
+                    for path in paths
+                    if path != run.directory and run.directory.is_relative_to(path)
+                ),
+                None,
+            )
             groups.setdefault(above or run.directory.parent, []).append(run)
     return list(groups.items())
 
@@ -281,7 +347,10 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
     found = aggregate.tables_of(directory.absolute(), runs)
     if found is None:
         return None
-    common = {"title": found.sweep.title if found.sweep else directory.absolute().name, "targets": frame(found.targets)}
+    common = {
+        "title": found.sweep.title if found.sweep else directory.absolute().name,
+        "targets": frame(found.targets),
+    }
     if found.sweep is None:
         means = frame(found.tidy.drop(columns=list(aggregate.ORIGIN[1:])))
         return common | {"means": means, "sections": benchmark(directory, runs)}
@@ -289,9 +358,13 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
     named = tidy.assign(column=layout.column_names(tidy))
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for (method, column), group in named.groupby(["method", "column"], sort=False):
-        cells.setdefault(str(method), {})[str(column)] = [cell(row) for row in group.to_dict("records")]  # type: ignore[arg-type]
+        cells.setdefault(str(method), {})[str(column)] = [
+            cell(row) for row in group.to_dict("records")
+        ]  # type: ignore[arg-type]
     return common | {
-        "caption": f"{aggregate.verdicts(found.tidy)} Rule: {found.sweep.rule}. {compare.TOLERANCES}",
+        "caption": (
+            f"{aggregate.verdicts(found.tidy)} Rule: {found.sweep.rule}. {compare.TOLERANCES}"
+        ),
         "columns": [str(name) for name in named["column"].unique()],
         "cells": cells,
     }
@@ -307,7 +380,10 @@ def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]
         {
             "title": part.title,
             "columns": ["method", *map(str, part.table.columns)],
-            "rows": [[str(name), *row] for name, row in zip(part.table.index, part.table.to_numpy(), strict=True)],
+            "rows": [
+                [str(name), *row]
+                for name, row in zip(part.table.index, part.table.to_numpy(), strict=True)
+            ],
         }
         for part in parts
     ]
@@ -317,7 +393,12 @@ def cell(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a cell with one printed value and ours."""
     ours, printed = layout.both(row)
     said = {name: str(row[name]) for name in ("metric", "unit", "verdict", "note")}
-    return {"ours": ours, "printed": printed, "n": int(row["n"]), "diverged": int(row["diverged"])} | said
+    return {
+        "ours": ours,
+        "printed": printed,
+        "n": int(row["n"]),
+        "diverged": int(row["diverged"]),
+    } | said
 
 
 def frame(table: pd.DataFrame) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Hydra and OmegaConf: the loader that composes, the parser of flags, and nodes as they are written.
+"""Hydra and OmegaConf: the loader that composes, the parser of flags, and nodes as they are
+written.
 
-The loader: Hydra instantiates what the composed configuration names before it calls anything of ours, and only the
-loader sees all ways in which a name can come in (see `fedexp.config.composing`); no plugin can take its place.
-The parser: it prints its usage and exits; to say one message instead, the same parser is asked before.
-The jobs of a sweep: Hydra takes sweepers only from a package `hydra_plugins`; its own one has a hook for their order.
-The nodes: the public functions of OmegaConf resolve interpolations, which must be looked at first.
+The loader: Hydra instantiates what the composed configuration names before it calls anything of
+ours, and only the loader sees all ways in which a name can come in (see `fedexp.config.composing`);
+no plugin can take its place. The parser: it prints its usage and exits; to say one message instead,
+the same parser is asked before. The jobs of a sweep: Hydra takes sweepers only from a package
+`hydra_plugins`; its own one has a hook for their order. The nodes: the public functions of
+OmegaConf resolve interpolations, which must be looked at first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,8 @@ from omegaconf import DictConfig, ListConfig
 
 __all__ = ["CORE_PLUGINS", "ConfigLoaderImpl", "ConfigRepository"]
 
-CORE_PLUGINS = "hydra._internal.core_plugins"  # where Hydra's own launcher and sweeper are, as its configuration says
+# where Hydra's own launcher and sweeper are, as its configuration says
+CORE_PLUGINS = "hydra._internal.core_plugins"
 
 
 def replace_loader(loader: type[ConfigLoaderImpl]) -> None:
@@ -34,7 +37,8 @@ def current_loader() -> type[ConfigLoaderImpl]:
 
 @contextmanager
 def sweeping(jobs: Sequence[list[str]]) -> Iterator[None]:
-    """Have Hydra's sweeper launch these jobs, in this order, while the block runs, whatever the command line lists.
+    """Have Hydra's sweeper launch these jobs, in this order, while the block runs, whatever the
+    command line lists.
 
     jobs: the overrides of each.
     """
@@ -43,7 +47,8 @@ def sweeping(jobs: Sequence[list[str]]) -> Iterator[None]:
     Plugins.instance()  # which loads the module of the sweeper anew, the first time
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-    before = vars(BasicSweeper)["split_arguments"]  # the static method itself: by a dot one gets the bare function
+    # the static method itself: by a dot one gets the bare function
+    before = vars(BasicSweeper)["split_arguments"]
 
     def split(overrides: Any, size: int | None) -> list[list[list[str]]]:
         return [list(chunk) for chunk in BasicSweeper.split_overrides_to_chunks(list(jobs), size)]
@@ -90,5 +95,6 @@ def child(node: DictConfig | ListConfig, key: Any) -> Any:
 
 
 def resolved(node: Any) -> Any:
-    """The node that an interpolation stands for. Raises OmegaConfBaseException where there is none."""
+    """The node that an interpolation stands for. Raises OmegaConfBaseException where there is
+    none."""
     return node._dereference_node()

@@ -1,8 +1,10 @@
-"""Python values with tensors between two processes of one machine, without copying the tensors through a pipe.
+"""Python values with tensors between two processes of one machine, without copying the tensors
+through a pipe.
 
-A parcel is a short pickle, which goes through a socket, and a file in memory with the tensors, whose descriptor goes
-with it. The receiver maps the file: a model that is sent to N processes is in memory once. The files have no name and
-no size limit of a shared-memory mount, and vanish with the last process that holds them.
+A parcel is a short pickle, which goes through a socket, and a file in memory with the tensors,
+whose descriptor goes with it. The receiver maps the file: a model that is sent to N processes is in
+memory once. The files have no name and no size limit of a shared-memory mount, and vanish with the
+last process that holds them.
 """
 
 import io
@@ -31,7 +33,8 @@ class Parcel:
 
     @classmethod
     def pack(cls, value: Any) -> "Parcel":
-        """Pack a value: tensors keep their values, dtype and strides, and arrive on the CPU without gradient."""
+        """Pack a value: tensors keep their values, dtype and strides, and arrive on the CPU without
+        gradient."""
         buffer = io.BytesIO()
         pickler = TensorPickler(buffer)
         pickler.dump(value)
@@ -44,9 +47,13 @@ class Parcel:
         return cls(buffer.getvalue(), pickler.size, descriptor)
 
     def unpack(self) -> Any:
-        """Return the value; its tensors lie in the file, shared with everyone who has it until they are written to.
-        Closes the descriptor."""
-        memory = None if self.descriptor is None else mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_COPY)
+        """Return the value; its tensors lie in the file, shared with everyone who has it until they
+        are written to. Closes the descriptor."""
+        memory = (
+            None
+            if self.descriptor is None
+            else mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_COPY)
+        )
         self.close()
         return _Unpickler(io.BytesIO(self.pickled), memory).load()
 
@@ -121,10 +128,13 @@ class TensorPickler(pickle.Pickler):
         self.size = 0
 
     def persistent_id(self, value: Any) -> Any:
-        # Parameters are pickled as what they are, around a plain tensor. Empty tensors need no place.
+        # Parameters are pickled as what they are, around a plain tensor. Empty tensors need no
+        # place.
         if type(value) is not torch.Tensor or not value.numel():
             return None
-        strides = value.stride() if _is_dense(value) else torch.empty(value.shape, device="meta").stride()
+        strides = (
+            value.stride() if _is_dense(value) else torch.empty(value.shape, device="meta").stride()
+        )
         place = Place(value.dtype, tuple(value.shape), tuple(strides), self.size, value.numel())
         self.tensors.append((value, place))
         self.size += -(-value.numel() * value.element_size() // ALIGNMENT) * ALIGNMENT
@@ -144,10 +154,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill a block of memory, each once, in whatever order (channels-last is such an
-    order)."""
+    """Return whether the elements fill a block of memory, each once, in whatever order
+    (channels-last is such an order)."""
     expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+    for size, stride in sorted(
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]
+    ):
         if size != 1:
             if stride != expected:
                 return False
@@ -156,7 +168,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _memory_file(size: int) -> int:
-    """Return a descriptor of an unnamed file of `size` bytes, in memory where the system has such files."""
+    """Return a descriptor of an unnamed file of `size` bytes, in memory where the system has such
+    files."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("fedexp", os.MFD_CLOEXEC)
     else:

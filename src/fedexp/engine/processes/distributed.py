@@ -1,12 +1,15 @@
-"""Clients spread over the processes of torch.distributed, on one host or several, started by torchrun or Slurm.
+"""Clients spread over the processes of torch.distributed, on one host or several, started by
+torchrun or Slurm.
 
-Rank 0 leads: it alone reads the configuration and the data, samples, aggregates, writes and prints. The others follow:
-they hold nothing but what rank 0 has sent them, and obey until it dismisses them. So nothing has to be the same on all
-hosts but the installed packages, and the result is that of one process: every client is trained alone, and what comes
-back is put in the order of the cohort.
+Rank 0 leads: it alone reads the configuration and the data, samples, aggregates, writes and prints.
+The others follow: they hold nothing but what rank 0 has sent them, and obey until it dismisses
+them. So nothing has to be the same on all hosts but the installed packages, and the result is that
+of one process: every client is trained alone, and what comes back is put in the order of the
+cohort.
 
-A message is a short pickle and one flat tensor with the bytes of all tensors in it, sent from one rank to another: by
-gloo, or by nccl where every rank has a GPU of its own and the tensors lie on GPUs at both ends.
+A message is a short pickle and one flat tensor with the bytes of all tensors in it, sent from one
+rank to another: by gloo, or by nccl where every rank has a GPU of its own and the tensors lie on
+GPUs at both ends.
 """
 
 import io
@@ -35,23 +38,34 @@ from fedexp.core.views import PLAIN
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Trained
 from fedexp.engine.processes.channel import Place, TensorPickler
 from fedexp.engine.processes.ranks import Ranks
-from fedexp.engine.processes.worker import Evaluate, Failure, Publish, Setup, Train, Worker, move, picklable
+from fedexp.engine.processes.worker import (
+    Evaluate,
+    Failure,
+    Publish,
+    Setup,
+    Train,
+    Worker,
+    move,
+    picklable,
+)
 
 CPU = torch.device("cpu")
 GATHERING = timedelta(minutes=10)  # until all processes have started
-# Rank 0 may take long between two orders (a download, pictures). A process that ends is noticed at once all the same,
-# because its connections close (see messages); only a host that vanishes without a word is noticed as late as this.
+# Rank 0 may take long between two orders (a download, pictures). A process that ends is noticed at
+# once all the same, because its connections close (see messages); only a host that vanishes without
+# a word is noticed as late as this.
 PATIENCE = timedelta(days=1)
 
 
 class RankLost(RuntimeError):
-    """The connection to another rank is broken: its process has ended, or its host or network has."""
+    """The connection to another rank is broken: its process has ended, or its host or network
+    has."""
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """The order that carries what stays the same for the whole run; the answer is the name of the GPU, or an empty
-    text."""
+    """The order that carries what stays the same for the whole run; the answer is the name of the
+    GPU, or an empty text."""
 
     hardware: Any  # fedexp.engine.hardware.Resolved
     bench: ClientRuntime  # on the CPU
@@ -67,8 +81,8 @@ class Call:
 
 
 class Distributed(Engine):
-    """Engine over all ranks. `inner`: how each rank trains its share of a cohort; `hardware`: of each rank, which
-    adapts the GPU's number."""
+    """Engine over all ranks. `inner`: how each rank trains its share of a cohort; `hardware`: of
+    each rank, which adapts the GPU's number."""
 
     def __init__(self, inner: Engine, hardware: Any):
         self.inner, self.hardware = inner, hardware
@@ -80,20 +94,31 @@ class Distributed(Engine):
         self._prepare(bench, server if self._published is None else self._published)
 
     def train(
-        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self,
+        algorithm: FedAvg,
+        bench: ClientRuntime,
+        server: Tree,
+        cohort: Cohort,
+        lr: float,
+        evaluate_local: bool,
     ) -> Trained:
         self._prepare(bench, server)
         shares = cohort.shares(dist.get_world_size())
-        orders = [Train(algorithm, cohort.take(positions), lr, evaluate_local) for positions in shares]
+        orders = [
+            Train(algorithm, cohort.take(positions), lr, evaluate_local) for positions in shares
+        ]
         gather = Gather(len(cohort.clients))
         for positions, part in zip(shares, self._ask(orders, self._direct), strict=True):
             values = move(part.tree(), bench.device)
-            # Kept states must not hold on to the flat tensor that they came in, which has the messages in it too.
+            # Kept states must not hold on to the flat tensor that they came in, which has the
+            # messages in it too.
             values["states"] = tree.map(torch.clone, values["states"])
             gather.add(positions, Trained(**values))
         return gather.result(parallel=len(shares))
 
-    def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
+    def evaluate(
+        self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
+    ) -> Evaluation:
         self._prepare(bench, server)
         tested = bench.tested_on(view)
         count = min(dist.get_world_size(), tested.evaluation_batches)
@@ -119,8 +144,8 @@ class Distributed(Engine):
             self._published = server
 
     def _ask(self, orders: Sequence[Any], direct: bool = False) -> list[Any]:
-        """Have rank i carry out order i, all at the same time; return the answers. After a failure, too, no rank owes
-        an answer."""
+        """Have rank i carry out order i, all at the same time; return the answers. After a failure,
+        too, no rank owes an answer."""
         answers: list[Any] = [None] * len(orders)
         # The same order for several ranks is packed once (and not compared by its content).
         for _, group in groupby(range(1, len(orders)), key=lambda rank: id(orders[rank])):
@@ -190,8 +215,8 @@ def dismiss(ranks: Ranks) -> None:
 
 
 def follow(ranks: Ranks) -> int:
-    """Run the other ranks until they are dismissed; return the exit code. They hold nothing that could be lost, so
-    signals end them at once."""
+    """Run the other ranks until they are dismissed; return the exit code. They hold nothing that
+    could be lost, so signals end them at once."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -215,12 +240,16 @@ class Follower:
     def serve(self) -> bool:
         """Carry out the next order; return False when there is none any more."""
         call = receive(0)
-        if isinstance(call, Failure):  # it could not be read, such as for a package that is not here
+        # it could not be read, such as for a package that is not here
+        if isinstance(call, Failure):
             answer, direct = call, False
         elif call.order is None:
             return False
         else:
-            answer, direct = attempt(self.obey, call.order), call.direct and isinstance(call.order, Train)
+            answer, direct = (
+                attempt(self.obey, call.order),
+                call.direct and isinstance(call.order, Train),
+            )
         if isinstance(answer, Failure):
             answer = replace(answer, error=picklable(answer.error))
             direct = False
@@ -241,7 +270,10 @@ class Follower:
         if device.type == "cpu":
             return device
         if not torch.cuda.device_count():
-            raise ConfigError(f"hardware.device={device}: rank {self.ranks.rank} ({socket.gethostname()}) has no GPU")
+            raise ConfigError(
+                f"hardware.device={device}: rank {self.ranks.rank} ({socket.gethostname()}) has"
+                " no GPU"
+            )
         device = torch.device("cuda", self.ranks.local % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
@@ -262,25 +294,34 @@ def join(ranks: Ranks) -> None:
         store, _, _ = next(dist.rendezvous(query, timeout=GATHERING))
         store.set(names[ranks.rank], "here")
         store.wait(names, GATHERING)
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE)
+        backend = (
+            "cpu:gloo,cuda:nccl"
+            if torch.cuda.is_available() and dist.is_nccl_available()
+            else "gloo"
+        )
+        dist.init_process_group(
+            backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE
+        )
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"{ranks.size} processes should have met at MASTER_ADDR:MASTER_PORT = {where} and did not ({reason}); with "
-            "several network interfaces, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the one to use"
+            f"{ranks.size} processes should have met at MASTER_ADDR:MASTER_PORT = {where} and did"
+            f" not ({reason}); with several network interfaces, GLOO_SOCKET_IFNAME and"
+            " NCCL_SOCKET_IFNAME name the one to use"
         ) from error
 
 
 # --- messages
 #
-# gloo tells only those who wait for a message that has not begun to come that the connection is lost. Who sends, or has
-# received a part, waits for ever (gloo's Pair::signalException passes over the operations under way). So nobody waits
-# for these: a message ends with a mark, for which the receiver waits, and is answered by a receipt, for which the
-# sender waits. What came before either is through by then.
+# gloo tells only those who wait for a message that has not begun to come that the connection is
+# lost. Who sends, or has received a part, waits for ever (gloo's Pair::signalException passes over
+# the operations under way). So nobody waits for these: a message ends with a mark, for which the
+# receiver waits, and is answered by a receipt, for which the sender waits. What came before either
+# is through by then.
 
 RECEIPT = 1  # the tag; messages have 0
-_receipts: dict[int, Any] = {}  # the last that each rank was sent: it is out when that rank sends again
+# the last that each rank was sent: it is out when that rank sends again
+_receipts: dict[int, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -292,8 +333,8 @@ class Packet:
 
     @classmethod
     def pack(cls, value: Any, device: torch.device) -> "Packet":
-        """Pack a value: tensors keep values, dtype and strides, and arrive on the CPU, or from GPU to GPU where that is
-        `device`."""
+        """Pack a value: tensors keep values, dtype and strides, and arrive on the CPU, or from GPU
+        to GPU where that is `device`."""
         buffer = io.BytesIO()
         pickler = TensorPickler(buffer)
         pickler.dump(value)
@@ -362,6 +403,6 @@ def connection(rank: int) -> Iterator[None]:
     except RuntimeError as error:
         time.sleep(0.5)  # after Ctrl+C, which ends all ranks at once, our own signal is on its way
         raise RankLost(
-            f"the connection to rank {rank} is broken ({str(error).splitlines()[0]}): its process has ended (out of "
-            "memory, killed), or its host or the network has failed"
+            f"the connection to rank {rank} is broken ({str(error).splitlines()[0]}): its process"
+            " has ended (out of memory, killed), or its host or the network has failed"
         ) from error

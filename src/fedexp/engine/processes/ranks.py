@@ -1,14 +1,18 @@
-"""Ranks among the processes that torchrun or Slurm has started. Without torch: the command asks this first."""
+"""Ranks among the processes that torchrun or Slurm has started. Without torch: the command asks
+this first."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 # The names that torchrun and Slurm give to (rank, number of ranks, rank on this host).
-LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
 HOW_TO_START = (
-    "start it with torchrun (torchrun --nproc-per-node=2 -m fedexp ...), or with srun where MASTER_ADDR names the "
-    "first host"
+    "start it with torchrun (torchrun --nproc-per-node=2 -m fedexp ...), or with srun where"
+    " MASTER_ADDR names the first host"
 )
 
 
@@ -22,8 +26,8 @@ class Ranks:
 
 
 def find_ranks(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """Return this process's rank; None: it was started alone. Processes of Slurm that know no MASTER_ADDR are
-    independent runs."""
+    """Return this process's rank; None: it was started alone. Processes of Slurm that know no
+    MASTER_ADDR are independent runs."""
     if not environment.get("MASTER_ADDR"):
         return None
     for names in LAUNCHERS:

@@ -1,4 +1,5 @@
-"""The process at the other end of the workers engine: trains the clients that it is given, one order at a time."""
+"""The process at the other end of the workers engine: trains the clients that it is given, one
+order at a time."""
 
 import ctypes
 import os
@@ -21,8 +22,8 @@ from fedexp.engine.processes.channel import Channel
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings that stay the same for the whole run; the first order, after the `Resolved` hardware of this
-    process."""
+    """The settings that stay the same for the whole run; the first order, after the `Resolved`
+    hardware of this process."""
 
     bench: ClientRuntime  # on the CPU
     engine: Engine  # how this process trains what it is given
@@ -91,11 +92,15 @@ class Worker:
             case Train(algorithm, cohort, lr, evaluate_local):
                 states, personals = move((cohort.states, cohort.personals), self.device)
                 cohort = replace(cohort, states=states, personals=personals)
-                return self.engine.train(algorithm, self.bench, self.server, cohort, lr, evaluate_local)
+                return self.engine.train(
+                    algorithm, self.bench, self.server, cohort, lr, evaluate_local
+                )
             case Evaluate(batches, view, number):
                 self.bench.net.set_buffers(self.server["buffers"])
                 draws = self.bench.test_draws(view, number)
-                return self.bench.tested_on(view).evaluate_batches(self.server["params"], batches, draws)
+                return self.bench.tested_on(view).evaluate_batches(
+                    self.server["params"], batches, draws
+                )
             case Ask(model, numbers):
                 return self.bench.logits(move(model, self.device), numbers)
             case hardware:
@@ -106,7 +111,9 @@ class Worker:
 
 def move(values: Tree, device: torch.device) -> Tree:
     """Return a tree whose tensors are on the device."""
-    return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, values)
+    return tree.map(
+        lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, values
+    )
 
 
 def serve(channel: Channel) -> None:
@@ -127,15 +134,16 @@ def serve(channel: Channel) -> None:
 
 
 def picklable(error: Exception) -> Exception:
-    """Return the exception in a form that comes through a pickle: only our own are sure to; of the others type and
-    message remain."""
+    """Return the exception in a form that comes through a pickle: only our own are sure to; of the
+    others type and message remain."""
     if type(error).__module__.startswith("fedexp.") and len(error.args) == 1:
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent does, also by kill -9 and in the middle of a long step."""
+    """Ask the kernel to end this process when its parent does, also by kill -9 and in the middle of
+    a long step."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
@@ -146,7 +154,8 @@ def die_with(parent: int) -> None:
 def main(descriptor: int, parent: int) -> None:
     """Run in a process of its own: `descriptor` is its end of a socket pair."""
     die_with(parent)
-    # The parent decides when to stop; USR2 is how Slurm tells a job of submitit that its time is up.
+    # The parent decides when to stop; USR2 is how Slurm tells a job of submitit that its time is
+    # up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     serve(Channel(socket.socket(fileno=descriptor)))

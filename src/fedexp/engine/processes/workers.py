@@ -1,7 +1,8 @@
 """Clients spread over processes: one thread each on a CPU, or one process for each GPU.
 
-The longest clients go first and the next goes to whoever is free, so the processes end at about the same time. What
-comes back is put in the order of the cohort: the result does not depend on the number of workers.
+The longest clients go first and the next goes to whoever is free, so the processes end at about the
+same time. What comes back is put in the order of the cohort: the result does not depend on the
+number of workers.
 """
 
 import logging
@@ -23,9 +24,26 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, PartialEvaluation, Trained
+from fedexp.engine.base import (
+    ClientRuntime,
+    Cohort,
+    Engine,
+    Evaluation,
+    Gather,
+    PartialEvaluation,
+    Trained,
+)
 from fedexp.engine.processes.channel import Channel, Parcel
-from fedexp.engine.processes.worker import Ask, Evaluate, Failure, Publish, Ready, Setup, Train, move
+from fedexp.engine.processes.worker import (
+    Ask,
+    Evaluate,
+    Failure,
+    Publish,
+    Ready,
+    Setup,
+    Train,
+    move,
+)
 
 log = logging.getLogger("fedexp")
 T = TypeVar("T")
@@ -74,12 +92,12 @@ class Process:
 
 
 class Workers(Engine):
-    """Engine over processes. `hardware`: of each process; `inner`: how a process trains what it is given, one client or
-    a share."""
+    """Engine over processes. `hardware`: of each process; `inner`: how a process trains what it is
+    given, one client or a share."""
 
     def __init__(self, inner: Engine, hardware: Sequence[Any], share: bool):
-        """Set up the engine. share: a process takes its part of a cohort at once (to vectorise it), else one client
-        after the other."""
+        """Set up the engine. share: a process takes its part of a cohort at once (to vectorise it),
+        else one client after the other."""
         self.inner, self.hardware, self.share = inner, hardware, share
         self._processes: list[Process] = []
         self._setup: tuple[ClientRuntime, Parcel] | None = None
@@ -92,7 +110,13 @@ class Workers(Engine):
             pass
 
     def train(
-        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self,
+        algorithm: FedAvg,
+        bench: ClientRuntime,
+        server: Tree,
+        cohort: Cohort,
+        lr: float,
+        evaluate_local: bool,
     ) -> Trained:
         if self.share:
             shares = cohort.shares(len(self.hardware))
@@ -101,17 +125,22 @@ class Workers(Engine):
         orders = []
         for positions in shares:
             part = cohort.take(positions)
-            name = f"round {cohort.round}, training client {', '.join(str(c) for c in part.clients)}"
+            name = (
+                f"round {cohort.round}, training client {', '.join(str(c) for c in part.clients)}"
+            )
             orders.append(Order(name, Train(algorithm, part, lr, evaluate_local), positions))
         gather = Gather(len(cohort.clients))
         for order, answer in self._do(bench, server, orders):
             part = move(answer.tree(), bench.device)
-            # Kept states must not hold on to the file that they came in, which has the messages in it too.
+            # Kept states must not hold on to the file that they came in, which has the messages in
+            # it too.
             part["states"] = tree.map(lambda leaf: leaf.clone(), part["states"])
             gather.add(order.positions, Trained(**part))
         return gather.result(parallel=min(len(self.hardware), len(orders)))
 
-    def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
+    def evaluate(
+        self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
+    ) -> Evaluation:
         tested = bench.tested_on(view)
         count = min(len(self.hardware), tested.evaluation_batches)
         edges = [tested.evaluation_batches * i // count for i in range(count + 1)]
@@ -120,7 +149,9 @@ class Workers(Engine):
         orders = [Order(name, Evaluate(piece, view, round), [i]) for i, piece in enumerate(pieces)]
         parts: list[PartialEvaluation] = [None] * count  # type: ignore[list-item]
         for order, answer in self._do(bench, server, orders):
-            parts[order.positions[0]] = PartialEvaluation(*move(tuple(vars(answer).values()), bench.device))
+            parts[order.positions[0]] = PartialEvaluation(
+                *move(tuple(vars(answer).values()), bench.device)
+            )
         return tested.combine(parts)
 
     def logits(
@@ -142,8 +173,11 @@ class Workers(Engine):
                 sent[1].close()
         self._processes, self._setup, self._published = [], None, None
 
-    def _do(self, bench: ClientRuntime, server: Tree, orders: Sequence[Order]) -> Iterator[tuple[Order, Any]]:
-        """Have the orders carried out, the first one first; yield them with their answers as these come in."""
+    def _do(
+        self, bench: ClientRuntime, server: Tree, orders: Sequence[Order]
+    ) -> Iterator[tuple[Order, Any]]:
+        """Have the orders carried out, the first one first; yield them with their answers as these
+        come in."""
         try:
             self._prepare(bench, server)
             left = deque(orders)
@@ -161,13 +195,17 @@ class Workers(Engine):
                         else:
                             yield order, answer
         except BaseException:
-            self.close()  # what is still being worked on would be taken for an answer to the next order
+            # what is still being worked on would be taken for an answer to the next order
+            self.close()
             raise
 
     def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
-        """Start the processes once, and send model and data once and each new state of the server once."""
+        """Start the processes once, and send model and data once and each new state of the server
+        once."""
         if self._setup is None or self._setup[0] is not bench:
-            self._setup = self._send(bench, Setup(bench.to(torch.device("cpu")), self.inner), self._setup)
+            self._setup = self._send(
+                bench, Setup(bench.to(torch.device("cpu")), self.inner), self._setup
+            )
         if self._published is None or self._published[0] is not server:
             self._published = self._send(server, Publish(server), self._published)
         if not self._processes:
@@ -186,9 +224,14 @@ class Workers(Engine):
         hardware = self.hardware[i]
         ours, theirs = socket.socketpair()
         # The same modules can be imported there, whatever made them importable here.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)
+        }
         environment["OMP_NUM_THREADS"] = str(hardware.threads)
-        program = f"from fedexp.engine.processes.worker import main; main({theirs.fileno()}, {os.getpid()})"
+        program = (
+            f"from fedexp.engine.processes.worker import main; main({theirs.fileno()},"
+            f" {os.getpid()})"
+        )
         popen = subprocess.Popen(
             [sys.executable, "-P", "-c", program],  # -P: not the modules of the current directory
             pass_fds=[theirs.fileno()],
@@ -205,7 +248,8 @@ class Workers(Engine):
         return process
 
     def _tell(self, process: Process, parcel: Parcel) -> None:
-        """Send a message without an answer; that the process is gone shows when an answer is waited for."""
+        """Send a message without an answer; that the process is gone shows when an answer is waited
+        for."""
         try:
             process.channel.send(parcel)
         except ConnectionError:
@@ -221,7 +265,8 @@ class Workers(Engine):
             log.debug("process %d is gone", process.popen.pid)
 
     def _take(self, i: int) -> tuple[Order, Any]:
-        """Return the order of a process and its answer; None when it has died, and another has taken its place."""
+        """Return the order of a process and its answer; None when it has died, and another has
+        taken its place."""
         process = self._processes[i]
         order, process.order = process.order, None
         assert order is not None
@@ -245,7 +290,8 @@ class Workers(Engine):
 
 
 def spread(hardware: Any, count: int) -> list[Any]:
-    """Return the hardware of each of `count` processes: on GPUs each has its own, unless the user has named one."""
+    """Return the hardware of each of `count` processes: on GPUs each has its own, unless the user
+    has named one."""
     if hardware.device.type != "cuda" or hardware.device.index is not None:
         return [hardware] * count
     devices = torch.cuda.device_count()

@@ -18,13 +18,14 @@ from fedexp.engine.base import ClientRuntime, Cohort, has_own
 from fedexp.engine.schedule import Schedule
 from fedexp.engine.vectorised.network import ClientNetwork, TrainableNetwork
 
-LOAD_BYTES = 1 << 26  # of images that are loaded at once: several steps, so that few kernels are launched
+# of images that are loaded at once: several steps, so that few kernels are launched
+LOAD_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
 class Job:
-    """The values that all clients of a round have in common. Of clients of several runs it is the first one's: then
-    each client has the server of its own run (`Fixed.server`)."""
+    """The values that all clients of a round have in common. Of clients of several runs it is the
+    first one's: then each client has the server of its own run (`Fixed.server`)."""
 
     algorithm: FedAvg
     bench: ClientRuntime
@@ -46,7 +47,8 @@ class Fixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """All but the batch that a local step reads (the first three) and changes in place (the others)."""
+    """All but the batch that a local step reads (the first three) and changes in place (the
+    others)."""
 
     server: Tree
     lr: float | torch.Tensor
@@ -86,7 +88,9 @@ class PaddedData:
             x, y = self.bench.load_train(self.index[step], draws)
             yield self.net.show(Batch(x, y, self.mask[step], step))
 
-    def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(
+        self, index: torch.Tensor, draws: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.bench.load_train(index, draws)
 
     @property
@@ -95,7 +99,8 @@ class PaddedData:
 
 
 class Run(NamedTuple):
-    """Steps start .. stop - 1, which the first `active` clients have, and whose images are loaded at once."""
+    """Steps start .. stop - 1, which the first `active` clients have, and whose images are loaded
+    at once."""
 
     start: int
     stop: int
@@ -103,20 +108,25 @@ class Run(NamedTuple):
 
 
 class Clients:
-    """The clients of a cohort, which must be sorted by falling number of steps, during one round."""
+    """The clients of a cohort, which must be sorted by falling number of steps, during one
+    round."""
 
     def __init__(self, job: Job, cohort: Cohort, servers: Sequence[Tree] = ()):
-        """Begin a round. servers: what each client was sent, where they are of several runs; empty: the job's."""
+        """Begin a round. servers: what each client was sent, where they are of several runs; empty:
+        the job's."""
         self.job, self.count = job, len(cohort.clients)
         self.servers = tree.map(lambda *leaves: stacked_rows(leaves), *servers) if servers else {}
-        self.watch: Callable[[int, Frame], None] | None = None  # is shown the frame after each number of steps
+        # is shown the frame after each number of steps
+        self.watch: Callable[[int, Frame], None] | None = None
         bench = job.bench
         self.padded = pad(cohort.schedules, bench)
         personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
         plans = stack_plans(cohort.plans, bench.device)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
         fixed = Fixed(personals, states, plans, {}, steps, self.servers)
-        begun, buffers = self._prepared(fixed) if has_own(job.algorithm, "prepare") else self._begun(fixed)
+        begun, buffers = (
+            self._prepared(fixed) if has_own(job.algorithm, "prepare") else self._begun(fixed)
+        )
         fixed = fixed._replace(begun=begun)
         params, buffers = self._start(fixed, buffers)
         memory = optimizers.memory_of(params, bench.local)
@@ -152,16 +162,23 @@ class Clients:
     def finish(self) -> tuple[Tree, Tree, Params]:
         """Return (messages, new states, running statistics); leaves [C, ...]."""
         frame = self.frame
-        (messages, states), buffers = self._per_client(self._finish, frame.buffers, frame.params, *frame.fixed)
+        (messages, states), buffers = self._per_client(
+            self._finish, frame.buffers, frame.params, *frame.fixed
+        )
         return messages, states, buffers
 
     def _per_client(self, hook: Any, buffers: Params | None, *values: Tree) -> tuple[Any, Params]:
-        """Run a hook for all clients; it gets their network and data beside `values`. buffers: of each client, with
-        which eval mode is called too; None: the server's. Return what the hook did, and the running statistics."""
+        """Run a hook for all clients; it gets their network and data beside `values`. buffers: of
+        each client, with which eval mode is called too; None: the server's. Return what the hook
+        did, and the running statistics."""
         padded, job = self.padded, self.job
 
         def call(
-            index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None, own: Params, *rest: Tree
+            index: torch.Tensor,
+            mask: torch.Tensor,
+            draws: torch.Tensor | None,
+            own: Params,
+            *rest: Tree,
         ) -> tuple[Tree, Params]:
             net = ClientNetwork(job.net, own, None if buffers is None and not self.servers else own)
             return hook(net, PaddedData(job.bench, net, index, mask, draws), *rest), net.buffers()
@@ -177,11 +194,14 @@ class Clients:
         """Return the parameters or buffers that each client was sent, as views; leaves [C, ...]."""
         if self.servers:
             return dict(self.servers[name])
-        return {key: value.expand(self.count, *value.shape) for key, value in self.job.server[name].items()}
+        return {
+            key: value.expand(self.count, *value.shape)
+            for key, value in self.job.server[name].items()
+        }
 
     def _start(self, fixed: Fixed, buffers: Params) -> tuple[Params, Params]:
-        """Return parameters and running statistics at the start of training, in memory that may be changed; leaves
-        [C, ...]."""
+        """Return parameters and running statistics at the start of training, in memory that may be
+        changed; leaves [C, ...]."""
         sent, held = self.job.server["params"], self.job.server["buffers"]
         if not has_own(self.job.algorithm, "initial_params"):
             received = self._received("params")
@@ -193,21 +213,28 @@ class Clients:
         for name in own.keys() & start.keys():
             own[name].copy_(start.pop(name))
         # Like the server's model in memory, which the fused optimizer and the convolutions want.
-        return {k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()}, own
+        return {
+            k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()
+        }, own
 
     def _begun(self, fixed: Fixed) -> tuple[Tree, Params]:
-        """Run `client_setup`; return its constants and the running statistics after it, leaves [C, ...]."""
+        """Run `client_setup`; return its constants and the running statistics after it, leaves [C,
+        ...]."""
         return self._per_client(self._begin, None, *fixed)
 
     def _prepared(self, fixed: Fixed) -> tuple[Tree, Params]:
-        """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C, batches, ...], 0
-        where a client has none. Return that and the server's running statistics, leaves [C, ...]."""
+        """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C,
+        batches, ...], 0 where a client has none. Return that and the server's running statistics,
+        leaves [C, ...]."""
         bench, algorithm, sent = self.job.bench, self.job.algorithm, self.job.server["buffers"]
 
         def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *values: Tree) -> Tree:
             one = Fixed(*values)
             own = one.server["buffers"] if self.servers else None
-            net, batch = ClientNetwork(self.job.net, sent if own is None else own, own), Batch(x, y, mask, 0)
+            net, batch = (
+                ClientNetwork(self.job.net, sent if own is None else own, own),
+                Batch(x, y, mask, 0),
+            )
             return algorithm.prepare(net, net.show(batch), mask, self._context(one))
 
         own = -(-self.padded.steps // bench.local.epochs)
@@ -216,12 +243,21 @@ class Clients:
             active = int((own > step).sum())
             index, mask = self.padded.index[step, :active], self.padded.mask[step, :active]
             draws = None if self.padded.draws is None else self.padded.draws[step, :active]
-            made = vmap(call)(*bench.load_train(index, draws), mask, *tree.map(lambda leaf, a=active: leaf[:a], fixed))
+            made = vmap(call)(
+                *bench.load_train(index, draws),
+                mask,
+                *tree.map(lambda leaf, a=active: leaf[:a], fixed),
+            )
             if not step:
-                room = tree.map(lambda leaf: leaf.new_zeros(self.count, own.max(), *leaf.shape[1:]), made)
+                room = tree.map(
+                    lambda leaf: leaf.new_zeros(self.count, own.max(), *leaf.shape[1:]), made
+                )
             tree.map(lambda all, some, s=step, a=active: all[:a, s].copy_(some), room, made)
         received = self._received("buffers")
-        return room, {name: tree.room_for(value, self.count).copy_(received[name]) for name, value in sent.items()}
+        return room, {
+            name: tree.room_for(value, self.count).copy_(received[name])
+            for name, value in sent.items()
+        }
 
     def _begin(self, net: ClientNetwork, data: PaddedData, *fixed: Tree) -> Tree:
         return self.job.algorithm.client_setup(net, data, self._context(Fixed(*fixed)))
@@ -229,7 +265,9 @@ class Clients:
     def _initial(self, net: ClientNetwork, data: PaddedData, *fixed: Tree) -> Params:
         return self.job.algorithm.initial_params(net, data, self._context(Fixed(*fixed)))
 
-    def _finish(self, net: ClientNetwork, data: PaddedData, params: Params, *fixed: Tree) -> tuple[Tree, Tree]:
+    def _finish(
+        self, net: ClientNetwork, data: PaddedData, params: Params, *fixed: Tree
+    ) -> tuple[Tree, Tree]:
         return self.job.algorithm.finish(net, params, data, self._context(Fixed(*fixed)))
 
     def _context(self, one: Fixed) -> Context:
@@ -249,7 +287,8 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
         copy_each(list(buffers.values()), [moved[name] for name in buffers])
     if own:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        tree.map(lambda old, value: pairs.append((old, value)), head, tuple(new))  # by name, not by order
+        # by name, not by order
+        tree.map(lambda old, value: pairs.append((old, value)), head, tuple(new))
         copy_each([old for old, _ in pairs], [value for _, value in pairs])
     else:
         optimizers.step_in_place(params, new[0], memory, frame.lr, job.bench.local, batch.step)
@@ -269,10 +308,13 @@ def _client_step(
     mask: torch.Tensor,
     fixed: Fixed,
 ) -> tuple[Any, ...]:
-    """Return one client's (params, memory, running statistics, loss) after the algorithm's own local step, or its
-    (gradient, running statistics, loss) in the base's."""
+    """Return one client's (params, memory, running statistics, loss) after the algorithm's own
+    local step, or its (gradient, running statistics, loss) in the base's."""
     received = fixed.server["buffers"] if fixed.server else None
-    ctx, net = make_context(job, frame.server, frame.lr, fixed), ClientNetwork(job.net, buffers, received)
+    ctx, net = (
+        make_context(job, frame.server, frame.lr, fixed),
+        ClientNetwork(job.net, buffers, received),
+    )
     batch = net.show(Batch(x, y, mask, number))
     if own:
         params, memory, loss = job.algorithm.local_step(net, params, memory, batch, ctx)
@@ -284,7 +326,9 @@ def _client_step(
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
     """Return the context that the hooks of one client see; inside vmap."""
     server = one.server or server
-    return Context(server, one.personals, one.states, one.plans, one.begun, lr, one.steps, job.bench.local)  # type: ignore[arg-type]
+    return Context(
+        server, one.personals, one.states, one.plans, one.begun, lr, one.steps, job.bench.local
+    )  # type: ignore[arg-type]
 
 
 def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:
@@ -306,14 +350,18 @@ def stack_plans(plans: Sequence[Tree], device: torch.device) -> Tree:
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Upload to the device without waiting for it: from ordinary memory, CUDA would first finish all that it was
-    given."""
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    """Upload to the device without waiting for it: from ordinary memory, CUDA would first finish
+    all that it was given."""
+    return (
+        host.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else host.to(device)
+    )
 
 
 def pad(schedules: Sequence[Schedule], bench: ClientRuntime) -> PaddedSchedules:
-    """Pad schedules of different lengths to arrays; what is padded has mask 0 and, as its number, an example of the
-    same client."""
+    """Pad schedules of different lengths to arrays; what is padded has mask 0 and, as its number,
+    an example of the same client."""
     steps = np.array([s.steps for s in schedules])
     longest, batch_size = max(steps), schedules[0].index.shape[1]
 

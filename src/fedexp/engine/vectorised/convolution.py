@@ -1,9 +1,11 @@
-"""Computation of stacked convolutions: each client has weights of its own, so no ordinary convolution fits.
+"""Computation of stacked convolutions: each client has weights of its own, so no ordinary
+convolution fits.
 
-torch.func.vmap turns them into one convolution of as many groups as clients. An alternative here is an ordinary
-convolution for every client, each on a CUDA stream of its own, so that they share the device: what a library does best,
-many at a time. Another are Triton kernels that have the client as a dimension of their grid. `python -m
-benchmarks.convolutions` compares them, and matrix products of patches with all.
+torch.func.vmap turns them into one convolution of as many groups as clients. An alternative here is
+an ordinary convolution for every client, each on a CUDA stream of its own, so that they share the
+device: what a library does best, many at a time. Another are Triton kernels that have the client as
+a dimension of their grid. `python -m benchmarks.convolutions` compares them, and matrix products of
+patches with all.
 """
 
 from collections.abc import Callable
@@ -32,13 +34,14 @@ def convolve(
     stride: tuple[int, int] = (1, 1),
     way: str = "streams",
 ) -> torch.Tensor:
-    """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride; differentiable once.
-    way: of computing it for stacked clients, streams | kernels."""
+    """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride;
+    differentiable once. way: of computing it for stacked clients, streams | kernels."""
     return _Convolution.apply(*cast(x, weight, bias), padding, stride, way)
 
 
 def cast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Return the tensors as autocast has a convolution's inputs: before the clients part, not in each."""
+    """Return the tensors as autocast has a convolution's inputs: before the clients part, not in
+    each."""
     device = next(t.device.type for t in tensors if t is not None)
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -88,7 +91,9 @@ class _Convolution(Function):
         if bias is not None:
             bias = bias.movedim(dims[2], 0)
         if way == "kernels" and None not in dims[:2]:
-            x, weight = (value.movedim(dim, 0) for value, dim in zip((x, weight), dims, strict=False))
+            x, weight = (
+                value.movedim(dim, 0) for value, dim in zip((x, weight), dims, strict=False)
+            )
             return kernels().forward(x, weight, bias, padding, stride), 0
         if bias is not None:
             bias = bias[:, :, None, None]
@@ -97,8 +102,8 @@ class _Convolution(Function):
 
 
 class _Gradients(Function):
-    """The gradients of a convolution by its input, weights and bias, those that are asked for; a function of its own,
-    so that vmap knows how to compute it."""
+    """The gradients of a convolution by its input, weights and bias, those that are asked for; a
+    function of its own, so that vmap knows how to compute it."""
 
     @staticmethod
     def forward(
@@ -135,15 +140,29 @@ class _Gradients(Function):
         of_x, of_weight, of_bias = wanted
         dims = in_dims[:3]
         if way == "kernels" and None not in dims:
-            grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
+            grad, x, weight = (
+                value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True)
+            )
             found = gradients_by_kernels(grad, x, weight, padding, stride, wanted)
             return tuple(found), (0,) * len(found)
-        few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
+        few = (
+            None not in dims
+            and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS
+            and x.dtype != torch.bfloat16
+        )
         grads = list(
-            _batched(gradients(padding, stride, of_x, of_weight and not few, of_bias), dims, grad, x, weight)[0]
+            _batched(
+                gradients(padding, stride, of_x, of_weight and not few, of_bias),
+                dims,
+                grad,
+                x,
+                weight,
+            )[0]
         )
         if of_weight and few:
-            grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
+            grad, x, weight = (
+                value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True)
+            )
             grads.insert(int(of_x), gradient_of_weights(grad, x, weight, padding, stride))
         return tuple(grads), (0,) * len(grads)
 
@@ -157,8 +176,8 @@ def gradients_by_kernels(
     wanted: tuple[bool, ...],
     where: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """Return the gradients by input, weights and bias that are wanted, of stacked tensors. where: the places of the
-    maxima, where `grad` is that of the pooled image."""
+    """Return the gradients by input, weights and bias that are wanted, of stacked tensors. where:
+    the places of the maxima, where `grad` is that of the pooled image."""
     of_x, of_weight, of_bias = wanted
     found = []
     if of_x:
@@ -183,13 +202,19 @@ def gradients(
 ) -> list[One]:
     """Return the functions of (gradient of the output, x, weight)."""
 
-    def gradient(which: int, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def gradient(
+        which: int, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
         ones, mask = (1, 1), [i == which for i in range(3)]
         sizes = [len(weight)]  # of the bias
         shape = (sizes, stride, padding, ones, False, (0, 0), 1)
         return torch.ops.aten.convolution_backward(grad, x, weight, *shape, mask)[which]
 
-    return [partial(gradient, which) for which, wanted in enumerate((of_x, of_weight, of_bias)) if wanted]
+    return [
+        partial(gradient, which)
+        for which, wanted in enumerate((of_x, of_weight, of_bias))
+        if wanted
+    ]
 
 
 def gradient_of_weights(
@@ -199,26 +224,33 @@ def gradient_of_weights(
     padding: tuple[int, int],
     stride: tuple[int, int] = (1, 1),
 ) -> torch.Tensor:
-    """Compute stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O, C, h, w], by matrix
-    products of patches, one for each image.
+    """Compute stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O,
+    C, h, w], by matrix products of patches, one for each image.
 
-    For few channels, as images have: cuDNN's way adds in any order, and the one that does not took sixteen times as
-    long (H100, fp32 and tf32; in bf16 it has a good one).
+    For few channels, as images have: cuDNN's way adds in any order, and the one that does not took
+    sixteen times as long (H100, fp32 and tf32; in bf16 it has a good one).
     """
     images, channels = x.flatten(0, 1), x.shape[2]
     (h, w), (top, left) = weight.shape[3:], padding
     padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, left, left, top, top))
-    windows = padded.unfold(1, h, stride[0]).unfold(2, w, stride[1])  # [S * B, H', W', C, h, w], a view
+    # [S * B, H', W', C, h, w], a view
+    windows = padded.unfold(1, h, stride[0]).unfold(2, w, stride[1])
     patches = windows.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
     each = grad.flatten(0, 1).flatten(2) @ patches
-    return each.unflatten(0, x.shape[:2]).sum(1).unflatten(2, (h, w, channels)).permute(0, 1, 4, 2, 3)
+    return (
+        each.unflatten(0, x.shape[:2]).sum(1).unflatten(2, (h, w, channels)).permute(0, 1, 4, 2, 3)
+    )
 
 
 def _batched(
-    functions: list[One], in_dims: tuple[int | None, ...], *inputs: torch.Tensor, addend: torch.Tensor | None = None
+    functions: list[One],
+    in_dims: tuple[int | None, ...],
+    *inputs: torch.Tensor,
+    addend: torch.Tensor | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """Return (what each function gives, its stacked dimension): client by client where all inputs are stacked, else
-    (such as in per-example gradients, vmap within vmap) as torch has it, without the addend."""
+    """Return (what each function gives, its stacked dimension): client by client where all inputs
+    are stacked, else (such as in per-example gradients, vmap within vmap) as torch has it, without
+    the addend."""
     if None in in_dims:
         outputs = tuple(vmap(function, in_dims)(*inputs) for function in functions)
     else:
@@ -230,12 +262,13 @@ def _batched(
 def side_by_side(
     functions: list[One], stacked: list[torch.Tensor], addend: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Apply each function to each slice of the first dimension, on CUDA on streams; return the results of a function
-    stacked, with the slices of the addend added.
+    """Apply each function to each slice of the first dimension, on CUDA on streams; return the
+    results of a function stacked, with the slices of the addend added.
 
-    The streams begin when all that was launched so far is done, and what is launched next waits for them. So memory
-    that one side gives back is used by the other only when it is free, without the allocator being told of it. That
-    does not hold between two streams, so what they share is allocated outside of them.
+    The streams begin when all that was launched so far is done, and what is launched next waits for
+    them. So memory that one side gives back is used by the other only when it is free, without the
+    allocator being told of it. That does not hold between two streams, so what they share is
+    allocated outside of them.
     """
     device, count = stacked[0].device, len(stacked[0])
     here = torch.cuda.current_stream(device) if device.type == "cuda" else None

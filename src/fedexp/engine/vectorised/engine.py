@@ -1,7 +1,8 @@
-"""All sampled clients in one program: stacked parameters, one torch.func.vmap per local step, padded and masked.
+"""All sampled clients in one program: stacked parameters, one torch.func.vmap per local step,
+padded and masked.
 
-Clients are sorted by their number of steps, longest first; a step touches only those that still have one. Inside a
-round nothing waits for the device, so that the host can run ahead of it.
+Clients are sorted by their number of steps, longest first; a step touches only those that still
+have one. Inside a round nothing waits for the device, so that the host can run ahead of it.
 """
 
 import logging
@@ -23,7 +24,8 @@ from fedexp.engine.vectorised.stacked import StackedNetwork, stacked_way
 from fedexp.models.batch_norm import uses_batch_statistics
 
 log = logging.getLogger("fedexp")
-SHARE_OF_MEMORY = 0.5  # of what is free, for the clients that are trained at once; graphs and evaluation need some too
+# of what is free, for the clients that are trained at once; graphs and evaluation need some too
+SHARE_OF_MEMORY = 0.5
 
 
 class OutOfMemory(RuntimeError):
@@ -53,13 +55,21 @@ class Runs:
         """Return what each of some clients was sent."""
         return [self.requests[self.owners[i]].server for i in positions]
 
-    def class_correct(self, job: Job, positions: Sequence[int], models: Params) -> dict[str, torch.Tensor]:
-        """Return the right answers of the clients' models, each on the test images as its own run draws them."""
+    def class_correct(
+        self, job: Job, positions: Sequence[int], models: Params
+    ) -> dict[str, torch.Tensor]:
+        """Return the right answers of the clients' models, each on the test images as its own run
+        draws them."""
         parts: dict[str, torch.Tensor] = {}
         for run in sorted({self.owners[i] for i in positions}):
-            rows, request = [row for row, i in enumerate(positions) if self.owners[i] == run], self.requests[run]
+            rows, request = (
+                [row for row, i in enumerate(positions) if self.owners[i] == run],
+                self.requests[run],
+            )
             own = {name: leaf[rows] for name, leaf in models.items()}
-            for view, correct in class_correct(job, request.bench, request.cohort.round, own).items():
+            for view, correct in class_correct(
+                job, request.bench, request.cohort.round, own
+            ).items():
                 room = parts.setdefault(view, correct.new_empty(len(positions), *correct.shape[1:]))
                 room[rows] = correct
         return parts
@@ -67,28 +77,41 @@ class Runs:
 
 @dataclass
 class Vectorised(Engine):
-    """Engine for models whose layers torch.func.vmap knows; running statistics of batch norm are a client's own."""
+    """Engine for models whose layers torch.func.vmap knows; running statistics of batch norm are a
+    client's own."""
 
-    chunk: int | None = None  # clients at a time; None: as many as fit into the memory of the device
+    # clients at a time; None: as many as fit into the memory of the device
+    chunk: int | None = None
     convolution: str = "auto"  # grouped | streams | kernels; auto: streams on CUDA
-    cuda_graphs: bool = True  # record local steps as CUDA graphs where they can be; no matter on a CPU
-    _fits: int | None = field(default=None, init=False, repr=False, compare=False)  # the chunk of the next round
+    # record local steps as CUDA graphs where they can be; no matter on a CPU
+    cuda_graphs: bool = True
+    # the chunk of the next round
+    _fits: int | None = field(default=None, init=False, repr=False, compare=False)
     _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
 
     def train(
-        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self,
+        algorithm: FedAvg,
+        bench: ClientRuntime,
+        server: Tree,
+        cohort: Cohort,
+        lr: float,
+        evaluate_local: bool,
     ) -> Trained:
         return self._train(self._job(algorithm, bench, server, lr), cohort, evaluate_local)
 
     def train_together(self, requests: Sequence[Request]) -> list[Trained]:
-        """Train the cohorts of several runs as one. They must be alike, see `fedexp.engine.vectorised.joint`; nothing
-        is tested in the middle of their training."""
+        """Train the cohorts of several runs as one. They must be alike, see
+        `fedexp.engine.vectorised.joint`; nothing is tested in the middle of their training."""
         first = requests[0]
         job = self._job(first.algorithm, first.bench, first.server, first.lr)
         owners = [run for run, request in enumerate(requests) for _ in request.cohort.clients]
         cohort = Cohort.joined([request.cohort for request in requests])
         trained = self._train(job, cohort, first.evaluate_local, Runs(requests, owners))
-        return [trained.take([i for i, owner in enumerate(owners) if owner == run]) for run in range(len(requests))]
+        return [
+            trained.take([i for i, owner in enumerate(owners) if owner == run])
+            for run in range(len(requests))
+        ]
 
     def _job(self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, lr: float) -> Job:
         bench.net.set_buffers(server["buffers"])
@@ -98,7 +121,9 @@ class Vectorised(Engine):
             self._graphs = Graphs(CudaCapture(bench.device))
         return Job(algorithm, bench, net, server, lr)
 
-    def _train(self, job: Job, cohort: Cohort, evaluate_local: bool, runs: Runs | None = None) -> Trained:
+    def _train(
+        self, job: Job, cohort: Cohort, evaluate_local: bool, runs: Runs | None = None
+    ) -> Trained:
         chunk = min(self._fits or self._first_chunk(job, cohort), len(cohort.clients))
         while (trained := self._attempt(job, cohort, chunk, evaluate_local, runs)) is None:
             chunk = self._fits = chunk // 2
@@ -110,11 +135,13 @@ class Vectorised(Engine):
             return self._fits
         return self.chunk or len(cohort.clients)
 
-    def _attempt(self, job: Job, cohort: Cohort, chunk: int, evaluate_local: bool, runs: Runs | None) -> Trained | None:
+    def _attempt(
+        self, job: Job, cohort: Cohort, chunk: int, evaluate_local: bool, runs: Runs | None
+    ) -> Trained | None:
         """Train the whole cohort, `chunk` clients at a time; None where that takes too much memory.
 
-        Nothing that was given is changed, so a failed attempt leaves no trace. It returns instead of raising because an
-        exception would keep the tensors of its frames alive.
+        Nothing that was given is changed, so a failed attempt leaves no trace. It returns instead
+        of raising because an exception would keep the tensors of its frames alive.
         """
         order, gather = cohort.longest_first(), Gather(len(cohort.clients))
         evaluations: list[tuple[Moment, Moment]] = []
@@ -133,16 +160,24 @@ class Vectorised(Engine):
                     part = replace(part, class_correct=correct)
                     evaluations.append((before, moment(job.bench.device)))
                 gather.add(positions, part)
-            return replace(gather.result(), evaluation_seconds=sum(seconds(*ends) for ends in evaluations))
+            return replace(
+                gather.result(), evaluation_seconds=sum(seconds(*ends) for ends in evaluations)
+            )
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             if chunk == 1:
                 raise OutOfMemory(
-                    "one client at a time does not fit into the memory of the device; try hardware.precision=bf16, "
-                    f"a smaller local.batch_size or hardware=cpu ({error})"
+                    "one client at a time does not fit into the memory of the device; try"
+                    " hardware.precision=bf16, a smaller local.batch_size or hardware=cpu"
+                    f" ({error})"
                 ) from None
-        log.warning("out of memory with %d clients at a time; round %d again with %d", chunk, cohort.round, chunk // 2)
+        log.warning(
+            "out of memory with %d clients at a time; round %d again with %d",
+            chunk,
+            cohort.round,
+            chunk // 2,
+        )
         if self._graphs is not None:
             self._graphs.clear()
         if job.bench.device.type == "cuda":
@@ -150,10 +185,15 @@ class Vectorised(Engine):
         return None
 
     def _train_part(
-        self, job: Job, cohort: Cohort, servers: Sequence[Tree], evaluations: "list[tuple[Moment, Moment]]"
+        self,
+        job: Job,
+        cohort: Cohort,
+        servers: Sequence[Tree],
+        evaluations: "list[tuple[Moment, Moment]]",
     ) -> tuple[Clients, Trained]:
-        """Train the clients in the order of falling numbers of steps, and return their results without evaluation.
-        servers: see Clients. evaluations: takes the beginnings and ends of the tests in the middle of training."""
+        """Train the clients in the order of falling numbers of steps, and return their results
+        without evaluation. servers: see Clients. evaluations: takes the beginnings and ends of the
+        tests in the middle of training."""
         clients, count = Clients(job, cohort, servers), len(cohort.clients)
         if cohort.probes:
             clients.watch = watch = FrameWatch(job, cohort.probes, evaluations)
@@ -161,19 +201,30 @@ class Vectorised(Engine):
         messages, states, buffers = clients.finish()
         losses = clients.frame.losses / clients.frame.fixed.steps.clamp(min=1)
         probed = watch.counts if cohort.probes else None
-        return clients, Trained(messages, tree.unstack(states, count), losses, buffers, None, probed=probed)
+        return clients, Trained(
+            messages, tree.unstack(states, count), losses, buffers, None, probed=probed
+        )
 
 
-def class_correct(job: Job, bench: ClientRuntime, round: int, models: Params) -> dict[str, torch.Tensor]:
-    """Return the right answers of stacked models in each test view of a run, in a round; int64 [models, C] each."""
+def class_correct(
+    job: Job, bench: ClientRuntime, round: int, models: Params
+) -> dict[str, torch.Tensor]:
+    """Return the right answers of stacked models in each test view of a run, in a round; int64
+    [models, C] each."""
     draws = {view: bench.test_draws(view, round) for view in bench.views}
-    return {view: evaluate_together(replace(job, bench=bench.tested_on(view)), models, draws[view]) for view in draws}
+    return {
+        view: evaluate_together(replace(job, bench=bench.tested_on(view)), models, draws[view])
+        for view in draws
+    }
 
 
 class FrameWatch:
-    """Tests the models of a frame at the marks of their probes, those with a mark at the same step together."""
+    """Tests the models of a frame at the marks of their probes, those with a mark at the same step
+    together."""
 
-    def __init__(self, job: Job, probes: Sequence[Probe], evaluations: "list[tuple[Moment, Moment]]"):
+    def __init__(
+        self, job: Job, probes: Sequence[Probe], evaluations: "list[tuple[Moment, Moment]]"
+    ):
         self.job, self.probes, self.evaluations = job, probes, evaluations
         self.counts = no_counts(job.bench, len(probes), probes[0].room)  # leaves [C, room, ...]
 
@@ -185,26 +236,33 @@ class FrameWatch:
         before, bench = moment(self.job.bench.device), self.job.bench
         models = {name: leaf[rows] for name, leaf in (frame.params | frame.buffers).items()}
         shown = replace(self.job, bench=bench.tested_on(bench.views[0]))
-        for i, (row, correct) in enumerate(zip(rows, evaluate_together(shown, models), strict=True)):
-            place, one = self.probes[row].marks.index(step), {name: leaf[i] for name, leaf in models.items()}
+        for i, (row, correct) in enumerate(
+            zip(rows, evaluate_together(shown, models), strict=True)
+        ):
+            place, one = (
+                self.probes[row].marks.index(step),
+                {name: leaf[i] for name, leaf in models.items()},
+            )
             self.counts["test"][row, place] = correct
             self.counts["train"][row, place] = right_on_own(bench, one, self.probes[row].numbers)
         self.evaluations.append((before, moment(bench.device)))
 
 
 def can_be_recorded(bench: ClientRuntime) -> bool:
-    """Return True on CUDA, but not in float64: recorded steps take the learning rate from memory, which torch has as
-    float32."""
+    """Return True on CUDA, but not in float64: recorded steps take the learning rate from memory,
+    which torch has as float32."""
     return bench.device.type == "cuda" and bench.dtype == torch.float32
 
 
 @torch.no_grad()
 def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = None) -> torch.Tensor:
-    """Return class-wise right answers on the test set of models stacked along the first dimension; int64 [models, C].
-    draws: of the augmented view of all test examples (ClientRuntime.test_draws)."""
+    """Return class-wise right answers on the test set of models stacked along the first dimension;
+    int64 [models, C]. draws: of the augmented view of all test examples
+    (ClientRuntime.test_draws)."""
     bench, data = job.bench, job.bench.data
     count = len(next(iter(params.values())))
-    # Three times as many images as in training take about as much memory, since no backward pass needs anything kept.
+    # Three times as many images as in training take about as much memory, since no backward pass
+    # needs anything kept.
     size = min(3 * bench.local.batch_size, bench.evaluation_batch)
     if uses_batch_statistics(bench.net.module):  # how the test set is cut is part of the result
         size = bench.evaluation_batch
@@ -212,13 +270,16 @@ def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = Non
     for start in range(0, len(data.y_test), size):
         index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)
         x, y = bench.load_test(index, draws)
-        answers = vmap(lambda p, x=x, i=index: bench.class_logits(job.net(p, x).logits, i).argmax(-1))(params)
+        answers = vmap(
+            lambda p, x=x, i=index: bench.class_logits(job.net(p, x).logits, i).argmax(-1)
+        )(params)
         correct.index_add_(1, y, (answers == y).to(torch.int64))
     return correct
 
 
 def chunk_that_fits(job: Job, cohort: Cohort) -> int:
-    """Return the number of clients that can be trained at once in the free memory; 1 where even that is in doubt."""
+    """Return the number of clients that can be trained at once in the free memory; 1 where even
+    that is in doubt."""
     try:
         each = max(memory_of_one(job, cohort), 1)
     except RuntimeError as error:
@@ -229,7 +290,8 @@ def chunk_that_fits(job: Job, cohort: Cohort) -> int:
 
 
 def memory_of_one(job: Job, cohort: Cohort) -> int:
-    """Return the bytes that a client takes at its peak, measured in the first step of the longest one."""
+    """Return the bytes that a client takes at its peak, measured in the first step of the longest
+    one."""
     device = job.bench.device
     alone = cohort.take(cohort.longest_first()[:1])
     (schedule,) = alone.schedules
@@ -242,7 +304,8 @@ def memory_of_one(job: Job, cohort: Cohort) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes on a CUDA device that nobody uses, or that torch holds without using them."""
+    """Return the bytes on a CUDA device that nobody uses, or that torch holds without using
+    them."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
@@ -251,8 +314,8 @@ Moment = float | torch.cuda.Event
 
 
 def moment(device: torch.device) -> Moment:
-    """Return the time now, as the device sees it, without waiting for it: on CUDA, when all that it was given so far is
-    done."""
+    """Return the time now, as the device sees it, without waiting for it: on CUDA, when all that it
+    was given so far is done."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -1,8 +1,10 @@
-"""Local steps recorded once and replayed (CUDA graphs), so that the host launches one graph a step and not its kernels.
+"""Local steps recorded once and replayed (CUDA graphs), so that the host launches one graph a step
+and not its kernels.
 
-A graph works on fixed memory and a fixed number of clients. So a round is copied into frames that stay from round to
-round, there is a graph for each of a few numbers of clients, and a step of fewer clients takes the next larger graph:
-what that does to the clients that are already done is thrown away, since they are copied out as soon as they are done.
+A graph works on fixed memory and a fixed number of clients. So a round is copied into frames that
+stay from round to round, there is a graph for each of a few numbers of clients, and a step of fewer
+clients takes the next larger graph: what that does to the clients that are already done is thrown
+away, since they are copied out as soon as they are done.
 """
 
 import logging
@@ -78,7 +80,8 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """Recording with CUDA graphs, which share the memory of what they compute in between: only one runs at a time."""
+    """Recording with CUDA graphs, which share the memory of what they compute in between: only one
+    runs at a time."""
 
     def __init__(self, device: torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)
@@ -93,7 +96,10 @@ class CudaCapture:
 
     def record(self, step: Callable[[], None]) -> Callable[[], Any]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.graph(graph, pool=self.pool, stream=self.stream),
+        ):
             step()
         return graph.replay
 
@@ -110,7 +116,8 @@ class Recorded:
 
 
 class Graphs:
-    """The graphs of a run. Where a step cannot be recorded, steps run without graphs, after one log line."""
+    """The graphs of a run. Where a step cannot be recorded, steps run without graphs, after one log
+    line."""
 
     def __init__(self, capture: Capture):
         self.capture = capture
@@ -122,7 +129,8 @@ class Graphs:
         return Eager(clients) if self.failed else Replaying(self, clients, self._frame_of(clients))
 
     def step(self, recorded: Recorded, size: int) -> None:
-        """Do one step of the first `size` clients of a frame: carried out as it is, then recorded, then replayed."""
+        """Do one step of the first `size` clients of a frame: carried out as it is, then recorded,
+        then replayed."""
 
         def step() -> None:
             job, batch = recorded.job, recorded.batch
@@ -140,7 +148,10 @@ class Graphs:
                     raise
                 self.failed = True
                 reason = str(error).strip().split("\n")[0]
-                log.warning("a local step cannot be recorded as a CUDA graph (%s); going on without graphs", reason)
+                log.warning(
+                    "a local step cannot be recorded as a CUDA graph (%s); going on without graphs",
+                    reason,
+                )
                 return step()
         recorded.replays[size]()
 
@@ -151,10 +162,16 @@ class Graphs:
     def _frame_of(self, clients: Clients) -> Recorded:
         """Return the frame into which these clients fit; a new one where there is none."""
         leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
-        shapes = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        shapes = [
+            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        ]
         key = repr((structure, shapes))
         recorded, job = self._recorded.get(key), clients.job
-        if recorded is None or recorded.job.bench is not job.bench or recorded.job.algorithm != job.algorithm:
+        if (
+            recorded is None
+            or recorded.job.bench is not job.bench
+            or recorded.job.algorithm != job.algorithm
+        ):
             if len(self._recorded) >= FRAMES:
                 self.clear()
             recorded = self._recorded[key] = make_frame(clients)
@@ -166,7 +183,8 @@ class Replaying:
 
     def __init__(self, graphs: Graphs, clients: Clients, recorded: Recorded):
         self.graphs, self.clients, self.recorded = graphs, clients, recorded
-        self.before = clients.count  # clients that had a step when `keep` was last called; first: all
+        # clients that had a step when `keep` was last called; first: all
+        self.before = clients.count
         source, target = clients.frame, recorded.frame
         target.lr.fill_(source.lr)  # type: ignore[union-attr]
         tree.map(copy_into, vars(target), vars(replace(source, lr=target.lr)))
@@ -183,7 +201,8 @@ class Replaying:
         self.graphs.step(self.recorded, rounded(active, self.clients.count))
 
     def keep(self, active: int) -> None:
-        """Copy out the clients that are done, before a graph of more clients than are active spoils them."""
+        """Copy out the clients that are done, before a graph of more clients than are active spoils
+        them."""
         done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
         kept = ((each.params, each.buffers, each.losses) for each in (ours, theirs))
         tree.map(lambda to, of: to[done].copy_(of[done]), *kept)
@@ -191,7 +210,8 @@ class Replaying:
 
 
 def rounded(active: int, count: int) -> int:
-    """Return the number of clients of the graph to use: `active` with three binary digits, rounded up; at most `count`.
+    """Return the number of clients of the graph to use: `active` with three binary digits, rounded
+    up; at most `count`.
 
     1 to 8, 10, 12, 14, 16, 20, ...: at most a quarter is computed for nothing.
     """
@@ -200,13 +220,18 @@ def rounded(active: int, count: int) -> int:
 
 
 def make_frame(clients: Clients) -> Recorded:
-    """Allocate memory for such clients; the learning rate and the number of the step become tensors, which can
-    change."""
+    """Allocate memory for such clients; the learning rate and the number of the step become
+    tensors, which can change."""
     ours, padded, bench = clients.frame, clients.padded, clients.job.bench
     lr = torch.zeros((), dtype=bench.dtype, device=bench.device)
-    room = tree.map(lambda v: torch.empty_like(v) if isinstance(v, torch.Tensor) else v, vars(replace(ours, lr=lr)))
+    room = tree.map(
+        lambda v: torch.empty_like(v) if isinstance(v, torch.Tensor) else v,
+        vars(replace(ours, lr=lr)),
+    )
     index = torch.zeros_like(padded.index[0])
-    x, y = bench.load_train(index, None if padded.draws is None else torch.zeros_like(padded.draws[0]))
+    x, y = bench.load_train(
+        index, None if padded.draws is None else torch.zeros_like(padded.draws[0])
+    )
     number = torch.zeros((), dtype=torch.int64, device=bench.device)
     batch = Batch(x, y, torch.zeros_like(padded.mask[0]), number)  # type: ignore[arg-type]
     return Recorded(clients.job, Frame(**room), batch)

@@ -1,7 +1,8 @@
 """Training of the clients of several runs as one cohort, where they are alike.
 
-Runs with other seeds or partitions differ in their global models and in the examples of their clients. Both are values
-of each client here, so that the clients of several runs are no more than a larger cohort.
+Runs with other seeds or partitions differ in their global models and in the examples of their
+clients. Both are values of each client here, so that the clients of several runs are no more than a
+larger cohort.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ class Joint:
 
     def __init__(self, engine: Vectorised):
         self.engine = engine
-        self._equal: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # data that has been compared
+        # data that has been compared
+        self._equal: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def train(self, requests: Sequence[Request]) -> list[Trained]:
         """Return the results of each request, in their order."""
@@ -37,7 +39,9 @@ class Joint:
         """Return the numbers of the requests that are alike, each group in order."""
         found: list[list[int]] = []
         for number, request in enumerate(requests):
-            group = next((group for group in found if self.alike(requests[group[0]], request)), None)
+            group = next(
+                (group for group in found if self.alike(requests[group[0]], request)), None
+            )
             if group is None:
                 found.append([number])
             else:
@@ -45,15 +49,18 @@ class Joint:
         return found
 
     def alike(self, one: Request, other: Request) -> bool:
-        """Return whether the clients of two runs can be one cohort: all that is no value of a client is equal.
+        """Return whether the clients of two runs can be one cohort: all that is no value of a
+        client is equal.
 
-        Nothing is trained together that is tested in the middle of its training (group `analysis`), or whose model
-        holds parameters or buffers that are not sent (frozen ones), since these may differ between runs.
+        Nothing is trained together that is tested in the middle of its training (group `analysis`),
+        or whose model holds parameters or buffers that are not sent (frozen ones), since these may
+        differ between runs.
         """
         return (
             not one.cohort.probes
             and not other.cohort.probes
-            and (one.algorithm, one.lr, one.evaluate_local) == (other.algorithm, other.lr, other.evaluate_local)
+            and (one.algorithm, one.lr, one.evaluate_local)
+            == (other.algorithm, other.lr, other.evaluate_local)
             and shapes(given(one)) == shapes(given(other))
             and sends_all(one)
             and sends_all(other)
@@ -78,12 +85,14 @@ class Joint:
         )
 
     def _same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return whether two tensors are equal; those that were equal are not compared again in each round."""
+        """Return whether two tensors are equal; those that were equal are not compared again in
+        each round."""
         if one is other or (id(one), id(other)) in self._equal:
             return True
         equal = one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
         if equal:
-            self._equal[id(one), id(other)] = (one, other)  # held, so that their numbers stay theirs
+            # held, so that their numbers stay theirs
+            self._equal[id(one), id(other)] = (one, other)
         return equal
 
 
@@ -100,7 +109,10 @@ def given(request: Request) -> Tree:
 
 def shapes(values: Tree) -> Tree:
     """Return the shapes and types of the leaves of a tree, in its structure."""
-    return tree.map(lambda leaf: (tuple(leaf.shape), str(leaf.dtype)) if hasattr(leaf, "shape") else leaf, values)
+    return tree.map(
+        lambda leaf: (tuple(leaf.shape), str(leaf.dtype)) if hasattr(leaf, "shape") else leaf,
+        values,
+    )
 
 
 def sends_all(request: Request) -> bool:

@@ -14,20 +14,24 @@ from fedexp.models import Output
 class TrainableNetwork(Network, Protocol):
     """A network that is called in train mode with the running statistics of whoever trains."""
 
-    def in_training(self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+    def in_training(
+        self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> Output:
         """Return the output in train mode; the buffers change in place."""
 
 
 class ClientNetwork(Network):
-    """A network with the running statistics of one client, as engine.network.LiveNetwork is in the sequential engine.
+    """A network with the running statistics of one client, as engine.network.LiveNetwork is in the
+    sequential engine.
 
-    The tree that `gradient` differentiates by runs in train mode, which moves the running statistics; any other goes
-    through the network in eval mode. Nothing that came from outside is changed: `buffers` has what training made of it.
+    The tree that `gradient` differentiates by runs in train mode, which moves the running
+    statistics; any other goes through the network in eval mode. Nothing that came from outside is
+    changed: `buffers` has what training made of it.
     """
 
     def __init__(self, net: TrainableNetwork, buffers: Params, reference: Params | None = None):
-        """Take over a network and the client's running statistics. reference: those with which models in eval mode are
-        called; None: those that `net` holds, of the received model."""
+        """Take over a network and the client's running statistics. reference: those with which
+        models in eval mode are called; None: those that `net` holds, of the received model."""
         self.net, self._buffers, self._reference = net, buffers, reference or {}
         self._moving: Params | None = None
         self._batch: Batch | None = None
@@ -61,7 +65,9 @@ class ClientNetwork(Network):
             self._buffers = before
         return grads, value
 
-    def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def slim(
+        self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return self.net.slim(params, x, width, mask)
 
     def buffers(self) -> Params:

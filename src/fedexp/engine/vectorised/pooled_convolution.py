@@ -1,6 +1,8 @@
-"""Stacked convolutions with the 2 x 2 max-pooling and ReLU after them as one operation, by the Triton kernels.
+"""Stacked convolutions with the 2 x 2 max-pooling and ReLU after them as one operation, by the
+Triton kernels.
 
-The definition is torch's own operations one after the other, which also serves where clients share an input.
+The definition is torch's own operations one after the other, which also serves where clients share
+an input.
 """
 
 from typing import Any, NoReturn
@@ -10,24 +12,40 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.func import vmap
 
-from fedexp.engine.vectorised.convolution import Dims, cast, gradients, gradients_by_kernels, kernels
+from fedexp.engine.vectorised.convolution import (
+    Dims,
+    cast,
+    gradients,
+    gradients_by_kernels,
+    kernels,
+)
 
 Pair = tuple[int, int]
 
 
 def convolve_and_pool(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: Pair, stride: Pair = (1, 1)
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Pair,
+    stride: Pair = (1, 1),
 ) -> torch.Tensor:
-    """Return models.pooling.pooled(F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O])); differentiable once."""
+    """Return models.pooling.pooled(F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]));
+    differentiable once."""
     return _Pooled.apply(*cast(x, weight, bias), padding, stride)[0]
 
 
 class _Pooled(Function):
-    """(x, weight, bias) -> (pooled, places of the maxima: 0 to 3, row by row of a window, 4 where ReLU gives 0)."""
+    """(x, weight, bias) -> (pooled, places of the maxima: 0 to 3, row by row of a window, 4 where
+    ReLU gives 0)."""
 
     @staticmethod
     def forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: Pair, stride: Pair
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        padding: Pair,
+        stride: Pair,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         y = F.conv2d(x, weight, bias, stride, padding)
         best, index = F.max_pool2d(y, 2, 2, return_indices=True)
@@ -68,8 +86,8 @@ class _Pooled(Function):
 
 
 class _Gradients(Function):
-    """The gradients by input, weights and bias, those that are asked for; a function of its own, so that vmap knows how
-    to compute it."""
+    """The gradients by input, weights and bias, those that are asked for; a function of its own, so
+    that vmap knows how to compute it."""
 
     @staticmethod
     def forward(
@@ -108,17 +126,21 @@ class _Gradients(Function):
         *wanted: bool,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         if None in in_dims[:4]:
-            found = vmap(_Gradients.forward, in_dims)(grad, where, x, weight, padding, stride, *wanted)
+            found = vmap(_Gradients.forward, in_dims)(
+                grad, where, x, weight, padding, stride, *wanted
+            )
             return found, (0,) * len(found)
         grad, where, x, weight = (
-            value.movedim(dim, 0) for value, dim in zip((grad, where, x, weight), in_dims, strict=False)
+            value.movedim(dim, 0)
+            for value, dim in zip((grad, where, x, weight), in_dims, strict=False)
         )
         parts = gradients_by_kernels(grad, x, weight, padding, stride, wanted, where)
         return tuple(parts), (0,) * len(parts)
 
 
 def spread(grad: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Map the gradient [N, C, h, w] of maxima to that of the image: [N, C, 2 h, 2 w], zero but at their places."""
+    """Map the gradient [N, C, h, w] of maxima to that of the image: [N, C, 2 h, 2 w], zero but at
+    their places."""
     places = torch.arange(4, device=grad.device).view(2, 1, 2)  # [row, 1, column] of a window
     here = where[..., :, None, :, None] == places
     return torch.where(here, grad[..., :, None, :, None], 0.0).flatten(-4, -3).flatten(-2)

@@ -1,4 +1,5 @@
-"""A network inside vmap whose stacked convolutions are computed in one of the ways of `convolution`."""
+"""A network inside vmap whose stacked convolutions are computed in one of the ways of
+`convolution`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,8 @@ CONVOLUTIONS = ("auto", "grouped", "streams", "kernels")
 
 
 def stacked_way(convolution: str, device: torch.device) -> str:
-    """Return how stacked convolutions are computed; `auto`: by streams on CUDA devices, where that was the fastest."""
+    """Return how stacked convolutions are computed; `auto`: by streams on CUDA devices, where that
+    was the fastest."""
     require_choice("hardware.convolution", convolution, CONVOLUTIONS)
     if convolution != "auto":
         return convolution
@@ -29,7 +31,8 @@ def stacked_way(convolution: str, device: torch.device) -> str:
 
 
 class StackedNetwork:
-    """A network like the given one; inside vmap its stacked convolutions are computed in one of the ways here."""
+    """A network like the given one; inside vmap its stacked convolutions are computed in one of the
+    ways here."""
 
     def __init__(self, net: FunctionalNetwork, way: str):
         self.net, self.way = net, way
@@ -38,7 +41,9 @@ class StackedNetwork:
         with _Replaced(self.way):
             return self.net(params, x, mask)
 
-    def in_training(self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+    def in_training(
+        self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> Output:
         with _Replaced(self.way):
             return self.net.in_training(params, buffers, x, mask)
 
@@ -47,7 +52,9 @@ class StackedNetwork:
     ) -> tuple[Params, torch.Tensor]:
         return self.net.gradient(function, params, moves)
 
-    def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def slim(
+        self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         with _Replaced(self.way):
             return self.net.slim(params, x, width, mask)
 
@@ -56,8 +63,8 @@ class StackedNetwork:
 
 
 class _Replaced(TorchFunctionMode):
-    """Replaces F.conv2d where input and weight are both stacked and neither dilation nor groups are asked for, by
-    `kernels` together with the pooling after it."""
+    """Replaces F.conv2d where input and weight are both stacked and neither dilation nor groups are
+    asked for, by `kernels` together with the pooling after it."""
 
     def __init__(self, way: str):
         super().__init__()
@@ -80,8 +87,17 @@ class _Replaced(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _pooled(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        if self.way == "kernels" and differentiable_once() and type(layer) is nn.Conv2d:  # not one that computes more
-            call = _plain(x, layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        # not one that computes more
+        if self.way == "kernels" and differentiable_once() and type(layer) is nn.Conv2d:
+            call = _plain(
+                x,
+                layer.weight,
+                layer.bias,
+                layer.stride,
+                layer.padding,
+                layer.dilation,
+                layer.groups,
+            )
             if call is not None and layer.padding_mode == "zeros":
                 return convolve_and_pool(*call)
         with self:
@@ -97,11 +113,14 @@ def _plain(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, int], tuple[int, int]] | None:
+) -> (
+    tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, int], tuple[int, int]] | None
+):
     """Return the arguments of `convolve`, or None where torch's own convolution is to be used."""
     if isinstance(padding, str):
         return None
-    # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary convolution.
+    # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary
+    # convolution.
     stacked = all(is_wrapped(t) for t in (input, weight))
     plain = stacked and input.dim() == 4 and {*_pair(dilation), groups} == {1}
     return (input, weight, bias, _pair(padding), _pair(stride)) if plain else None
