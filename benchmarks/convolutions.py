@@ -5,8 +5,6 @@ recorded as a CUDA graph.
 - grouped: one convolution with a group for each client, as torch.func.vmap has it
 - streams: one convolution for each client, side by side, and what fedexp has for images
   (hardware.convolution=streams)
-- kernels: Triton kernels with the client as a dimension of their grid
-  (hardware.convolution=kernels)
 - patches: the patches written out, and one batched matrix product for all clients
 """
 
@@ -39,7 +37,6 @@ def patches(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 WAYS: dict[str, Convolution] = {
     "grouped": lambda x, weight: F.conv2d(x, weight, padding=PADDING),
     "streams": lambda x, weight: convolve(x, weight, None, PADDING),
-    "kernels": lambda x, weight: convolve(x, weight, None, PADDING, way="kernels"),
     "patches": patches,
 }
 

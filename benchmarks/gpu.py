@@ -321,7 +321,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--precisions", type=words, default=["tf32", "bf16"])
     parser.add_argument("--engines", type=words, default=["vectorised"])
     parser.add_argument(
-        "--convolutions", type=words, default=["streams", "kernels"], help="hardware.convolution"
+        "--convolutions", type=words, default=["streams"], help="hardware.convolution"
     )
     parser.add_argument("--models", type=words, default=list(RESNETS))
     parser.add_argument("overrides", nargs="*", help="of fedexp, for a smaller workload")

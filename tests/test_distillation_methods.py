@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import distillation, feddf
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.divergence import kl_divergence
 from fedexp.algorithms.fedalign import FedAlign, spectral_norm
 from fedexp.algorithms.feddf import FedDF
 from fedexp.algorithms.fedka import FedKA
@@ -841,3 +842,9 @@ def test_fedalign_s_gradient():
         "convolutions.0.weight",
         "convolutions.0.bias",
     }
+
+
+def test_no_gradient_of_the_divergence_goes_to_the_teacher():
+    teacher, student = torch.randn(2, 7, 10, generator=torch.Generator().manual_seed(0))
+    slope = torch.func.grad(lambda t: kl_divergence(t, student, 1.0, None).sum())(teacher)
+    torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=0)

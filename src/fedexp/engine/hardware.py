@@ -5,7 +5,6 @@ import os
 import platform
 import time
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ class Hardware:
     # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     threads: int | None
     chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
-    # auto | direct | winograd (one client at a time) | grouped | streams | kernels (vectorised)
+    # auto | direct | winograd (one client at a time) | grouped | streams (vectorised)
     convolution: str
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     # of a sweep, at a time, where several jobs run on one machine (fedexp.training.gpus)
@@ -125,17 +124,8 @@ class Hardware:
         """Raise ConfigError for a way of convolving that what was chosen does not have."""
         if self.convolution in ONE_CLIENT and resolved.kind == "vectorised":
             raise ConfigError(
-                f"hardware.convolution={self.convolution}: the vectorised engine has grouped,"
-                " streams and kernels"
-            )
-        if self.convolution == "kernels" and (
-            resolved.device.type != "cuda" or self.precision == "fp64"
-        ):
-            raise ConfigError("hardware.convolution=kernels: only on a CUDA device, not in fp64")
-        if self.convolution == "kernels" and find_spec("triton") is None:
-            raise ConfigError(
-                "hardware.convolution=kernels: needs Triton, which comes with torch for CUDA on"
-                " Linux"
+                f"hardware.convolution={self.convolution}: the vectorised engine has grouped"
+                " and streams"
             )
         if self.convolution == "winograd" and (
             resolved.device.type != "cpu" or self.precision == "bf16"

@@ -11,7 +11,7 @@ from torch import nn
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_channels
-from fedexp.models.pooling import pooled, pooled_convolution
+from fedexp.models.pooling import pooled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +121,7 @@ class CNNModule(nn.Module):
         """Return input and output of the last convolution with its pooling and ReLU."""
         before = x
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            plain = isinstance(norm, nn.Identity)
-            before, x = (
-                x,
-                pooled_convolution(convolution, x) if plain else pooled(norm(convolution(x))),
-            )
+            before, x = x, pooled(norm(convolution(x)))
         return before, x
 
     def _connected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,6 @@ from fedexp.analysis.after.vectors import flatten, unflatten
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
-from fedexp.models.pooling import twice_differentiable
 
 BATCH = 250  # examples at a time: a product keeps the whole graph of its gradient
 
@@ -52,20 +51,19 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
 
     def product(vector: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(vector)
-        with twice_differentiable():
-            for index in torch.arange(count, device=bench.device).split(BATCH):
-                x, y = bench.load_test(index)
+        for index in torch.arange(count, device=bench.device).split(BATCH):
+            x, y = bench.load_test(index)
 
-                def loss(
-                    at: Params,
-                    x: torch.Tensor = x,
-                    y: torch.Tensor = y,
-                    index: torch.Tensor = index,
-                ) -> torch.Tensor:
-                    logits = bench.class_logits(bench.net(at, x).logits, index)
-                    return F.cross_entropy(logits, y, reduction="sum") / count
+            def loss(
+                at: Params,
+                x: torch.Tensor = x,
+                y: torch.Tensor = y,
+                index: torch.Tensor = index,
+            ) -> torch.Tensor:
+                logits = bench.class_logits(bench.net(at, x).logits, index)
+                return F.cross_entropy(logits, y, reduction="sum") / count
 
-                total += flatten(hessian_vector_product(loss, params, vector)).detach()
+            total += flatten(hessian_vector_product(loss, params, vector)).detach()
         return total
 
     return product

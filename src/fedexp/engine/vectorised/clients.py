@@ -326,9 +326,10 @@ def _client_step(
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
     """Return the context that the hooks of one client see; inside vmap."""
     server = one.server or server
+    rate: Any = lr  # a tensor where steps are recorded
     return Context(
-        server, one.personals, one.states, one.plans, one.begun, lr, one.steps, job.bench.local
-    )  # type: ignore[arg-type]
+        server, one.personals, one.states, one.plans, one.begun, rate, one.steps, job.bench.local
+    )
 
 
 def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:

@@ -3,9 +3,8 @@ convolution fits.
 
 torch.func.vmap turns them into one convolution of as many groups as clients. An alternative here is
 an ordinary convolution for every client, each on a CUDA stream of its own, so that they share the
-device: what a library does best, many at a time. Another are Triton kernels that have the client as
-a dimension of their grid. `python -m benchmarks.convolutions` compares them, and matrix products of
-patches with all.
+device: what a library does best, many at a time. `python -m benchmarks.convolutions` compares both
+with matrix products of patches.
 """
 
 from collections.abc import Callable
@@ -32,11 +31,10 @@ def convolve(
     bias: torch.Tensor | None,
     padding: tuple[int, int],
     stride: tuple[int, int] = (1, 1),
-    way: str = "streams",
 ) -> torch.Tensor:
     """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride;
-    differentiable once. way: of computing it for stacked clients, streams | kernels."""
-    return _Convolution.apply(*cast(x, weight, bias), padding, stride, way)
+    differentiable once."""
+    return _Convolution.apply(*cast(x, weight, bias), padding, stride)
 
 
 def cast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -59,7 +57,6 @@ class _Convolution(Function):
         bias: torch.Tensor | None,
         padding: tuple[int, int],
         stride: tuple[int, int],
-        way: str,
     ) -> torch.Tensor:
         return F.conv2d(x, weight, bias, stride, padding)
 
@@ -72,7 +69,7 @@ class _Convolution(Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:3]
         grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, *ctx.shape, *wanted))
-        return *(next(grads) if one else None for one in wanted), None, None, None
+        return *(next(grads) if one else None for one in wanted), None, None
 
     @staticmethod
     def vmap(
@@ -83,20 +80,12 @@ class _Convolution(Function):
         bias: torch.Tensor | None,
         padding: tuple[int, int],
         stride: tuple[int, int],
-        way: str,
     ) -> tuple[torch.Tensor, int]:
         function, dims = partial(F.conv2d, stride=stride, padding=padding), in_dims[:3]
         if bias is not None and None in dims:
             return vmap(function, dims)(x, weight, bias), 0
         if bias is not None:
-            bias = bias.movedim(dims[2], 0)
-        if way == "kernels" and None not in dims[:2]:
-            x, weight = (
-                value.movedim(dim, 0) for value, dim in zip((x, weight), dims, strict=False)
-            )
-            return kernels().forward(x, weight, bias, padding, stride), 0
-        if bias is not None:
-            bias = bias[:, :, None, None]
+            bias = bias.movedim(dims[2], 0)[:, :, None, None]
         (y,), (dim,) = _batched([function], dims[:2], x, weight, addend=bias)
         return y, dim
 
@@ -112,7 +101,6 @@ class _Gradients(Function):
         weight: torch.Tensor,
         padding: tuple[int, int],
         stride: tuple[int, int],
-        way: str,
         *wanted: bool,
     ) -> tuple[torch.Tensor, ...]:
         return tuple(function(grad, x, weight) for function in gradients(padding, stride, *wanted))
@@ -134,17 +122,10 @@ class _Gradients(Function):
         weight: torch.Tensor,
         padding: tuple[int, int],
         stride: tuple[int, int],
-        way: str,
         *wanted: bool,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         of_x, of_weight, of_bias = wanted
         dims = in_dims[:3]
-        if way == "kernels" and None not in dims:
-            grad, x, weight = (
-                value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True)
-            )
-            found = gradients_by_kernels(grad, x, weight, padding, stride, wanted)
-            return tuple(found), (0,) * len(found)
         few = (
             None not in dims
             and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS
@@ -165,36 +146,6 @@ class _Gradients(Function):
             )
             grads.insert(int(of_x), gradient_of_weights(grad, x, weight, padding, stride))
         return tuple(grads), (0,) * len(grads)
-
-
-def gradients_by_kernels(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    padding: tuple[int, int],
-    stride: tuple[int, int],
-    wanted: tuple[bool, ...],
-    where: torch.Tensor | None = None,
-) -> list[torch.Tensor]:
-    """Return the gradients by input, weights and bias that are wanted, of stacked tensors. where:
-    the places of the maxima, where `grad` is that of the pooled image."""
-    of_x, of_weight, of_bias = wanted
-    found = []
-    if of_x:
-        found.append(kernels().gradient_of_input(grad, x, weight, padding, stride, where))
-    if of_weight:
-        found.append(kernels().gradient_of_weight(grad, x, weight, padding, stride, where))
-    if of_bias:
-        found.append((grad if where is None else torch.where(where < 4, grad, 0.0)).sum((1, 3, 4)))
-    return found
-
-
-@lru_cache
-def kernels() -> Any:
-    """Return the module of the kernels, for which Triton is needed."""
-    from fedexp.engine.vectorised import convolution_kernels
-
-    return convolution_kernels
 
 
 def gradients(

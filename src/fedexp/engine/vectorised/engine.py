@@ -82,7 +82,7 @@ class Vectorised(Engine):
 
     # clients at a time; None: as many as fit into the memory of the device
     chunk: int | None = None
-    convolution: str = "auto"  # grouped | streams | kernels; auto: streams on CUDA
+    convolution: str = "auto"  # grouped | streams; auto: streams on CUDA
     # record local steps as CUDA graphs where they can be; no matter on a CPU
     cuda_graphs: bool = True
     # the chunk of the next round

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fedexp.core.errors import require_choice
@@ -14,11 +13,9 @@ from fedexp.core.private.of_torch import is_wrapped
 from fedexp.core.tree import Params
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.vectorised.convolution import convolve
-from fedexp.engine.vectorised.pooled_convolution import convolve_and_pool
 from fedexp.models import Output
-from fedexp.models.pooling import differentiable_once, pooled, pooled_convolution
 
-CONVOLUTIONS = ("auto", "grouped", "streams", "kernels")
+CONVOLUTIONS = ("auto", "grouped", "streams")
 
 
 def stacked_way(convolution: str, device: torch.device) -> str:
@@ -64,7 +61,7 @@ class StackedNetwork:
 
 class _Replaced(TorchFunctionMode):
     """Replaces F.conv2d where input and weight are both stacked and neither dilation nor groups are
-    asked for, by `kernels` together with the pooling after it."""
+    asked for."""
 
     def __init__(self, way: str):
         super().__init__()
@@ -81,28 +78,8 @@ class _Replaced(TorchFunctionMode):
         if function is F.conv2d:
             call = _plain(*args, **kwargs)
             if call is not None:
-                return convolve(*call, self.way)
-        if function is pooled_convolution:
-            return self._pooled(*args)
+                return convolve(*call)
         return function(*args, **kwargs)
-
-    def _pooled(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        # not one that computes more
-        if self.way == "kernels" and differentiable_once() and type(layer) is nn.Conv2d:
-            call = _plain(
-                x,
-                layer.weight,
-                layer.bias,
-                layer.stride,
-                layer.padding,
-                layer.dilation,
-                layer.groups,
-            )
-            if call is not None and layer.padding_mode == "zeros":
-                return convolve_and_pool(*call)
-        with self:
-            y = layer(x)
-        return pooled(y)
 
 
 def _plain(
