@@ -4,7 +4,6 @@ smallest and largest."""
 
 import argparse
 import csv
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +34,6 @@ from benchmarks.w1 import (
 from fedexp.training.exchange import assemble, broadcast, sample, train
 
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
-TOGETHER = 8  # jobs of the sweep that is run as one program
 RESNETS = ("resnet10", "resnet18", "resnet50")
 
 
@@ -45,9 +43,6 @@ GOALS = {
     "rounds": "goal: 15 s, the first round under 3 s",
     "algorithms": (
         "goals: fedprox and scaffold at most 1.2, fedntd and moon at most 1.5 times fedavg"
-    ),
-    "together": (
-        "goal: the 56 CIFAR-10 runs of FedNTD's Table 1 in 15 minutes, 16 s a run of 200 rounds"
     ),
     "resnets": "goal: resnet18 at least 3 times the sequential engine",
 }
@@ -212,66 +207,6 @@ class Gpu:
         head = (f"{o.engines[0]} engine", "n", "s a round, all in", "examples/s", "x FedAvg")
         return f"{GOALS['algorithms']}\n\n" + markdown(head, rows)
 
-    def together(self) -> str:
-        """Compare a sweep of eight seeds as one program with the same one job after another; from
-        start to end."""
-        o, rows = self.options, []
-        for jobs in (1, TOGETHER):
-            times = [self._sweep(jobs, number) for number in range(o.repeats)]
-            if None not in times:
-                rows.append(
-                    (
-                        str(jobs),
-                        str(len(times)),
-                        spread([each for each in times if each is not None], ".1f"),
-                    )
-                )
-        head = (
-            "jobs together",
-            "n",
-            f"s for {TOGETHER} jobs of {o.bare_rounds} rounds, starts included",
-        )
-        return f"{GOALS['together']}\n\n" + markdown(head, rows)
-
-    def _sweep(self, jobs: int, number: int) -> float | None:
-        """Return the seconds of a sweep of FedNTD over seeds; None where it fails."""
-        o, folder = self.options, self.work / f"sweep{jobs}-{number}"
-        hardware = (
-            f"hardware.device={o.device}",
-            "hardware.engine=vectorised",
-            f"hardware.jobs_together={jobs}",
-        )
-        settings = [each for each in OVERRIDES if not each.startswith("seed=")]
-        seeds = f"seed={','.join(map(str, range(TOGETHER)))}"
-        more = (
-            "algorithm=fedntd",
-            f"hardware.precision={o.precisions[0]}",
-            f"rounds={o.bare_rounds}",
-            "figures=false",
-        )
-        command = (
-            sys.executable,
-            "-m",
-            "fedexp",
-            "--config-dir",
-            str(measure.CONF),
-            "--multirun",
-            "tracker=none",
-        )
-        start = time.perf_counter()
-        done = subprocess.run(
-            [*command, *settings, *self.data, *hardware, *more, seeds, f"hydra.sweep.dir={folder}"],
-            capture_output=True,
-            text=True,
-            timeout=7200,
-            check=False,
-        )
-        if done.returncode:
-            self.left_out.append(f"{jobs} jobs together: not measured: {done.stderr[-300:]}")
-            return None
-        print(f"{number + 1} {jobs} jobs together: {time.perf_counter() - start:.1f} s", flush=True)
-        return time.perf_counter() - start
-
     def resnets(self) -> str:
         """Compare the vectorised engine with the sequential one."""
         rows = []
@@ -340,7 +275,6 @@ def main(arguments: list[str] | None = None) -> int:
             gpu.step(),
             gpu.headline(),
             gpu.algorithms(),
-            gpu.together(),
             gpu.resnets(),
             *gpu.left_out,
         ]

@@ -61,7 +61,7 @@ HARDWARE = {
     "convolution": "auto",
     "cuda_graphs": True,
 }
-HARDWARE |= {"jobs_per_gpu": 1, "jobs_together": 1}
+HARDWARE |= {"jobs_per_gpu": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
 # One of two workers.
 PROCESS = Resolved(

@@ -12,7 +12,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
 from fedexp.cli import launchers
-from fedexp.cli.together import Groups
 from fedexp.core import interrupts
 from fedexp.core.storage import remove_if_empty
 from fedexp.rundir.files import ERROR
@@ -34,7 +33,6 @@ class SweepWatch:
     said: set[str] = field(default_factory=set)  # messages of jobs, which many of them may share
     # the number of jobs, where it is not that of the overrides
     queued: dict[Path, int] = field(default_factory=dict)
-    groups: Groups = field(default_factory=Groups)  # of jobs that wait for others like them
 
     @contextmanager
     def handed_over(self) -> Iterator[None]:
@@ -60,13 +58,6 @@ class SweepWatch:
 
 
 _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None)
-
-
-def waiting_groups() -> Groups | None:
-    """Return the jobs of this command that wait for others; None in a process that a launcher has
-    started."""
-    watch = _current.get()
-    return None if watch is None else watch.groups
 
 
 def said_before(message: str) -> bool:
@@ -111,7 +102,6 @@ class Sweeps(Callback):
         """Note that its jobs are over."""
         directory = Path(config.hydra.sweep.dir).absolute()
         if watch := _current.get():
-            watch.groups.finish()
             watch.running.pop(directory, None)
             watch.ended.append(directory)
 

@@ -29,7 +29,6 @@ from fedexp.core.objective import objective_name, value_of
 from fedexp.core.storage import regular, remove_if_empty, shorten
 
 if TYPE_CHECKING:
-    from fedexp.cli.together import Member
     from fedexp.training.place import Job
 
 
@@ -46,9 +45,8 @@ def objective_of(config: Any) -> float | None:
     return value_of(standing_in(RunDirectory(directory)).summary, name)
 
 
-def run_job(config: Any, member: "Member | None" = None) -> int:
-    """Run one job of a run or sweep; return its exit code. member: the job that has waited for
-    others like it."""
+def run_job(config: Any) -> int:
+    """Run one job of a run or sweep; return its exit code."""
     from hydra.core.hydra_config import HydraConfig
 
     console.install()
@@ -59,8 +57,8 @@ def run_job(config: Any, member: "Member | None" = None) -> int:
         if not lacks_memory(error):
             raise
         return say_no_memory(error)  # torch could not be imported
-    hydra_config = HydraConfig.get() if member is None else member.hydra_config
-    job = job_of(config, hydra_config) if member is None else member.job
+    hydra_config = HydraConfig.get()
+    job = job_of(config, hydra_config)
     new = not holds_a_run(job.directory)
     try:
         interrupts.release()
@@ -81,32 +79,6 @@ def run_job(config: Any, member: "Member | None" = None) -> int:
         raise
     except Exception as error:
         return say_failure(error, job, hydra_config, new)
-
-
-def put_off(config: Any) -> bool:
-    """Return whether a job waits for others like it, with which it is to run
-    (`hardware.jobs_together`)."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    from fedexp.cli.callbacks import waiting_groups
-    from fedexp.cli.together import Member, group_size
-
-    hydra_config, groups = HydraConfig.get(), waiting_groups()
-    if groups is None or hydra_config.mode != RunMode.MULTIRUN or not in_this_process(hydra_config):
-        return False
-    if (size := group_size(config)) == 1:
-        return False
-    job = job_of(config, hydra_config)
-    if job.watch is not None:  # of a search, which waits for its result
-        return False
-    groups.add(Member(job, config, hydra_config, run_job), size)
-    return True
-
-
-def in_this_process(hydra_config: Any) -> bool:
-    """Return whether the jobs of a sweep run one after the other in the process of the command."""
-    return str(hydra_config.launcher["_target_"]).endswith(".BasicLauncher")
 
 
 def job_of(config: Any, hydra_config: Any) -> "Job":

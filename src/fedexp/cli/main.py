@@ -134,7 +134,7 @@ def run_hydra(arguments: list[str]) -> int:
     import hydra
 
     from fedexp.cli.callbacks import SweepWatch
-    from fedexp.cli.job import objective_of, put_off, run_job
+    from fedexp.cli.job import objective_of, run_job
     from fedexp.cli.launchers import check_installed
     from fedexp.cli.launchers import register as register_launchers
     from fedexp.cli.multirun import finish_sweeps, show_preview, within_budget
@@ -155,11 +155,6 @@ def run_hydra(arguments: list[str]) -> int:
         codes.append(code)
         return objective_of(config)
 
-    def waits(config: Any) -> bool:
-        if later := put_off(config):
-            codes.append(0)  # it runs in this process
-        return later
-
     try:
         if asked.preview:
             interrupts.release()
@@ -175,9 +170,7 @@ def run_hydra(arguments: list[str]) -> int:
                     application = hydra.main(
                         config_path=str(conf_directory()), config_name="config", version_base="1.3"
                     )
-                    application(
-                        lambda config: None if waits(config) else over(run_job(config), config)
-                    )()
+                    application(lambda config: over(run_job(config), config))()
         elsewhere = not codes  # launchers may have used other processes
         codes += finish_sweeps(
             watch, asked, elsewhere, figures=not NO_FIGURES & {a.lower() for a in arguments}

@@ -65,16 +65,6 @@ class Cohort:
             probes=[self.probes[i] for i in positions] if self.probes else (),
         )
 
-    @classmethod
-    def joined(cls, cohorts: "Sequence[Cohort]") -> "Cohort":
-        """Return the clients of several cohorts as one, without probes; the number of the round is
-        the first one's."""
-        names = ("clients", "roles", "schedules", "states", "plans", "personals")
-        return cls(
-            cohorts[0].round,
-            **{name: [v for one in cohorts for v in getattr(one, name)] for name in names},
-        )
-
     def longest_first(self) -> list[int]:
         """Return the positions in the order of falling numbers of steps."""
         return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
@@ -109,18 +99,6 @@ class Trained:
     def tree(self) -> dict[str, Tree]:
         """Return the fields by name."""
         return dict(vars(self))
-
-    def take(self, positions: Sequence[int]) -> "Trained":
-        """Return the results of some clients, in memory of their own. The time of evaluation is
-        divided evenly."""
-        leaves = (self.messages, self.losses, self.buffers, self.class_correct, self.probed)
-        messages, losses, buffers, correct, probed = tree.map(
-            lambda leaf: leaf if leaf is None else leaf[list(positions)], leaves
-        )
-        seconds = self.evaluation_seconds * len(positions) / len(self.states)
-        return Trained(
-            messages, [self.states[i] for i in positions], losses, buffers, correct, seconds, probed
-        )
 
 
 class Gather:

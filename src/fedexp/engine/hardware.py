@@ -43,8 +43,6 @@ class Hardware:
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     # of a sweep, at a time, where several jobs run on one machine (fedexp.training.gpus)
     jobs_per_gpu: int
-    # auto | jobs of a sweep that are trained as one cohort (training.lockstep)
-    jobs_together: int | str = 1
 
     def __post_init__(self) -> None:
         known = (
@@ -67,13 +65,6 @@ class Hardware:
         wanted = f"null with hardware.engine={self.engine} (hardware.workers=null)"
         require(only, "hardware.workers", self.workers, wanted)
         require(self.jobs_per_gpu >= 1, "hardware.jobs_per_gpu", self.jobs_per_gpu, "at least 1")
-        together = self.jobs_together
-        require(
-            together == "auto" or (isinstance(together, int) and together >= 1),
-            "hardware.jobs_together",
-            together,
-            "auto or at least 1",
-        )
         require(
             self.chunk is None or self.chunk >= 1,
             "hardware.chunk",

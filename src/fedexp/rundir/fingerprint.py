@@ -24,7 +24,7 @@ TARGET = "_target_"
 # What does not decide the result: where a run is computed and how it is watched. It may change when
 # a run is resumed.
 KEPT = ("keep_models", "keep_local_models")
-# Likewise; format 1 did not know them.
+# Likewise; format 1 did not know them. Configurations of earlier runs have hardware.jobs_together.
 LATER = ("stop.minutes", "objective", "objective_direction", "hardware.jobs_together")
 FREE = (
     *(

@@ -100,11 +100,6 @@ class Tracker:
 class TrackerConfig(ABC):
     """Base of the `tracker` group: what a tracker is made from."""
 
-    @property
-    def one_per_process(self) -> bool:
-        """Return whether a process can track one run at a time only."""
-        return False
-
     def check(self) -> None:  # noqa: B027 (most need nothing)
         """Raise ConfigError where something that the tracker needs is not installed; before
         anything is written."""

@@ -22,10 +22,6 @@ class Several(TrackerConfig):
         kinds = [type(member).__name__ for member in self.members]
         require(len(set(kinds)) == len(kinds), "tracker.members", kinds, "different trackers")
 
-    @property
-    def one_per_process(self) -> bool:
-        return any(member.one_per_process for member in self.members)
-
     def check(self) -> None:
         for member in self.members:
             member.check()

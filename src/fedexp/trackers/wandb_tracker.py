@@ -60,12 +60,6 @@ class Wandb(TrackerConfig):
     init_timeout: float  # seconds
     finish_timeout: float  # seconds
 
-    @property
-    def one_per_process(self) -> bool:
-        """Return True, but where it is switched off: wandb keeps the present run in a variable of
-        the module."""
-        return self.mode != "disabled"
-
     def __post_init__(self) -> None:
         require(bool(self.project), "tracker.project", repr(self.project), "a name")
         require_choice("tracker.mode", self.mode, MODES)

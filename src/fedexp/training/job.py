@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from fedexp.config.build import Built, build, resolve
-from fedexp.core.errors import ConfigError
 from fedexp.rundir import checkpoint, elsewhere, files, origin
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.lock import occupied
@@ -51,12 +50,6 @@ def train_run(job: Job) -> dict[str, Any]:
     job = at_its_place(job)
     built = build(job.config)
     built.tracker.check()
-    if job.lockstep is not None and built.tracker.one_per_process:
-        raise ConfigError(
-            f"hardware.jobs_together={built.hardware.jobs_together}: {type(built.tracker).__name__}"
-            " has one run in a process; tracker=none, and fedexp push afterwards, or"
-            " hardware.jobs_together=1"
-        )
     container = resolve(job.config) | {"choices": dict(job.choices)}
     with ExitStack() as held:
         early = held.enter_context(early_lines())
@@ -79,8 +72,6 @@ def train_run(job: Job) -> dict[str, Any]:
         prepared = prepare(built, job.place.cores, way_before(job.directory) if goes_on else None)
         if not goes_on:
             check_names(prepared.simulation)
-        if job.lockstep is not None:
-            prepared = job.lockstep.join(prepared)
         make_directory(job.directory)
         if not ours:
             held.enter_context(occupied(job.directory))
@@ -111,9 +102,6 @@ def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
     """Hold a GPU that few other jobs of this machine use while the block runs, where there are
     some."""
     hardware = built.hardware
-    if place.device is not None:
-        yield replace(built, hardware=replace(hardware, device=place.device))
-        return
     names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
     if not names:
         yield built

@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from fedexp.training.deadline import Deadline
 
 if TYPE_CHECKING:
-    from fedexp.training.lockstep import Lockstep
     from fedexp.training.stopping import Watch
 
 
@@ -22,7 +21,6 @@ class Place:
     # no scheduler has given it one: the jobs of this machine share them out (see gpus.py)
     finds_gpu: bool = False
     alone: bool = True  # no other job writes to the same terminal at the same time
-    device: str | None = None  # that the job's group holds; None: it has no group
 
 
 @dataclass(frozen=True)
@@ -37,5 +35,3 @@ class Job:
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
     watch: "Watch | None" = None  # of a search, which may end the run
-    # of the runs that train together with this one (hardware.jobs_together)
-    lockstep: "Lockstep | None" = None

@@ -24,8 +24,7 @@ LOAD_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Job:
-    """The values that all clients of a round have in common. Of clients of several runs it is the
-    first one's: then each client has the server of its own run (`Fixed.server`)."""
+    """The values that all clients of a round have in common."""
 
     algorithm: FedAvg
     bench: ClientRuntime
@@ -42,7 +41,6 @@ class Fixed(NamedTuple):
     plans: Tree
     begun: Tree
     steps: torch.Tensor
-    server: Tree  # of its own run, where the clients are of several; else empty
 
 
 @dataclass(frozen=True)
@@ -111,11 +109,8 @@ class Clients:
     """The clients of a cohort, which must be sorted by falling number of steps, during one
     round."""
 
-    def __init__(self, job: Job, cohort: Cohort, servers: Sequence[Tree] = ()):
-        """Begin a round. servers: what each client was sent, where they are of several runs; empty:
-        the job's."""
+    def __init__(self, job: Job, cohort: Cohort):
         self.job, self.count = job, len(cohort.clients)
-        self.servers = tree.map(lambda *leaves: stacked_rows(leaves), *servers) if servers else {}
         # is shown the frame after each number of steps
         self.watch: Callable[[int, Frame], None] | None = None
         bench = job.bench
@@ -123,15 +118,15 @@ class Clients:
         personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
         plans = stack_plans(cohort.plans, bench.device)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
-        fixed = Fixed(personals, states, plans, {}, steps, self.servers)
+        fixed = Fixed(personals, states, plans, {}, steps)
         begun, buffers = (
             self._prepared(fixed) if has_own(job.algorithm, "prepare") else self._begun(fixed)
         )
         fixed = fixed._replace(begun=begun)
         params, buffers = self._start(fixed, buffers)
         memory = optimizers.memory_of(params, bench.local)
-        shared = {} if servers else job.server
-        self.frame = Frame(shared, job.lr, fixed, params, buffers, memory, torch.zeros_like(steps))
+        losses = torch.zeros_like(steps)
+        self.frame = Frame(job.server, job.lr, fixed, params, buffers, memory, losses)
 
     def runs(self) -> Iterator[Run]:
         """Yield all steps, in order."""
@@ -180,7 +175,7 @@ class Clients:
             own: Params,
             *rest: Tree,
         ) -> tuple[Tree, Params]:
-            net = ClientNetwork(job.net, own, None if buffers is None and not self.servers else own)
+            net = ClientNetwork(job.net, own, None if buffers is None else own)
             return hook(net, PaddedData(job.bench, net, index, mask, draws), *rest), net.buffers()
 
         start = buffers
@@ -192,8 +187,6 @@ class Clients:
 
     def _received(self, name: str) -> Params:
         """Return the parameters or buffers that each client was sent, as views; leaves [C, ...]."""
-        if self.servers:
-            return dict(self.servers[name])
         return {
             key: value.expand(self.count, *value.shape)
             for key, value in self.job.server[name].items()
@@ -229,13 +222,9 @@ class Clients:
         bench, algorithm, sent = self.job.bench, self.job.algorithm, self.job.server["buffers"]
 
         def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *values: Tree) -> Tree:
-            one = Fixed(*values)
-            own = one.server["buffers"] if self.servers else None
-            net, batch = (
-                ClientNetwork(self.job.net, sent if own is None else own, own),
-                Batch(x, y, mask, 0),
-            )
-            return algorithm.prepare(net, net.show(batch), mask, self._context(one))
+            net = ClientNetwork(self.job.net, sent)
+            batch = net.show(Batch(x, y, mask, 0))
+            return algorithm.prepare(net, batch, mask, self._context(Fixed(*values)))
 
         own = -(-self.padded.steps // bench.local.epochs)
         room: Tree = {}
@@ -310,11 +299,8 @@ def _client_step(
 ) -> tuple[Any, ...]:
     """Return one client's (params, memory, running statistics, loss) after the algorithm's own
     local step, or its (gradient, running statistics, loss) in the base's."""
-    received = fixed.server["buffers"] if fixed.server else None
-    ctx, net = (
-        make_context(job, frame.server, frame.lr, fixed),
-        ClientNetwork(job.net, buffers, received),
-    )
+    ctx = make_context(job, frame.server, frame.lr, fixed)
+    net = ClientNetwork(job.net, buffers)
     batch = net.show(Batch(x, y, mask, number))
     if own:
         params, memory, loss = job.algorithm.local_step(net, params, memory, batch, ctx)
@@ -325,7 +311,6 @@ def _client_step(
 
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
     """Return the context that the hooks of one client see; inside vmap."""
-    server = one.server or server
     rate: Any = lr  # a tensor where steps are recorded
     return Context(
         server, one.personals, one.states, one.plans, one.begun, rate, one.steps, job.bench.local
@@ -335,14 +320,6 @@ def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -
 def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:
     """Copy a leaf [...] -> [count, ...], each in the memory layout of the leaf."""
     return tree.room_for(leaf, count).copy_(leaf.expand(count, *leaf.shape))
-
-
-def stacked_rows(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack leaves [...] -> [C, ...], each in the memory layout of the first."""
-    room = tree.room_for(leaves[0], len(leaves))
-    for row, leaf in zip(room, leaves, strict=True):
-        row.copy_(leaf)
-    return room
 
 
 def stack_plans(plans: Sequence[Tree], device: torch.device) -> Tree:

@@ -32,49 +32,6 @@ class OutOfMemory(RuntimeError):
     """Error: not even one client at a time fits into the memory of the device."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """One run's request in a round: the arguments of `Engine.train`."""
-
-    algorithm: FedAvg
-    bench: ClientRuntime
-    server: Tree
-    cohort: Cohort
-    lr: float
-    evaluate_local: bool
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Several runs whose clients are trained as one cohort."""
-
-    requests: Sequence[Request]
-    owners: Sequence[int]  # position in the joint cohort -> the run of the client
-
-    def servers(self, positions: Sequence[int]) -> list[Tree]:
-        """Return what each of some clients was sent."""
-        return [self.requests[self.owners[i]].server for i in positions]
-
-    def class_correct(
-        self, job: Job, positions: Sequence[int], models: Params
-    ) -> dict[str, torch.Tensor]:
-        """Return the right answers of the clients' models, each on the test images as its own run
-        draws them."""
-        parts: dict[str, torch.Tensor] = {}
-        for run in sorted({self.owners[i] for i in positions}):
-            rows, request = (
-                [row for row, i in enumerate(positions) if self.owners[i] == run],
-                self.requests[run],
-            )
-            own = {name: leaf[rows] for name, leaf in models.items()}
-            for view, correct in class_correct(
-                job, request.bench, request.cohort.round, own
-            ).items():
-                room = parts.setdefault(view, correct.new_empty(len(positions), *correct.shape[1:]))
-                room[rows] = correct
-        return parts
-
-
 @dataclass
 class Vectorised(Engine):
     """Engine for models whose layers torch.func.vmap knows; running statistics of batch norm are a
@@ -98,20 +55,11 @@ class Vectorised(Engine):
         lr: float,
         evaluate_local: bool,
     ) -> Trained:
-        return self._train(self._job(algorithm, bench, server, lr), cohort, evaluate_local)
-
-    def train_together(self, requests: Sequence[Request]) -> list[Trained]:
-        """Train the cohorts of several runs as one. They must be alike, see
-        `fedexp.engine.vectorised.joint`; nothing is tested in the middle of their training."""
-        first = requests[0]
-        job = self._job(first.algorithm, first.bench, first.server, first.lr)
-        owners = [run for run, request in enumerate(requests) for _ in request.cohort.clients]
-        cohort = Cohort.joined([request.cohort for request in requests])
-        trained = self._train(job, cohort, first.evaluate_local, Runs(requests, owners))
-        return [
-            trained.take([i for i, owner in enumerate(owners) if owner == run])
-            for run in range(len(requests))
-        ]
+        job = self._job(algorithm, bench, server, lr)
+        chunk = min(self._fits or self._first_chunk(job, cohort), len(cohort.clients))
+        while (trained := self._attempt(job, cohort, chunk, evaluate_local)) is None:
+            chunk = self._fits = chunk // 2
+        return trained
 
     def _job(self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, lr: float) -> Job:
         bench.net.set_buffers(server["buffers"])
@@ -121,14 +69,6 @@ class Vectorised(Engine):
             self._graphs = Graphs(CudaCapture(bench.device))
         return Job(algorithm, bench, net, server, lr)
 
-    def _train(
-        self, job: Job, cohort: Cohort, evaluate_local: bool, runs: Runs | None = None
-    ) -> Trained:
-        chunk = min(self._fits or self._first_chunk(job, cohort), len(cohort.clients))
-        while (trained := self._attempt(job, cohort, chunk, evaluate_local, runs)) is None:
-            chunk = self._fits = chunk // 2
-        return trained
-
     def _first_chunk(self, job: Job, cohort: Cohort) -> int:
         if self.chunk is None and job.bench.device.type == "cuda":
             self._fits = chunk_that_fits(job, cohort)
@@ -136,7 +76,7 @@ class Vectorised(Engine):
         return self.chunk or len(cohort.clients)
 
     def _attempt(
-        self, job: Job, cohort: Cohort, chunk: int, evaluate_local: bool, runs: Runs | None
+        self, job: Job, cohort: Cohort, chunk: int, evaluate_local: bool
     ) -> Trained | None:
         """Train the whole cohort, `chunk` clients at a time; None where that takes too much memory.
 
@@ -148,16 +88,11 @@ class Vectorised(Engine):
         try:
             for start in range(0, len(order), chunk):
                 positions = order[start : start + chunk]
-                servers = runs.servers(positions) if runs else ()
-                clients, part = self._train_part(job, cohort.take(positions), servers, evaluations)
+                clients, part = self._train_part(job, cohort.take(positions), evaluations)
                 if evaluate_local:
                     before = moment(job.bench.device)
                     models = clients.frame.params | part.buffers
-                    if runs is None:
-                        correct = class_correct(job, job.bench, cohort.round, models)
-                    else:
-                        correct = runs.class_correct(job, positions, models)
-                    part = replace(part, class_correct=correct)
+                    part = replace(part, class_correct=class_correct(job, cohort.round, models))
                     evaluations.append((before, moment(job.bench.device)))
                 gather.add(positions, part)
             return replace(
@@ -185,16 +120,12 @@ class Vectorised(Engine):
         return None
 
     def _train_part(
-        self,
-        job: Job,
-        cohort: Cohort,
-        servers: Sequence[Tree],
-        evaluations: "list[tuple[Moment, Moment]]",
+        self, job: Job, cohort: Cohort, evaluations: "list[tuple[Moment, Moment]]"
     ) -> tuple[Clients, Trained]:
         """Train the clients in the order of falling numbers of steps, and return their results
-        without evaluation. servers: see Clients. evaluations: takes the beginnings and ends of the
-        tests in the middle of training."""
-        clients, count = Clients(job, cohort, servers), len(cohort.clients)
+        without evaluation. evaluations: takes the beginnings and ends of the tests in the middle of
+        training."""
+        clients, count = Clients(job, cohort), len(cohort.clients)
         if cohort.probes:
             clients.watch = watch = FrameWatch(job, cohort.probes, evaluations)
         run_steps(clients, self._graphs)
@@ -206,16 +137,14 @@ class Vectorised(Engine):
         )
 
 
-def class_correct(
-    job: Job, bench: ClientRuntime, round: int, models: Params
-) -> dict[str, torch.Tensor]:
-    """Return the right answers of stacked models in each test view of a run, in a round; int64
-    [models, C] each."""
-    draws = {view: bench.test_draws(view, round) for view in bench.views}
-    return {
-        view: evaluate_together(replace(job, bench=bench.tested_on(view)), models, draws[view])
-        for view in draws
-    }
+def class_correct(job: Job, round: int, models: Params) -> dict[str, torch.Tensor]:
+    """Return the right answers of stacked models in each test view, in a round; int64 [models, C]
+    each."""
+    found = {}
+    for view in job.bench.views:
+        shown = replace(job, bench=job.bench.tested_on(view))
+        found[view] = evaluate_together(shown, models, job.bench.test_draws(view, round))
+    return found
 
 
 class FrameWatch:
