@@ -34,9 +34,8 @@ from fedexp.config.build import build
 from fedexp.config.options import conf_directory
 from fedexp.core.tree import Params
 from fedexp.training.prepare import prepare
-from fedexp.training.recorder import RoundResult
 from fedexp.training.rounds import play_round
-from fedexp.training.simulation import Simulation, State
+from fedexp.training.simulation import Simulation
 
 HERE = ("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "tracker=none")
 QUICK = (
@@ -118,18 +117,12 @@ def compare(pair: dict[str, Simulation], rounds: int) -> tuple[dict[str, list[fl
     for number in range(rounds + 1):
         for name, each in pair.items():
             start = time.process_time()
-            advance(states[name], play_round(each, states[name]))
+            states[name].advance(play_round(each, states[name]))
             if number:
                 seconds[name].append(time.process_time() - start)
     one, other = (state.server["params"] for state in states.values())
     apart = max(float((one[k] - other[k]).abs().max()) for k in one)
     return seconds, apart / max(float(value.abs().max()) for value in one.values())
-
-
-def advance(state: State, result: RoundResult) -> None:
-    state.server, state.round = result.server, result.round
-    kept = zip(result.cohort.clients, result.client_states, strict=True)
-    state.clients.update({client: tree for client, tree in kept if tree})
 
 
 def report(name: str, seconds: dict[str, list[float]], apart: float) -> str:

@@ -30,7 +30,6 @@ from toy_federation import (
     LOCAL,
     Adapted,
     AdaptedNormed,
-    advance,
     assemble,
     assert_close,
     broadcast,
@@ -231,7 +230,7 @@ def test_a_round_trains_b_and_the_next_one_a():
             up, down = f"{layer}.up.weight", f"{layer}.down.weight"
             assert torch.equal(after[up], before[up]) == (not trains_b)
             assert torch.equal(after[down], before[down]) == (trains_b and not begins)
-        advance(state, result)
+        state.advance(result)
 
 
 def test_local_models_are_compared_with_the_model_that_was_sent():

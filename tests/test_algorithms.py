@@ -53,7 +53,8 @@ from fedexp.rundir import checkpoint, files
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import play_round, run_rounds
-from fedexp.training.simulation import Simulation, State
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
 from toy_federation import (
     CONF,
     DRAWN,
@@ -65,7 +66,6 @@ from toy_federation import (
     ON_THE_SERVER,
     PAIR,
     Normed,
-    advance,
     assemble,
     broadcast,
     describe,
@@ -400,7 +400,7 @@ def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
     personal: those of the clients' own models."""
     state, info = simulation.initial_state(), simulation.stages[0].federation
     for _ in range(rounds):
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
         models = [state.server["params"]]
         if personal:
             own = [
@@ -459,7 +459,7 @@ def test_engines_agree(row):
     state = simulation.initial_state()
     for _ in range(2):
         assert_engines_agree(simulation, state, ENGINES)
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
 
 
 @one_of_each_kind(

@@ -31,7 +31,7 @@ from test_algorithms import train as train_with
 from test_continual import ROWS as STREAMS
 from test_continual import stream
 from test_vectorised import Closures, Traces, recording, traces
-from toy_federation import HARDWARE, LOCAL, Noise, Normed, advance, assemble, make_simulation, play
+from toy_federation import HARDWARE, LOCAL, Noise, Normed, assemble, make_simulation, play
 
 # clients of 1, 3, 7, 8, 6: one without a step, partial batches of two
 THREES = replace(LOCAL, batch_size=3)
@@ -241,7 +241,7 @@ def test_the_vectorised_engine_is_the_sequential_one(engine, model):
         assert all(
             not torch.equal(v[1], v[3]) for k, v in trained.buffers.items() if "running" in k
         )
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_recorded_steps_keep_running_statistics(capture):
         assert_same_training(
             train_with(engine, simulation, state, evaluate_local=True), expected, atol=1e-13
         )
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
     assert not engine._graphs.failed
 
 

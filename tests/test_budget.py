@@ -183,9 +183,10 @@ def test_a_round_has_to_be_saved_by_the_deadline(monkeypatch, tmp_path):
         def check(self, seconds: float) -> None:
             asked.append(seconds)
 
-    monkeypatch.setattr(Recorder, "saving_seconds", property(lambda self: 1000.0))
     simulation = make_simulation(rounds=4)
     state, recorder = simulation.initial_state(), Recorder(tmp_path, simulation, [], None)
+    monkeypatch.setattr(recorder, "save_checkpoint", lambda state: None)
+    recorder.saving_seconds = 1000.0
     try:
         run_rounds(simulation, state, recorder, Watched(needed=12.5))
     finally:

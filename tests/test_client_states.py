@@ -20,7 +20,7 @@ from fedexp.rundir.client_states import ClientStates, choose_place
 from fedexp.training import opening
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.rounds import play_round
-from fedexp.training.simulation import State
+from fedexp.training.state import State
 from test_algorithms import SHIPPED, record
 from test_views import full_run
 from toy_federation import (
@@ -28,7 +28,6 @@ from toy_federation import (
     ENGINES,
     PLAIN,
     Normed,
-    advance,
     first_of_each_class,
     flat,
     make_simulation,
@@ -101,7 +100,7 @@ def test_a_run_with_states_in_files_is_the_same_run(tmp_path):
     state = simulation.initial_state()
     state.clients.place(torch.device("cpu"), resident=False)
     for number in range(1, 5):
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
         state.clients.save(tmp_path, number)
         state.clients.tidy()
     assert torch.equal(flat(state.server["params"]), flat(before.server["params"]))

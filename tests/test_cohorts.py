@@ -13,7 +13,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.settings import Seeds
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
-from toy_federation import CONF, advance, composed, make_simulation
+from toy_federation import CONF, composed, make_simulation
 
 
 def read(path, rounds=3):
@@ -71,7 +71,7 @@ def test_the_named_clients_train(tmp_path):
     for number in (1, 2, 3):
         result = play_round(simulation, state)
         assert list(result.cohort.clients) == ASCENDING[number]
-        advance(state, result)
+        state.advance(result)
     drawn = make_simulation()
     assert [sample(drawn, number) for number in (1, 2, 3)] != list(ASCENDING.values())
 

@@ -48,7 +48,6 @@ from toy_federation import (
     AdaptedNormed,
     Normed,
     SoftmaxRegression,
-    advance,
     assemble,
     broadcast,
     describe,
@@ -277,7 +276,7 @@ def test_engines_agree(row, engines):
         state, seen = simulation.initial_state(), []
         for _ in range(4):
             result = play_round(simulation, state)
-            advance(state, result)
+            state.advance(result)
             seen.append((state.server, result.losses, result.bytes_up, result.bytes_down))
         states.append((name, seen))
     for name, seen in states[1:]:
@@ -304,7 +303,7 @@ def ends_of_tasks(algorithm: FedAvg, model: Any = None) -> tuple[torch.Tensor, t
     simulation = stream(algorithm, model=model)
     state, ends = simulation.initial_state(), []
     for number in range(1, 5):
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
         own = {k: v for k, v in state.server["params"].items() if not k.startswith("flow.")}
         ends += [flat(own)] if number % 2 == 0 else []
     return ends[0], ends[1]
@@ -392,7 +391,7 @@ def test_needs_are_what_is_exchanged(row):
     beside = 1 if row.model is None else np.inf  # prototypes; adapters are smaller than those
     assert needs.up <= up <= needs.up + (beside if " up" in needs.small else 1e-9)
     assert needs.down <= down <= needs.down + 0.5
-    advance(state, result)
+    state.advance(result)
     assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
     assert needs.surrogate == (row.cls in (CFeD, FedDMC))
 
@@ -449,7 +448,7 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
                 return load(self, index, draws)
 
             monkeypatch.setattr(ClientRuntime, "load_train", guarded)
-            advance(state, play_round(simulation, state))
+            state.advance(play_round(simulation, state))
 
 
 # --- the losses and roles
@@ -687,7 +686,7 @@ def test_nobody_is_asked_at_the_end_of_the_last_task():
     kept, result = state.server["anchor"], None
     for _ in range(2):
         result = play_round(simulation, state)
-        advance(state, result)
+        state.advance(result)
     assert (state.round, asked) == (6, [0, 1])
     assert_equal(state.server["anchor"], kept)
     assert result.bytes_up == 3 * tree.num_bytes(state.server["params"]), (
@@ -798,7 +797,7 @@ def test_inactive_heads_stay_untouched(local):
     state = play(simulation, 2)
     before = {k: state.server["params"][k].clone() for k in HEAD}
     for _ in range(2):
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
     for k in HEAD:
         now = state.server["params"][k]
         assert torch.equal(now[:2], before[k][:2])
@@ -888,14 +887,14 @@ def test_dmc_keeps_the_new_model_and_the_student_apart():
     simulation = stream(FedDMC(**DMC))
     state = play(simulation, 3)
     news = [state.server["new"]]
-    advance(state, play_round(simulation, state))
+    state.advance(play_round(simulation, state))
     news.append(state.server["new"])
     assert (flat(news[1]) - flat(news[0])).abs().max() > 1e-4
     spoiled = play(simulation, 3)
     spoiled.server = spoiled.server | {
         "params": tree.map(lambda leaf: leaf + 1, spoiled.server["params"])
     }
-    advance(spoiled, play_round(simulation, spoiled))
+    spoiled.advance(play_round(simulation, spoiled))
     assert_equal(spoiled.server["params"], state.server["params"])
     new, student = simulation.algorithm.exchanges(simulation.stages[1].federation)
     assert (student.epochs(LOCAL), student.local_lr(0.1)) == (4, 0.2)

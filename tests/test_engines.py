@@ -42,7 +42,6 @@ from toy_federation import (
     SETTINGS,
     SIZES,
     Normed,
-    advance,
     assemble,
     composed,
     flat,
@@ -113,7 +112,7 @@ def test_one_client_is_plain_sgd(engine, augment):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        advance(state, result)
+        state.advance(result)
         assert_equal(
             state.server["params"],
             {k: p.detach() for k, p in module.named_parameters()},
@@ -159,7 +158,7 @@ def test_adam_is_torch_s():
                 optimizer.zero_grad()
                 F.cross_entropy(bench.net(w, batch.x).logits, batch.y).backward()
                 optimizer.step()
-            advance(state, play_round(simulation, state))
+            state.advance(play_round(simulation, state))
             assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
@@ -409,7 +408,7 @@ class Halving(FedAvg):
 def test_clients_have_zero_for_subnormal_numbers(engine):
     simulation = make_simulation(Halving(), engine=engine)
     state = simulation.initial_state()
-    advance(state, play_round(simulation, state))
+    state.advance(play_round(simulation, state))
     assert int(state.server["halves"]) == 0
     assert sys.float_info.min / 2 > 0
 
@@ -695,8 +694,8 @@ def test_evaluation_interval_skips_but_never_the_last_round():
     state, evaluated = simulation.initial_state(), []
     for _ in range(3):
         result = play_round(simulation, state)
-        evaluated.append(result.evaluation is not None)
-        advance(state, result)
+        evaluated.append(bool(result.scores))
+        state.advance(result)
     assert evaluated == [False, True, True]
 
 

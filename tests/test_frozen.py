@@ -15,6 +15,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
 from fedexp.training.rounds import play_round
+from fedexp.training.summary import summary_of
 from test_algorithms import SHIPPED, assert_equal, record
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
@@ -213,14 +214,7 @@ def test_clients_that_batch_norm_leaves_out_are_named(tmp_path, caplog):
 
 
 def recorder_summary(simulation, directory):
-    from fedexp.training.recorder import Recorder
-
-    state = record(simulation, directory, resume=False)
-    recorder = Recorder(directory, simulation, [], None)
-    try:
-        return recorder.summary(state)
-    finally:
-        recorder.close()
+    return summary_of(simulation, record(simulation, directory, resume=False))
 
 
 def test_a_left_over_example_alone_is_no_warning(caplog):

@@ -15,9 +15,9 @@ import torch
 
 from fedexp.config.build import build
 from fedexp.training.prepare import prepare
-from fedexp.training.rounds import play_round
+from fedexp.training.rounds import evaluate, play_round, scores_of
 from fedexp.training.simulation import Simulation
-from toy_federation import advance, composed
+from toy_federation import composed
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMON = [
@@ -49,16 +49,15 @@ def trajectory(simulation: Simulation) -> list[dict[str, float]]:
     """One row a round, from the initial model on."""
     totals = torch.bincount(simulation.bench.data.y_test).numpy()
     state, rows = simulation.initial_state(), []
-    evaluation, train_loss = (
-        simulation.engine.evaluate(simulation.bench, state.server),
-        float("nan"),
-    )
+    scores = scores_of(simulation, evaluate(simulation, state.server, 0))
+    train_loss = float("nan")
     while True:
-        correct = evaluation.class_correct.numpy()
+        (test,) = scores.values()
+        correct = np.rint(test.class_accuracy * totals)
         row = {
             "round": state.round,
             "test_accuracy": correct.sum() / totals.sum(),
-            "test_loss": float(evaluation.loss),
+            "test_loss": test.loss,
         }
         row |= {"train_loss": train_loss} | {
             f"class_{c}": a for c, a in enumerate(correct / totals)
@@ -67,8 +66,8 @@ def trajectory(simulation: Simulation) -> list[dict[str, float]]:
         if state.round == simulation.settings.rounds:
             return rows
         result = play_round(simulation, state)
-        advance(state, result)
-        evaluation, train_loss = result.evaluation, result.train_loss
+        state.advance(result)
+        scores, train_loss = result.scores, result.train_loss
 
 
 def compute(name: str, *overrides: str) -> list[dict[str, float]]:

@@ -24,7 +24,6 @@ from toy_federation import (
     LOCAL,
     PLAIN,
     Normed,
-    advance,
     assemble,
     assert_close,
     flat,
@@ -90,7 +89,7 @@ def test_fedrep_trains_the_classifier_and_then_the_body():
             kept[client] = heads.head({k: v.detach() for k, v in w.items()})
             models.append(w)
         result = play_round(simulation, state)
-        advance(state, result)
+        state.advance(result)
         for name in state.server["params"].keys() - set(heads.HEAD):
             mean = (
                 sum(n * w[name].detach() for n, w in zip(weights, models, strict=True))
@@ -124,7 +123,7 @@ def test_fedbn_leaves_batch_norm_where_it_is():
             mean = sum(w * m.state_dict()[name] for w, m in zip(weights, modules, strict=True))
             for module in modules:
                 module.state_dict()[name].copy_(mean)
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
         for client, module in enumerate(modules):
             model = simulation.algorithm.personal_model(
                 state.server, client, state.clients[client], None
@@ -172,7 +171,7 @@ def test_ditto_takes_two_steps_for_each_batch():
             models.append(w)
         start = {k: sum(n * w[k] for n, w in zip(weights, models, strict=True)) for k in start}
         result = play_round(simulation, state)
-        advance(state, result)
+        state.advance(result)
         assert_close(state.server["params"], start)
         assert_close([state.clients[client] for client in range(3)], own)
     assert result.bytes_up == result.bytes_down == 3 * 8 * sum(v.numel() for v in start.values())
@@ -226,7 +225,7 @@ def test_fedproto_s_round_by_loops(weighting):
                 sums[label] += weight * features[labels == label].mean(0)
                 total[label] += weight
     result = play_round(simulation, state)
-    advance(state, result)
+    state.advance(result)
     assert_close(dict(state.clients), expected)
     assert (info.counts.sum(0) > 0).all()
     assert_close(state.server["prototypes"]["mean"], sums / total[:, None])

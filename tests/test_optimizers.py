@@ -31,7 +31,6 @@ from toy_federation import (
     ON_THE_SERVER,
     PAIR,
     STRUCTURE,
-    advance,
     assemble,
     composed,
     engines_compared,
@@ -135,7 +134,7 @@ def test_rounds_are_torch_s(name):
             optimizer.zero_grad()
             F.cross_entropy(simulation.bench.net(w, batch.x).logits, batch.y).backward()
             optimizer.step()
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
         assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
@@ -291,7 +290,7 @@ def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
     x = torch.cat([simulation.initial[k].flatten() for k in names])
     m, v = torch.zeros_like(x), torch.full_like(x, 1e-6)
     for _ in range(3):
-        advance(theirs, play_round(plain, theirs))
+        theirs.advance(play_round(plain, theirs))
         delta = torch.cat([theirs.server["params"][k].flatten() for k in names]) - x
         m = beta1 * m + (1 - beta1) * delta
         v = {
@@ -306,7 +305,7 @@ def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
                 k: part.view_as(simulation.initial[k]) for k, part in zip(names, parts, strict=True)
             }
         }
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
         assert_equal(state.server["params"], theirs.server["params"], atol=1e-12)
 
 

@@ -33,7 +33,6 @@ from toy_federation import (
     ENGINES,
     LOCAL,
     SIZES,
-    advance,
     assemble,
     broadcast,
     engines_compared,
@@ -280,7 +279,7 @@ def test_dropout_on_the_server_is_the_round_s_own(name):
         states.append(simulation.initial_state())
         for _ in range(3):
             torch.manual_seed(noise)
-            advance(states[-1], play_round(simulation, states[-1]))
+            states[-1].advance(play_round(simulation, states[-1]))
     assert_equal(states[1].server, states[0].server, atol=0)
     assert ("said" in states[0].server) == asked
 

@@ -19,6 +19,7 @@ from fedexp.rundir import origin
 from fedexp.training.checks import check_task
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
+from fedexp.training.summary import check_names
 from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
 
 
@@ -108,6 +109,7 @@ class Own(ForgettingMetric):
 def run(directory, metric, **options):
     directory.mkdir(exist_ok=True)
     simulation = make_simulation(forgetting_metric=metric, rounds=2, **options)
+    check_names(simulation)
     recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()
     try:
         run_rounds(simulation, state, recorder)

@@ -368,7 +368,7 @@ def test_local_models_where_they_are_evaluated(tmp_path):
     from fedexp.training.rounds import play_round
 
     found = play_round(simulation, state)
-    local = found.local_class_correct["plain"].numpy() / 5
+    local = found.local_accuracy["plain"]
     counts = simulation.stages[0].partition.counts
     shares = (local * counts).sum(1) / counts.sum(1)
     assert float(rows[3]["personal_local_accuracy"]) == pytest.approx(shares.mean(), abs=1e-12)

@@ -26,7 +26,6 @@ from toy_federation import (
     LOCAL,
     Normed,
     Unmoved,
-    advance,
     assemble,
     assert_close,
     broadcast,
@@ -385,7 +384,7 @@ def test_fedfomo_counts_rounds_and_keeps_batch_counts_whole():
         now = [schedule.steps for schedule in result.cohort.schedules]
         steps |= dict(zip(result.cohort.clients, now, strict=True))
         cohorts.append((result.cohort.clients, now))
-        advance(state, result)
+        state.advance(result)
         assert_close(
             state.server["buffers"][name], torch.tensor(max(max(each) for _, each in cohorts))
         )

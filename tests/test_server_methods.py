@@ -22,7 +22,6 @@ from toy_federation import (
     LOCAL,
     PLAIN,
     SoftmaxRegression,
-    advance,
     assemble,
     assert_close,
     broadcast,
@@ -67,7 +66,7 @@ def test_fedavgm_is_momentum_on_the_server():
         models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(sizes))]
         mean = sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes)
         v = 0.6 * v + (w - mean)
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
         assert_close(flat(state.server["params"]), w - v)
 
 
@@ -339,7 +338,7 @@ def test_feddyn_is_the_paper_s_form():
             models.append(flat(w).detach())
             h[client] = h[client] - alpha * (models[-1] - flat(start))
         server_h = server_h - alpha / 5 * sum(m - flat(start) for m in models)
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
         assert_close(
             flat(state.server["params"]), sum(models) / len(models) - server_h / alpha, 1e-10
         )

@@ -25,7 +25,7 @@ from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker, displ
 from fedexp.trackers.wandb_names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
 from fedexp.trackers.wandb_service import bounded, logged_in, set_environment
 from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
-from fedexp.training.recorder import TAIL as RECORD_TAIL
+from fedexp.training.rows import TAIL as RECORD_TAIL
 from wandb_runs import CONF, clean_home, make_config, make_info, read_run, run_folders  # noqa: F401 (a fixture)
 
 HISTORY = History(np.ones((4, 3), dtype=np.int64), rounds=[0], class_accuracy=[np.ones(3)])

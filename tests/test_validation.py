@@ -29,7 +29,8 @@ from fedexp.trackers.wandb_names import metric_name
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
 from fedexp.training.rounds import run_rounds
-from fedexp.training.simulation import State
+from fedexp.training.state import State
+from fedexp.training.summary import summary_of
 from toy_federation import ENGINES, assemble, composed, make_simulation, play
 
 CENTRAL, OWN = (
@@ -75,7 +76,7 @@ def recorded(directory, **options):
         "status": state.status,
         "algorithm": "fedavg",
         "dataset": "noise",
-    } | recorder.summary(state)
+    } | summary_of(simulation, state)
     write_results(directory, state, summary, Pictures(draw=False))
     recorder.close()
     return simulation, state, json.loads((directory / files.SUMMARY).read_text())

@@ -32,7 +32,7 @@ from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
 from fedexp.training.probing import probes_of
 from test_algorithms import EveryHook, SignDescent, train
-from toy_federation import LARGER, LOCAL, advance, assemble, make_simulation, play, play_round
+from toy_federation import LARGER, LOCAL, assemble, make_simulation, play, play_round
 
 NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 # the second convolution needs the gradient of its input
@@ -542,7 +542,7 @@ def test_recorded_steps_are_the_steps(algorithm, capture, options):
             for one in (Vectorised(*options, cuda_graphs=False), engine)
         )
         assert_same_training(recorded, plain, atol=1e-13)
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
     if isinstance(capture, Traces):
         # at most once for each number of clients, in each of two frames
         assert 0 < capture.recorded <= 8
@@ -787,7 +787,7 @@ def test_gpu_is_the_cpu(algorithm, convolution):
         trained = gpu.train(engine, state.server, cohort, 0.1 / number)
         on_host = {name: move(value, "cpu") for name, value in trained.tree().items()}
         assert_same_training(replace(trained, **on_host), expected, atol=1e-11)
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
     assert engine._graphs is None
 
 
@@ -808,7 +808,7 @@ def test_gpu_graphs_are_the_steps(algorithm, convolution):
             gpu.train(one, state.server, cohort, lr, False) for one in (eager, engine)
         )
         assert_same_training(recorded, plain, atol=1e-5)
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
     assert not engine._graphs.failed
     assert any(frame.replays for frame in engine._graphs._recorded.values())
 

@@ -21,8 +21,9 @@ from fedexp.rundir import checkpoint, files
 from fedexp.trackers.wandb_names import class_metric, flat_summary, metric_name
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
-from fedexp.training.rounds import evaluate, play_round, run_rounds
-from fedexp.training.simulation import State
+from fedexp.training.rounds import play_round, record_initial, record_round, run_rounds
+from fedexp.training.state import State
+from fedexp.training.summary import summary_of
 from toy_federation import AUGMENTATION, ENGINES, assemble, make_simulation, play
 
 BOTH = ["plain", "augmented"]
@@ -120,13 +121,13 @@ def full_run(simulation, directory, rounds=None):
     )
     if rounds is None:
         run_rounds(simulation, state, recorder)
-        write_results(directory, state, recorder.summary(state), Pictures(draw=False))
+        write_results(directory, state, summary_of(simulation, state), Pictures(draw=False))
     else:
-        recorder.record_initial(state, evaluate(simulation, state.server, 0))
+        record_initial(simulation, state, recorder)
         for _ in range(rounds):
-            recorder.record_round(state, play_round(simulation, state))
+            record_round(state, play_round(simulation, state), recorder)
     recorder.close()
-    return rows_of(directory / files.ROUNDS), recorder.summary(state)
+    return rows_of(directory / files.ROUNDS), summary_of(simulation, state)
 
 
 def rows_of(path):

@@ -20,7 +20,7 @@ from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.training.recorder import Recorder
-from fedexp.training.rounds import evaluate, model_of, run_rounds
+from fedexp.training.rounds import model_of, record_initial, run_rounds
 from toy_federation import LARGER, PROCESS, assemble, make_simulation
 
 
@@ -205,7 +205,7 @@ def test_a_resumed_run_starts_its_engine_before_the_clock_of_its_first_round(tmp
     simulation = replace(make_simulation(rounds=1), engine=engine)
     state, recorder = simulation.initial_state(), Recorder(tmp_path, simulation, [], None)
     # as if it were resumed after round 0
-    recorder.record_initial(state, evaluate(simulation, state.server, 0))
+    record_initial(simulation, state, recorder)
     run_rounds(simulation, state, recorder)
     recorder.close()
     assert engine.calls == ["start", "train"]

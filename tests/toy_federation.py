@@ -49,9 +49,9 @@ from fedexp.trackers.base import NoTracker
 from fedexp.training import exchange
 from fedexp.training.exchange import sample
 from fedexp.training.prepare import prepare
-from fedexp.training.recorder import RoundResult
 from fedexp.training.rounds import play_round
-from fedexp.training.simulation import Simulation, State
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
 
 CONF = Path(__file__).parents[1] / "conf"
 HARDWARE = {
@@ -297,18 +297,11 @@ def describe(simulation: Simulation, state: State, cohort: Cohort, trained: Trai
     return exchange.describe(simulation, state.server, cohort, trained)
 
 
-def advance(state: State, result: RoundResult) -> None:
-    """Moves a state on to the end of a round, without files."""
-    state.server, state.round = result.server, result.round
-    kept = zip(result.cohort.clients, result.client_states, strict=True)
-    state.clients.update({client: tree for client, tree in kept if tree})
-
-
 def play(simulation: Simulation, rounds: int = 3) -> State:
     """The state after some rounds."""
     state = simulation.initial_state()
     for _ in range(rounds):
-        advance(state, play_round(simulation, state))
+        state.advance(play_round(simulation, state))
     return state
 
 

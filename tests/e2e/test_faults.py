@@ -66,14 +66,14 @@ def disk(tmp_path):
 
 def at_round(number: int, monkeypatch, fault) -> None:
     """Something happens when round `number` has been computed, before it is written down."""
-    write = Recorder.record_round
+    write = Recorder.write
 
-    def record_round(self, state, result):
-        if result.round == number:
+    def write_round(self, state, scores, result=None):
+        if state.round == number:
             fault(self.directory)
-        write(self, state, result)
+        write(self, state, scores, result)
 
-    monkeypatch.setattr(Recorder, "record_round", record_round)
+    monkeypatch.setattr(Recorder, "write", write_round)
 
 
 def assert_whole_files(directory: Path) -> None:

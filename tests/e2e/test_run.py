@@ -19,8 +19,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from fedexp.metrics.history import load_history
-from fedexp.training.recorder import TAKEN
 from fedexp.training.rounds import play_round
+from fedexp.training.summary import RESERVED
 
 
 def test_run_directory_is_complete(fedexp, tmp_path):
@@ -92,7 +92,7 @@ def test_run_directory_is_complete(fedexp, tmp_path):
     assert needed | {"hardware"} <= summary.keys()
     names = list(summary)
     results = names[names.index("accuracy") : names.index("train_samples_per_second") + 1]
-    assert tuple(name for name in names if name not in results) == TAKEN
+    assert tuple(name for name in names if name not in results) == RESERVED
 
     clients = pd.read_csv(directory / "clients.csv")
     assert clients.groupby("round").size().tolist() == [4, 4, 4]

@@ -16,7 +16,8 @@ from fedexp.engine.base import ClientRuntime
 from fedexp.metrics.accuracy import class_accuracy
 from fedexp.metrics.analysis import Analysed, Epochs, GradientDiversity
 from fedexp.training.exchange import CohortResult
-from fedexp.training.simulation import Simulation, State
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
 
 
 def analyse(

@@ -19,7 +19,7 @@ from fedexp.rundir import csv_files, files, origin
 from fedexp.rundir.reader import RunDirectory, finished_summary
 
 if TYPE_CHECKING:
-    from fedexp.training.simulation import State
+    from fedexp.training.state import State
 
 FREE = ("rounds", "scenario.rounds_per_task", "stop.patience", "stop.metric")
 

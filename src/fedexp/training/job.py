@@ -28,7 +28,7 @@ from fedexp.training.opening import (
 from fedexp.training.place import Job, Place
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment
-from fedexp.training.recorder import Recorder, check_names, joined
+from fedexp.training.recorder import Recorder
 from fedexp.training.results import data_of, result_files, write_results
 from fedexp.training.resuming import (
     at_its_place,
@@ -39,7 +39,10 @@ from fedexp.training.resuming import (
     way_before,
 )
 from fedexp.training.rounds import run_rounds
-from fedexp.training.simulation import Simulation, State
+from fedexp.training.rows import merged
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
+from fedexp.training.summary import check_names, summary_of
 
 log = logging.getLogger("fedexp")
 
@@ -92,7 +95,7 @@ def train_run(job: Job) -> dict[str, Any]:
             recording(job, built, simulation, state, info, saved)
         )
         run_rounds(simulation, state, recorder, job.deadline, job.watch)
-        summary = summarise(job, built, container, prepared, state, recorder)
+        summary = summarise(job, built, container, prepared, state)
         finish_run(job, built, state, summary, trackers, info)
         return summary
 
@@ -147,15 +150,14 @@ def summarise(
     container: dict[str, Any],
     prepared: Prepared,
     state: State,
-    recorder: Recorder,
 ) -> dict[str, Any]:
     """Return what summary.json holds."""
-    summary = joined(
+    summary = merged(
         files.SUMMARY,
         {"status": state.status},
         identity(job, built),
         origin.fingerprint_of(job.directory),
-        recorder.summary(state),
+        summary_of(prepared.simulation, state),
         environment(container, prepared.hardware, state),
         {
             "data": data_of(prepared.simulation),

@@ -26,7 +26,8 @@ from fedexp.training.fastest import way_of
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.provenance import begin_span
-from fedexp.training.simulation import Simulation, Stage, State
+from fedexp.training.simulation import Simulation, Stage
+from fedexp.training.state import State
 
 log = logging.getLogger("fedexp")
 EARLY_LINES = 1000  # that are kept for run.log until it is opened

@@ -15,7 +15,7 @@ import fedexp
 from fedexp.core.packages import ROOT
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir.fingerprint import code_marks, fingerprint
-from fedexp.training.simulation import State
+from fedexp.training.state import State
 
 
 def environment(container: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fedexp.core.pictures import Pictures
 from fedexp.core.views import VIEWS, file_of
 from fedexp.figures import make_figures, missing_figures
 from fedexp.rundir import files
-from fedexp.training.simulation import State
+from fedexp.training.state import State
 
 if TYPE_CHECKING:
     from fedexp.training.simulation import Simulation

@@ -27,7 +27,8 @@ from fedexp.training.opening import partition_files
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.results import draw_missing, result_files
-from fedexp.training.simulation import Simulation, State
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
 from fedexp.training.stopping import is_over, why_stopped
 
 log = logging.getLogger("fedexp")

@@ -6,7 +6,9 @@ import math
 import time
 from collections import ChainMap, deque
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from fedexp.data.changes import in_words
 from fedexp.data.types import ImageData
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
+from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.training.analysing import analyse
 from fedexp.training.deadline import Deadline
 from fedexp.training.exchange import (
@@ -34,9 +37,11 @@ from fedexp.training.exchange import (
 from fedexp.training.neurons import measure, trained_in
 from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
-from fedexp.training.recorder import Recorder, RoundResult
-from fedexp.training.simulation import Simulation, State
+from fedexp.training.recorder import Recorder, uninterrupted
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import RoundResult, Scores, State
 from fedexp.training.stopping import Stopping, Watch
+from fedexp.training.summary import summary_of
 
 log = logging.getLogger("fedexp")
 
@@ -48,137 +53,170 @@ def run_rounds(
     deadline: Deadline | None = None,
     watch: Watch | None = None,
 ) -> State:
-    """Run from the state's round to the last one, or until `stop` or `watch` ends it. Interrupted,
-    it saves the state after the last whole round; so it does, and raises BudgetSpent, before a
-    round that would not be saved by the deadline."""
-    settings, first, deadline = simulation.settings, state.round + 1, deadline or Deadline()
-    # seconds of rounds
-    recent = deque([state.seconds / state.round] if state.round else [deadline.needed], maxlen=3)
-    stopping = Stopping(simulation, watch, recorder.summary)
-    # the first one warms up
-    profiled_round = min(first + 1, simulation.rounds) if settings.profile else None
+    """Run from the state's round to the last one, or until `stop` or `watch` ends the run.
+
+    An interrupted run saves the state after its last whole round. Raises BudgetSpent, after saving
+    likewise, before a round that cannot be saved by the deadline."""
+    deadline = deadline or Deadline()
+    stopping = Stopping(simulation, watch, partial(summary_of, simulation))
+    first = state.round + 1
+    recent = deque([state.seconds / state.round if state.round else deadline.needed], maxlen=3)
     try:
         if not state.accuracy:
-            recorder.record_initial(state, evaluate(simulation, state.server, 0))
-        # it was resumed and stays so
+            record_initial(simulation, state, recorder)
         if state.status == "running" and stopping.out_of_patience(state):
-            recorder.stop(state, stopping.reason(state, 0.0))
+            stop(state, recorder, stopping.reason(state, 0.0))  # resumed, and still out of patience
         if state.status == "running":
             simulation.engine.start(simulation.bench, model_of(state.server))
         while state.status == "running":
-            number, start = state.round + 1, time.perf_counter()
+            start = time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
-            if number in dict(simulation.changes):
-                log.info("round %d: %s", number, in_words(simulation.stage_of(number).partition))
-            with (
-                profiled(recorder.directory, number) if number == profiled_round else nullcontext()
-            ):
+            with profiling(simulation, recorder.directory, state.round + 1, first):
                 result = play_round(simulation, state)
-            recorder.record_round(state, result)
+            record_round(state, result, recorder)
             recent.append(time.perf_counter() - start)
             if state.status == "running" and (why := stopping.reason(state, max(recent))):
-                recorder.stop(state, why)
+                stop(state, recorder, why)
     except (KeyboardInterrupt, BudgetSpent):
         recorder.save_checkpoint(state)
         raise
     return state
 
 
+def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> None:
+    """Test and record the initial model, as round 0."""
+    scores = scores_of(simulation, evaluate(simulation, state.server, 0))
+    with uninterrupted():
+        state.add_scores(0, scores)
+        if simulation.metrics.needs_personal:  # every client has the initial model
+            clients = (simulation.settings.num_clients, 1)
+            for view, each in scores.items():
+                everyone = np.tile(each.class_accuracy, clients)
+                state.tested[view].history.add_personal(0, everyone)
+        recorder.write(state, scores)
+
+
+def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
+    """Move the state to the end of a round and write it; Ctrl+C waits until that is done."""
+    with uninterrupted():
+        result.seconds["writing"] = recorder.writing_seconds
+        state.advance(result)
+        recorder.write(state, result.scores, result)
+
+
+def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
+    """End the run after a round that has been recorded. why: see `State.stopped`."""
+    with uninterrupted():
+        state.stop(why)
+        recorder.save_checkpoint(state)
+
+
+def profiling(
+    simulation: Simulation, directory: Path, number: int, first: int
+) -> AbstractContextManager[None]:
+    """Profile the second round of this command (the first one warms up), where `profile` asks for
+    it."""
+    profiled_round = min(first + 1, simulation.rounds)
+    if simulation.settings.profile and number == profiled_round:
+        return profiled(directory, number)
+    return nullcontext()
+
+
 @subnormals_as_zero()
 def play_round(simulation: Simulation, state: State) -> RoundResult:
-    """Compute one round from a state that it leaves unchanged."""
+    """Compute one round from a state, which stays unchanged."""
     clock, number = Clock(), state.round + 1
-    algorithm, bench, info = (
-        simulation.algorithm,
-        simulation.bench,
-        simulation.stage_of(number).federation,
-    )
+    algorithm, federation = simulation.algorithm, simulation.stage_of(number).federation
+    if number in dict(simulation.changes):
+        partition = simulation.stage_of(number).partition
+        log.info("round %d: %s", number, in_words(partition))
     server = state.server
     if number > 1 and simulation.within_task(number) == 1:
         server = begin_task(simulation, server, number)
         clock.lap("refinement")
     clients = sample(simulation, number)
-    kept: Mapping[int, Tree] = state.clients
+    client_states: Mapping[int, Tree] = state.clients
     done: list[CohortResult] = []
 
     # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
-    for exchange in algorithm.exchanges(info):
+    for exchange in algorithm.exchanges(federation):
         local = (
-            is_evaluated(simulation, number)
+            simulation.is_evaluated(number)
             and simulation.metrics.needs_local
             and exchange.trains_model
         )
-        done.append(run_exchange(simulation, exchange, server, kept, number, clients, clock, local))
-        kept = ChainMap(dict(zip(clients, done[-1].trained.states, strict=True)), kept)  # type: ignore[arg-type]
-        server = aggregate(simulation.server_optimizer, exchange, server, done[-1])
+        result = run_exchange(
+            simulation, exchange, server, client_states, number, clients, clock, local
+        )
+        done.append(result)
+        new_states = dict(zip(clients, result.trained.states, strict=True))
+        client_states = ChainMap(new_states, client_states)  # type: ignore[arg-type]
+        server = aggregate(simulation.server_optimizer, exchange, server, result)
         clock.lap("aggregation")
 
-    # 2. Refine on the server. What layers draw themselves there, such as dropout, is the round's
-    # own.
+    # 2. Refine on the server. Layers that draw random numbers, such as dropout, are seeded by the
+    # round.
     if has_own(algorithm, "refine"):
-        bench.net.set_buffers(server["buffers"])
+        net = simulation.bench.net
+        net.set_buffers(server["buffers"])
         with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
-            server = algorithm.refine(
-                LiveNetwork(bench.net), server, done[-1].trained.messages, done[-1].round
-            )
+            messages, described = result.trained.messages, result.round
+            server = algorithm.refine(LiveNetwork(net), server, messages, described)
     clock.lap("refinement")
 
-    # 3. At the end of a task that another follows, what all clients are asked for.
+    # 3. At the end of a task that another follows, ask all clients.
     if simulation.ends_task(number) and number < simulation.rounds:
-        for exchange in algorithm.closing_exchanges(info):
+        for exchange in algorithm.closing_exchanges(federation):
             server, groups = aggregate_all(
                 simulation, exchange, server, state.clients, number, clock
             )
             done += groups
 
-    # 4. Evaluate the new global model, and gather what the round has produced.
-    return concluded(simulation, state, server, kept, done, clock)
+    # 4. Evaluate the new global model, and collect what the round produced.
+    return collect_result(simulation, state, server, client_states, done, clock)
 
 
-def concluded(
+def collect_result(
     simulation: Simulation,
     state: State,
     server: Tree,
-    kept: Mapping[int, Tree],
+    client_states: Mapping[int, Tree],
     done: Sequence[CohortResult],
     clock: Clock,
 ) -> RoundResult:
     """Return the result of the round after `state`, with the measurements that are due in it.
 
-    server, kept: the states of the server and of clients after the round. done: its exchanges, the
-    cohort's first.
-    """
+    server, client_states: after the round. done: its exchanges, the cohort's first."""
     number, first = state.round + 1, done[0]
-    evaluated = is_evaluated(simulation, number)
+    is_last = number == simulation.rounds
+    evaluated = simulation.is_evaluated(number)
     evaluations = evaluate(simulation, server, number) if evaluated else {}
     personal = {}
     if evaluated and simulation.metrics.needs_personal:
-        personal = evaluate_personal(simulation, server, kept, number, evaluations)
-    alignment = align(simulation, state.server, server, done) if number == simulation.rounds else []
+        personal = evaluate_personal(simulation, server, client_states, number, evaluations)
+    alignment = align(simulation, state.server, server, done) if is_last else []
     analyses = analyse(simulation, state, done)
     train_loss = float(np.average(first.losses, weights=first.round.weights.tolist()))
-    # waits for the device, before the clock
-    finite = math.isfinite(train_loss) and tree.is_finite(server["params"])
+    diverged = diverged_clients(number, train_loss, server, done)
     clock.lap("evaluation")
     clock.move("train", "evaluation", sum(each.trained.evaluation_seconds for each in done))
-    evaluated_local = [
-        each.trained.class_correct for each in done if each.trained.class_correct is not None
-    ]
+    keeps_local = simulation.settings.keeps_local_models(number)
     return RoundResult(
         round=number,
+        is_last=is_last,
         server=server,
         cohort=first.cohort,
-        client_states=[kept[client] for client in first.cohort.clients],
+        client_states=[client_states[client] for client in first.cohort.clients],
         losses=first.losses,
         train_loss=train_loss,
-        not_finite=None if finite else not_finite(done),
+        not_finite=diverged,
         lr=simulation.lr_at(number),
-        evaluations=evaluations,
-        local_class_correct=evaluated_local[-1] if evaluated_local else None,
+        scores=scores_of(simulation, evaluations),
+        local_accuracy=local_accuracy(simulation, done),
         personal=personal,
         alignment=alignment,
         analyses=analyses,
-        local_models=trained_in(done) if simulation.settings.keeps_local_models(number) else [],
+        local_models=trained_in(done) if keeps_local else [],
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
         bytes_down=sum(each.bytes_down for each in done),
@@ -186,9 +224,52 @@ def concluded(
     )
 
 
-def is_evaluated(simulation: Simulation, number: int) -> bool:
-    """Return whether the global model is tested after round `number`."""
-    return number % simulation.settings.eval_interval == 0 or simulation.ends_task(number)
+def diverged_clients(
+    number: int, train_loss: float, server: Tree, done: Sequence[CohortResult]
+) -> list[int] | None:
+    """Return the clients whose loss or model is not finite, empty where only the global model is
+    not; None where all is finite. Waits for the device."""
+    if math.isfinite(train_loss) and tree.is_finite(server["params"]):
+        return None
+    clients = not_finite(done)
+    if clients:
+        shown = ", ".join(map(str, clients[:10])) + (" and others" if len(clients) > 10 else "")
+        noun = "client" if len(clients) == 1 else "clients"
+        problem = f"the loss or the model of {noun} {shown} is not finite"
+    else:
+        problem = "the model is not finite after aggregation, though what every client sent is"
+    log.warning("round %d: %s; the run has diverged", number, problem)
+    return clients
+
+
+def scores_of(simulation: Simulation, evaluations: Mapping[str, Evaluation]) -> dict[str, Scores]:
+    """Return the accuracies of evaluations of the global model, by view."""
+    results = {}
+    for view, evaluation in evaluations.items():
+        of_classes, of_tasks = simulation.test_counts[view]
+        correct = evaluation.class_correct.cpu().numpy()
+        tasks: list[float] = []
+        if simulation.has_tasks:
+            tasks = class_accuracy(evaluation.task_correct.cpu().numpy(), of_tasks).tolist()
+        results[view] = Scores(
+            class_accuracy(correct, of_classes),
+            overall_accuracy(correct, of_classes),
+            tasks,
+            float(evaluation.loss),
+        )
+    return results
+
+
+def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict[str, np.ndarray]:
+    """Return the class accuracies of the cohort's local models, [|S|, C] by view, in the last
+    exchange that evaluated them; empty where none did."""
+    for each in reversed(done):
+        if (correct := each.trained.class_correct) is not None:
+            return {
+                view: class_accuracy(right.cpu().numpy(), simulation.test_counts[view][0])
+                for view, right in correct.items()
+            }
+    return {}
 
 
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:

@@ -13,7 +13,8 @@ from fedexp.core.settings import Stop
 from fedexp.core.views import PLAIN, VALIDATION
 
 if TYPE_CHECKING:
-    from fedexp.training.simulation import Simulation, State
+    from fedexp.training.simulation import Simulation
+    from fedexp.training.state import State
 
 PATIENCE, MINUTES, SEARCH = "patience", "minutes", "search"
 # (round, summary so far) -> whether the run is of no more use

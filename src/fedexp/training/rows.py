@@ -1,0 +1,141 @@
+"""The rows that a round adds to the tidy tables."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.views import all_named, named
+from fedexp.metrics.tasks import TaskHistory
+from fedexp.rundir import files
+from fedexp.training.exchange import facts
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import RoundResult, Scores, State, Tested
+
+# The phases of a round, in order. "writing" is that of the previous round: a round's own is not
+# over when its row is written.
+PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
+TAIL = (
+    "bytes_up",
+    "bytes_down",
+    "train_samples_per_second",
+    *(f"{phase}_seconds" for phase in PHASES),
+    "seconds",
+)
+Row = dict[str, Any]
+
+
+def round_row(
+    simulation: Simulation,
+    state: State,
+    scores: Mapping[str, Scores],
+    result: RoundResult | None,
+) -> Row:
+    """Return the row of rounds.csv; None where a value is undefined. scores: by view; empty: not
+    evaluated. result: None for the initial model."""
+    of_views = {view: test_values(simulation, each) for view, each in state.tested.items()}
+    for view, values in of_views.items():
+        if view in scores:
+            values["test_loss"] = scores[view].loss
+        else:
+            of_views[view] = dict.fromkeys(values)
+    view, first = next(iter(of_views.items()))
+    overall = {named(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")}
+    trained = {} if result is None else training_values(result)
+    return merged(
+        files.ROUNDS,
+        {"round": state.round},
+        overall,
+        {name: trained.get(name) for name in ("train_loss", "lr")},
+        {"task": simulation.tasks_begun(state.round)} if simulation.has_tasks else {},
+        *(all_named(values, view) for view, values in of_views.items()),
+        {name: trained.get(name) for name in TAIL},
+    )
+
+
+def test_values(simulation: Simulation, tested: Tested) -> Row:
+    """Return the columns of rounds.csv for the last test in one view."""
+    values: Row = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
+    if simulation.has_tasks:
+        values |= task_history(simulation, tested).values()
+    return merged(files.ROUNDS, values, simulation.metrics.round_values(tested.history))
+
+
+def training_values(result: RoundResult) -> Row:
+    """Return the columns of rounds.csv that say how a round was trained."""
+    return {
+        "train_loss": result.train_loss,
+        "lr": result.lr,
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "train_samples_per_second": result.examples / result.seconds["train"],
+        **{f"{phase}_seconds": result.seconds.get(phase, 0.0) for phase in PHASES},
+        "seconds": sum(result.seconds.values()),
+    }
+
+
+def task_history(simulation: Simulation, tested: Tested) -> TaskHistory:
+    """Return the history of the last round and of the ends of the tasks before it, from which all
+    measures of tasks are computed."""
+    length = simulation.rounds_per_task
+    ends = [each for each in tested.tasks[:-1] if each[0] % length == 0]
+    return TaskHistory.of([*ends, *tested.tasks[-1:]], length, simulation.task_orders)
+
+
+def class_rows(state: State, view: str) -> Iterator[Row]:
+    """Yield the rows of class_accuracy.csv, or of the file of another view."""
+    for number, accuracy in enumerate(state.tested[view].history.class_accuracy[-1].tolist()):
+        yield {"round": state.round, "class": number, "accuracy": accuracy}
+
+
+def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
+    """Yield the rows of tasks.csv."""
+    task = simulation.tasks_begun(state.round)
+    for evaluated in range(len(simulation.stages)):
+        row: Row = {"round": state.round, "task": task, "evaluated_task": evaluated + 1}
+        for view, tested in state.tested.items():
+            row[named("accuracy", view)] = tested.tasks[-1][1][evaluated]
+        yield row
+
+
+def client_rows(simulation: Simulation, state: State, result: RoundResult) -> Iterator[Row]:
+    """Yield the rows of clients.csv, one for each client of the cohort."""
+    measured: dict[str, np.ndarray] = {}
+    for view in result.local_accuracy:
+        values = simulation.metrics.client_values(state.tested[view].history)
+        measured = merged(files.CLIENTS, measured, all_named(values, view))
+    parts = facts(simulation, result.server, result.round).parts
+    cohort = result.cohort
+    for i, (client, schedule) in enumerate(zip(cohort.clients, cohort.schedules, strict=True)):
+        row: Row = {"round": result.round, "client": client}
+        if simulation.has_tasks:
+            row["role"] = type(cohort.roles[i]).__name__.lower()
+        row["examples"] = len(parts[client])
+        row["steps"] = schedule.steps
+        row["train_loss"] = result.losses[i]
+        local = {name: float(values[i]) for name, values in measured.items()}
+        yield merged(files.CLIENTS, row, local)
+
+
+def merged(file: str, *parts: Mapping[str, Any]) -> Row:
+    """Return the values of all parts. Raises ConfigError for a name in two of them: a metric would
+    replace what the file has under it."""
+    row: Row = {}
+    for part in parts:
+        for name in part:
+            if name in row:
+                raise ConfigError(
+                    f"forgetting_metric: a value is called {name}, as another one of {file};"
+                    " rename it"
+                )
+        row |= part
+    return row
+
+
+def plain(value: object) -> Any:
+    """Return a value as json and W&B take it: NaN and Inf as None, numpy scalars as Python's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

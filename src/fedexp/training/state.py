@@ -1,0 +1,194 @@
+"""The state of a run after a whole round, which a checkpoint holds, and the result of a round."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.tree import Params, Tree
+from fedexp.core.views import PLAIN, choosing
+from fedexp.engine.base import Cohort
+from fedexp.metrics.history import History
+from fedexp.rundir import files
+from fedexp.rundir.checkpoint_form import by_view
+from fedexp.rundir.client_states import ClientStates, to
+from fedexp.rundir.files import CHECKPOINT_FORMAT
+
+# State attributes that a checkpoint holds as they are.
+SAVED = (
+    "round",
+    "examples",
+    "train_seconds",
+    "seconds",
+    "status",
+    "not_finite",
+    "wandb_id",
+    "spans",
+    "alignment",
+)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The test of the global model in one view."""
+
+    class_accuracy: np.ndarray  # float64 [C]; nan: no test example
+    accuracy: float
+    task_accuracy: list[float]  # [T]; nan: no test example; empty: the run has no tasks
+    loss: float  # mean cross-entropy
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Everything that one round produces."""
+
+    round: int
+    is_last: bool
+    server: Tree
+    cohort: Cohort
+    client_states: list[Tree]
+    losses: list[float]  # [|S|]
+    train_loss: float  # weighted like the aggregation
+    # the clients whose loss or model is not finite; None: all of the round is finite
+    not_finite: list[int] | None
+    lr: float
+    scores: dict[str, Scores]  # by view; empty: this round is not evaluated
+    local_accuracy: dict[str, np.ndarray]  # by view, float64 [|S|, C]; empty: not evaluated
+    personal: dict[
+        str, np.ndarray
+    ]  # by view, float64 [K, C]: personal models; empty: not evaluated
+    alignment: list[dict[str, Any]]  # of neurons; empty: not measured
+    analyses: dict[str, list[dict[str, Any]]]  # file of the group `analysis` -> rows
+    # `params` and `buffers` of the clients in the cohort; empty: not kept
+    local_models: list[dict[str, Params]]
+    examples: int  # trained on
+    bytes_up: int
+    bytes_down: int
+    seconds: dict[str, float]  # phase -> wall time
+
+
+@dataclass
+class Tested:
+    """The tests of a run so far in one view."""
+
+    history: History
+    # (round, test accuracy) of evaluated rounds
+    accuracy: list[tuple[int, float]] = field(default_factory=list)
+    # (round, test accuracy on each task)
+    tasks: list[tuple[int, list[float]]] = field(default_factory=list)
+
+    def add(self, number: int, test: Scores) -> None:
+        self.history.add(number, test.class_accuracy)
+        self.accuracy.append((number, test.accuracy))
+        if test.task_accuracy:
+            self.tasks.append((number, test.task_accuracy))
+
+    def to_tree(self) -> Tree:
+        return {"accuracy": self.accuracy, "tasks": self.tasks, "history": self.history.to_tree()}
+
+    @classmethod
+    def from_tree(cls, saved: Tree) -> "Tested":
+        return cls(History.from_tree(saved["history"]), saved["accuracy"], saved["tasks"])
+
+
+@dataclass
+class State:
+    """The state after a whole round."""
+
+    server: Tree
+    tested: dict[str, Tested]  # view -> results, in the order of ClientRuntime.views
+    round: int = 0
+    # of clients that took part and keep a state
+    clients: ClientStates = field(default_factory=ClientStates)
+    examples: int = 0  # trained on by clients so far
+    train_seconds: float = 0.0
+    seconds: float = 0.0
+    status: str = "running"  # running | completed | diverged | stopped
+    # what stopped the run: `by`, and the value of that option
+    stopped: dict[str, Any] = field(default_factory=dict)
+    # the clients with which the run diverged
+    not_finite: list[int] = field(default_factory=list)
+    wandb_id: str | None = None
+    # `first` round of each span of rounds, and the environment that computed it
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    # of neurons in the last round, where it is measured
+    alignment: list[dict[str, Any]] = field(default_factory=list)
+
+    def advance(self, result: RoundResult) -> None:
+        """Move to the end of the round whose result this is."""
+        self.server, self.round = result.server, result.round
+        cohort = result.cohort.clients
+        kept = zip(cohort, result.client_states, strict=True)
+        self.clients.update({client: state for client, state in kept if state})
+        self.examples += result.examples
+        self.alignment = result.alignment
+        self.train_seconds += result.seconds["train"]
+        self.seconds += sum(result.seconds.values())
+        self.add_scores(self.round, result.scores)
+        for view, accuracy in result.personal.items():
+            self.tested[view].history.add_personal(self.round, accuracy)
+        for view, accuracy in result.local_accuracy.items():
+            self.tested[view].history.add_local(self.round, np.array(cohort), accuracy)
+        if result.not_finite is not None:
+            self.status, self.not_finite = "diverged", result.not_finite
+        elif result.is_last:
+            self.status = "completed"
+
+    def add_scores(self, number: int, scores: Mapping[str, Scores]) -> None:
+        """Add the tests of the global model after a round, by view."""
+        for view, test in scores.items():
+            self.tested[view].add(number, test)
+
+    def stop(self, why: Mapping[str, Any]) -> None:
+        """End the run. why: see `stopped`."""
+        self.status, self.stopped = "stopped", dict(why)
+
+    @property
+    def history(self) -> History:
+        """Return the history of the first view."""
+        return next(iter(self.tested.values())).history
+
+    @property
+    def accuracy(self) -> list[tuple[int, float]]:
+        """Return the accuracy in the first view."""
+        return next(iter(self.tested.values())).accuracy
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Return the first round with the highest accuracy in the view that chooses, and that
+        accuracy; None before a round was evaluated. The initial model does not count."""
+        accuracy = self.tested[choosing(tuple(self.tested))].accuracy
+        trained = [each for each in accuracy if each[0] >= 1]
+        return max(trained, key=lambda each: each[1], default=None)
+
+    def to_tree(self, versions: dict[int, int]) -> Tree:
+        """Return the state as tensors, numbers and strings only, so that it loads with
+        weights_only=True. versions: of the client states, which have files of their own."""
+        views = {view: tested.to_tree() for view, tested in self.tested.items()}
+        first = next(iter(views))
+        return {name: getattr(self, name) for name in SAVED} | {
+            "format": CHECKPOINT_FORMAT,
+            "server": self.server,
+            "clients": versions,
+            **views.pop(first),
+            **({} if first == PLAIN else {"first_view": first}),
+            "views": views,
+        }
+
+    @classmethod
+    def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
+        """Rebuild the state. directory: of the run, where the client states are."""
+        if saved.get("format") != CHECKPOINT_FORMAT:
+            raise ConfigError(
+                f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}"
+            )
+        return cls(
+            server=to(saved["server"], device),
+            tested={view: Tested.from_tree(each) for view, each in by_view(saved).items()},
+            clients=ClientStates(directory / files.CLIENT_STATES, saved["clients"]),
+            **{name: saved[name] for name in SAVED if name in saved},
+        )

@@ -1,0 +1,122 @@
+"""The results in summary.json."""
+
+from typing import Any
+
+import numpy as np
+
+from fedexp.core.views import VALIDATION, all_named, choosing, named
+from fedexp.metrics.targets import rounds_to_target
+from fedexp.rundir import files
+from fedexp.training.rows import TAIL, merged, plain, task_history
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import State, Tested
+
+# Keys of summary.json beside the results of the rounds.
+RESERVED = (
+    "status",
+    "algorithm",
+    "dataset",
+    "scenario",
+    "partition",
+    "model",
+    "seed",
+    "seeds",
+    "sweep",
+    "fingerprint",
+    "versions",
+    "commit",
+    "hardware",
+    "determinism",
+    "data",
+    "peak_memory",
+)
+
+
+def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
+    """Return the results in summary.json after a state."""
+    views = tuple(state.tested)
+    validated = VALIDATION in views
+    best = state.best[0] if validated and state.best is not None else None
+    of_views = {view: view_summary(simulation, each, best) for view, each in state.tested.items()}
+    targets = {view: values.pop("rounds_to_target") for view, values in of_views.items()}
+    reached = targets.pop(choosing(views))
+    first, *others = (all_named(values, view) for view, values in of_views.items())
+    parts = [dict.fromkeys(RESERVED), first]
+    if validated:
+        parts.append({"best_round": best})
+    if state.alignment:
+        parts.append({"alignment": state.alignment})
+    parts += [{"rounds_to_target": reached}, *others]
+    if not validated:
+        parts += [{named("rounds_to_target", view): each} for view, each in targets.items()]
+    parts.append({"rounds": state.round})
+    if simulation.left_out:
+        parts.append({"left_out": simulation.left_out})
+    if simulation.changes:
+        parts.append({"schedule": changes(simulation)})
+    if state.status == "stopped":
+        parts.append({"stopped": state.stopped})
+    if state.status == "diverged":
+        parts.append({"not_finite": state.not_finite})
+    if hint := hint_of(simulation, state):
+        parts.append({"hint": hint})
+    speed = state.examples / state.train_seconds if state.train_seconds else None
+    parts.append({"seconds": state.seconds, "train_samples_per_second": speed})
+    found = merged(files.SUMMARY, *parts)
+    return {name: value for name, value in found.items() if name not in RESERVED}
+
+
+def view_summary(simulation: Simulation, tested: Tested, best: int | None) -> dict[str, Any]:
+    """Return the results in one view. best: the round that the validation set has chosen; None:
+    the round with the highest accuracy in this view."""
+    settings, last = simulation.settings, tested.accuracy[-1][1]
+    trained = {number: value for number, value in tested.accuracy if number >= 1}
+    rounds, values = list(trained), list(trained.values())
+    metrics = simulation.metrics.summary(tested.history)
+    return merged(
+        files.SUMMARY,
+        {"accuracy": last},
+        {"best_accuracy": max(values, default=last) if best is None else trained[best]},
+        {name: plain(value) for name, value in metrics.items()},
+        task_history(simulation, tested).summary() if simulation.has_tasks else {},
+        {
+            "rounds_to_target": rounds_to_target(
+                rounds, values, settings.targets, settings.target_fractions
+            )
+        },
+    )
+
+
+def changes(simulation: Simulation) -> list[dict[str, Any]]:
+    """Return for each change of the clients' data its first round and its partition."""
+    names = ("scheme", "alpha", "shards_per_client", "shares")
+    found = []
+    for first, stage in simulation.changes:
+        known = {name: stage.partition.info[name] for name in names if name in stage.partition.info}
+        found.append({"round": first, **known, "hash": stage.partition.hash})
+    return found
+
+
+def hint_of(simulation: Simulation, state: State) -> str:
+    """Return the algorithm's advice for a run that diverged or never reached twice the accuracy of
+    chance; empty for others."""
+    best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
+    failed = state.status == "diverged" or best * simulation.bench.data.num_classes < 2
+    return simulation.algorithm.hint if failed else ""
+
+
+def check_names(simulation: Simulation) -> None:
+    """Raise ConfigError where a metric gives a name that is taken, before anything of a new run is
+    written. It is asked about an initial model that knows all classes equally well; other faults
+    of the metric show in the run itself."""
+    history, classes = simulation.new_history(), simulation.bench.data.num_classes
+    history.add(0, np.full(classes, 1 / classes))
+    if simulation.metrics.needs_personal:
+        history.add_personal(0, np.full((simulation.settings.num_clients, classes), 1 / classes))
+    try:
+        values = simulation.metrics.round_values(history)
+    except Exception:
+        return
+    columns = ("round", "test_accuracy", "test_loss", "train_loss", "lr", *TAIL)
+    merged(files.ROUNDS, dict.fromkeys(columns), values)
+    merged(files.SUMMARY, dict.fromkeys(RESERVED), values)
