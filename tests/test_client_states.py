@@ -163,7 +163,7 @@ def test_nothing_is_sent_that_is_not_declared():
 def test_the_table_of_the_algorithms_page_is_current():
     text = (CONF.parent / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
     shown = text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
-    assert shown == table(CONF / "algorithm"), "python -m fedexp.requirements prints the table"
+    assert shown == table(CONF / "algorithm"), "fedexp requirements prints the table"
 
 
 # --- models with running statistics

@@ -49,8 +49,7 @@ def test_groups_and_their_options():
     assert offered("algorithm=fedn") == ["algorithm=fednova", "algorithm=fedntd"]
     assert offered("dataset=") == [f"dataset={name}" for name in list_options("dataset", [CONF])]
     assert offered("experiment=fedntd/mnist_s2") == ["experiment=fedntd/mnist_s2"]
-    for name in ("equal_shards", "shards"):  # a former name is not offered, and understood
-        assert offered(f"partition={name} shards") == ["shards_per_client="]
+    assert offered("partition=equal_shards shards") == ["shards_per_client="]
 
 
 def test_keys_a_step_at_a_time_and_values():

@@ -1,5 +1,4 @@
-"""Fingerprints: what they count, what not, and the hash of format 1, by which earlier directories
-are found."""
+"""Fingerprints: what they count and what not."""
 
 import copy
 import json
@@ -12,16 +11,13 @@ import pytest
 import yaml
 
 from fedexp.config.build import find_class, resolve
-from fedexp.config.run_names import found_name
 from fedexp.config.trust import targets
 from fedexp.core.errors import ConfigError
-from fedexp.core.former_names import names
-from fedexp.rundir import format_1, origin
+from fedexp.rundir import origin
 from fedexp.rundir.fingerprint import (
     data_marks,
     essential,
     fingerprint,
-    former_hash,
     group_name,
     short_hash,
 )
@@ -29,62 +25,6 @@ from fedexp.training import provenance
 from fedexp.training.resuming import check_resume
 from toy_federation import CONF, composed, make_simulation
 
-# a job of the code before format 2
-FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"
-
-# (command line, its hash, the hash of its group) as the code before format 2 made them, with
-# data_dir=data. Values that were defaults then and are none today stand in the command line.
-HASHES = [
-    ("", "e9f10c3b", "ca265d42"),
-    ("dataset=digits algorithm=fedntd seed=3", "6e99896a", "c57eac50"),
-    ("experiment=fedntd/cifar10_s2 algorithm=moon", "2f8c83ba", "66b276b7"),
-    ("experiment=cfed/text_class", "4a81fc06", "ab55e604"),
-    ("experiment=cfed/text_domain_noniid algorithm=cfed_c", "4825e2d6", "d8160855"),
-    ("experiment=flashback/femnist_500 algorithm=flashback", "96d3811b", "566c5ca5"),
-    ("experiment=fedka/tiny_imagenet algorithm=fedka algorithm.beta=0.1", "388c961b", "d0545f1a"),
-    (
-        (
-            "experiment=cfed/image_class algorithm=feddmc_full local.lr=1e-6"
-            " dataset.mean=[0.49139968,0.48215827,0.44653124]"
-            " dataset.std=[0.24703233,0.24348505,0.26158768]"
-        ),
-        "ec4dd2ab",
-        "cceb97f8",
-    ),
-    (
-        "dataset=image_folder dataset.root=photos model=resnet18 algorithm=scaffold",
-        "127bb9e0",
-        "c1d2393d",
-    ),
-    (
-        "dataset=cinic10 partition=sharding algorithm=feddyn data_dir=data forgetting_metric=all",
-        "889225a5",
-        "c799d721",
-    ),
-    (
-        "partition=file partition.path=p.npz model=resnet56_bottleneck algorithm=fedrod",
-        "b9a3c885",
-        "264fc12f",
-    ),
-    (
-        "dataset=mnist algorithm=fedreg hardware.precision=fp64 local.lr=0.01",
-        "b652cb08",
-        "ebee745f",
-    ),
-    (
-        "experiment=fedntd/mnist_s2 algorithm=feddf public.fraction=0.1 partition=equal_shards",
-        "36935f8f",
-        "0b06f50a",
-    ),
-    (
-        (
-            "scenario=domain_incremental dataset=thucnews model=textcnn algorithm=ewc"
-            " surrogate.dataset=weibo"
-        ),
-        "1fd3d2e4",
-        "27d52edf",
-    ),
-]
 CHOICES = dict.fromkeys(("algorithm", "dataset", "partition"), "x")
 
 
@@ -118,22 +58,25 @@ def folder(root, *overrides):
     return container("dataset=image_folder", f"dataset.root={root}", *overrides)
 
 
-@pytest.mark.parametrize(("line", "digest", "group"), HASHES)
-def test_hashes_of_format_1_are_those_of_then(line, digest, group):
-    """Also when the classes have moved. Without the corrections since: those have another hash, on
-    purpose."""
-    values = container(*line.split()) | {"revisions": {}}
-    for each in (values, moved(values)):
-        assert former_hash(each) == digest
-        assert group_name(each | {"choices": CHOICES}).rpartition("_")[2] == group
+LINES = (
+    "",
+    "experiment=fedntd/cifar10_s2 algorithm=moon",
+    "experiment=cfed/text_domain_noniid algorithm=cfed_c",
+    "dataset=image_folder dataset.root=photos model=resnet18 algorithm=scaffold",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_classes_may_move(line):
+    values = container(*line.split())
     assert fingerprint(values) == fingerprint(moved(values))
     assert essential(values) == essential(moved(values))
 
 
-def test_a_stored_run_has_the_hash_of_its_directory():
-    config = yaml.safe_load((FORMER / "config.yaml").read_text())
-    assert FORMER.name.endswith(former_hash(config))
-    assert former_hash(moved(config)) == former_hash(config)
+def test_seeds_of_one_setting_share_a_group():
+    values = container() | {"choices": CHOICES}
+    assert group_name(values) == group_name(values | {"seed": 1})
+    assert group_name(values) != group_name(values | {"rounds": 1})
 
 
 def test_every_class_of_the_options_counts_by_its_name_alone():
@@ -146,9 +89,6 @@ def test_every_class_of_the_options_counts_by_its_name_alone():
     }
     names = [name.rpartition(".")[2] for name in found]
     assert len(set(names)) == len(names) > 50
-    assert set(format_1.FORMER) <= {*names}, (
-        "a class was renamed: fingerprints and hashes of format 1 hang on its name"
-    )
     for name in found - {"fedexp.cli.callbacks.Sweeps"}:
         find_class(name, "_target_")
 
@@ -225,27 +165,6 @@ def test_a_partition_file_counts_by_its_content(tmp_path):
             fingerprint(container("partition=file", f"partition.path={tmp_path}/{name}.json"))
         )
     assert digests[0] == digests[1] != digests[2]
-
-
-def test_the_directory_of_format_1_is_used_where_it_is_the_only_one(tmp_path):
-    values = container()
-    new, old = f"job_{short_hash(values)}", f"job_{former_hash(values)}"
-    assert found_name(tmp_path, ["job"], values) == new
-    (tmp_path / old).mkdir()
-    assert found_name(tmp_path, ["job"], moved(values)) == old
-    (tmp_path / new).mkdir()
-    assert found_name(tmp_path, ["job"], values) == new
-
-
-def test_a_directory_with_the_former_name_of_an_option_is_used_where_it_is_the_only_one(tmp_path):
-    values, starts = container("partition=equal_shards"), names("partition", "shards")
-    assert starts == names("partition", "equal_shards") == ["equal_shards", "shards"]
-    new, old = (f"{start}_{short_hash(values)}" for start in starts)
-    assert found_name(tmp_path, starts, values) == new
-    (tmp_path / old).mkdir()
-    assert found_name(tmp_path, starts, values) == old
-    (tmp_path / new).mkdir()
-    assert found_name(tmp_path, starts, values) == new
 
 
 def write(directory, values, data=None):

@@ -27,7 +27,7 @@ from fedexp.metrics.history import History
 from fedexp.metrics.personal import Personal, personal_accuracy, personal_forgetting, spread
 from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
-from fedexp.rundir.fingerprint import fingerprint, former_hash
+from fedexp.rundir.fingerprint import fingerprint
 from fedexp.trackers.wandb_names import metric_name
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.personal import ModelTest, evaluate_personal, has_personal_models, shares_body
@@ -444,7 +444,6 @@ def test_the_default_changes_no_fingerprint():
     older = {key: value for key, value in config.items() if key != "evaluate"}
     assert config["evaluate"] == ["global"]
     assert fingerprint(config, {}) == fingerprint(older, {})
-    assert former_hash(config | {"choices": {}}) == former_hash(older | {"choices": {}})
     assert fingerprint(config | {"evaluate": BOTH}, {}) != fingerprint(older, {})
 
 

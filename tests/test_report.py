@@ -1,4 +1,4 @@
-"""`python -m fedexp.report`: one table of many runs, with and without streams of tasks."""
+"""`fedexp report`: one table of many runs, with and without streams of tasks."""
 
 import csv
 import json

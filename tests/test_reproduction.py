@@ -53,7 +53,13 @@ def run_directory(folder: Path, run: dict) -> None:
     (folder / "summary.json").write_text(json.dumps(summary))
     choices = {name: summary[name] for name in ("algorithm", "dataset", "partition")}
     algorithm = yaml.safe_load((CONF / "algorithm" / f"{given['algorithm']}.yaml").read_text())
-    config = {"algorithm": {"_target_": algorithm["_target_"]}, "choices": choices, "seed": 0}
+    config = {
+        "algorithm": {"_target_": algorithm["_target_"]},
+        "model": {"_target_": "fedexp.models.cnn.CNN"},
+        "choices": choices,
+        "seed": 0,
+        "revisions": {},
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     # No table reads it, but a run that is over has one.
     classes = (

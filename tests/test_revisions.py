@@ -11,10 +11,9 @@ import yaml
 
 from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.config.build import build, resolve
-from fedexp.config.run_names import found_name
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import elsewhere, revisions
-from fedexp.rundir.fingerprint import data_marks, fingerprint, former_hash, group_name
+from fedexp.rundir.fingerprint import data_marks, fingerprint, group_name
 from fedexp.rundir.revisions import REVISIONS, latest, outdated
 from fedexp.training.resuming import check_resume
 from test_reproduction import COMMITTED, run_directory
@@ -113,7 +112,7 @@ def container(line):
 
 def as_before(values):
     """The configuration as the code before the corrections wrote it."""
-    return {key: value for key, value in values.items() if key not in ("revisions", "expected")}
+    return {key: value for key, value in values.items() if key != "revisions"}
 
 
 @pytest.mark.parametrize(("line", "others"), CHANGED.items())
@@ -143,16 +142,8 @@ def test_every_correction_has_a_line_above():
     assert met == {(revision.part, revision.name) for revision in REVISIONS}
 
 
-def test_runs_of_between_the_corrections_and_their_notes_have_them():
-    values = container("experiment=fedntd/cifar10_s2 algorithm=fedcurv")
-    between = {key: value for key, value in values.items() if key != "revisions"}
-    assert fingerprint(between) == fingerprint(values)
-    assert outdated(between) == []
-
-
 def test_the_next_correction(monkeypatch):
-    """FedCurv once more, and FedNTD for the first time: a run of today is older code then, one of
-    between too."""
+    """FedCurv once more, and FedNTD for the first time: a run of today is older code then."""
     more = (
         revisions.Revision("algorithm", "FedCurv", 3, "x"),
         revisions.Revision("algorithm", "FedNTD", 2, "y"),
@@ -161,11 +152,9 @@ def test_the_next_correction(monkeypatch):
         container(f"experiment=fedntd/cifar10_s2 algorithm={name}")
         for name in ("fedcurv", "fedntd")
     ]
-    between = {key: value for key, value in today[1].items() if key != "revisions"}
     monkeypatch.setattr(revisions, "REVISIONS", REVISIONS + more)
-    assert [outdated(each) for each in (*today, between)] == [
+    assert [outdated(each) for each in today] == [
         ["older code: FedCurv (x)"],
-        ["older code: FedNTD (y)"],
         ["older code: FedNTD (y)"],
     ]
     assert latest(today[0]) == {"algorithm": 3}
@@ -178,8 +167,7 @@ def test_a_user_cannot_give_the_number():
 
 
 def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
-    """`complete` looks below multirun/ for a finished run with the same result; the seed's
-    directory of before has another name."""
+    """`complete` looks below multirun/ for a finished run with the same result."""
     values = container("algorithm=fedcurv")
     for name, config in (("old", as_before(values)), ("new", values)):
         run = tmp_path / "multirun" / name / "run"
@@ -193,8 +181,6 @@ def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
     assert elsewhere.complete(job, values) is None
     with pytest.raises(ConfigError, match=r"algorithm\.revision: \(absent\) there, 2 asked for"):
         check_resume(tmp_path / "multirun" / "old" / "run", values)
-    (tmp_path / f"job_{former_hash(as_before(values))}").mkdir()
-    assert found_name(tmp_path, ["job"], values) == f"job_{fingerprint(values)[2:10]}"
 
 
 def test_older_code_is_shown_but_not_judged(tmp_path):

@@ -1,4 +1,4 @@
-"""`python -m fedexp.reproduction --status`: what is measured, what it has cost, and what is
+"""`fedexp reproduction --status`: what is measured, what it has cost, and what is
 left."""
 
 import json

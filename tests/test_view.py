@@ -1,4 +1,4 @@
-"""`python -m fedexp.view`: what is in the page, that its data cannot break out of it, and that a
+"""`fedexp view`: what is in the page, that its data cannot break out of it, and that a
 browser shows it."""
 
 import base64

@@ -14,7 +14,6 @@ seconds.
 """
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from fedexp.core.errors import ConfigError
 
 __version__ = "0.1.0"
-# `python -m fedexp.report` and its like, which scripts of users call, lie in a folder of their own.
-__path__.append(str(Path(__file__).parent / "cli" / "aliases"))
 __all__ = [
     "ConfigError",
     "Evaluation",

@@ -187,11 +187,6 @@ NOT_EXECUTED = {
         "needs Slurm"
     ),
     "fedexp \\| head": "tests/e2e/test_run.py does it",
-    "python -m fedexp.report": "its name only, in the list of changes",
-    "python -m fedexp.view": "its name only, in the list of changes",
-    "python -m fedexp.reproduction": "its name only, in the list of changes",
-    "python -m fedexp.wandb_push": "its name only, in the list of changes",
-    "python -m fedexp.dashboard": "its name only, in the list of changes",
     "fedexp push run": "tests/e2e/test_wandb.py does it",
     "fedexp push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": (
         "tests/e2e/test_wandb.py does it"
@@ -478,11 +473,8 @@ def test_make_pip_and_python_commands_name_what_there_is():
             file = (
                 ROOT / ("src" if words[2].startswith("fedexp") else "") / words[2].replace(".", "/")
             )
-            alias = ROOT / "src/fedexp/cli/aliases" / f"{words[2].removeprefix('fedexp.')}.py"
             sources = [
-                path
-                for path in (file.with_suffix(".py"), file / "__main__.py", alias)
-                if path.exists()
+                path for path in (file.with_suffix(".py"), file / "__main__.py") if path.exists()
             ]
             assert sources, (page, command)
             flags = [word.partition("=")[0] for word in words[3:] if word.startswith("--")]

@@ -20,7 +20,6 @@ from fedexp.cli.help import defaults
 from fedexp.cli.subcommands import SUBCOMMANDS
 from fedexp.config.options import GLOBAL_OPTION, list_groups, list_options
 from fedexp.core.errors import ConfigError, require_choice
-from fedexp.core.former_names import current
 
 SCRIPTS = {
     "bash": (
@@ -210,11 +209,7 @@ def settable(before: list[str], folders: list[Path]) -> dict[str, Any]:
 def load(folders: list[Path], group: str, name: str) -> tuple[dict[str, Any], bool]:
     """Load (an option with those that it builds on, whether its keys are at the top); empty where
     there is none."""
-    files = [
-        folder / group / f"{known}.yaml"
-        for known in (name, current(group, name))
-        for folder in folders
-    ]
+    files = [folder / group / f"{name}.yaml" for folder in folders]
     path = next((path for path in files if path.is_file()), None)
     if path is None:
         return {}, False

@@ -89,7 +89,6 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
     from fedexp.cli.budget import deadline_of
     from fedexp.cli.launchers import place_of
     from fedexp.cli.search import watch_of
-    from fedexp.core.former_names import current
     from fedexp.training.place import Job, Place
 
     runtime = runtime_of(hydra_config)
@@ -101,9 +100,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
         # Not resolved: an override may itself be an interpolation.
         overrides=OmegaConf.to_container(hydra_config.overrides.task, resolve=False),  # type: ignore[arg-type]
         choices={
-            k: current(k, str(v))
-            for k, v in hydra_config.runtime.choices.items()
-            if not k.startswith("hydra/")
+            k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")
         },
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),

@@ -20,7 +20,6 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.trust import named_by
-from fedexp.core import former_names
 from fedexp.core.errors import ConfigError
 from fedexp.core.private import of_hydra
 from fedexp.core.private.of_hydra import CORE_PLUGINS, ConfigLoaderImpl, ConfigRepository
@@ -71,12 +70,6 @@ class CheckedRepository(ConfigRepository):
             raise ConfigError(
                 f"{config_path}: lies outside the configuration directories; --config-dir adds one"
             )
-        group, _, option = normal.removesuffix(".yaml").rpartition("/")
-        if (name := former_names.current(group, option)) != option and not self.config_exists(
-            config_path
-        ):
-            former_names.notice(group, option)
-            config_path = f"{group}/{name}"
         return super().load_config(config_path)
 
 

@@ -2,8 +2,7 @@
 follow.
 
 A class of fedexp counts by its own name and not by the module that it lies in, one of a user's by
-its module and its code, data count by what they are and not by their path. `former_hash` is the
-hash of format 1, by which finished directories are still found.
+its module and its code, data count by what they are and not by their path.
 """
 
 import hashlib
@@ -13,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedexp.rundir import format_1
 from fedexp.rundir.own_code import CODE, marked
 from fedexp.rundir.revisions import noted
 
@@ -23,9 +21,6 @@ TARGET = "_target_"
 
 # What does not decide the result: where a run is computed and how it is watched. It may change when
 # a run is resumed.
-KEPT = ("keep_models", "keep_local_models")
-# Likewise; format 1 did not know them. Configurations of earlier runs have hardware.jobs_together.
-LATER = ("stop.minutes", "objective", "objective_direction", "hardware.jobs_together")
 FREE = (
     *(
         "resume",
@@ -38,8 +33,8 @@ FREE = (
         "expected",
     ),
     "revisions",  # which `with_revisions` puts into the parts that they are of
-    *KEPT,
-    *LATER,
+    *("keep_models", "keep_local_models"),
+    *("stop.minutes", "objective", "objective_direction"),
     # not .precision
     *(
         "hardware.device",
@@ -48,7 +43,8 @@ FREE = (
         "hardware.workers",
         "hardware.chunk",
     ),
-    "hardware.jobs_per_gpu",
+    # configurations of earlier runs have .jobs_together
+    *("hardware.jobs_per_gpu", "hardware.jobs_together"),
 )
 # The nodes that are data sets, and the values that are paths of data.
 DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
@@ -278,19 +274,9 @@ def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = N
     return f"{FORMAT}:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def short_hash(container: Mapping[str, Any]) -> str:
+def short_hash(container: Mapping[str, Any], data: Mapping[str, str] | None = None) -> str:
     """Return the first eight hexadecimal digits of the fingerprint."""
-    return fingerprint(container).partition(":")[2][:8]
-
-
-def former_hash(container: Mapping[str, Any]) -> str:
-    """Return eight hexadecimal digits: the hash of format 1, which named the directories of
-    jobs."""
-    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions", *KEPT, *LATER))
-    flat = flatten(format_1.with_paths(without_neutral(with_revisions(container))))
-    values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
-    text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return fingerprint(container, data).partition(":")[2][:8]
 
 
 def setting(container: Mapping[str, Any]) -> str:
@@ -307,7 +293,7 @@ def group_name(container: Mapping[str, Any]) -> str:
     """Return the name of a run and its repetitions with other seeds: setting, and hash of what
     decides the result but seeds.
 
-    The hash is that of format 1: repetitions join the group of runs that were made before, and a
-    run that is read back finds its group where its data are not."""
+    Paths of data count as they are, so that a run that is read back finds its group where its data
+    are not."""
     unseeded = {key: value for key, value in container.items() if key not in ("seed", "seeds")}
-    return f"{setting(container)}_{former_hash(unseeded)}"
+    return f"{setting(container)}_{short_hash(unseeded, {})}"

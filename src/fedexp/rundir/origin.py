@@ -8,8 +8,6 @@ compares with it.
  "data": {"train": ..., ...},     what the data were when they had been loaded
  "way": {"precision": ..., ...},  how steps are computed, where that was left to timing
  "directory": "..."}              the working directory, in which relative paths begin
-
-Runs that were begun before there was such a file lack it until they are resumed.
 """
 
 import hashlib

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.former_names import FORMER, current
 from fedexp.core.views import PLAIN, VIEWS, file_of, views_of
 from fedexp.rundir import contents, files, wholeness
 from fedexp.rundir.analyses import TABLES
@@ -60,9 +59,7 @@ class RunDirectory:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json; {} before the run's end."""
-        found = self._read(files.SUMMARY, contents.read_json, wholeness.check_summary) or {}
-        texts = {group: found[group] for group in FORMER if isinstance(found.get(group), str)}
-        return found | {group: current(group, text) for group, text in texts.items()}
+        return self._read(files.SUMMARY, contents.read_json, wholeness.check_summary) or {}
 
     @cached_property
     def config(self) -> dict[str, Any]:

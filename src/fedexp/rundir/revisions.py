@@ -53,8 +53,7 @@ def cfed_has_changed(container: Values) -> bool:
 
 def has_statistics(container: Values) -> bool:
     """Tell whether the model may have running statistics."""
-    # noted by all versions but the first, with its CNN
-    target = str(value_of(container, "model._target_") or ".CNN")
+    target = str(value_of(container, "model._target_"))
     without = target.endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
     return not without or value_of(container, "model.batch_norm") is True
 
@@ -80,7 +79,7 @@ def counts_the_batch(container: Values) -> bool:
 def has_batch_norm(container: Values) -> bool:
     """Tell whether the model may have batch norm: all but those without, and CNNs that are given
     none."""
-    target = str(value_of(container, "model._target_") or ".CNN")
+    target = str(value_of(container, "model._target_"))
     return (
         not target.endswith((".CNN", ".LSTM", ".TextCNN"))
         or value_of(container, "model.batch_norm") is True
@@ -136,7 +135,7 @@ PADDING = "batch norm on the batch at hand leaves out padding"
 SHARED = "class_balanced keeps examples of later tasks of a class too"
 SENT = "local models are compared with the model that was sent"
 LOCAL_DROPS = "local round forgetting begins in round 2"
-FIRST = (
+REVISIONS: tuple[Revision, ...] = (
     Revision("algorithm", "FedCurv", 2, "the Fisher information is taken on a pass of its own"),
     Revision("algorithm", "FedALA", 2, "the search stops by the population standard deviation"),
     Revision(
@@ -163,9 +162,6 @@ FIRST = (
     Revision("surrogate.dataset", "Caltech256", 2, "all of its images are in the surrogate set"),
     Revision("forgetting_metric", "RoundDrop", 2, LOCAL_DROPS, has(forgetting_metric__local=True)),
     Revision("forgetting_metric", "All", 2, LOCAL_DROPS),
-)
-REVISIONS: tuple[Revision, ...] = (
-    *FIRST,
     Revision(
         "algorithm",
         "Moon",
@@ -257,26 +253,22 @@ REVISIONS: tuple[Revision, ...] = (
 )
 
 
-def latest(container: Values, known: tuple[Revision, ...] | None = None) -> dict[str, int]:
+def latest(container: Values) -> dict[str, int]:
     """Return part -> number of its last correction, of the parts of a configuration that have
     one."""
     found: dict[str, int] = {}
-    for revision in REVISIONS if known is None else known:
+    for revision in REVISIONS:
         if revision.concerns(container):
             found[revision.part] = max(revision.number, found.get(revision.part, 1))
     return found
 
 
 def noted(container: Values) -> dict[str, int]:
-    """Return the numbers with which a configuration was made: those that it notes, none where it
-    notes nothing.
-
-    The FIRST corrections came before there were such notes, and at once with the key `expected` of
-    experiments, so that a configuration with that key has them."""
+    """Return the numbers with which a configuration was made."""
     found = container.get("revisions")
-    if isinstance(found, Mapping):
-        return {str(part): number for part, number in found.items() if isinstance(number, int)}
-    return latest(container, FIRST) if "expected" in container else {}
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(part): number for part, number in found.items() if isinstance(number, int)}
 
 
 def outdated(container: Values) -> list[str]:
