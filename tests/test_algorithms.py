@@ -51,6 +51,7 @@ from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from fedexp.rundir import checkpoint, files
 from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.exchange import first_state
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import play_round, run_rounds
 from fedexp.training.simulation import Simulation
@@ -403,11 +404,13 @@ def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
         state.advance(play_round(simulation, state))
         models = [state.server["params"]]
         if personal:
-            own = [
-                simulation.algorithm.personal_model(state.server, c, state.clients.get(c), info)
-                for c in range(5)
+            algorithm = simulation.algorithm
+            kept = [
+                state.clients.get(c, first_state(simulation, algorithm, info)) for c in range(5)
             ]
-            models = [model or state.server["params"] for model in own]
+            models = [
+                algorithm.personal_model(state.server, c, own, info) for c, own in enumerate(kept)
+            ]
         yield torch.cat([flat(model) for model in models])
 
 

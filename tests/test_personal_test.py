@@ -33,7 +33,7 @@ from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.personal import ModelTest, evaluate_personal, has_personal_models, shares_body
 from fedexp.training.rounds import evaluate
 from test_views import full_run, measured
-from toy_federation import Normed, composed, make_simulation, play
+from toy_federation import Normed, assert_close, composed, make_simulation, play
 
 BOTH = ["global", "personal"]
 PERSONAL = {
@@ -162,12 +162,16 @@ def test_a_class_that_the_test_set_lacks_is_left_out():
 
 
 def own_model(name, simulation, state, client):
-    """A client's own model after some rounds, written out; None where it has none."""
+    """A client's own model after some rounds, written out. Before it first takes part: the global
+    model of FedRoD and FedALA, and the initial model in place of what the others never send."""
     params, kept = state.server["params"], state.clients.get(client)
     if name == "fedpac":
         return params | tree.row(state.server["heads"], client)
     if kept is None:
-        return None
+        initial = simulation.initial | simulation.initial_buffers
+        own = {"fedrod": (), "fedala": (), "fedrep": heads.HEAD}.get(name, initial)
+        own = [k for k in own if "norm" in k] if name == "fedbn" else own
+        return params | {k: initial[k] for k in own}
     if name == "fedrod":
         return params | {k: params[k] + kept[k] for k in heads.HEAD}
     if name == "fedala":
@@ -181,23 +185,23 @@ def own_model(name, simulation, state, client):
 
 
 @pytest.mark.parametrize("name", [name for name in PERSONAL if name != "fedproto"])
-def test_every_client_s_own_model_is_tested(name):
-    """Two rounds of two of five clients; each client's accuracy against its own test set, image
-    after image."""
+def test_every_client_s_own_model_is_tested(name, monkeypatch):
+    """Two rounds of two of five clients: whose models are tested, and each client's accuracy
+    against its own test set, image after image."""
+    tested, right = [], ModelTest.right
+    monkeypatch.setattr(
+        ModelTest, "right", lambda self, *given: tested.append(given[0]) or right(self, *given)
+    )
     simulation = make_simulation(
         PERSONAL[name], model=MODELS.get(name), participation=0.4, evaluate=BOTH
     )
     state = play(simulation, 2)
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(
-        simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2)
-    )
+    found = evaluate_personal(simulation, state.server, state.clients, 2, ["plain"])
+    assert name == "fedpac" or 0 < len(state.clients) < 5
     models = [own_model(name, simulation, state, client) for client in range(5)]
-    assert name == "fedpac" or 0 < sum(model is None for model in models) < 5
-    slow = [
-        slow_accuracy(simulation, model or state.server["params"], row)
-        for model, row in zip(models, counts, strict=True)
-    ]
+    assert_close(tested[-5:], models)
+    slow = [slow_accuracy(simulation, *pair) for pair in zip(models, counts, strict=True)]
     assert personal_accuracy(found["plain"], counts) == pytest.approx(slow, abs=1e-12)
     assert np.array_equal(np.isnan(found["plain"]), counts == 0)
 
@@ -206,17 +210,15 @@ def test_every_client_s_own_model_is_tested(name):
 def test_each_view_tests_own_models_on_its_own_examples(name):
     """The accuracies in the validation view are the right answers on the validation examples over
     their numbers n_c, and those in the plain view the same on the test examples. 11 of the 40
-    training examples are held out, so n_c differs from the 5 test examples that each class has.
-    Clients without a model of their own count with the global one."""
+    training examples are held out, so n_c differs from the 5 test examples that each class has."""
     held_out = Validation(fraction=0.275, per_client=False)
     simulation = make_simulation(
         PERSONAL[name], participation=0.4, evaluate=BOTH, evaluate_on="both", validation=held_out
     )
     state = play(simulation, 2)
     bench, counts = simulation.bench, simulation.stages[0].partition.counts
-    found = evaluate_personal(
-        simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2)
-    )
+    views = evaluate(simulation, state.server, 2)
+    found = evaluate_personal(simulation, state.server, state.clients, 2, views)
     assert tuple(found) == ("plain", "validation")
     validation = bench.data.validation
     sets = {
@@ -227,7 +229,7 @@ def test_each_view_tests_own_models_on_its_own_examples(name):
     for view, (load, numbers) in sets.items():
         x, y = load(numbers)
         for client in range(5):
-            model = own_model(name, simulation, state, client) or state.server["params"]
+            model = own_model(name, simulation, state, client)
             right = bench.net(model, x).logits.argmax(1) == y
             slow = [
                 float(right[y == c].double().mean()) if counts[client, c] else np.nan
@@ -237,21 +239,24 @@ def test_each_view_tests_own_models_on_its_own_examples(name):
 
 
 def test_fedproto_answers_with_the_nearest_prototype():
-    """argmin_c ||f(x) - C^c||, by the features of the client's own model, among the classes that
-    have a prototype."""
+    """argmin_c ||f(x) - C^c||, by the features of the client's own model (the initial one before it
+    first takes part), among the classes that have a prototype."""
     simulation = make_simulation(PERSONAL["fedproto"], participation=0.4, evaluate=BOTH)
     state = play(simulation, 1)
     known, mean = (state.server["prototypes"][k] for k in ("known", "mean"))
     assert 0 < known.sum() <= 4
-    x, _ = simulation.bench.load_test(torch.arange(20))
-    for client, kept in state.clients.items():
-        model = simulation.algorithm.personal_model(
-            state.server, client, kept, simulation.stages[0].federation
-        )
+    x, y = simulation.bench.load_test(torch.arange(20))
+    info = simulation.stages[0].federation
+    counts = simulation.stages[0].partition.counts
+    found = evaluate_personal(simulation, state.server, state.clients, 1, ["plain"])["plain"]
+    for client in range(5):
+        kept = state.clients.get(client, simulation.initial)
+        model = simulation.algorithm.personal_model(state.server, client, kept, info)
         distances = torch.cdist(simulation.bench.net(kept, x).features, mean[known > 0])
         nearest = torch.nonzero(known).flatten()[distances.argmin(1)]
         assert torch.equal(simulation.bench.net(model, x).logits.argmax(1), nearest)
-        assert simulation.algorithm.personal_model(state.server, client, None, None) is None
+        right = [float((nearest[y == c] == c).double().mean()) for c in range(4)]
+        assert np.array_equal(found[client], np.where(counts[client] > 0, right, np.nan), True)
 
 
 def test_fedrod_s_own_model_adds_its_two_classifiers():
@@ -291,9 +296,7 @@ def test_a_model_with_running_statistics_is_tested_with_its_own():
     own = state.clients[3]["params"]
     assert "norm.running_mean" in own
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(
-        simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2)
-    )
+    found = evaluate_personal(simulation, state.server, state.clients, 2, ["plain"])
     assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(
         slow_accuracy(simulation, own, counts[3])
     )

@@ -76,8 +76,6 @@ class Ditto(FedAvg):
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         return server
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the client's own model, with its own running statistics."""
         return state

@@ -109,24 +109,23 @@ class FedALA(FedAvg):
         return W
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        params, old, W = ctx.server["params"], ctx.client["head"], ctx.setup["W"]
-        mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
-        return params | {
-            k: torch.where(ctx.client["rounds"] > 0, mixed[k], params[k]) for k in mixed
-        }
+        return mixture(ctx.server["params"], ctx.client, ctx.setup["W"])
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the global body with the mixture of classifiers, by the weights that the client
         has learned last."""
-        if state is None:
-            return None
-        params, old, W = server["params"], state["head"], state["W"]
-        return params | {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
+        return mixture(server["params"], state, state["W"])
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
         new = {"head": heads.head(params), "W": ctx.setup["W"], "rounds": ctx.client["rounds"] + 1}
         return {"params": params}, new
+
+
+def mixture(params: Params, client: Tree, W: Params) -> Params:
+    """Return the global model with a client's mixture of classifiers, once the client has
+    trained."""
+    old, trained = client["head"], client["rounds"] > 0
+    mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
+    return params | {k: torch.where(trained, mixed[k], params[k]) for k in mixed}

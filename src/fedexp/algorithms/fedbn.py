@@ -68,8 +68,6 @@ class FedBN(FedAvg):
         trained = params | net.buffers()
         return {"params": params}, {name: trained[name] for name in ctx.client}
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the averaged parameters with the client's batch norm."""
-        return None if state is None else server["params"] | state
+        return server["params"] | state

@@ -215,11 +215,9 @@ class FedFOMO(FedAvg):
             "before": ctx.setup["start"],
         }
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the model that the client has trained last, with its own running statistics."""
-        return None if state is None else state["params"]
+        return state["params"]
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         average = self.moved(server["params"], messages, round)

@@ -102,9 +102,7 @@ class FedPAC(HeadThenBody):
     ) -> Tree:
         return tree.row(server["heads"], client)
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the global body with the classifier combined for the client, the initial one
         before it took part."""
         return server["params"] | tree.row(server["heads"], client)

@@ -111,13 +111,9 @@ class FedProto(FedAvg):
         known = prototypes.combined(server["prototypes"], messages["mean"], weights)
         return super().aggregate(server, messages, round) | {"prototypes": known}
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the client's own body with a classifier that answers with the nearest
         prototype."""
-        if state is None:
-            return None
         mean, known = server["prototypes"]["mean"], server["prototypes"]["known"]
         bias = torch.where(known > 0, -0.5 * (mean**2).sum(-1), NEVER)
         return state | {heads.WEIGHT: mean, heads.BIAS: bias}

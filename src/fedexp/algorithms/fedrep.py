@@ -4,17 +4,21 @@ L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Represent
 Personalized Federated Learning", ICML 2021, Algorithm 1. With phi the body and h_k the classifier
 of client k:
     client   `head_epochs` epochs of SGD on h_k with phi as received, then E epochs on phi with h_k
-    as it is now server   phi <- mean of the bodies, with n_k (the paper: equal weights,
-    `weighting=uniform`).
+             as it is now
+    server   phi <- mean of the bodies, with n_k (the paper: equal weights, `weighting=uniform`).
 A client's classifier is the initial one before it first takes part, and stays as it is in between.
 There is no generic model. The accuracy of one is that of the body with the mean classifier of the
 last cohort, which no client uses; that classifier is no part of the traffic that is counted.
-`evaluate=[global,personal]` tests the clients' own models. The authors' repository was not at hand;
-their local training was read in the released code of Flute (ICML 2024), which says to be modified
-from it: the same two phases, one optimizer for both (SGD, momentum 0.5, weight decay 1e-4 but for
-biases). Deviations from that code: the optimizer begins each phase anew; parameters that are not
-trained stay exactly as they are; after the last round it trains all clients' classifiers for ten
-epochs more before it tests them.
+`evaluate=[global,personal]` tests the clients' own models.
+
+Checked against copies of the authors' repository (lgcollins/FedRep: main_fedrep.py,
+models/Update.py and scripts/, which train 10 + 1 epochs with 2 classes a client and 10 + 5 with 5).
+Deviations from it: its optimizer (SGD, momentum 0.5, weight decay 1e-4 but for biases) serves both
+phases, here each phase begins with a fresh one; parameters that are not trained stay exactly as
+they are; after the last round it trains all clients' classifiers for ten epochs more before it
+tests them. There the initial classifiers are views of the global model's parameters, so that a
+client that never took part has the mean classifier of the last cohort; here, as in Algorithm 1, it
+has the initial one.
 """
 
 from dataclasses import dataclass
@@ -45,8 +49,6 @@ class FedRep(HeadThenBody):
     ) -> tuple[Tree, Tree]:
         return {"params": params}, heads.head(params)
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the shared body with the client's classifier."""
-        return None if state is None else server["params"] | state
+        return server["params"] | state

@@ -62,13 +62,11 @@ class FedRoD(FedAvg):
         personal = heads.logits(features.detach(), {k: params[PERSONAL + k] for k in heads.HEAD})
         return balanced + F.cross_entropy(logits.detach() + personal, batch.y, reduction="none")
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the body with the sum of both classifiers, whose logits are the sum of theirs (the
         paper's P-FL)."""
         params = server["params"]
-        return None if state is None else params | {k: params[k] + state[k] for k in heads.HEAD}
+        return params | {k: params[k] + state[k] for k in heads.HEAD}
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context

@@ -78,16 +78,13 @@ class RoundStructure:
 
     # --- personal models
 
-    def personal_model(
-        self, server: Tree, client: int, state: Tree | None, info: Federation
-    ) -> Params | None:
-        """Return the model that a client uses for itself, for the personalised test; None: the
-        global one.
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+        """Return the model that a client uses for itself, for the personalised test.
 
-        Running statistics among its names replace the global model's. state: what the client keeps;
-        None: it has never taken part, or keeps nothing. An algorithm without this hook has no
+        Running statistics among its names replace the global model's. state: what the client keeps,
+        from `client_init` before it first takes part. An algorithm without this hook has no
         personal models."""
-        return None
+        return server["params"]
 
     keeps_buffers: ClassVar[bool] = (
         False  # its clients keep running statistics: `client_init` gets the initial ones too

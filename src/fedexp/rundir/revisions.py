@@ -93,6 +93,14 @@ def distils_by_the_batch(container: Values) -> bool:
     return distils and counts_the_batch(container)
 
 
+def tests_untouched_clients(container: Values) -> bool:
+    """Tell whether own models are tested before all clients have taken part."""
+    return (
+        "personal" in (value_of(container, "evaluate") or ())
+        and value_of(container, "participation") != 1
+    )
+
+
 def reads_from_minus_one(container: Values) -> bool:
     """Tell whether the model has published weights of torchvision for pixels from -1 to 1."""
     names = ("efficientnet_v2_l", "googlenet", "inception_v3")
@@ -129,6 +137,7 @@ def validates_blurred(container: Values) -> bool:
     )
 
 
+UNTOUCHED = "a client that never took part is tested with its initial part"
 ORIGIN = "a validation example counts for its own task where tasks are blurred"
 SINGLE = "distillation leaves out a batch of one example"
 PADDING = "batch norm on the batch at hand leaves out padding"
@@ -249,6 +258,16 @@ REVISIONS: tuple[Revision, ...] = (
     *(
         Revision("scenario", name, 3, ORIGIN, validates_blurred)
         for name in ("ClassIncremental", "DomainIncremental")
+    ),
+    *(
+        Revision("algorithm", name, number, UNTOUCHED, tests_untouched_clients)
+        for name, number in (
+            ("FedRep", 2),
+            ("FedBN", 2),
+            ("Ditto", 2),
+            ("FedProto", 2),
+            ("FedFOMO", 4),
+        )
     ),
 )
 

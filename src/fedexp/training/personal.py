@@ -5,7 +5,7 @@ weights. Where its model differs from the global one in the classifier alone, th
 test set are computed once for all clients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from fedexp.algorithms import heads
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.structure import RoundStructure
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Evaluation
+from fedexp.engine.base import ClientRuntime
 from fedexp.metrics.accuracy import class_accuracy
 from fedexp.models.batch_norm import uses_batch_statistics
 from fedexp.rundir.client_states import to
+from fedexp.training.exchange import first_state
 from fedexp.training.simulation import Simulation
 
 
@@ -31,33 +32,28 @@ def evaluate_personal(
     server: Tree,
     kept: Mapping[int, Tree],
     number: int,
-    of_global: Mapping[str, Evaluation],
+    views: Iterable[str],
 ) -> dict[str, np.ndarray]:
     """Return view -> class accuracies float64 [K, C] of each client's own model after round
     `number`.
 
-    nan: a class that the client does not hold, or that the examples of the view lack. A client
-    without a model of its own counts with the global one. kept: client -> its state; of_global: the
-    tests of the global model.
+    nan: a class that the client does not hold, or that the examples of the view lack. kept: client
+    -> its state; a client that never took part has its first state. views: names of the tests.
     """
     bench, info = simulation.bench, simulation.stage_of(number).federation
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
     bench.net.set_buffers(server["buffers"])
     tests = {
         view: ModelTest(bench.tested_on(view), server, bench.test_draws(view, number))
-        for view in of_global
+        for view in views
     }
-    correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in of_global}
+    correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in tests}
+    first = first_state(simulation, simulation.algorithm, info)
     for client in range(len(holds)):
-        state = to(kept[client], bench.device) if client in kept else None
+        state = to(kept.get(client, first), bench.device)
         model = simulation.algorithm.personal_model(server, client, state, info)
-        for view, evaluation in of_global.items():
-            found = (
-                evaluation.class_correct
-                if model is None
-                else tests[view].right(model, holds[client])
-            )
-            correct[view][client] = found.cpu().numpy()
+        for view, test in tests.items():
+            correct[view][client] = test.right(model, holds[client]).cpu().numpy()
     shares = {view: class_accuracy(counts, tests[view].totals) for view, counts in correct.items()}
     return {view: np.where(holds, accuracy, np.nan) for view, accuracy in shares.items()}
 
