@@ -202,7 +202,7 @@ def test_a_tracker_that_fails_warns_once_and_stops_nothing(tmp_path, caplog):
     tracker = TensorBoard(logdir=str(tmp_path / "file")).create()  # no folder can be made there
     track(tracker, make_info(made(tmp_path / "run")))
     (message,) = warnings(caplog)
-    assert message.startswith("TensorBoard could not start; the run goes on without it (")
+    assert message.startswith("TensorBoard could not start; the run continues without it (")
 
 
 # --- several

@@ -207,7 +207,7 @@ def test_failing_init_does_not_stop_the_run(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(wandb, "init", lambda **_: sys.exit(3))
     track(make_config().create(), make_info(tmp_path))
     (warning,) = warnings(caplog)
-    assert warning.startswith("W&B cannot start; the run goes on without it")
+    assert warning.startswith("W&B could not start; the run continues without it")
 
 
 def test_failing_log_does_not_stop_the_run(tmp_path, caplog):
@@ -218,7 +218,7 @@ def test_failing_log_does_not_stop_the_run(tmp_path, caplog):
         tracker.log_round(make_record(number))
     tracker.finish({}, [], {})
     (warning,) = warnings(caplog)
-    assert "W&B could not log a round; the run goes on without it (ZeroDivisionError" in warning
+    assert "W&B could not log a round; the run continues without it (ZeroDivisionError" in warning
     assert "wandb sync" in warning
 
 
@@ -232,7 +232,7 @@ def test_hanging_finish_is_given_up(tmp_path, caplog, monkeypatch):
     tracker.finish({}, [], {})
     assert time.monotonic() - started < 5
     (warning,) = warnings(caplog)
-    assert "could not finish in time" in warning
+    assert "could not finish; the run continues without it (no answer in time)" in warning
 
 
 def test_background_process_that_dies_is_one_warning(tmp_path, caplog):
@@ -268,7 +268,7 @@ def test_unreachable_server_falls_back_to_offline(tmp_path, caplog, capfd, monke
     assert run["run_id"] == tracker.run_id
     assert [row["round"] for row in history[:4]] == [0, 1, 2, 3]
     (warning,) = warnings(caplog)
-    assert "cannot be reached; the run goes on offline" in warning
+    assert "cannot be reached; the run continues offline" in warning
     listener.close()
     assert capfd.readouterr() == ("", "")
 

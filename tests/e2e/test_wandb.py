@@ -202,7 +202,7 @@ def signal_service(number: int):
 
 def slow_disk(pipe: Path):
     """A tracker that waits for a file which never comes, after the first round."""
-    plain = WandbTracker._log_round
+    plain = WandbTracker.add_round
 
     def log_round(self, record):
         if record.round == 1:
@@ -249,7 +249,7 @@ def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault
             broken.setattr(WandbTracker, "log_round", signal_service(number))
         elif fault == "slow disk":
             os.mkfifo(tmp_path / "pipe")
-            broken.setattr(WandbTracker, "_log_round", slow_disk(tmp_path / "pipe"))
+            broken.setattr(WandbTracker, "add_round", slow_disk(tmp_path / "pipe"))
             broken.setattr("fedexp.trackers.wandb_tracker.LOCAL_SECONDS", 5.0)
         elif fault == "no place":
             (tmp_path / "run" / "wandb").write_text("a file in the way")

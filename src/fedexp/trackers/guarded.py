@@ -1,5 +1,4 @@
-"""Trackers of optional packages that write files: whatever fails in them is one warning, and the
-run goes on."""
+"""Trackers that call another library: what fails there is one warning, and the run continues."""
 
 import importlib.util
 import logging
@@ -25,7 +24,7 @@ def require_package(package: str, tracker: str) -> None:
     """Raise ConfigError unless the package of a tracker is installed."""
     try:
         found = importlib.util.find_spec(package) is not None
-    except ValueError:  # a module without a specification: somebody has put it there
+    except ValueError:  # a module without a specification, such as one made by hand
         found = True
     if not found:
         raise ConfigError(
@@ -34,26 +33,22 @@ def require_package(package: str, tracker: str) -> None:
 
 
 def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
-    """Return the finite numbers of a round by the names that they have in W&B."""
-    values = {
-        metric_name(column): value for column, value in record.values.items() if value is not None
-    }
+    """Return the finite numbers of a round, by their names in W&B."""
+    values = {metric_name(column): value for column, value in record.values.items()}
     values |= {analysis_metric(name): value for name, value in record.analysed.items()}
-    if record.class_accuracy is not None:
-        views = {PLAIN: record.class_accuracy} | {
-            v: each.class_accuracy[-1] for v, each in record.others.items()
-        }
-        for view, row in views.items():
-            values |= {
-                class_metric(name, view): value
-                for name, value in zip(classes, row.tolist(), strict=True)
-            }
-    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+    views = {} if record.class_accuracy is None else {PLAIN: record.class_accuracy}
+    for view, history in record.others.items():
+        if history.rounds[-1:] == [record.round]:
+            views[view] = history.class_accuracy[-1]
+    for view, row in views.items():
+        for name, value in zip(classes, row.tolist(), strict=True):
+            values[class_metric(name, view)] = value
+    return {k: value for k, value in values.items() if value is not None and math.isfinite(value)}
 
 
 class Guarded(Tracker):
-    """Base: `begin`, `add_round`, `add_results` and `end` may raise; after the first failure none
-    is called again."""
+    """Base of trackers whose `begin`, `add_round`, `add_results` and `end` may raise. After the
+    first failure none of them is called again."""
 
     service: ClassVar[str]
 
@@ -79,7 +74,18 @@ class Guarded(Tracker):
 
     @abstractmethod
     def end(self, completed: bool) -> None:
-        """Close it."""
+        """Close what `begin` opened."""
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Call one of the above."""
+        action()
+
+    def release(self) -> None:
+        """Free what is held, after `end` or a failure."""
+
+    def hint(self) -> str:
+        """Return the end of the warning after a failure."""
+        return ""
 
     def start(self, info: RunInfo) -> None:
         self.info, self._last_round, self._open = info, info.first_round, True
@@ -98,18 +104,33 @@ class Guarded(Tracker):
     def abort(self) -> None:
         self._close(completed=False)
 
-    def _close(self, completed: bool) -> None:
+    def _close(self, completed: bool) -> bool:
+        """Return whether that worked."""
         self._guard("finish", lambda: self.end(completed))
-        self._open = False
+        worked, self._open = self._open, False
+        if worked:
+            self.release()
+        return worked
 
     def _guard(self, what: str, action: Callable[[], None]) -> None:
         if not self._open:
             return
         try:
-            action()
+            self.call(action)
         except Exception as error:
-            self._open = False
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             log.warning(
-                "%s could not %s; the run goes on without it (%s)", self.service, what, reason
+                "%s could not %s; the run continues without it (%s)%s",
+                self.service,
+                what,
+                reason(error),
+                self.hint(),
             )
+            self._open = False
+            self.release()
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of an error."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
