@@ -333,10 +333,10 @@ def test_what_is_kept_comes_last_and_says_how_long_a_round_takes(here, capsys):
     budget.show_queue(queue)
     first, second, *_, counts, _ = capsys.readouterr().out.splitlines()
     assert re.search(
-        rf"_seed1_\S+ +new .* disk \?, .*on {re.escape(kept['summary']['hardware']['name'])}\)$",
+        rf"^seed=1 +new .* disk \?, .*on {re.escape(kept['summary']['hardware']['name'])}\)$",
         first,
     )
-    assert re.search(r"_seed0_\S+ +kept ", second)
+    assert re.search(r"^seed=0 +kept", second)
     assert counts == "2 jobs: 0 done, 1 kept, 1 new"
 
 

@@ -469,6 +469,21 @@ def test_neither_a_rate_nor_the_name_of_the_device_changes_what_a_round_takes():
     assert preview.work_of(config("cpu", epochs=1)) != preview.work_of(config("cpu"))
 
 
+def test_a_preview_names_jobs_by_their_options_in_one_directory(tmp_path, monkeypatch, capsys):
+    """The default directory is named by the time: the first job's, not one for each."""
+    monkeypatch.chdir(tmp_path)
+    options = ["rounds=2", "alpha=0.1,1", "algorithm=fedavg,fedntd"]
+    jobs = plan([options], CONF, [])
+    assert len({job.directory.parent for job in jobs}) == 1
+    preview.show(jobs, [])
+    shown = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[:4]]
+    pairs = [("0.1", "fedavg"), ("0.1", "fedntd"), ("1", "fedavg"), ("1", "fedntd")]
+    assert shown == [f"alpha={alpha} algorithm={algorithm}" for alpha, algorithm in pairs]
+    later = replace(jobs[0], directory=tmp_path / "multirun" / "later" / "digits_hash")
+    assert preview.names_of([*jobs, later])[-1] == "later alpha=0.1 algorithm=fedavg"
+    assert preview.names_of([later]) == ["digits_hash"]
+
+
 def test_no_time_is_said_where_no_round_was_measured(tmp_path, capsys):
     jobs = [Planned(tmp_path / name, {"rounds": 2}) for name in "ab"]
     preview.show(jobs, [])

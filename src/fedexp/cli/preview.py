@@ -118,9 +118,11 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         for overrides in lists:
+            sweep: Path | None = None  # by default its name is the time: once, not for each job
             for job in expand(overrides):
                 config = compose("config", overrides=[*job, *search], return_hydra_config=True)
-                directory = Path(str(config.hydra.sweep.dir), run_name(config))
+                sweep = sweep or Path(str(config.hydra.sweep.dir))
+                directory = sweep / run_name(config)
                 own = {str(key): value for key, value in config.items() if key != "hydra"}
                 if type(own.get("rounds")) is not int or own["rounds"] < 1:
                     # says what is wrong; without a number of rounds nothing is estimated
@@ -335,8 +337,8 @@ def show(
     counts: Counter[str] = Counter()
     found: list[Estimate] = []
     unknown = 0
-    several = len({job.directory.parent for job in jobs}) > 1
-    for job in jobs:
+    names = names_of(jobs)
+    for job, name in zip(jobs, names, strict=True):
         state, text = "shared" if job.directory in shared else status(job), ""
         if state not in OVER and (other := finished.get(job.directory)) is not None:
             state, text = RunDirectory(other).status, f"in {other.parent.name}/{other.name}"
@@ -350,10 +352,7 @@ def show(
                 text = f"{duration(each.seconds):<9} {sizes}{each.about}"
             else:
                 text, unknown = "?", unknown + 1
-        name = (
-            f"{job.directory.parent.name}/{job.directory.name}" if several else job.directory.name
-        )
-        print(f"{name:<70} {state:<18} {text}".rstrip())
+        print(f"{name:<{max(map(len, names))}}  {state:<18} {text}".rstrip())
     if unknown:
         print(
             f"no measured round for {unknown} of them (?): a run with rounds=1 below here gives an"
@@ -367,6 +366,19 @@ def show(
         f"{number} {name}" for name, number in sorted(counts.items()) if name != "done"
     )
     print(f"{len(jobs)} jobs: {counts['done']} done" + (f", {others}" if others else ""))
+
+
+def names_of(jobs: Sequence[Planned]) -> list[str]:
+    """Name each job by the overrides that not all of them share, and by its sweep where there are
+    several; a single job by its directory."""
+    shared = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
+    several = len({job.directory.parent for job in jobs}) > 1
+    names = []
+    for job in jobs:
+        own = [text for text in job.overrides if text not in shared and text[:6] != "hydra."]
+        own = own or [job.directory.name]
+        names.append(" ".join([job.directory.parent.name] * several + own))
+    return names
 
 
 def show_sum(found: Sequence[Estimate], more: str) -> None:
