@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.feddf import FedDF
+from fedexp.algorithms.fedfomo import FedFOMO
+from fedexp.algorithms.fedgkd import FedGKD
 from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.fedpac import FedPAC
+from fedexp.algorithms.fedproto import FedProto
+from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.scaffold import Scaffold
@@ -148,6 +154,63 @@ def test_needs_are_what_is_exchanged(row):
     assert bool(state.clients) == bool(needs.client_state)
     assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
     assert (simulation.stages[0].public is not None) >= bool(needs.public)
+
+
+# Numbers that one client sends and receives in round 3. The model has 290 parameters: a convolution
+# of 3 filters of 9 weights and a bias (30), a hidden layer of 8 x 27 + 8 (224), and a classifier of
+# 4 x 8 + 4 (36). What is sent: by a client that holds one class of four, by one that holds all.
+FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1")
+FLASHBACK = Flashback(gamma=0.1, epochs_on_server=1, on_clients=True, on_server=True)
+DF = FedDF(
+    lr=1e-3,
+    batch_size=4,
+    clip=5.0,
+    epochs_on_server=1,
+    steps=1,
+    patience=1,
+    interval=1,
+    validation=0.1,
+)
+NUMBERS = {
+    "FedAvg": (FedAvg(), (290, 290), 290),
+    # the model and a control variate, both ways
+    "SCAFFOLD": (Scaffold(divisor="steps", variates="uniform"), (580, 580), 580),
+    "FedRep": (FedRep(head_epochs=1), (254, 254), 254),  # the body, 30 + 224
+    # a d_j for each of two models with the model; two models
+    "FedFOMO": (FOMO, (292, 292), 580),
+    # 8 numbers of a prototype and the count of its class; down, that it is known
+    "FedProto": (FedProto(lambda_=1.0), (9, 36), 36),
+    # with the model: of each class held a prototype, count, mean and mean square, 1 x or 4 x 18;
+    # body 254, the client's classifier 36 and four known prototypes 4 x 9
+    "FedPAC": (FedPAC(lambda_=1.0, head_lr=0.1, head_epochs=1), (308, 362), 326),
+    # one number says whether there is distillation; the teacher of one model is the model itself
+    "FedGKD of 1": (FedGKD(gamma=0.1, tau=1.0, models=1), (290, 290), 291),
+    "FedGKD of 5": (FedGKD(gamma=0.1, tau=1.0, models=5), (290, 290), 581),
+    "FedDF": (DF, (290, 290), 290),
+    "Flashback": (FLASHBACK, (294, 294), 294),  # four label counts
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_traffic_by_hand(name):
+    algorithm, up, down = NUMBERS[name]
+    simulation = make_simulation(
+        algorithm, PLAIN, (1, 12, 12), participation=1.0, public=0.2, rounds=3
+    )
+    assert (simulation.stages[0].partition.counts > 0).sum(1).tolist() == [1, 4, 4]
+    result = play_round(simulation, play(simulation, 2))
+    assert (result.bytes_up, result.bytes_down) == (8 * (up[0] + 2 * up[1]), 8 * 3 * down)
+
+
+def test_what_is_not_there_yet_is_not_counted():
+    """In round 1 no model of another client can be sent, no d_j returned, and no class has a
+    prototype."""
+    found = []
+    for algorithm in (FOMO, FedProto(lambda_=1.0)):
+        simulation = make_simulation(algorithm, PLAIN, participation=1.0)
+        found.append(play_round(simulation, simulation.initial_state()))
+    assert [each.bytes_down for each in found] == [0, 0]
+    assert found[0].bytes_up == 5 * 8 * 290
 
 
 def test_nothing_is_sent_that_is_not_declared():

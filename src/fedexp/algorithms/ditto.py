@@ -55,7 +55,7 @@ class Ditto(FedAvg):
     def exchanges(self, info: Federation) -> Sequence[FedAvg]:
         return self, FedAvg()
 
-    def counted(self, sent: Tree) -> Tree:
+    def counted(self, sent: Tree, up: bool) -> Tree:
         """Return nothing: the global model is sent once, for the exchange that trains it."""
         return {}
 

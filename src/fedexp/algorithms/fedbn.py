@@ -50,7 +50,7 @@ class FedBN(FedAvg):
         object.__setattr__(made, "local", frozenset(names))
         return made
 
-    def counted(self, sent: Tree) -> Tree:
+    def counted(self, sent: Tree, up: bool) -> Tree:
         return sent | {part: self.without(sent[part]) for part in ("params", "buffers")}
 
     def without(self, values: Params) -> Params:

@@ -91,7 +91,14 @@ class FedFOMO(FedAvg):
     def needs(self) -> Needs:
         kept = "models of all clients, affinities P"
         mine = "its model before and after its last training"
-        return Needs(client_state=mine, server_state=kept, down=self.models, small="d_j up")
+        return Needs(client_state=mine, server_state=kept, down=self.models - 1, small="d_j up")
+
+    def counted(self, sent: Tree, up: bool) -> Tree:
+        """Return the models and the d_j; nobody uses the average, and empty slots are not sent."""
+        if up:
+            return {"change": sent["change"], "d": sent["affinity"][sent["valid"] > 0]}
+        number = int(sent["personal"]["valid"].sum())
+        return tree.map(lambda leaf: leaf[:number], sent["personal"]["models"])
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         like = next(iter(params.values()))
@@ -210,10 +217,8 @@ class FedFOMO(FedAvg):
     ) -> tuple[Tree, Tree]:
         own, trained = ctx.personal["first_buffers"] | ctx.client["params"], params | net.buffers()
         message = {"change": tree.subtract(trained, own), "affinity": ctx.setup["affinity"][:-1]}
-        return message | {"numbers": ctx.personal["numbers"]}, {
-            "params": trained,
-            "before": ctx.setup["start"],
-        }
+        message |= {k: ctx.personal[k] for k in ("numbers", "valid")}
+        return message, {"params": trained, "before": ctx.setup["start"]}
 
     def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the model that the client has trained last, with its own running statistics."""

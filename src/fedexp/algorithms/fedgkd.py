@@ -4,10 +4,11 @@ D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowl
 IEEE Trans. on Computers 73 (1), 2024, in the form of the authors' code:
     L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)),
 where the teacher's parameters are the mean of the last `models` global models, the received one
-among them. There is no distillation in the first round. The mean over fewer models is taken until
-there are that many. Deviations: the teacher runs with the running statistics of the received global
-model, not with their mean. FedGKD-VOTE, which weights the answers of the single models by a
-validation loss on the server, is left out.
+among them: with `models=1` it is the received one, and no teacher is sent, as in that code
+(CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). There is no distillation in the first round.
+The mean over fewer models is taken until there are that many. Deviations: the teacher runs with the
+running statistics of the received global model, not with their mean. FedGKD-VOTE, which weights the
+answers of the single models by a validation loss on the server, is left out.
 """
 
 import math
@@ -37,7 +38,8 @@ class FedGKD(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(server_state="the last global models", down=1.0, small="a switch down")
+        down = int(self.models > 1)  # of one model the teacher is the received one
+        return Needs(server_state="the last global models", down=down, small="a switch down")
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         past = tree.map(lambda leaf: leaf.new_zeros(self.models - 1, *leaf.shape), params)
@@ -45,20 +47,19 @@ class FedGKD(FedAvg):
 
     def broadcast(self, server: Tree) -> Tree:
         share = server["known"].clamp(min=1, max=self.models)
-        teacher = {
-            k: (server["past"][k].sum(0) + leaf) / share for k, leaf in server["params"].items()
-        }
-        return {
-            "params": server["params"],
-            "teacher": teacher,
-            "distils": (server["known"] > 0).to(share.dtype),
-        }
+        sent = {"params": server["params"], "distils": (server["known"] > 0).to(share.dtype)}
+        if self.models > 1:
+            sent["teacher"] = {
+                k: (server["past"][k].sum(0) + leaf) / share for k, leaf in server["params"].items()
+            }
+        return sent
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         student = net(params, batch.x).logits
-        teacher = net(ctx.server["teacher"], batch.x).logits.detach()
+        model = ctx.server.get("teacher", ctx.server["params"])
+        teacher = net(model, batch.x).logits.detach()
         distance = (
             self.tau**2 * kl_divergence(teacher, student, self.tau, None) * ctx.server["distils"]
         )

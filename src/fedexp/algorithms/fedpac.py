@@ -72,8 +72,19 @@ class FedPAC(HeadThenBody):
     def needs(self) -> Needs:
         return Needs(
             server_state="classifiers of all clients, prototypes",
-            small="C prototypes each way, class statistics up, a classifier down",
+            small="a prototype per class each way, class statistics up",
         )
+
+    def counted(self, sent: Tree, up: bool) -> Tree:
+        """Return what is sent: up the statistics of the classes that a client holds, down the
+        classifier of the client instead of the averaged one."""
+        if up:
+            own = {k: sent[k] for k in ("prototypes", "statistics")}
+            return sent | prototypes.of_present(sent["statistics"]["count"], own)
+        return sent | {
+            "params": {k: v for k, v in sent["params"].items() if k not in heads.HEAD},
+            "prototypes": prototypes.of_present(sent["prototypes"]["known"], sent["prototypes"]),
+        }
 
     def rate_of_head(self, ctx: Context) -> float:
         return self.head_lr

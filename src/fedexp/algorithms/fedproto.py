@@ -65,11 +65,13 @@ class FedProto(FedAvg):
             server_state="prototypes",
             up=-1,
             down=-1,
-            small="C prototypes each way, class counts up",
+            small="a prototype per class each way, class counts up",
         )
 
-    def counted(self, sent: Tree) -> Tree:
-        return {name: value for name, value in sent.items() if name not in ("params", "buffers")}
+    def counted(self, sent: Tree, up: bool) -> Tree:
+        if up:
+            return prototypes.of_present(sent["count"], {k: sent[k] for k in ("mean", "count")})
+        return prototypes.of_present(sent["prototypes"]["known"], sent["prototypes"])
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         classes, width = params[heads.WEIGHT].shape

@@ -35,7 +35,7 @@ class FedRep(HeadThenBody):
     def needs(self) -> Needs:
         return Needs(client_state="classifier", unsent="the classifier")
 
-    def counted(self, sent: Tree) -> Tree:
+    def counted(self, sent: Tree, up: bool) -> Tree:
         return sent | {"params": {k: v for k, v in sent["params"].items() if k not in heads.HEAD}}
 
     def client_init(self, params: Params, info: Federation) -> Tree:

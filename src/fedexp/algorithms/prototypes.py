@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from fedexp.algorithms.interfaces import Batch, Network
+from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
 
@@ -28,6 +29,12 @@ def statistics(
         squares = squares + member.T @ (features**2).sum(-1)
     seen = count.clamp(min=1)
     return {"count": count, "mean": total / seen[:, None], "square": squares / seen}
+
+
+def of_present(present: torch.Tensor, values: Tree) -> Tree:
+    """Return values with leaves [..., C, ...] of the classes that `present` [..., C] is greater
+    than 0 for."""
+    return tree.map(lambda leaf: leaf[present > 0], values)
 
 
 def of_class(labels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

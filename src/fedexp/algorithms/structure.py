@@ -95,9 +95,12 @@ class RoundStructure:
         layers. Raises ConfigError for a model that it is not defined for."""
         return self
 
-    def counted(self, sent: Tree) -> Tree:
-        """Return the part of what is sent (one way, by name, with the "buffers") that counts as
-        traffic. The rest is not sent by the method; it makes the generic model that is tested."""
+    def counted(self, sent: Tree, up: bool) -> Tree:
+        """Return the part of what is sent that counts as traffic. The rest, such as what makes the
+        generic model that is tested, is not sent by the method.
+
+        sent: with up the messages of a cohort, leaves [|S|, ...], else the broadcast with what one
+        client alone is sent under "personal"; both with the "buffers"."""
         return sent
 
     # --- exchanges and roles, on the host

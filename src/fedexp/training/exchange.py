@@ -79,8 +79,10 @@ def run_exchange(
     trained = train(simulation, sent, cohort, evaluate_local)
     losses = trained.losses.tolist()  # waits for the device, so that the clock is true
     clock.lap("train")
-    up = tree.num_bytes(exchange.counted(trained.messages | {"buffers": trained.buffers}))
-    down = len(clients) * tree.num_bytes(exchange.counted(sent)) + tree.num_bytes(cohort.personals)
+    messages = trained.messages | {"buffers": trained.buffers}
+    up = tree.num_bytes(exchange.counted(messages, up=True))
+    broadcasts = (sent | {"personal": personal} for personal in cohort.personals)
+    down = sum(tree.num_bytes(exchange.counted(each, up=False)) for each in broadcasts)
     model = {part: sent[part] for part in ("params", "buffers")}
     return CohortResult(
         cohort, trained, losses, describe(simulation, server, cohort, trained), up, down, model
