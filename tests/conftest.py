@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -30,10 +29,6 @@ from quick_hydra import compose_once, deepcopy_quickly, load_config_once
 gc.disable()  # until all modules are imported and all tests collected, of which nothing is garbage
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# What one test has timed (fedexp.engine.timed) the next one reads, but nothing of the user's own
-# cache.
-CACHE = tempfile.TemporaryDirectory(prefix="fedexp-tests-")
-os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 # Handlers, propagation and level of each logger, before any test or fixture.
 LOGGING = {

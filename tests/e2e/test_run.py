@@ -128,7 +128,7 @@ def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
     assert_same_run(tmp_path / "a", tmp_path / "b")
     assert said["a"] == said["b"]
     assert {key for key in said["a"] if said["a"][key] != said["other"][key]} == {"config", "seeds"}
-    hardware = {"device", "name", "cpu_capability", "engine", "precision", "threads", "convolution"}
+    hardware = {"device", "name", "cpu_capability", "engine", "precision", "threads"}
     assert said["a"].keys() == {"config", "seeds", "versions", "commit"} | hardware
     assert said["a"]["seeds"] == {"partition": 0, "sampling": 0, "training": 0}
     packages = {

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.analysis.networks import Parts, network_of
-from fedexp.config.build import make, make_target
+from fedexp.config.build import make
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.settings import LocalTraining
@@ -23,7 +23,6 @@ from fedexp.engine.base import ClientRuntime
 from fedexp.engine.hardware import Hardware, Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
-from fedexp.models import winograd
 from fedexp.rundir.reader import RunDirectory
 
 log = logging.getLogger("fedexp")
@@ -78,8 +77,6 @@ def bench_of(
     run: RunDirectory, module: nn.Module, parts: Parts, data: Data, hardware: Resolved
 ) -> ClientRuntime:
     """Return a run's network on a device, with data whose test part it is tested on."""
-    if hardware.convolves == "winograd":
-        winograd.convert(module)
     module = module.to(device=hardware.device, memory_format=LAYOUT)  # type: ignore[call-overload]
     heads = heads_of(parts.algorithm, parts.tasks)
     if heads is not None and data.test_tasks is None:
@@ -226,32 +223,24 @@ def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:
 
 def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
     """Return the hardware to evaluate on, in the run's precision; one process, whatever it trained
-    with. exact: in fp32 (fp64 where the run is), with torch's own convolutions."""
+    with. exact: in fp32 (fp64 where the run is)."""
     asked: Any = run.config.get("hardware")
-    changes = {"device": device, "engine": "sequential", "workers": None, "threads": None}
-    base = {
-        "precision": "fp32",
-        "chunk": None,
-        "convolution": "auto",
-        "cuda_graphs": False,
-        "jobs_per_gpu": 1,
-    }
-    kept = {
-        key: asked[key]
-        for key in ("precision", "convolution")
-        if isinstance(asked, dict) and key in asked
-    }
-    node = {"_target_": "fedexp.engine.hardware.Hardware"} | base | kept | changes
-    if node["convolution"] not in ("direct", "winograd"):
-        node["convolution"] = "auto"
-    if node["precision"] == "tf32" and (device == "cpu" or not torch.cuda.is_available()):
-        node["precision"] = "fp32"
-    if node["convolution"] == "winograd" and torch.cuda.is_available() and device != "cpu":
-        node["convolution"] = "auto"
+    precision = str(asked.get("precision", "fp32")) if isinstance(asked, dict) else "fp32"
+    if precision == "auto":  # what timing has chosen
+        precision = str((run.summary.get("hardware") or {}).get("precision", "fp32"))
     if exact:
-        node |= {
-            "convolution": "direct",
-            "precision": "fp64" if node["precision"] == "fp64" else "fp32",
-        }
-    hardware: Hardware = make_target(node, "hardware", Hardware)
+        precision = "fp64" if precision == "fp64" else "fp32"
+    elif precision == "tf32" and (device == "cpu" or not torch.cuda.is_available()):
+        precision = "fp32"
+    hardware = Hardware(
+        device=device,
+        engine="sequential",
+        workers=None,
+        precision=precision,
+        threads=None,
+        chunk=None,
+        convolution="auto",
+        cuda_graphs=False,
+        jobs_per_gpu=1,
+    )
     return hardware.resolve(vectorises=False, cohort_size=1)

@@ -224,7 +224,7 @@ class ClientRuntime:
         if device == self.device:
             return self
         heads = None if self.heads is None else self.heads.to(device)
-        return replace(self, net=self.net.on(device), data=self.data.to(device), heads=heads)
+        return replace(self, net=self.net.copy(device), data=self.data.to(device), heads=heads)
 
     @property
     def evaluation_batch(self) -> int:

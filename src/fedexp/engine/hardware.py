@@ -4,7 +4,9 @@ import ctypes
 import os
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,19 +18,18 @@ from fedexp.engine.processes.distributed import Distributed
 from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
 from fedexp.engine.processes.workers import Workers, spread
 from fedexp.engine.sequential import Sequential
-from fedexp.engine.timed import Measured, Way
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.engine.vectorised.stacked import CONVOLUTIONS, stacked_way
 
-ONE_CLIENT = ("direct", "winograd")  # ways of convolving outside of the vectorised engine
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp64")
 ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
+SLOW, EMULATED = 1.2, 3.0  # times that bf16 takes of fp32 on a CPU, from which it is called so
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """The user's choice of hardware; `resolve` turns `auto` into a choice and says why, but for
-    what timing decides."""
+    the precision, which is timed (fedexp.training.precision)."""
 
     device: str  # auto | cpu | cuda | cuda:N
     engine: str  # auto | sequential | workers | vectorised | distributed
@@ -38,8 +39,7 @@ class Hardware:
     # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     threads: int | None
     chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
-    # auto | direct | winograd (one client at a time) | grouped | streams (vectorised)
-    convolution: str
+    convolution: str  # of the vectorised engine: auto | grouped | streams
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     # of a sweep, at a time, where several jobs run on one machine (fedexp.training.gpus)
     jobs_per_gpu: int
@@ -54,7 +54,7 @@ class Hardware:
         # OpenMP ends the process when it gets no more
         sound = self.threads is None or 1 <= self.threads <= 1024
         require(sound, "hardware.threads", self.threads, "at least 1 and at most 1024, or null")
-        require_choice("hardware.convolution", self.convolution, (*CONVOLUTIONS, *ONE_CLIENT))
+        require_choice("hardware.convolution", self.convolution, CONVOLUTIONS)
         require(
             self.workers is None or self.workers >= 1,
             "hardware.workers",
@@ -107,21 +107,7 @@ class Hardware:
         )
         inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
         single = Vectorised(self.chunk, self.convolution, self.cuda_graphs)
-        resolved = Resolved(device, engine, self.precision, threads, count, single, inner, why)
-        self._check_convolution(resolved)
-        return resolved
-
-    def _check_convolution(self, resolved: "Resolved") -> None:
-        """Raise ConfigError for a way of convolving that what was chosen does not have."""
-        if self.convolution in ONE_CLIENT and resolved.kind == "vectorised":
-            raise ConfigError(
-                f"hardware.convolution={self.convolution}: the vectorised engine has grouped"
-                " and streams"
-            )
-        if self.convolution == "winograd" and (
-            resolved.device.type != "cpu" or self.precision == "bf16"
-        ):
-            raise ConfigError("hardware.convolution=winograd: only on a CPU, in fp32 or fp64")
+        return Resolved(device, engine, self.precision, threads, count, single, inner, why)
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
         """Return the number of worker processes that are of use."""
@@ -168,13 +154,15 @@ class Resolved:
 
     device: torch.device
     engine: str
-    precision: str  # auto until `timed` has decided
+    precision: str  # auto until timing has decided
     threads: int  # of each process
     workers: int  # processes that train
     vectorised: Vectorised  # as it was asked for, used or not
     inner: str  # engine of each worker
     why: str
-    measured: Measured | None = None  # what timing has found; None: it had nothing to decide
+    timed: Mapping[str, float] | None = None
+    """Precision -> seconds of a step, where timing has chosen; empty where a resumed run keeps its
+    precision; None: there was nothing to decide."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,43 +171,16 @@ class Resolved:
         return torch.float64 if self.precision == "fp64" else torch.float32
 
     @property
-    def convolves(self) -> str:
-        """Return how the convolutions of one client are computed (see models.winograd.Conv2d):
-        "direct", or "winograd". Where nothing was timed, it is "winograd" in fp32 on x86 CPUs with
-        AVX2 or AVX-512."""
-        if self.vectorised.convolution in ONE_CLIENT:
-            return self.vectorised.convolution
-        if self.measured is not None:
-            return self.measured.way.convolution
-        plain = self.device.type == "cpu" and self.precision == "fp32"
-        return (
-            "winograd"
-            if plain and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-            else "direct"
-        )
+    def precisions(self) -> list[str]:
+        """Return the precisions that this device is fast in, of which `auto` is one."""
+        if self.device.type == "cpu":
+            return ["fp32"] if cost_of_bf16() > EMULATED else ["fp32", "bf16"]
+        ampere = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ["fp32", "tf32", "bf16"] if ampere else ["fp32"]
 
-    @property
-    def ways(self) -> list[Way]:
-        """Return the ways of computing a client's step among which timing decides; one where all is
-        named or known."""
-        cpu, asked = self.device.type == "cpu", self.vectorised.convolution
-        precisions = ["fp32", "bf16"] if self.precision == "auto" else [self.precision]
-        if len(precisions) > 1 and cpu and (trouble_with_bf16() or asked == "winograd"):
-            precisions = ["fp32"]
-        ways: list[Way] = []
-        for precision in precisions:
-            both = cpu and precision == "fp32" and self.kind == "sequential"
-            named = [asked] if asked in ONE_CLIENT else []
-            ways += [
-                Way(precision, one)
-                for one in named or (("winograd", "direct") if both else ("direct",))
-            ]
-        return ways
-
-    def choose(self, way: Way, measured: Measured | None = None) -> "Resolved":
-        """Return the hardware with one of its ways in place of `auto`. measured: how it was found,
-        if by timing."""
-        return replace(self, precision=way.precision, measured=measured)
+    def choose(self, precision: str, timed: Mapping[str, float] | None = None) -> "Resolved":
+        """Return the hardware with a precision in place of `auto`."""
+        return replace(self, precision=precision, timed=timed)
 
     @property
     def kind(self) -> str:
@@ -227,25 +188,28 @@ class Resolved:
         return self.inner if self.engine in ("workers", "distributed") else self.engine
 
     def trouble(self) -> str | None:
-        """Return what makes this choice a slow one, where it is known or can be measured."""
-        return (
-            trouble_with_bf16() if self.precision == "bf16" and self.device.type == "cpu" else None
-        )
+        """Return what makes this choice a slow one, by a short trial."""
+        if self.precision != "bf16" or self.device.type != "cpu":
+            return None
+        ratio = cost_of_bf16()
+        if ratio < SLOW:
+            return None
+        return f"in a short trial it took {ratio:.1f} times as long as fp32 on this CPU"
 
     def in_one_process(self) -> "Resolved":
         """Return the hardware of one worker, used in this process."""
         return replace(self, engine=self.inner, workers=1) if self.engine == "workers" else self
 
     def make_engine(self) -> Engine:
+        """Return the engine of a run."""
+        inner = self.client_engine()
         if self.engine == "workers":
-            inner = self._single(self.inner)
             return Workers(inner, spread(self, self.workers), share=self.inner == "vectorised")
-        if self.engine == "distributed":
-            return Distributed(self._single(self.inner), self)
-        return self._single(self.engine)
+        return Distributed(inner, self) if self.engine == "distributed" else inner
 
-    def _single(self, engine: str) -> Engine:
-        return Sequential() if engine == "sequential" else self.vectorised
+    def client_engine(self) -> Engine:
+        """Return an engine that trains clients in one process."""
+        return replace(self.vectorised) if self.kind == "vectorised" else Sequential()
 
     def apply(self) -> None:
         """Set process-wide switches; for every job, since the jobs of a sweep may share one
@@ -278,19 +242,19 @@ class Resolved:
     def as_dict(self) -> dict[str, Any]:
         """Return the values as they stand in summary.json."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu_name()
-        convolution = self.convolves
-        if self.kind == "vectorised":
-            convolution = stacked_way(self.vectorised.convolution, self.device)
-        return {
+        values = {
             "device": str(self.device),
             "name": name,
             "engine": self.engine,
             "precision": self.precision,
             "threads": self.threads,
             "workers": self.workers,
-            "convolution": convolution,
-            **({} if self.measured is None else self.measured.as_dict()),
         }
+        if self.kind == "vectorised":
+            values["convolution"] = stacked_way(self.vectorised.convolution, self.device)
+        if self.timed is not None:
+            values |= {"by_timing": ["precision"], "seconds_of_a_step": dict(self.timed)}
+        return values
 
     def arithmetic(self) -> dict[str, Any]:
         """Return what decides how sums are rounded. Not the number of workers, nor whether clients
@@ -322,63 +286,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def has_bf16() -> bool:
-    """Return whether this CPU multiplies bf16 numbers by itself; True where Linux does not say."""
-    flags = cpu_flags()
-    return not flags or any(
-        name in flags for name in ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16")
-    )
-
-
-def cpu_flags() -> list[str]:
-    """Return what Linux says that this CPU can do: `flags` of x86, `Features` of ARM; elsewhere
-    nothing."""
-    return (cpu_entry("flags") or cpu_entry("Features") or "").split()
-
-
-def trouble_with_bf16() -> str | None:
-    """Return why bf16 is slower than fp32 on this CPU: by what Linux says of it, elsewhere by a
-    short trial."""
-    flags = cpu_flags()
-    if not flags:
-        ratio = cost_of_bf16()
-        return (
-            f"in a short trial bf16 took {ratio:.1f} times as long as fp32 on this CPU"
-            if ratio > 1.2
-            else None
-        )
-    if not has_bf16():
-        return (
-            "this CPU has no bf16 instructions: bf16 will be many times slower than fp32"
-            " (precision=fp32)"
-        )
-    if (
-        cpu_entry("vendor_id") == "GenuineIntel"
-        and "avx512_bf16" in flags
-        and "amx_bf16" not in flags
-    ):
-        return (
-            "this CPU has AVX512-BF16 without AMX: bf16 was measured to take 1.7 times as long as"
-            " fp32 on such a one"
-        )
-    return None
-
-
+@lru_cache
 def cost_of_bf16() -> float:
-    """Return how many times as long as in fp32 a convolution takes in bf16 here, by the best of
-    three."""
+    """Return how many times as long as in fp32 a convolution takes in bf16 on this CPU, by the best
+    of five; one without instructions for bf16 emulates them."""
     tensors = torch.ones(4, 32, 16, 16), torch.ones(64, 32, 5, 5)
-
-    def seconds(dtype: torch.dtype) -> float:
-        images, kernels = (each.to(dtype) for each in tensors)
-        found = []
-        for _ in range(3):
+    best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    for _ in range(5):
+        for dtype in best:
+            images, kernels = (each.to(dtype) for each in tensors)
             start = time.perf_counter()
             torch.nn.functional.conv2d(images, kernels)
-            found.append(time.perf_counter() - start)
-        return min(found)
-
-    return seconds(torch.bfloat16) / seconds(torch.float32)
+            best[dtype] = min(best[dtype], time.perf_counter() - start)
+    return best[torch.bfloat16] / best[torch.float32]
 
 
 def cpu_name() -> str:

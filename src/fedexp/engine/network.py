@@ -56,11 +56,16 @@ class FunctionalNetwork:
         module, values = self._training, self.own(params) | buffers
         return self._forward(lambda: functional_call(module, values, (x,)), x, mask)
 
-    def on(self, device: torch.device) -> "FunctionalNetwork":
-        """Return a copy on a device."""
-        return FunctionalNetwork(
-            copy.deepcopy(self.module).to(device), self.precision, self.trained
-        )
+    def copy(
+        self, device: torch.device | None = None, precision: str | None = None
+    ) -> "FunctionalNetwork":
+        """Return a copy, on another device or in another precision where they are given."""
+        module = copy.deepcopy(self.module).to(device)
+        return FunctionalNetwork(module, precision or self.precision, self.trained)
+
+    def parameters(self) -> Params:
+        """Return the parameters in training, as they lie in the module."""
+        return {k: v for k, v in self.module.named_parameters() if k in self.trained}
 
     def own(self, params: Params) -> Params:
         """Return the parameters without what an algorithm trains beside the model, such as a second

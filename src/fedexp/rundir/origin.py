@@ -6,7 +6,7 @@ compares with it.
  and for the code of
                                   a user's own classes
  "data": {"train": ..., ...},     what the data were when they had been loaded
- "way": {"precision": ..., ...},  how steps are computed, where that was left to timing
+ "way": {"precision": ...},       in which steps are computed, where that was left to timing
  "directory": "..."}              the working directory, in which relative paths begin
 """
 

@@ -36,7 +36,7 @@ from fedexp.training.resuming import (
     find_elsewhere,
     find_start,
     first_state,
-    way_before,
+    precision_before,
 )
 from fedexp.training.rounds import run_rounds
 from fedexp.training.rows import merged
@@ -72,7 +72,9 @@ def train_run(job: Job) -> dict[str, Any]:
         job.deadline.check_start()  # the job may have waited for a GPU
         if job.sweep is not None:
             log.info("job %s", job.directory.name)
-        prepared = prepare(built, job.place.cores, way_before(job.directory) if goes_on else None)
+        prepared = prepare(
+            built, job.place.cores, precision_before(job.directory) if goes_on else None
+        )
         if not goes_on:
             check_names(prepared.simulation)
         make_directory(job.directory)

@@ -22,7 +22,6 @@ from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.mending import remove_attempt
 from fedexp.training import extension
 from fedexp.training.exchange import first_state
-from fedexp.training.fastest import way_of
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.provenance import begin_span
@@ -92,7 +91,9 @@ def note_beginning(
             origin.renew(job.directory, container)
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
-    origin.note(job.directory, container, simulation.bench.data, way_of(prepared.hardware))
+    origin.note(
+        job.directory, container, simulation.bench.data, {"precision": prepared.hardware.precision}
+    )
 
 
 @contextmanager

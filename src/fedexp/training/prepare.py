@@ -2,9 +2,7 @@
 engine."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,14 +21,13 @@ from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_room, seeded_torch, trainable
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
-from fedexp.models import winograd
 from fedexp.models.own import has_batch_norm
 from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_frozen, check_kept, without_batches
 from fedexp.training.division import divide, orders_of
-from fedexp.training.fastest import with_fastest_way
 from fedexp.training.model_fit import check_parts, check_reads, making, read_like
 from fedexp.training.personal import has_personal_models
+from fedexp.training.precision import with_precision
 from fedexp.training.simulation import Simulation
 
 log = logging.getLogger("fedexp")
@@ -42,13 +39,11 @@ class Prepared:
     hardware: Resolved
 
 
-def prepare(
-    built: Built, share: int | None = None, before: Mapping[str, Any] | None = None
-) -> Prepared:
+def prepare(built: Built, share: int | None = None, before: str | None = None) -> Prepared:
     """Load and assemble everything; raise ConfigError where data and settings do not fit together.
 
-    share: cores that the run may use; None: all of them. before: the way of computing that a
-    resumed run began with, see `with_fastest_way`.
+    share: cores that the run may use; None: all of them. before: the precision that a resumed run
+    began with.
     """
     built = in_one_place(built)
     metrics = metrics_of(built)
@@ -62,15 +57,15 @@ def prepare(
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
     # Batches are padded to their size; more than there are examples is all of them.
     local = replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train)))
-    hardware = with_fastest_way(hardware, module, data, local.batch_size, before)
-    if hardware.convolves == "winograd":
-        winograd.convert(module)
     check_frozen(module, algorithm)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     bench = runtime_of(
         replace(built, algorithm=algorithm, local=local), module, data, first, hardware
     )
     check_reads(built.model, bench)
+    hardware = with_precision(hardware, bench, built.settings.cohort_size, before)
+    net = FunctionalNetwork(module, hardware.precision, bench.net.trained)
+    bench = replace(bench, net=net)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
     changes = divided[0].changes

@@ -88,13 +88,9 @@ def find_elsewhere(job: Job, container: Mapping[str, Any]) -> dict[str, Any] | N
     return finished_summary(other) or {}
 
 
-def way_before(directory: Path) -> Mapping[str, Any] | None:
-    """Return the way of computing that a run began with, see `with_fastest_way`.
-
-    {}: it has rounds and did not note it; None: it ended before it had either, so the choice is
-    that of a new run."""
-    noted = origin.mapping_of(origin.read(directory), "way")
-    return noted or ({} if checkpoint.exists(directory) else None)
+def precision_before(directory: Path) -> str | None:
+    """Return the precision that a run began with; None where it was not noted."""
+    return origin.mapping_of(origin.read(directory), "way").get("precision")
 
 
 def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) -> State:

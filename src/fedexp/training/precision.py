@@ -1,0 +1,81 @@
+"""The precision of a run with `hardware.precision=auto`: the one in which its engine is fastest."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.core.tree import Tree
+from fedexp.engine.base import ClientRuntime, Cohort
+from fedexp.engine.hardware import Resolved
+from fedexp.engine.schedule import Schedule
+
+log = logging.getLogger("fedexp")
+STEPS = 3  # of each client in a call that is timed
+CALLS = 3  # after one that warms up; the fastest counts
+
+
+def with_precision(
+    hardware: Resolved, bench: ClientRuntime, clients: int, before: str | None
+) -> Resolved:
+    """Return the hardware with a precision in place of `auto`, and set up this process for it.
+
+    clients: of a round. before: the precision with which a resumed run began, which it keeps where
+    the device has it; None: the run is new.
+    """
+    if hardware.precision != "auto":
+        return hardware
+    names = hardware.precisions
+    if before in names:
+        chosen = hardware.choose(before, {})
+    elif len(names) == 1:
+        chosen = hardware.choose(names[0])
+    else:
+        seconds = seconds_of_a_step(hardware, bench, clients, names)
+        chosen = hardware.choose(min(names, key=seconds.__getitem__), seconds)
+        steps = ", ".join(f"{name} {1000 * seconds[name]:.1f} ms" for name in names)
+        log.info("timed, a step: %s; taking %s", steps, chosen.precision)
+    chosen.apply()
+    return chosen
+
+
+def seconds_of_a_step(
+    hardware: Resolved, bench: ClientRuntime, clients: int, precisions: Sequence[str]
+) -> dict[str, float]:
+    """Return the seconds of a local step of FedAvg in each precision, by the engine that trains the
+    clients: of one client, or of all of them in the vectorised engine.
+
+    The precisions take turns, so that other work on the machine slows all of them.
+    """
+    count = clients if hardware.kind == "vectorised" else 1
+    cohort = first_cohort(bench, count)
+    server = {"params": bench.net.parameters(), "buffers": bench.net.buffers()}
+    ways = []
+    for name in precisions:
+        here = replace(bench, net=bench.net.copy(precision=name))
+        ways.append((hardware.choose(name), here, hardware.client_engine()))
+    found = dict.fromkeys(precisions, float("inf"))
+    for call in range(1 + CALLS):
+        for way, here, engine in ways:
+            way.apply()
+            start = time.perf_counter()
+            trained = engine.train(FedAvg(), here, server, cohort, bench.local.lr, False)
+            trained.losses.tolist()  # waits for the device
+            seconds = (time.perf_counter() - start) / STEPS
+            if call:
+                found[way.precision] = min(found[way.precision], seconds)
+    return found
+
+
+def first_cohort(bench: ClientRuntime, count: int) -> Cohort:
+    """Return clients that all train on the first examples, as they are stored, for a few steps."""
+    size = bench.local.batch_size
+    index = torch.arange(STEPS * size).view(STEPS, size) % len(bench.data.y_train)
+    schedule = Schedule(index, np.full(STEPS, size), None)
+    empty: list[Tree] = [{}] * count
+    roles = [FedAvg()] * count
+    return Cohort(1, range(count), roles, [schedule] * count, empty, empty, empty)

@@ -1,0 +1,111 @@
+"""`hardware.precision=auto`: the precision is chosen by timing, and kept by a resumed run."""
+
+import logging
+
+import pytest
+import torch
+
+from fedexp.engine.hardware import Hardware
+from fedexp.rundir import origin
+from fedexp.training import precision, resuming
+from fedexp.training.precision import seconds_of_a_step, with_precision
+from toy_federation import HARDWARE, LOCAL, make_simulation
+
+
+@pytest.fixture(autouse=True)
+def cost(monkeypatch):
+    """A CPU that has bf16."""
+    costs = [1.0]
+    monkeypatch.setattr("fedexp.engine.hardware.cost_of_bf16", lambda: costs[0])
+    return costs
+
+
+def resolved(**changes):
+    options = HARDWARE | {"engine": "sequential", "precision": "auto"} | changes
+    return Hardware(**options).resolve(vectorises=True, cohort_size=4)
+
+
+def choose(monkeypatch, seconds, before=None, **changes):
+    monkeypatch.setattr(precision, "seconds_of_a_step", lambda *_: seconds)
+    return with_precision(resolved(**changes), make_simulation().bench, 4, before)
+
+
+def test_the_fastest_is_taken_and_the_summary_says_so(monkeypatch, caplog):
+    seconds = {"fp32": 3.0, "bf16": 2.0}
+    with caplog.at_level(logging.INFO, "fedexp"):
+        chosen = choose(monkeypatch, seconds)
+    assert chosen.precision == "bf16"
+    assert caplog.messages == ["timed, a step: fp32 3000.0 ms, bf16 2000.0 ms; taking bf16"]
+    assert chosen.as_dict()["seconds_of_a_step"] == seconds
+    decisive = chosen.arithmetic()
+    assert (decisive["precision"], decisive["by_timing"]) == ("bf16", ["precision"])
+    assert "seconds_of_a_step" not in decisive
+    assert choose(monkeypatch, {"fp32": 1.0, "bf16": 2.0}).precision == "fp32"
+
+
+@pytest.mark.parametrize("named", ["fp32", "bf16", "fp64"])
+def test_a_named_precision_is_not_timed(monkeypatch, named):
+    chosen = choose(monkeypatch, None, precision=named)
+    assert (chosen.precision, chosen.timed) == (named, None)
+
+
+def test_a_cpu_that_emulates_bf16_has_nothing_to_choose(monkeypatch, cost):
+    cost[0] = 10.0
+    chosen = choose(monkeypatch, None)
+    assert (chosen.precision, chosen.timed) == ("fp32", None)
+
+
+def test_a_gpu_may_take_tf32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for ampere, names in ((True, ["fp32", "tf32", "bf16"]), (False, ["fp32"])):
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation, has=ampere: has
+        )
+        assert resolved(device="cuda").precisions == names
+
+
+def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
+    new = choose(monkeypatch, {"fp32": 3.0, "bf16": 2.0})
+    kept = choose(monkeypatch, None, before="fp32")
+    assert (kept.precision, kept.timed) == ("fp32", {})
+    # one span of rounds, no two
+    assert kept.arithmetic()["by_timing"] == new.arithmetic()["by_timing"]
+    # begun on a GPU, in a precision that a CPU does not have
+    assert choose(monkeypatch, {"fp32": 1.0, "bf16": 2.0}, before="tf32").precision == "fp32"
+    assert resuming.precision_before(tmp_path) is None
+    # as noted by a version that timed convolutions too
+    way = {"precision": "bf16", "convolution": "winograd"}
+    origin.note(tmp_path, {}, make_simulation().bench.data, way)
+    assert resuming.precision_before(tmp_path) == "bf16"
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
+def test_the_engine_that_trains_is_timed(engine):
+    """With the real clock: each precision takes some time, and the model stays as it was."""
+    bench = make_simulation().bench
+    before = {name: value.clone() for name, value in bench.net.parameters().items()}
+    found = seconds_of_a_step(resolved(engine=engine), bench, 4, ["fp32", "bf16"])
+    assert found.keys() == {"fp32", "bf16"}
+    assert all(0 < seconds < 10 for seconds in found.values())
+    torch.testing.assert_close(bench.net.parameters(), before, rtol=0, atol=0)
+    assert bench.net.precision == "fp64"
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_what_is_timed(engine, monkeypatch):
+    """Steps of one client, or of all clients of a round; each precision in turn."""
+    calls = []
+    hardware = resolved(engine=engine)
+    cls = type(hardware.client_engine())
+    train = cls.train
+
+    def counted(self, algorithm, bench, server, cohort, *rest):
+        calls.append((bench.net.precision, [each.steps for each in cohort.schedules]))
+        return train(self, algorithm, bench, server, cohort, *rest)
+
+    monkeypatch.setattr(cls, "train", counted)
+    seconds_of_a_step(hardware, make_simulation().bench, 4, ["fp32", "bf16"])
+    steps = [precision.STEPS] * (4 if engine == "vectorised" else 1)
+    assert calls == [("fp32", steps), ("bf16", steps)] * (1 + precision.CALLS)
+    assert LOCAL.batch_size == 4
