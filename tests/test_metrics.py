@@ -32,7 +32,9 @@ from fedexp.metrics.forgetting_metric import (
     RoundDrop,
 )
 from fedexp.metrics.history import History, load_history
+from fedexp.metrics.personal import personal_accuracy
 from fedexp.metrics.targets import rounds_to_target
+from fedexp.metrics.weight_divergence import distribution_distance
 
 CONF = Path(__file__).parents[1] / "conf"
 nan = float("nan")
@@ -172,6 +174,19 @@ def test_in_out_local_by_hand():
     inside, outside = forgetting.in_out_local(np.array([0.8, 0.4, 0.2]), np.array([3, 1, 0]))
     assert inside == pytest.approx(0.7)
     assert outside == pytest.approx(0.35)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_client_without_examples_has_no_distribution():
+    """The first client has classes 0 and 1 as 3 : 1, the second nothing: 0.8 * 3/4 + 0.4 / 4 = 0.7;
+    the shares of (0.8, 0.4) are 2/3 and 1/3, 1/12 each from 3/4 and 1/4."""
+    accuracy, counts = np.array([0.8, 0.4]), np.array([[3, 1], [0, 0]])
+    inside, outside = forgetting.in_out_local(accuracy, counts)
+    np.testing.assert_allclose(inside, [0.7, nan])
+    np.testing.assert_allclose(outside, [0.5, nan])  # 0.8 / 4 + 0.4 * 3/4
+    np.testing.assert_allclose(personal_accuracy(accuracy, counts), [0.7, nan])
+    np.testing.assert_allclose(distribution_distance(accuracy, counts), [1 / 6, nan])
+    assert np.isnan(forgetting.in_out_joint(accuracy, counts[1:])).all()
 
 
 @few

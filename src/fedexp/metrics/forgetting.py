@@ -8,7 +8,7 @@ without enough rounds is nan.
 
 import numpy as np
 
-from fedexp.metrics.accuracy import class_mean
+from fedexp.metrics.accuracy import class_accuracy, class_mean
 
 
 def backward_transfer_per_class(cw: np.ndarray) -> np.ndarray:
@@ -70,9 +70,7 @@ def _expected(accuracy: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """sum_c w_c A_c / sum_c w_c over the classes whose accuracy is known."""
     known = ~np.isnan(accuracy)
     weights = np.where(known, weights, 0.0)
-    total = weights.sum(-1)
-    value = (np.where(known, accuracy, 0.0) * weights).sum(-1)
-    return np.divide(value, total, out=np.full(value.shape, np.nan), where=total > 0)
+    return class_accuracy((np.where(known, accuracy, 0.0) * weights).sum(-1), weights.sum(-1))
 
 
 def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -81,12 +79,12 @@ def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
     FedNTD (NeurIPS 2022) Definition 1, Eqs. 6-7: in = <A, p>, p_c = n_c / n; out = <A, q>, q_c = (1
     - p_c) / (C - 1). The global test accuracies `accuracy` [..., C] are re-weighted by the training
     label counts `counts` [..., C]. Weights of classes that the test set lacks are spread over the
-    others. With one class, out is nan.
+    others. With one class, out is nan; without examples, both are.
     """
     accuracy, counts = np.broadcast_arrays(
         np.asarray(accuracy, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     )
-    p = counts / counts.sum(-1, keepdims=True)
+    p = class_accuracy(counts, counts.sum(-1, keepdims=True))
     return _expected(accuracy, p), _expected(accuracy, (1.0 - p) / max(counts.shape[-1] - 1, 1))
 
 

@@ -3,10 +3,10 @@
 a[t, s], fractions of 1, is the test accuracy on task s of the global model after task t has been
 learned; T tasks have been learned. As arrays: `matrix` [T, T'], row t - 1 after task t, column s -
 1 for task s, T' >= T (columns of tasks that are still to come are left out); `initial` [T'] is the
-accuracy of the initial model. nan where a measure needs a second task and there is none.
+accuracy of the initial model. nan where a measure needs a second task, or any, and there is none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,8 +16,8 @@ def _learned(matrix: np.ndarray) -> np.ndarray:
     return matrix[:, : len(matrix)]
 
 
-def _mean(values: np.ndarray) -> float:
-    return float(np.mean(values)) if values.size else float("nan")
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
 
 
 def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
@@ -25,16 +25,17 @@ def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
     task; negative where the last task improved an old one (Chaudhry et al., "Riemannian Walk", ECCV
     2018)."""
     a = _learned(matrix)
-    return _mean(a[:-1, :-1].max(axis=0) - a[-1, :-1]) if len(a) > 1 else float("nan")
+    return _mean([a[:-1, s].max() - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Mean over s < T of max_{t <= T} a[t, s] - a[T, s]: as above with the last model among the
-    candidates, so never negative (Mammoth's code; Boschini et al., "Class-Incremental Continual
-    Learning Into the eXtended DER-Verse", 2022). A task's accuracy before it was learned counts
-    where it is higher."""
+    candidates, so never negative (Boschini et al., "Class-Incremental Continual Learning Into the
+    eXtended DER-Verse", 2022). A task's accuracy before it was learned counts where it is higher;
+    Mammoth's code (`forgetting` in utils/metrics.py) has 0 for tasks that it did not test then, so
+    its value can be smaller."""
     a = _learned(matrix)
-    return _mean(a[:, :-1].max(axis=0) - a[-1, :-1])
+    return _mean([a[:, s].max() - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray) -> float:
@@ -50,33 +51,34 @@ def forgetting_over_tasks(matrix: np.ndarray, initial: np.ndarray) -> float:
     rows of a task, and the last task counts too. It mixes what different tasks reach; use it only
     beside LANDER's numbers."""
     lower = np.tril(_learned(matrix))
-    return _mean(lower.max(axis=1) - lower[-1])
+    tasks = range(len(lower)) if len(lower) > 1 else ()
+    return _mean([lower[t].max() - lower[-1, t] for t in tasks])
 
 
 def backward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Mean over s < T of a[T, s] - a[s, s] (Lopez-Paz and Ranzato, "Gradient Episodic Memory",
     NeurIPS 2017)."""
     a = _learned(matrix)
-    return _mean(a[-1, :-1] - np.diag(a)[:-1])
+    return _mean([a[-1, s] - a[s, s] for s in range(len(a) - 1)])
 
 
 def forward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Mean over s from 2 to T of a[s - 1, s] - b[s] with b the initial model's accuracy: what
     earlier tasks give to a task before it is learned (Lopez-Paz and Ranzato, NeurIPS 2017)."""
     a = _learned(matrix)
-    return _mean(np.diag(a, 1) - initial[1 : len(a)])
+    return _mean([a[s - 1, s] - initial[s] for s in range(1, len(a))])
 
 
 def average_incremental_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
     """1/T sum_t A_t with A_t = 1/t sum_{s <= t} a[t, s]: the mean of the average accuracies after
     each task (Rebuffi et al., "iCaRL", CVPR 2017, there over classes)."""
-    return _mean(np.array([row[: t + 1].mean() for t, row in enumerate(_learned(matrix))]))
+    return _mean([row[: t + 1].mean() for t, row in enumerate(_learned(matrix))])
 
 
 def last_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
     """A_T = 1/T sum_s a[T, s]: the average accuracy after the last task (CFeD's average
     accuracy)."""
-    return _mean(_learned(matrix)[-1:])
+    return _mean(_learned(matrix)[-1:].ravel())
 
 
 MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {

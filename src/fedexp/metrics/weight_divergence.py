@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedexp.core.tree import Params
+from fedexp.metrics import accuracy
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.layers import l1_norms, l2_norms
 
@@ -46,10 +47,9 @@ def distribution_distance(class_accuracy: np.ndarray, counts: np.ndarray) -> np.
 
     FedNTD (NeurIPS 2022) section 5.2, Fig. 8: class accuracies [C] of the distributed global model,
     divided by their sum (0 where all are 0; a class that the test set lacks counts as 0), and the
-    clients' training labels [S, C].
+    clients' training labels [S, C]; nan for a client without examples.
     """
-    share = normalised_heat_map(np.nan_to_num(np.asarray(class_accuracy, dtype=np.float64))[None])[
-        0
-    ]
-    counts = np.asarray(counts, dtype=np.float64)
-    return np.abs(share - counts / counts.sum(1, keepdims=True)).sum(1)
+    known = np.nan_to_num(np.asarray(class_accuracy, dtype=np.float64))
+    labels = np.asarray(counts, dtype=np.float64)
+    shares = accuracy.class_accuracy(labels, labels.sum(1, keepdims=True))
+    return np.abs(normalised_heat_map(known[None]) - shares).sum(1)
