@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.affcl import AFFCL, credibility
+from fedexp.algorithms.affcl import AFFCL, HIDDEN, Deeper, classified, credibility
 from fedexp.algorithms.flow import Density, Flow
 from fedexp.algorithms.heads import BIAS, WEIGHT
 from fedexp.algorithms.interfaces import Batch, Context
@@ -28,10 +28,12 @@ AF = AFFCL(
     kd_output=0.8,
     flow_last=0.4,
     theta=0.25,
+    replay_trains="hidden",
     credibility="latent",
     hidden=3,
     bank=8,
 )
+LAYER = (HIDDEN + "weight", HIDDEN + "bias")
 LABELS, MASK = (
     torch.tensor([2, 1, 2, 1, 0, 2]),
     torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.float64),
@@ -121,6 +123,9 @@ def fitted(**changes):
                 BIAS: logits(4, seed=seed),
             }
         )
+        if algorithm.replay_trains == "hidden":
+            weights = logits(4, 4, seed=seed + 4), logits(4, seed=seed + 6)
+            models[-1] |= dict(zip(LAYER, weights, strict=True))
     return algorithm, *models
 
 
@@ -134,12 +139,20 @@ def context(algorithm, received, old=None):
     return replace(ctx, setup=algorithm.client_setup(Table(), None, ctx))
 
 
+def answers_of(model, h):
+    """forward_from_xa of classify_net.py; without its hidden layer where a model has none."""
+    if LAYER[0] in model:
+        h = F.leaky_relu(h @ model[LAYER[0]].T + model[LAYER[1]])
+    return h @ model[WEIGHT].T + model[BIAS]
+
+
+@pytest.mark.parametrize("trained", ["hidden", "classifier"])
 @pytest.mark.parametrize("space", ["latent", "released"])
 @pytest.mark.parametrize("later", [False, True])
-def test_the_loss_is_that_of_the_released_code(space, later):
+def test_the_loss_is_that_of_the_released_code(space, later, trained):
     """Step 1 of batches of four: places 4 to 7 of the bank. The last row of the batch is
     padding."""
-    algorithm, params, old = fitted(credibility=space)
+    algorithm, params, old = fitted(credibility=space, replay_trains=trained)
     ctx = context(algorithm, params, old if later else None)
     found = algorithm.objective(Table(), params, Batch(torch.arange(6), LABELS, MASK, 1), ctx)
     z, y, before = params["z"][:5], LABELS[:5], old["z"][:5]
@@ -160,13 +173,13 @@ def test_the_loss_is_that_of_the_released_code(space, later):
     weights = [
         released_weight(s, c, noise, y, typical) for s, c in zip(compared, wanted, strict=True)
     ]
-    answers = h @ params[WEIGHT].T + params[BIAS]
+    answers = answers_of(params, h)
     replayed = (torch.stack(weights) * F.cross_entropy(answers, wanted, reduction="none")).mean()
     replayed = replayed * (0.75 * typical + 0.25)
     expected, fit = F.cross_entropy(z, y), density.mean()
     if later:
         expected = expected + 0.6 * (0.7 * (z - before).square().mean() + 0.8 * soft(z, before))
-        replayed = replayed + 0.6 * 0.8 * soft(answers, h @ old[WEIGHT].T + old[BIAS])
+        replayed = replayed + 0.6 * 0.8 * soft(answers, answers_of(old, h))
         given = one_hot(*ctx.plan["old_labels"][4:8].tolist())
         fit = (
             fit
@@ -176,9 +189,13 @@ def test_the_loss_is_that_of_the_released_code(space, later):
     assert_close(found, expected + 0.3 * replayed - fit / 4)
 
 
-def test_each_line_trains_its_part():
-    """What is drawn trains the classifier alone, the densities the flow alone."""
-    algorithm, params, old = fitted()
+@pytest.mark.parametrize(
+    ("trained", "replayed"), [("hidden", set(LAYER)), ("classifier", {WEIGHT, BIAS})]
+)
+def test_each_line_trains_its_part(trained, replayed):
+    """What is drawn trains the hidden layer or the classifier alone, the densities the flow
+    alone. The authors' classifier_fb_optimizer holds the parameters whose names have `fc2`."""
+    algorithm, params, old = fitted(replay_trains=trained)
     batch = Batch(torch.arange(6), LABELS, MASK, 0)
 
     def grads(**changes):
@@ -190,15 +207,30 @@ def test_each_line_trains_its_part():
 
     whole, unreplayed, unrelated = grads(), grads(replay=0.0), grads(kd_last=0.0, flow_last=0.0)
     moved = {k for k in params if not torch.equal(whole[k], unreplayed[k])}
-    assert moved == {WEIGHT, BIAS}
+    assert moved == replayed
     assert all(
-        k.startswith("flow.") or k in {"z", WEIGHT, BIAS}
+        k.startswith("flow.") or k in {"z", *replayed}
         for k in params
         if not torch.equal(whole[k], unrelated[k])
     )
     assert not torch.equal(whole["z"], unrelated["z"])
     names = [k for k in params if k.startswith("flow.")]
     assert all(not torch.equal(whole[k], unrelated[k]) for k in names)
+
+
+def test_the_hidden_layer_is_a_part_of_the_model():
+    """It stands between the features and the classifier, whose first values stay."""
+    last = torch.nn.Linear(5, 3).double()
+    made, features = Deeper(last).double(), logits(4, 5)
+    assert torch.equal(made.weight, last.weight)
+    assert torch.equal(made.bias, last.bias)
+    params = {"classifier." + k: v for k, v in made.named_parameters()}
+    assert_close(made(features), classified(features, params))
+    assert_close(made(features), answers_of(params, features))
+    models = [
+        set(stream(replace(AF, replay_trains=kind)).initial) for kind in ("hidden", "classifier")
+    ]
+    assert models[0] - models[1] == set(LAYER)
 
 
 def test_features_are_drawn_of_the_classes_that_have_been_met():
@@ -224,6 +256,7 @@ def test_features_are_drawn_of_the_classes_that_have_been_met():
         (dict(theta=1.5), r"algorithm\.theta=1\.5"),
         (dict(replay=-1.0), r"algorithm\.replay=-1\.0"),
         (dict(credibility="late"), "latent"),
+        (dict(replay_trains="body"), "hidden"),
         (dict(bank=0), r"algorithm\.bank=0"),
     ],
 )

@@ -225,9 +225,10 @@ ROWS = [
             theta=0.2,
             hidden=4,
             bank=8,
+            replay_trains="hidden",
             credibility="latent",
         ),
-        other=dict(credibility="released", hidden=2, bank=4),
+        other=dict(replay_trains="classifier", credibility="released", hidden=2, bank=4),
     ),
 ]
 ADAPTED = [  # what trains low-rank adapters

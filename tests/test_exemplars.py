@@ -75,6 +75,29 @@ def test_glfc_s_loss_is_that_of_the_released_code(compensation):
     assert_close(loss, expected)
 
 
+def test_outputs_of_classes_so_far_have_the_gradients_of_the_released_code():
+    """Its _compute_loss and efficient_old_class_weight, whose network has three outputs so far."""
+    z, before = logits(6, 4).requires_grad_(), logits(6, 4, seed=1)
+    algorithm = replace(GLFC_, lambda_gc=0.5, lambda_rd=0.5)
+    loss = objective(algorithm, {"z": z}, old={"z": before}, known=OLD, new=NEW)
+    (found,) = torch.autograd.grad(loss, z)
+    output = z.detach()[:5, :3].requires_grad_()
+    target = F.one_hot(LABELS[:5], 3).double()
+    g = ((output.detach().sigmoid() - target).abs() * target).sum(1).view(-1, 1)
+    index1 = (OLD[LABELS[:5]] > 0).double().view(-1, 1)
+    index2 = 1 - index1
+    w = g * index1 / ((g * index1).sum() / index1.sum())
+    w = w + g * index2 / ((g * index2).sum() / index2.sum())
+    bce = F.binary_cross_entropy_with_logits
+    loss_cur = torch.mean(w * bce(output, target, reduction="none"))
+    distill_target = target.clone()
+    distill_target[:, [0, 2]] = before[:5, [0, 2]].sigmoid()  # the old classes
+    released = 0.5 * loss_cur + 0.5 * bce(output, distill_target)
+    (expected,) = torch.autograd.grad(released, output)
+    assert_close(found[:5, :3], expected)
+    assert found[:5, 3].min() > 0, "the class to come is a negative"
+
+
 def test_glfc_learns_the_first_task_by_binary_cross_entropy():
     z = logits(6, 4)
     loss = objective(GLFC_, {"z": z}, new=torch.tensor([1, 1, 1, 0], dtype=torch.float64))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import label_generator
 from fedexp.algorithms.interfaces import Batch, Context, Pixels
-from fedexp.algorithms.label_generator import LabelGenerator, Student, balanced, images_of
+from fedexp.algorithms.label_generator import LabelGenerator, Student, balanced, images_of, shuffled
 from fedexp.algorithms.label_text import embeddings
 from fedexp.algorithms.lander import LANDER
 from fedexp.core.errors import ConfigError
@@ -123,10 +123,9 @@ def test_images_are_made_as_in_the_released_code():
             continue
         expected.append((best[1] * 255).to(torch.uint8))
         pool = torch.cat(expected)
-        order = torch.randperm(len(pool))
         optimizer = torch.optim.SGD(student.parameters(), lr=0.1, momentum=0.9, weight_decay=0.0002)
-        for _ in range(2):  # fewer images than a batch of the student's
-            x = (pool[order].double() / 255 - 0.4) / 0.3
+        for _ in range(2):  # two passes: fewer images than a batch of the student's
+            x = (pool[torch.randperm(len(pool))].double() / 255 - 0.4) / 0.3
             own, taught = student.train()(x), teacher(x)
             loss = 20.0**2 * kl(own.logits[:, [1, 3]], taught.logits[:, [1, 3]], 20.0).mean()
             loss = loss + 0.5 * F.mse_loss(own.features, taught.features)
@@ -160,6 +159,18 @@ def test_the_student_matters_to_the_images_from_the_fourth_on():
     )
     assert torch.equal(with_student[:12], without[:12])  # then the student's draws come in between
     assert not torch.equal(with_student[36:], without[36:])
+
+
+def test_the_student_s_batches_are_shuffled_with_every_pass(monkeypatch):
+    """As a DataLoader with shuffle=True that is begun again: nine images in batches of four, two
+    in a pass and one image left out."""
+    monkeypatch.setattr(label_generator, "STUDENT_BATCH", 4)
+    torch.manual_seed(0)
+    batches = shuffled(9)
+    found = [next(batches).tolist() for _ in range(4)]
+    torch.manual_seed(0)
+    orders = [torch.randperm(9).tolist() for _ in range(2)]
+    assert found == [order[start : start + 4] for order in orders for start in (0, 4)]
 
 
 def test_labels_are_balanced():

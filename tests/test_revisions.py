@@ -20,6 +20,7 @@ from test_reproduction import COMMITTED, run_directory
 from toy_federation import composed
 
 DMC = "algorithm=feddmc scenario=class_incremental surrogate.fraction=0.1"
+AFFCL = "algorithm=affcl scenario=class_incremental algorithm.replay_trains=classifier"
 # Command lines whose numbers a correction has changed, and like ones whose numbers it has not.
 CHANGED = {
     "algorithm=fedcurv": [
@@ -77,11 +78,15 @@ CHANGED = {
     "algorithm=fedreg model=resnet18": ["algorithm=fedreg", "algorithm=fedreg model=resnet10"],
     "algorithm=fedka model=resnet50": ["algorithm=fedka", "algorithm=fedavg model=resnet50"],
     "algorithm=fedka model.batch_norm=true": ["algorithm=fedka model=t_cnn"],
-    "algorithm=affcl scenario=class_incremental scenario.order=per_client": [
-        "algorithm=affcl scenario=class_incremental",
+    f"{AFFCL} scenario.order=per_client": [
+        AFFCL,
         "algorithm=fedlwf scenario=class_incremental scenario.order=per_client",
     ],
-    "algorithm=affcl scenario=class_incremental scenario.blur=0.1": [],
+    f"{AFFCL} scenario.blur=0.1": [],
+    "algorithm=affcl scenario=class_incremental": [AFFCL],
+    "algorithm=lander scenario=class_incremental": [
+        "algorithm=lander scenario=class_incremental algorithm.student_steps=0"
+    ],
     "model=resnet56_bottleneck": ["model=resnet50"],
     f"{DMC} analysis=weight_divergence": [
         DMC,

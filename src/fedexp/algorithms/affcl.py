@@ -13,15 +13,18 @@ features h~ with labels y~ drawn from the flow, of all classes met so far,
           classes met before
     P = mean over the batch of p(h | y)^(1/D),   e = (1 - theta) P + theta w_j = mean_d N(s_jd; mean
     and variance of u_d over the examples of class y~_j in the batch), P where it has none.
-The second line trains the classifier alone, the third the flow alone; L_d: see continual.py, with T
-= 2. In task 1 there is no theta'. `credibility`: s is the noise of h~ (latent), or h~ itself, which
-the code compares with the moments of u (released). Values: the code's. Its weights for the global
-model as a second teacher are 0 and left out. Deviations: one step of one optimizer for all three
-lines, where the code takes three of Adam, one after the other; `bank` features are drawn from the
-flow that was received, once a round, not new ones from the flow in training for every batch; the
-features are the input of the last layer, which is the classifier, where the code has two layers;
-the flow's line is divided by D, of which Adam takes no notice, and which steadies SGD; variances
-are at least 1e-6. The text of the paper was not at hand: the equations are those of the code.
+The third line trains the flow alone, the second a part of g: `replay_trains`. hidden: g is a linear
+layer of D units with leaky ReLU and the classifier, and the second line trains this layer alone, as
+the code's `classifier_fb_optimizer` holds `fc2` alone; classifier: g is the model's classifier, and
+the second line trains it. L_d: see continual.py, with T = 2. In task 1 there is no theta'.
+`credibility`: s is the noise of h~ (latent), or h~ itself, which the code compares with the moments
+of u (released). Values: the code's. Its weights for the global model as a second teacher are 0 and
+left out. Deviations: one step of one optimizer for all three lines, where the code takes three of
+Adam, one after the other; `bank` features are drawn from the flow that was received, once a round,
+not new ones from the flow in training for every batch; the features are the input of the model's
+last layer; the flow's line is divided by D, of which Adam takes no notice, and which steadies SGD;
+variances are at least 1e-6. The text of the paper was not at hand: the equations are those of the
+code.
 """
 
 import copy
@@ -44,7 +47,7 @@ from fedexp.core.errors import require, require_choice
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
-FLOW = "flow."  # prefix of the flow's names
+FLOW, HIDDEN = "flow.", "classifier.hidden."  # prefixes of names
 TEMPERATURE, VARIANCE = 2.0, 1e-6
 WEIGHTS = ("replay", "kd_last", "kd_feature", "kd_output", "flow_last")
 
@@ -64,6 +67,7 @@ class AFFCL(Remembering):
     kd_output: float
     flow_last: float  # of the flow at the end of the last task
     theta: float  # least weight of what is drawn, from 0 to 1
+    replay_trains: str  # hidden | classifier
     credibility: str  # latent | released
     hidden: int  # units of the flow's layers
     bank: int  # features that are drawn for a round
@@ -73,6 +77,8 @@ class AFFCL(Remembering):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
         require(0 <= self.theta <= 1, "algorithm.theta", self.theta, "from 0 to 1")
+        trained = ("hidden", "classifier")
+        require_choice("algorithm.replay_trains", self.replay_trains, trained)
         require_choice("algorithm.credibility", self.credibility, ("latent", "released"))
         for name in ("hidden", "bank"):
             require(
@@ -81,10 +87,15 @@ class AFFCL(Remembering):
 
     @property
     def needs(self) -> Needs:
-        return Needs(server_state="old model and flow", down=1, small="a flow with every model")
+        layer = " and a layer" if self.replay_trains == "hidden" else ""
+        small = f"a flow{layer} with every model"
+        return Needs(server_state="old model and flow", down=1, small=small)
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
-        module.flow = Flow(classifier_of(module).in_features, info.num_classes, self.hidden)
+        last = classifier_of(module)
+        module.flow = Flow(last.in_features, info.num_classes, self.hidden)
+        if self.replay_trains == "hidden":
+            module.classifier = Deeper(last)
         return module
 
     def fitted(self, module: nn.Module) -> Self:
@@ -161,16 +172,16 @@ class AFFCL(Remembering):
         ctx: Context,
     ) -> torch.Tensor:
         """Return the loss on features that are drawn, without its weight."""
-        answers = heads.logits(drawn["features"], heads.head(params))
+        if self.replay_trains == "hidden":
+            params = params | {k: v.detach() for k, v in heads.head(params).items()}
+        answers = classified(drawn["features"], params)
         loss = (weights * F.cross_entropy(answers, drawn["labels"], reduction="none")).mean()
         loss = loss * ((1 - self.theta) * typical + self.theta)
         if "old" not in ctx.server:
             return loss
-        before = heads.logits(drawn["features"], heads.head(ctx.server["old"]))
-        return (
-            loss
-            + self.kd_last * self.kd_output * distillation_loss(answers, before, TEMPERATURE).mean()
-        )
+        before = classified(drawn["features"], ctx.server["old"])
+        distilled = distillation_loss(answers, before, TEMPERATURE).mean()
+        return loss + self.kd_last * self.kd_output * distilled
 
     def rows(self, step: int, ctx: Context) -> torch.Tensor:
         """Return which features of the bank a local step takes, from its beginning again at the
@@ -180,6 +191,26 @@ class AFFCL(Remembering):
         return (
             torch.as_tensor(step, device=device) * count + torch.arange(count, device=device)
         ) % self.bank
+
+
+class Deeper(nn.Linear):
+    """A classifier behind a hidden layer as wide as its input."""
+
+    def __init__(self, classifier: nn.Linear):
+        super().__init__(classifier.in_features, classifier.out_features)
+        self.load_state_dict(classifier.state_dict())
+        self.hidden = nn.Linear(self.in_features, self.in_features)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.leaky_relu(self.hidden(features)))
+
+
+def classified(features: torch.Tensor, params: Params) -> torch.Tensor:
+    """Return the logits [n, C] of features [n, D] by the classifier of a model."""
+    if HIDDEN + "weight" in params:
+        hidden = F.linear(features, params[HIDDEN + "weight"], params[HIDDEN + "bias"])
+        features = F.leaky_relu(hidden)
+    return heads.logits(features, heads.head(params))
 
 
 def credibility(

@@ -4,7 +4,11 @@ Z. Li, D. Hoiem, "Learning without Forgetting", ECCV 2016, as the baseline of CF
 section 5.3): on the new task's examples
     L = CE + lambda_d L_d,   teacher theta_{t-1}, the global model at the end of the last task (see
     continual.py).
-In task 1 it is FedAvg. `paradigm=centralized` (algorithm=lwf): LwF.
+In task 1 it is FedAvg. `paradigm=centralized` (algorithm=lwf): LwF. Deviations from the released
+code of CFeD (lianziqt/CFeD, update.py and train_eval_fed.py): the teacher is in eval mode, there in
+training mode, with dropout and batch statistics, and its answers are taken once a round; weights
+are n_k, there equal; a client trains on all of its examples, in a new order with every epoch, there
+on the first 80 % in one order, without the last partial batch.
 """
 
 import math

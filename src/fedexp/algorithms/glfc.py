@@ -24,12 +24,14 @@ models, the ranking here is that of a perfect reconstruction. In the code the be
 is not forgotten when a task begins; here it is, since it is one of other classes. Tasks are known
 here, as to every other method: a client of the code infers that a new one began where the entropy
 of the model's answers has risen by 1.2. Its population, in which clients join with every task, is a
-setting of its own. Other deviations: the model has all C outputs from the start, those of classes
-to come are negatives, and BCE is their sum over the number of classes so far; no example is kept
-twice; weights are n_k with the examples kept, not equal ones; prototypes are chosen of images as
-clients train on them, augmented where the data are (the code: plain ones); the steps at which the
-code lowers its learning rate are left to local.lr_decay and its like. The text of the paper was not
-at hand: the equations are those of the code.
+setting of its own. Other deviations: the model has all C outputs from the start, and those of
+classes to come are negatives, so that no untrained one answers in a test, which asks all C; BCE is
+the sum over all C divided by the number n of classes so far: outputs so far have the code's
+gradients; those to come add to the gradients of the features and to the loss, which begins at C / n
+times the code's; no example is kept twice; weights are n_k with the examples kept, not equal ones;
+prototypes are chosen of images as clients train on them, augmented where the data are (the code:
+plain ones); the steps at which the code lowers its learning rate are left to local.lr_decay and its
+like. The text of the paper was not at hand: the equations are those of the code.
 """
 
 import math

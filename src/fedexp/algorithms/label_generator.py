@@ -11,7 +11,8 @@ the teacher on (G(e_y) - m) / s, and z the logits of a student,
 in `steps` steps of Adam, a fresh one for each batch; m and s, the "learnable data statistics", have
 a value a channel and stay from batch to batch. The images of the step with the lowest loss are
 kept, at 8 bits a value, of all batches but the first `warmup`. After each batch that is kept, the
-student takes `student_steps` steps of SGD on the images so far, normalised as the data set is, with
+student takes `student_steps` steps of SGD on the images so far, shuffled anew with every pass and
+normalised as the data set is, with
     T^2 KL(softmax(t / T) || softmax(z / T)) + ltc * MSE(mapped features of student, of teacher),
     T = STUDENT_T.
 The last term of the first formula, with the student, counts from the batch on before which it has
@@ -20,6 +21,8 @@ random. All outputs are those of the classes that the teacher knows.
 """
 
 import math
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -73,17 +76,14 @@ class Student:
         self.trained = 0  # times
 
     def learn(self, images: torch.Tensor, pixels: Pixels, steps: int) -> None:
-        """Take steps on images, uint8 [n, channels, height, width], in a new order."""
+        """Take steps on images, uint8 [n, channels, height, width], n > 1."""
         self.trained += 1
         optimizer = torch.optim.SGD(
             self.net.params.values(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY
         )
-        order = [part for part in torch.randperm(len(images)).split(STUDENT_BATCH) if len(part) > 1]
         dtype = next(iter(self.net.params.values())).dtype
-        for step in range(steps):
-            x = normalised(
-                images[order[step % len(order)].to(images.device)].to(dtype) / 255, pixels
-            )
+        for numbers in islice(shuffled(len(images)), steps):
+            x = normalised(images[numbers.to(images.device)].to(dtype) / 255, pixels)
             with torch.no_grad():
                 taught = self.net(self.teacher, x)
             own = self.net(self.net.params, x)
@@ -103,6 +103,13 @@ class Student:
         agrees = (logits.argmax(1) == taught.argmax(1)).to(logits)
         apart = F.kl_div(logits.log_softmax(1), taught.softmax(1), reduction="none").sum(1)
         return (apart * agrees).mean()
+
+
+def shuffled(count: int) -> Iterator[torch.Tensor]:
+    """Yield the numbers of batches without end, in a new order with every pass; one example alone
+    is left out."""
+    while True:
+        yield from (part for part in torch.randperm(count).split(STUDENT_BATCH) if len(part) > 1)
 
 
 def drawn(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -16,21 +16,23 @@ and in a task t > 1, with the n_o old classes and the n classes so far,
     pre = alpha_pre alpha beta,               beta = sqrt(n_o / n),
 where CE is over the classes of task t alone, L_d (continual.py, temperature T) over those before.
 The linear layer is trained, averaged and sent with the model. Checked against the authors' code
-(methods/lander.py), from which the formulas are taken; the numbers of the paper's equations were
-not at hand. Its values for CIFAR-100 are those of conf/algorithm/lander.yaml. There the server
-makes 50 batches of 256 images, keeps those from the tenth on, and clients use 10,000 of them; here
-9 are left out and the next 39 kept, 9,984 images. The embeddings come from a file,
-`embeddings=<file>`, with a row for each class in the order of the data set's classes;
-docs/guide/continual_learning.md has how to make one. Without a file the run is refused.
-`embeddings=random` puts random vectors in their place, as wide as the features and with numbers of
-variance 1: then the anchors say nothing of what the classes mean, and what is left of LANDER are
-its bounds and its generator. That is no result of LANDER; the option is in config.yaml and in the
-run's first lines. Deviations: images are neither cropped nor flipped, on the clients and on the
-server; the model has all C outputs from the start, of which those of later tasks are left out of
-every loss; weights are n_k, not equal ones; the model at the end of a task is the last one, not
-that of the round with the lowest training loss; the student's biases begin at 0, in the code those
-of linear layers and convolutions at N(0, 1). The images are counted as sent in every round. Only
-where tasks bring new classes.
+(tmtuan1307/LANDER, methods/lander.py), from which the formulas are taken; the numbers of the
+paper's equations were not at hand. Its values for CIFAR-100 are those of
+conf/algorithm/lander.yaml. There the server makes 50 batches of 256 images, keeps those from the
+tenth on, and clients use 10,000 of them; here 9 are left out and the next 39 kept, 9,984 images.
+The embeddings come from a file, `embeddings=<file>`, with a row for each class in the order of the
+data set's classes; docs/guide/continual_learning.md has how to make one. Without a file the run is
+refused. `embeddings=random` puts random vectors in their place, as wide as the features and with
+numbers of variance 1: then the anchors say nothing of what the classes mean, and what is left of
+LANDER are its bounds and its generator. That is no result of LANDER; the option is in config.yaml
+and in the run's first lines. Deviations: a client goes through the images in one order in a round,
+where the code shuffles them with every pass; images are neither cropped nor flipped, on the clients
+and on the server; the model has all C outputs from the start, of which those of later tasks are
+left out of every loss; weights are n_k, not equal ones; the model at the end of a task is the
+average of its last round, where the code takes the one that was sent in the round with the lowest
+training loss, before that round's average; the student's biases begin at 0, in the code those of
+linear layers and convolutions at N(0, 1). The images are counted as sent in every round. Only where
+tasks bring new classes.
 """
 
 import logging

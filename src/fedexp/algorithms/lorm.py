@@ -12,15 +12,17 @@ its diagonal multiplied by `off_diagonal`, the server solves
 and for the head, likewise, W = (sum_k W_k G_k) (sum_k G_k)^+, its bias the mean by n_k. Tested is,
 from the second task on, the backbone plus the merged change over the tasks s = 1..t,
     (sum_s B_s A_s G_s) (sum_s G_s)^+,     G_s = sum_k G_k.
-Checked against the authors' code (lorm.py and regmean.py of fed-mammoth), from which the formulas
-are taken; the numbers of the paper's equations were not at hand. Its `alpha_regmean` is
-off_diagonal = 0.5, rank 16 on all linear layers of the blocks, AdamW with 3e-4. Deviations: G_s is
-that of the clients of the last round of task s, in the code all clients are asked once more when a
-task has ended, and the change within a task is a plain mean; G_k is that of the trained local
-model, in the code from the second task on that of this mean. Inverses are pseudo-inverses, for the
-head too. Rows of the head of other tasks stay as they were. Linear layers alone are merged; the
-code has one learning rate for A and one for B. The Gram matrices are counted as sent; of a layer
-with n inputs they are n^2 numbers. Only where tasks bring new classes.
+Checked against the authors' code (aimagelab/fed-mammoth, _models/lorm.py and regmean.py), from
+which the formulas are taken; the numbers of the paper's equations were not at hand. Its
+`alpha_regmean` is off_diagonal = 0.5, rank 16 on all linear layers of the blocks, AdamW with 3e-4
+and a weight decay (`wd_reg`) of 0.1, for what a round trains: local.optimizer=adamw local.lr=0.0003
+local.weight_decay=0.1. Deviations: G_s is that of the clients of the last round of task s, in the
+code all clients are asked once more when a task has ended, and the change within a task is a plain
+mean; G_k is that of the trained local model, in the code from the second task on that of this mean.
+Inverses are pseudo-inverses, for the head too. Rows of the head of other tasks stay as they were.
+Linear layers alone are merged. A and B have the learning rate of the head; the code has options for
+others (`lr_A`, `lr_B`), by default the head's too. The Gram matrices are counted as sent; of a
+layer with n inputs they are n^2 numbers. Only where tasks bring new classes.
 """
 
 from dataclasses import dataclass

@@ -12,16 +12,18 @@ training. The server averages A_t and B_t by n_k. It adds up the clients' protot
 weights softmax(u / 0.2), u being 1 / (sum of the distances of a client's prototype to the mean
 features of all clients that hold the class), brought to 0..1 over the clients; of a class that
 nobody holds it takes the plain mean. Tested is the model with A = A_1 + ... + A_t, B = B_1 + ... +
-B_t. Checked against the authors' code (PILoRA-cifar: update.py, utils.py, VLT.py;
+B_t. Checked against the authors' code (Ghy0501/PILoRA, PILoRA-cifar: update.py, utils.py, VLT.py;
 PILoRA-tiny/CPN.py), from which the formulas are taken, with lambda_pl = 0.001, gamma = 0.5, l1 =
 0.01, T = 1 and Adam with 2e-3 for prototypes and 1e-5 for adapters; the numbers of the paper's
 equations were not at hand. Their adapters are those of the queries and values of the first block,
 `model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and an A and a B for each of the two; here one
 for the whole layer. Deviations: their tested model adds A_1 and B_1 alone to those of the current
-task, from the third task on without what is in between; here all are added, as the paper says. The
-mean features are those of the trained local model, over one pass in eval mode, not those met in the
-course of training. Learning rates have one schedule. No early stopping. Only where tasks bring new
-classes.
+task, from the third task on without what is in between; here all are added. In both, the change B A
+of a layer is a product of sums: it has cross terms B_s A_t, s != t, beside the sum of the tasks'
+own B_s A_s. So has fed-mammoth's PILoRA (_models/pilora.py), which trains with the sums too; which
+of the two the paper means is not known here. The mean features are those of the trained local
+model, over one pass in eval mode, not those met in the course of training. Learning rates have one
+schedule. No early stopping. Only where tasks bring new classes.
 """
 
 import math

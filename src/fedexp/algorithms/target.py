@@ -13,7 +13,8 @@ alone. Checked against the authors' code (methods/target.py): losses, generator,
 and the matching of statistics. Their values for CIFAR-100 are those of conf/algorithm/target.yaml,
 with kd = 25 and T = 2; 2,560 images. At these values their student is never trained, so that the
 adversarial term, which needs it, is never counted: it has a warm-up of 20 batches, and there are
-10. Student and term are left out here. Deviations: a batch of images has the size of the local
+10. Student and term are left out here. Deviations: a client goes through the images in one order in
+a round, where the code shuffles them with every pass; a batch of images has the size of the local
 batch, there it divides all images among the steps of an epoch; neither the generated images nor the
 clients' copies of them are cropped and flipped; the model has all C outputs from the start, of
 which those of later tasks are left out of every loss, where the code adds outputs with a task;

@@ -200,6 +200,20 @@ REVISIONS: tuple[Revision, ...] = (
         "features of earlier tasks are of all classes that were met",
         mixes_tasks,
     ),
+    Revision(
+        "algorithm",
+        "LANDER",
+        2,
+        "the server's student has a new order of images with every pass",
+        lambda container: bool(value_of(container, "algorithm.student_steps")),
+    ),
+    Revision(
+        "algorithm",
+        "AFFCL",
+        3,
+        "replayed features train a hidden layer, not the classifier",
+        lambda container: value_of(container, "algorithm.replay_trains") != "classifier",
+    ),
     Revision("algorithm", "FedDF", 3, SINGLE, distils_by_the_batch),
     Revision("algorithm", "Flashback", 2, SINGLE, distils_by_the_batch),
     Revision(
