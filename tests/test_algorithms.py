@@ -43,7 +43,7 @@ from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.analysis.algorithm_costs import node_of
-from fedexp.config.build import find_class
+from fedexp.config.trust import find_class
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import Cohort, Engine, ScheduledData

@@ -18,6 +18,7 @@ from fedexp.core.errors import BudgetSpent
 from fedexp.core.private.of_hydra import sweeping
 from fedexp.rundir import elsewhere
 from fedexp.rundir.evidence import kept_below
+from fedexp.training import deadline
 from fedexp.training.deadline import Deadline
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
@@ -153,12 +154,12 @@ def test_a_job_whose_length_is_unknown_comes_after_the_known_ones_of_its_kind():
 
 def test_the_deadline_reaches_a_job_with_its_overrides():
     """1e9 seconds after the epoch, 12.5 seconds to its first checkpoint."""
-    config = {"env_set": {budget.VARIABLE: "1000000000.000 12.500"}}
-    found = budget.deadline_of(type("Hydra", (), {"job": config}))
+    config = {"env_set": {deadline.VARIABLE: "1000000000.000 12.500"}}
+    found = deadline.deadline_of(type("Hydra", (), {"job": config}))
     assert found == Deadline(1e9, 12.5)
     with pytest.raises(BudgetSpent):
         found.check_start()
-    assert budget.deadline_of(type("Hydra", (), {"job": {}})) == Deadline()
+    assert deadline.deadline_of(type("Hydra", (), {"job": {}})) == Deadline()
     Deadline().check_start()
     Deadline(time.time() + 60, 30).check_start()
     with pytest.raises(BudgetSpent):

@@ -15,8 +15,10 @@ import torch
 from omegaconf import OmegaConf
 
 from fedexp.config import trust
-from fedexp.config.build import GROUPS, build, convert, find_class
+from fedexp.config.build import GROUPS, build
 from fedexp.config.options import known_keys, list_groups, list_options
+from fedexp.config.trust import find_class
+from fedexp.config.values import convert
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
 from fedexp.rundir.fingerprint import fingerprint
@@ -363,7 +365,11 @@ def test_values_are_converted(annotation, value, expected):
         (str, None, "key=None: must be a text"),
         (str, ["a"], "key=['a']: must be a text"),
         (int | None, "a", "key=a: must be an integer, or null"),
-        (list[float], 1.0, "key=1.0: must be a list of values that are each a number"),
+        (
+            list[float],
+            1.0,
+            "key=1.0: must be a list of values that are each a number, such as [1.0]",
+        ),
         (list[float], ["a"], "key=['a']: must be a list of values that are each a number"),
         (tuple[int, ...], [1.5], "key=[1.5]: must be a list of values that are each an integer"),
     ],

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from fedexp.config.build import build, resolve
+from fedexp.config.build import build
 from fedexp.config.cohorts import Cohorts, check_begun
+from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import Seeds
 from fedexp.training.exchange import sample

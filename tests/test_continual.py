@@ -28,7 +28,7 @@ from fedexp.algorithms.lorm import LoRM
 from fedexp.algorithms.pilora import PILoRA
 from fedexp.algorithms.target import TARGET
 from fedexp.analysis.algorithm_costs import node_of
-from fedexp.config.build import find_class
+from fedexp.config.trust import find_class
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN

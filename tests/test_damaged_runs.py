@@ -16,7 +16,7 @@ from fedexp.analysis import report
 from fedexp.analysis.aggregate import write_report
 from fedexp.analysis.view.__main__ import main as view
 from fedexp.cli import main, preview, push
-from fedexp.config.build import resolve
+from fedexp.config.values import resolve
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures.__main__ import main as figures
 from fedexp.rundir import elsewhere

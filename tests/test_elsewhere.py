@@ -10,7 +10,7 @@ from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.compare import load_jobs
 from fedexp.cli import main
 from fedexp.cli.preview import plan, status
-from fedexp.config.build import resolve
+from fedexp.config.values import resolve
 from fedexp.rundir import elsewhere
 from fedexp.rundir.elsewhere import alike, complete, exact, finished_runs
 from test_compare import make_run, one

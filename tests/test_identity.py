@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedexp.config.build import find_class, resolve
-from fedexp.config.trust import targets
+from fedexp.config.trust import find_class, targets
+from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import origin
 from fedexp.rundir.fingerprint import (

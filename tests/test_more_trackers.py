@@ -9,7 +9,8 @@ from e2e.helpers import SMALL
 from fedexp.cli import main
 from fedexp.cli.arguments import sort_out, together
 from fedexp.cli.push import wandb_node
-from fedexp.config.build import build, resolve
+from fedexp.config.build import build
+from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.mlflow_tracker import DIRECTORY, ENVIRONMENT, MLflow

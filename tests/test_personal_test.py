@@ -16,7 +16,8 @@ from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.fedrod import FedRoD
-from fedexp.config.build import build, resolve
+from fedexp.config.build import build
+from fedexp.config.values import resolve
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import Validation, require_subjects

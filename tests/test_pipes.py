@@ -13,7 +13,7 @@ from fedexp.analysis import report
 from fedexp.analysis.view.__main__ import main as view
 from fedexp.cli import multirun, preview, push
 from fedexp.cli.job import is_finished
-from fedexp.config.build import resolve
+from fedexp.config.values import resolve
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.npz import load_npz
 from fedexp.core.storage import regular

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from fedexp.analysis.aggregate import mark, write_tables
-from fedexp.config.build import build, resolve
+from fedexp.config.build import build
+from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import elsewhere, revisions
 from fedexp.rundir.fingerprint import data_marks, fingerprint, group_name

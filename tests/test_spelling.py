@@ -1,5 +1,8 @@
 """Ways of writing overrides, and what messages say of names."""
 
+import subprocess
+import sys
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -67,6 +70,22 @@ def test_an_extra_is_installed_from_the_checkout_or_by_name(monkeypatch, tmp_pat
         (["algorithm="], "fedexp: algorithm=: every run has one; options: affcl, "),
         (["~algorithm"], "fedexp: ~algorithm: every run has one; options: affcl, "),
         (["hydra.run.dir="], "fedexp: hydra.run.dir=: must be a directory"),
+        (["seeds=1,2"], "fedexp: seeds=1,2: say fedexp --multirun seed=1,2; "),
+        (["--multirun", "seeds=1,2"], "fedexp: seeds=1,2: say fedexp --multirun seed=1,2; "),
+        (["seeds=3"], "fedexp: seeds=3: say seed=3; "),
+        (["--rounds=5"], "fedexp: --rounds=5: is written without dashes: rounds=5\n"),
+        (["--batch-size=5"], "fedexp: --batch-size=5: is written without dashes: local.batch_"),
+        (["--rounds", "5"], "fedexp: --rounds: is written without dashes: rounds=<value>\n"),
+        (["--mulitrun"], "fedexp: --mulitrun: no such flag (nearest: '--multirun'); "),
+        (["clients=10"], "fedexp: clients: no such option or key (nearest: 'num_clients'); "),
+        (["lr=1"], "fedexp: lr: no such option or key (nearest: 'local.lr'); "),
+        (["~rounds"], "fedexp: ~rounds: every run has it; leave it out for its default, or set it"),
+        (["local=3"], "fedexp: local=3: is a node; its keys: local.epochs, local.batch_size, "),
+        (["targets=0.5"], "fedexp: targets=0.5: must be a list of values that are each a number, "),
+        (
+            ["tracker=[wandb,none]"],
+            "fedexp: tracker=[wandb,none]: none goes alone (tracker=none); leave it out\n",
+        ),
         (["resume="], "fedexp: resume=: must be a run directory"),
         (
             ["hydra/job_logging=foo"],
@@ -85,13 +104,33 @@ def test_what_is_left_empty_or_does_not_go_together_is_one_message(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    assert main.main([*arguments, "tracker=none", "rounds=1"]) == 2
+    assert main.main(["tracker=none", "rounds=1", *arguments]) == 2
     out, error = capsys.readouterr()
     assert error.startswith(message)
     assert "Traceback" not in out + error
     assert list(tmp_path.iterdir()) == []
     names = error.partition("there are: ")[2].split(", ")
     assert len(set(names)) == len(names)
+
+
+def test_wrong_values_are_found_before_torch_is_imported(tmp_path):
+    """Which takes seconds; but all errors are said at once where one of them needs torch."""
+    script = (
+        "import sys; from fedexp.cli.main import main; code = main(sys.argv[1:]);"
+        " print(code, 'torch' in sys.modules)"
+    )
+
+    def outcome(*overrides):
+        command = [sys.executable, "-c", script, "rounds=0", "tracker=none", *overrides]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        return done.stdout.strip(), done.stderr.splitlines()
+
+    both = ["fedexp: local.lr=fast: must be a number", "rounds=0: must be at least 1"]
+    assert outcome("local.lr=fast", "alpha=0.1") == ("2 False", both)
+    mu = "algorithm.mu=-1.0: must be finite and at least 0"
+    last = [both[1].replace("rounds", "fedexp: rounds"), mu]
+    assert outcome("algorithm=fedprox", "algorithm.mu=-1") == ("2 True", last)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_needs_a_working_directory_that_is_there(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fedexp.config.build import build, resolve
+from fedexp.config.build import build
+from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Caltech256
 from fedexp.data.partition import Shards

@@ -15,8 +15,8 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.analysis.algorithm_costs import node_of
 from fedexp.analysis.algorithm_costs import table as requirements_table
 from fedexp.cli.help import description
-from fedexp.config.build import make_target
 from fedexp.config.options import list_options
+from fedexp.config.values import make_target
 
 from .names import algorithm_file, methods, sweeps, title
 from .text import CONF, ROOT, cell, comments, from_docstring, prose, table, yaml_comments

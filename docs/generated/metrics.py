@@ -6,8 +6,8 @@ import inspect
 import yaml
 
 from fedexp.cli.help import description, help_text
-from fedexp.config.build import find_class
 from fedexp.config.options import list_options
+from fedexp.config.trust import find_class
 
 from .text import CONF, comments, from_docstring, prose, yaml_comments
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from fedexp.algorithms.interfaces import Needs
-from fedexp.config.build import build, find_class
+from fedexp.config.build import build
 from fedexp.config.options import GLOBAL_OPTION, list_groups, list_options
+from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError
 from toy_federation import CONF, composed
 

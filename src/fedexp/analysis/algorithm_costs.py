@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Needs
-from fedexp.config.build import make_target
 from fedexp.config.options import conf_directory
+from fedexp.config.values import make_target
 
 HEAD = ("algorithm", "a client keeps", "the server keeps", "extra up / down", "extra data")
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {

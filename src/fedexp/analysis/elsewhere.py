@@ -70,7 +70,7 @@ def jobs_of(
     from hydra import compose, initialize_config_dir
 
     from fedexp.analysis.sweep import expand
-    from fedexp.config.build import resolve
+    from fedexp.config.values import resolve
 
     found: dict[str, tuple[str, ...]] = {}
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.analysis.networks import Parts, network_of
-from fedexp.config.build import make
+from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.settings import LocalTraining

@@ -18,7 +18,8 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
-from fedexp.config.build import find_class, make_target
+from fedexp.config.trust import find_class
+from fedexp.config.values import make_target
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for, torch_seed
 from fedexp.data.rotations import Rotations

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.analysis.algorithm_costs import node_of
-from fedexp.config.build import make_target
 from fedexp.config.options import conf_directory
+from fedexp.config.values import make_target
 
 Overrides = frozenset[str]
 

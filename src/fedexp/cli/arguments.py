@@ -8,9 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from fedexp.cli.messages import unknown_flag
 from fedexp.config.options import SEVERAL, conf_directory
 from fedexp.config.overrides import key_of, read_overrides
-from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.errors import ConfigError
 
 OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
 # Mappings whose keys are those of something else, and the choice with which each is there (None:
@@ -62,7 +63,7 @@ def sort_out(arguments: list[str]) -> Asked:
     from fedexp.analysis.sweep import launches, load_sweep
     from fedexp.config.options import ONE_OPTION, PRESETS, list_groups
     from fedexp.config.overrides import check_names
-    from fedexp.config.spelling import normalise
+    from fedexp.config.spelling import check_values, normalise
 
     flags, overrides = split_flags(arguments)
     check_hidden(config_directories(arguments))
@@ -215,23 +216,6 @@ def expand_resume(arguments: list[str]) -> list[str]:
     return [*flags, *kept, *later, f"resume={path}", f"hydra.run.dir={path}"]
 
 
-def check_values(overrides: list[str], folders: list[Path]) -> None:
-    """Raise ConfigError for a directory or an option that is left empty, as a shell variable
-    without a value leaves it, and for a group that is taken out."""
-    from fedexp.config.options import list_groups, list_options
-
-    groups = list_groups([conf_directory()])
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        name = key.lstrip("~+")
-        if name in ("hydra.run.dir", "hydra.sweep.dir") and equals and not value.strip("'\""):
-            raise ConfigError(f"{override}: must be a directory")
-        if name in groups and (key.startswith("~") or (equals and not value)):
-            raise ConfigError(
-                f"{override}: every run has one; options: {', '.join(list_options(name, folders))}"
-            )
-
-
 def literal(text: str) -> str:
     """Write a value so that Hydra and OmegaConf read it as this text, whatever quotes, backslashes
     or `${` are in it."""
@@ -295,7 +279,8 @@ def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
             flags.append(argument)
             if argument in WITH_VALUE and rest:
                 flags.append(rest.popleft())
-    for flag in (flag.split("=")[0] for flag in flags if flag.startswith("-")):
+    for written in (flag for flag in flags if flag.startswith("-")):
+        flag = written.split("=")[0]
         if flag == "--experimental-rerun":
             raise ConfigError(
                 f"{flag}: is refused, since it runs what a pickle holds; resume=DIR continues a run"
@@ -303,7 +288,5 @@ def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
         if not any(
             flag == known or (flag.startswith("--") and known.startswith(flag)) for known in FLAGS
         ):
-            raise ConfigError(
-                f"{flag}: no such flag{nearest(flag, FLAGS)}; `fedexp --hydra-help` lists them"
-            )
+            raise ConfigError(unknown_flag(written, FLAGS, conf_directory()))
     return flags, overrides

@@ -7,11 +7,10 @@ a round by then does not begin, the others save their state and end (fedexp.trai
 """
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedexp.cli.arguments import literal
 from fedexp.cli.callbacks import SweepWatch, failures
@@ -33,10 +32,7 @@ from fedexp.rundir import elsewhere
 from fedexp.rundir.lock import Occupied, occupied
 from fedexp.rundir.reader import finished_summary
 from fedexp.trackers.progress import duration
-from fedexp.training.deadline import Deadline
-
-# key of hydra.job.env_set: `<seconds since the epoch> <seconds to the first checkpoint>`
-VARIABLE = "FEDEXP_DEADLINE"
+from fedexp.training.deadline import VARIABLE
 
 
 @dataclass(frozen=True)
@@ -237,12 +233,3 @@ def note_shared(slots: Sequence[Slot]) -> None:
                 if finished_summary(directory) is None:
                     own = [text for text in job.overrides if not is_hydras(text)]
                     elsewhere.note(directory, done.absolute(), own)
-
-
-def deadline_of(hydra_config: Any) -> Deadline:
-    """Return the deadline of a job, as its overrides have brought it along."""
-    given: Mapping[str, Any] = hydra_config.job.get("env_set") or {}
-    if VARIABLE not in given:
-        return Deadline()
-    at, needed = map(float, str(given[VARIABLE]).split())
-    return Deadline(at, needed)

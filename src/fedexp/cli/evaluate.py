@@ -75,8 +75,8 @@ def dataset_of(
 
     Raises ConfigError for an override of anything else.
     """
-    from fedexp.config.build import make_target, resolve
     from fedexp.config.overrides import key_of
+    from fedexp.config.values import make_target, resolve
     from fedexp.data.types import DataSource
 
     keys = [key_of(text) for text in overrides]

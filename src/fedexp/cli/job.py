@@ -49,17 +49,23 @@ def run_job(config: Any) -> int:
     """Run one job of a run or sweep; return its exit code."""
     from hydra.core.hydra_config import HydraConfig
 
+    from fedexp.config.values import check_first
+
     console.install()
     log_to_console()
+    hydra_config = HydraConfig.get()
+    job = job_of(config, hydra_config)
+    new = not holds_a_run(job.directory)
     try:
+        if "torch" not in sys.modules:
+            check_first(job.config, job.overrides)
         from fedexp.training.job import train_run
+    except ConfigError as error:
+        return say_failure(error, job, hydra_config, new)
     except Exception as error:
         if not lacks_memory(error):
             raise
         return say_no_memory(error)  # torch could not be imported
-    hydra_config = HydraConfig.get()
-    job = job_of(config, hydra_config)
-    new = not holds_a_run(job.directory)
     try:
         interrupts.release()
         job.deadline.check_start()
@@ -86,9 +92,9 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from fedexp.cli.budget import deadline_of
     from fedexp.cli.launchers import place_of
     from fedexp.cli.search import watch_of
+    from fedexp.training.deadline import deadline_of
     from fedexp.training.place import Job, Place
 
     runtime = runtime_of(hydra_config)
@@ -154,7 +160,6 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
     new: whether there was no run in the directory before.
     """
     from fedexp.cli.callbacks import said_before
-    from fedexp.rundir.checkpoint import kept
     from fedexp.rundir.lock import Occupied
 
     directory, in_sweep = job.directory, job.sweep is not None
@@ -171,6 +176,8 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
             remove_if_empty(directory, Path(runtime_of(hydra_config)["cwd"]))
         return say(str(error))
     if isinstance(error, StorageError):
+        from fedexp.rundir.checkpoint import kept
+
         after = kept(directory)
         command = "the same command" if in_sweep or not is_begun(directory) else again(directory)
         state = (

@@ -2,6 +2,7 @@
 name."""
 
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import yaml
@@ -119,8 +120,24 @@ def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
         parent = key.rpartition(".")[0]
         hint = "; figures.draw=false draws none" if parent == "figures" else ""
         return f"{key}: goes with the options of {parent}, not with {parent}=<one value>{hint}"
-    inside = [name for name in known if name.rpartition(".")[2] == key]
-    # those that every run has, where there are some
-    inside = [name for name in inside if not known[name]] or inside
-    hint = f" (nearest: '{inside[0]}')" if inside else nearest(key, known)
+    found = meant_by(key, known)
+    hint = f" (nearest: '{found}')" if found else nearest(key, known)
     return f"{key}: no such option or key{hint}; `fedexp --help` lists them"
+
+
+def unknown_flag(written: str, flags: Collection[str], conf: Path) -> str:
+    """Return the message for what begins with a dash and is not among the flags: a key, or a
+    misspelt flag."""
+    flag, _, value = written.partition("=")
+    key, known = flag.lstrip("-").replace("-", "_"), known_keys(conf, [])
+    if found := key if key in known else meant_by(key, known):
+        return f"{written}: is written without dashes: {found}={value or '<value>'}"
+    return f"{flag}: no such flag{nearest(flag, flags)}; `fedexp --hydra-help` lists them"
+
+
+def meant_by(key: str, known: Mapping[str, list[str]]) -> str | None:
+    """Return the known key whose last word this is (clients: num_clients, lr: local.lr), one that
+    every run has before others."""
+    own = [name for name in known if "." not in name and name.endswith(f"_{key}")]
+    inside = [name for name in known if name.rpartition(".")[2] == key]
+    return next(iter(sorted([*own, *inside], key=lambda name: bool(known[name]))), None)

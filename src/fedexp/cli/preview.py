@@ -16,8 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.analysis.sweep import expand
 from fedexp.cli.arguments import literal
-from fedexp.config.build import build, resolve
+from fedexp.config.build import build
 from fedexp.config.run_names import run_name
+from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import Stop
 from fedexp.core.views import VIEWS, file_of, views_of

@@ -1,28 +1,25 @@
-"""Config node -> checked object; the only place that instantiates what a configuration names.
-
-The dataclass behind a node's `_target_` is its schema: unknown keys, wrong types and values out of
-range are collected over the whole configuration and raised as one ConfigError.
-"""
+"""Configuration -> checked objects: unknown keys, wrong types and values out of range are collected
+over the whole of it and raised as one ConfigError."""
 
 import dataclasses
-import functools
-import math
-import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
-from fedexp.config.options import SEVERAL
-from fedexp.config.schedules import with_schedule
-from fedexp.config.trust import find_class
-from fedexp.core.errors import ConfigError, collecting, nearest, require
-from fedexp.core.pictures import PNG, Pictures, as_node
+from fedexp.config.values import (
+    FIRST_NODES,
+    attempt,
+    make,
+    make_first,
+    make_target,
+    said_once,
+    values_of,
+)
+from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import PNG, Pictures
 from fedexp.core.settings import (
     NO_STOP,
     NONE_HELD_OUT,
@@ -32,7 +29,6 @@ from fedexp.core.settings import (
     Settings,
     Stop,
     Validation,
-    subjects_of,
 )
 from fedexp.data.changes import NO_SCHEDULE, Schedule
 from fedexp.data.partition import Partitioner
@@ -43,16 +39,7 @@ from fedexp.engine.hardware import Hardware
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
-from fedexp.rundir.fingerprint import flatten
-from fedexp.rundir.revisions import latest
 from fedexp.trackers.base import TrackerConfig
-
-T = TypeVar("T")
-
-KEY = re.compile(r"([\w.]+)(?: \(default: \w+\))?=")  # of a message
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
-KINDS |= {DataSource: "the name of a data set"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,225 +73,23 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NAMES = (
-    "seeds",
-    "local",
-    "server",
-    "public",
-    "surrogate",
-    "validation",
-    "stop",
-    "cohorts",
-    "schedule",
-    "figures",
-)
-NODES = {name: FIELDS[name] for name in NAMES}
-GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
+NODES = ("server", "surrogate")  # beside FIRST_NODES
+GROUPS = {
+    name: base for name, base in FIELDS.items() if name not in (*FIRST_NODES, *NODES, "settings")
+}
 
 
 def build(config: DictConfig) -> Built:
     """Check the whole configuration; raise one ConfigError that lists everything that is wrong with
     it."""
-    values = resolve(config)
-    values["figures"] = as_node(values.get("figures", True))
     errors: list[str] = []
-    made: dict[str, Any] = {}
-    for name, schema in NODES.items():
-        made[name] = _attempt(errors, make, schema, values.get(name, {}), f"{name}.")
-    # `resolve` has noted them; given by a user they are an unknown key
-    if "revisions" not in config:
-        del values["revisions"]
-    own = {
-        k: v
-        for k, v in values.items()
-        if k not in (*NODES, *GROUPS, *partition_keys(values), "expected")
-    }
-    made["settings"] = _attempt(errors, make, Settings, own, "")
+    values = values_of(config)
+    made = make_first(values, errors)
+    for name in NODES:
+        made[name] = attempt(errors, make, FIELDS[name], values.get(name, {}), f"{name}.")
     for group, base in GROUPS.items():
-        made[group] = _attempt(errors, make_target, values.get(group), group, base)
+        if group not in made:
+            made[group] = attempt(errors, make_target, values.get(group), group, base)
     if errors:
         raise ConfigError("\n".join(said_once(errors, config)))
     return Built(**made)
-
-
-def said_once(errors: list[str], config: DictConfig) -> list[str]:
-    """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds`
-    that follows it."""
-    lines = list(dict.fromkeys("\n".join(errors).splitlines()))
-    keys = {line: found[1] for line in lines if (found := KEY.match(line))}
-    written = flatten(OmegaConf.to_container(config, resolve=False))
-    follows = {
-        key: found[1]
-        for key in keys.values()
-        if (found := REFERENCE.fullmatch(str(written.get(key))))
-    }
-    return [line for line in lines if follows.get(keys.get(line, "")) not in keys.values()]
-
-
-def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Return the top-level keys that a partition brings along (alpha, min_size): those that are
-    also fields of its node."""
-    node = values.get("partition")
-    return (
-        set(node) - {f.name for f in dataclasses.fields(Settings)}
-        if isinstance(node, dict)
-        else set()
-    )
-
-
-def resolve(config: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain containers with all interpolations resolved, data sets in
-    place of their names, and a note of the corrections of its parts (`revisions`)."""
-    try:
-        config = with_named_datasets(config)
-        for group in SEVERAL:
-            config = with_named_members(config, group)
-        config = with_schedule(config)
-        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}"
-        ) from error
-    assert isinstance(values, dict)
-    found = {str(k): v for k, v in values.items()}
-    if isinstance(word := found.get("evaluate"), str):
-        found["evaluate"] = subjects_of(word)
-    return found | {"revisions": latest(found)}
-
-
-def _attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T | None:
-    try:
-        return action(*arguments)
-    except ConfigError as error:
-        errors.append(str(error))
-        return None
-
-
-def make_target(node: object, key: str, base: type[T]) -> T:
-    """Build the dataclass that `node._target_` names, its nested nodes first; it must derive from
-    `base`."""
-    if not isinstance(node, dict) or "_target_" not in node:
-        raise ConfigError(
-            f"{key}: must be one of the group's options (a node with _target_), got {node!r}"
-        )
-    schema = find_class(node["_target_"], f"{key}._target_")
-    if not issubclass(schema, base):
-        required = f"{base.__module__}.{base.__qualname__}"
-        raise ConfigError(
-            f"{key}._target_={node['_target_']}: must be {required} or a class that derives from it"
-        )
-    if missing := getattr(schema, "__abstractmethods__", None):
-        raise ConfigError(
-            f"{key}._target_={node['_target_']}: does not define {', '.join(sorted(missing))}"
-        )
-    return make(schema, {k: v for k, v in node.items() if k != "_target_"}, f"{key}.")
-
-
-def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
-    """Make an instance of a dataclass from plain values, each checked against its annotation."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{prefix.rstrip('.')}={values}: must be a node with keys of its own")
-    fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
-    errors, converted = [], {}
-    for name in values.keys() - fields.keys():
-        errors.append(
-            f"{prefix}{name}: no such key{nearest(name, fields)}; known:"
-            f" {', '.join(fields) or 'none'}"
-        )
-    for name, field in fields.items():
-        if name in values:
-            outcome = _attempt(errors, convert, field.type, values[name], f"{prefix}{name}")
-            converted[name] = outcome
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            errors.append(f"{prefix}{name}: is missing")
-    if errors:
-        raise ConfigError("\n".join(errors))
-    with collecting():
-        made = schema(**converted)
-    # a class of one's own may allow what config.yaml cannot be read back with
-    for name, value in converted.items():
-        finite = not any(
-            isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)
-        )
-        require(finite, f"{prefix}{name}", value, "finite")
-    return made
-
-
-def convert(annotation: Any, value: Any, key: str) -> Any:
-    """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a
-    number, 1.5 no integer)."""
-    if base := part_in(annotation):
-        return convert_part(annotation, base, value, key)
-    if annotation is Any:
-        return value
-    if annotation is str and isinstance(value, bool | int | float):
-        return str(value)
-    if annotation is bool and value not in (True, False) and isinstance(value, int | float):
-        # OmegaConf takes any number for true
-        raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
-    try:
-        result = value if type(value) is annotation else converted_by_omegaconf(annotation, value)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={value}: must be {describe(annotation)}") from error
-    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers_in(result)):
-        raise ConfigError(f"{key}={value}: must be {describe(annotation)} of at most 64 bits")
-    return tuple(result) if str(annotation).startswith("tuple") and result is not None else result
-
-
-def part_in(annotation: Any) -> type | None:
-    """The class of a nested node: the annotation itself, or what it has a list of, or None
-    beside."""
-    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return annotation
-    return next(filter(None, map(part_in, getattr(annotation, "__args__", ()))), None)
-
-
-def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
-    """A node with _target_, or a list of them, as objects of the class that the annotation
-    names."""
-    if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
-        return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, dict) and "_target_" in value:
-        return make_target(value, key, base)
-    if value is None and type(None) in getattr(annotation, "__args__", ()):
-        return None
-    raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
-
-
-def converted_by_omegaconf(annotation: Any, value: object) -> Any:
-    node = OmegaConf.structured(holder_of(annotation))
-    node.value = value
-    return OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
-
-
-@functools.cache
-def holder_of(annotation: Any) -> type:
-    return dataclasses.make_dataclass("Holder", [("value", annotation)])
-
-
-def numbers_in(value: object) -> list[Any]:
-    """Return the scalars of nested lists and mappings."""
-    items = list(value.values()) if isinstance(value, dict) else value
-    return (
-        [each for item in items for each in numbers_in(item)]
-        if isinstance(items, list | tuple)
-        else [items]
-    )
-
-
-def describe(annotation: Any) -> str:
-    """Describe a type in words."""
-    if annotation in KINDS:
-        return KINDS[annotation]
-    if dataclasses.is_dataclass(annotation):
-        return "a node with _target_"
-    parts = [part for part in getattr(annotation, "__args__", ()) if part is not Ellipsis]
-    optional = type(None) in parts
-    names = [describe(part) for part in parts if part is not type(None)]
-    origin = getattr(annotation, "__origin__", None)
-    if origin is dict:
-        return OPTIONS
-    if origin in (list, tuple):
-        return f"a list of values that are each {names[0]}"
-    text = " or ".join(names) or str(annotation)
-    return f"{text}, or null" if optional else text

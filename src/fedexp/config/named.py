@@ -39,6 +39,10 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
         raise ConfigError(f"{group}.options={options}: must be nodes by name, such as {example}")
     if unknown := {str(key) for key in options} - set(members):
         raise ConfigError(f"{group}.{min(unknown)}: is none of {group}.members={list(members)}")
+    if "none" in members:
+        raise ConfigError(
+            f"{group}=[{','.join(members)}]: none goes alone ({group}=none); leave it out"
+        )
     shared = {key: value for key, value in config[group].items() if key in SHARED}
     nodes = []
     for name in members:

@@ -11,7 +11,7 @@ def run_name(root: DictConfig) -> str:
     """Return <dataset>_<partition>_<algorithm>_seed<seed>_<hash>: the directory of a job below that
     of its sweep, the same whatever else the sweep holds. root: the composed configuration with its
     node `hydra`."""
-    from fedexp.config.build import resolve
+    from fedexp.config.values import resolve
     from fedexp.core.errors import ConfigError
 
     choices, overrides = root.hydra.runtime.choices, root.hydra.overrides.task

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedexp.config.options import PRESETS, list_groups, list_options
+from fedexp.config.options import PRESETS, conf_directory, known_keys, list_groups, list_options
+from fedexp.core.errors import ConfigError
 
 ALIASES = {"partition": {"dirichlet": "lda"}}  # group -> name in the literature -> option
 
@@ -42,6 +43,32 @@ def option_of(name: str, group: str, options: Sequence[str]) -> str:
         return alias
     same = [option for option in options if option.lower() == name.lower()]
     return same[0] if len(same) == 1 else name
+
+
+def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
+    """Raise ConfigError for a directory or an option that is left empty, as a shell variable
+    without a value leaves it, for what every run has and is taken out, and for `seeds=1`."""
+    groups = list_groups([conf_directory()])
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        name = key.lstrip("~+")
+        removed = key.startswith("~")
+        if name in ("hydra.run.dir", "hydra.sweep.dir") and equals and not value.strip("'\""):
+            raise ConfigError(f"{override}: must be a directory")
+        if name in groups and (removed or (equals and not value)):
+            options = ", ".join(list_options(name, list(folders)))
+            raise ConfigError(f"{override}: every run has one; options: {options}")
+        if removed and known_keys(conf_directory(), []).get(name) == []:
+            raise ConfigError(
+                f"{override}: every run has it; leave it out for its default, or set it with"
+                f" {name}=<value>"
+            )
+        if name == "seeds" and not removed and not value.startswith(("{", "$")):
+            command = f"fedexp --multirun seed={value}" if "," in value else f"seed={value}"
+            raise ConfigError(
+                f"{override}: say {command}; seeds.partition, seeds.sampling and seeds.training"
+                " set one of its uses each"
+            )
 
 
 def quoted(text: str) -> str:

@@ -104,6 +104,7 @@ class DataSource(ABC):
     """Base of the `dataset` group: where a data set lies and how it is read."""
 
     kind: ClassVar[str]  # images | text
+    in_words: ClassVar[str] = "the name of a data set"
 
     name: str
     data_dir: str

@@ -14,15 +14,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.data.types import Data
 from fedexp.rundir.fingerprint import code_marks, data_marks, essential, fingerprint
 from fedexp.rundir.own_code import CODE, checksums, joined
+
+if TYPE_CHECKING:
+    from fedexp.data.types import Data  # imports torch
 
 NAME = "fingerprint.json"
 PATHS = (
@@ -32,7 +34,10 @@ PATHS = (
 
 
 def note(
-    directory: Path, container: Mapping[str, Any], data: Data, way: Mapping[str, str] | None = None
+    directory: Path,
+    container: Mapping[str, Any],
+    data: "Data",
+    way: Mapping[str, str] | None = None,
 ) -> None:
     """Write the file, where there is none. way: of computing, which a resumed run keeps."""
     if read(directory):
@@ -65,7 +70,7 @@ def fingerprint_of(directory: Path) -> dict[str, Any]:
     return {"fingerprint": read(directory).get("fingerprint")}
 
 
-def describe(data: Data) -> dict[str, Any]:
+def describe(data: "Data") -> dict[str, Any]:
     """Describe data: sizes, number of classes, a checksum of class names and labels, and one of
     inputs that are no decoded pictures: the same JPEG may be decoded to other pixels by another
     version of Pillow."""
@@ -132,7 +137,7 @@ def note_changed_code(directory: Path, container: Mapping[str, Any]) -> None:
     )
 
 
-def check_data(directory: Path, data: Data) -> None:
+def check_data(directory: Path, data: "Data") -> None:
     """Raise ConfigError where the data are other than those that the run there began with."""
     before, now = mapping_of(read(directory), "data"), describe(data)
     if wrong := [

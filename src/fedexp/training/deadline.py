@@ -2,9 +2,14 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedexp.core.errors import BudgetSpent
+
+# key of hydra.job.env_set: `<seconds since the epoch> <seconds to the first checkpoint>`
+VARIABLE = "FEDEXP_DEADLINE"
 
 
 @dataclass(frozen=True)
@@ -24,3 +29,12 @@ class Deadline:
     def check_start(self) -> None:
         """Raise BudgetSpent where the job could not save a round before the deadline."""
         self.check(self.needed)
+
+
+def deadline_of(hydra_config: Any) -> Deadline:
+    """Return the deadline of a job, as its overrides have brought it along."""
+    given: Mapping[str, Any] = hydra_config.job.get("env_set") or {}
+    if VARIABLE not in given:
+        return Deadline()
+    at, needed = map(float, str(given[VARIABLE]).split())
+    return Deadline(at, needed)

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from fedexp.config.build import Built, build, resolve
+from fedexp.config.build import Built, build
+from fedexp.config.values import resolve
 from fedexp.rundir import checkpoint, elsewhere, files, origin
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.lock import occupied

@@ -1,0 +1,287 @@
+"""The values of a configuration: resolved, and made into checked objects.
+
+The dataclass behind a node's `_target_` is its schema. Nothing here imports torch, so that most
+wrong values are refused before it is imported, see `check_first`.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedexp.config.cohorts import Cohorts
+from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
+from fedexp.config.options import SEVERAL
+from fedexp.config.overrides import key_of
+from fedexp.config.schedules import with_schedule
+from fedexp.config.trust import find_class
+from fedexp.core.errors import ConfigError, collecting, nearest, require
+from fedexp.core.pictures import Pictures, as_node
+from fedexp.core.settings import (
+    LocalTraining,
+    Public,
+    Seeds,
+    Settings,
+    Stop,
+    Validation,
+    subjects_of,
+)
+from fedexp.data.changes import Schedule
+from fedexp.data.partition import Partitioner
+from fedexp.metrics.forgetting_metric import ForgettingMetric
+from fedexp.rundir.fingerprint import flatten
+from fedexp.rundir.revisions import latest
+from fedexp.trackers.base import TrackerConfig
+
+T = TypeVar("T")
+
+KEY = re.compile(r"([\w.]+)(?: \(default: \w+\))?=")  # of a message
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+
+# the nodes and groups whose classes do without torch
+FIRST_NODES: dict[str, Any] = {
+    "seeds": Seeds,
+    "local": LocalTraining,
+    "public": Public,
+    "validation": Validation,
+    "stop": Stop,
+    "cohorts": Cohorts,
+    "schedule": Schedule,
+    "figures": Pictures,
+}
+FIRST_GROUPS: dict[str, Any] = {
+    "partition": Partitioner,
+    "forgetting_metric": ForgettingMetric,
+    "tracker": TrackerConfig,
+}
+LATER = (
+    *("server", "surrogate", "dataset", "scenario", "model", "algorithm", "analysis", "hardware"),
+)
+
+
+def check_first(config: DictConfig, typed: Sequence[str]) -> None:
+    """Raise ConfigError for wrong values that can be judged without torch, which takes seconds to
+    import.
+
+    typed: the overrides. Where one of them sets a value that only `build` can judge, everything is
+    left to it, since all errors are reported at once.
+    """
+    errors: list[str] = []
+    make_first(values_of(config), errors)
+    later = [key for key in map(key_of, typed) if key.startswith(tuple(f"{n}." for n in LATER))]
+    if errors and not later:
+        raise ConfigError("\n".join(said_once(errors, config)))
+
+
+def values_of(config: DictConfig) -> dict[str, Any]:
+    """Return the values that `build` makes its parts from."""
+    values = resolve(config)
+    # `resolve` has noted them; given by a user they are an unknown key
+    if "revisions" not in config:
+        del values["revisions"]
+    return values | {"figures": as_node(values.get("figures", True))}
+
+
+def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
+    """Return the parts of a configuration that do without torch; errors: takes what is wrong."""
+    made: dict[str, Any] = {}
+    for name, schema in FIRST_NODES.items():
+        made[name] = attempt(errors, make, schema, values.get(name, {}), f"{name}.")
+    others = {*FIRST_NODES, *FIRST_GROUPS, *LATER, *partition_keys(values), "expected"}
+    own = {key: value for key, value in values.items() if key not in others}
+    made["settings"] = attempt(errors, make, Settings, own, "")
+    for group, base in FIRST_GROUPS.items():
+        made[group] = attempt(errors, make_target, values.get(group), group, base)
+    return made
+
+
+def said_once(errors: list[str], config: DictConfig) -> list[str]:
+    """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds`
+    that follows it."""
+    lines = list(dict.fromkeys("\n".join(errors).splitlines()))
+    keys = {line: found[1] for line in lines if (found := KEY.match(line))}
+    written = flatten(OmegaConf.to_container(config, resolve=False))
+    follows = {
+        key: found[1]
+        for key in keys.values()
+        if (found := REFERENCE.fullmatch(str(written.get(key))))
+    }
+    return [line for line in lines if follows.get(keys.get(line, "")) not in keys.values()]
+
+
+def partition_keys(values: Mapping[str, Any]) -> set[str]:
+    """Return the top-level keys that a partition brings along (alpha, min_size): those that are
+    also fields of its node."""
+    node = values.get("partition")
+    return (
+        set(node) - {f.name for f in dataclasses.fields(Settings)}
+        if isinstance(node, dict)
+        else set()
+    )
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Return the configuration as plain containers with all interpolations resolved, data sets in
+    place of their names, and a note of the corrections of its parts (`revisions`)."""
+    try:
+        config = with_named_datasets(config)
+        for group in SEVERAL:
+            config = with_named_members(config, group)
+        config = with_schedule(config)
+        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}"
+        ) from error
+    assert isinstance(values, dict)
+    found = {str(k): v for k, v in values.items()}
+    if isinstance(word := found.get("evaluate"), str):
+        found["evaluate"] = subjects_of(word)
+    return found | {"revisions": latest(found)}
+
+
+def attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T | None:
+    try:
+        return action(*arguments)
+    except ConfigError as error:
+        errors.append(str(error))
+        return None
+
+
+def make_target(node: object, key: str, base: type[T]) -> T:
+    """Build the dataclass that `node._target_` names, its nested nodes first; it must derive from
+    `base`."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise ConfigError(
+            f"{key}: must be one of the group's options (a node with _target_), got {node!r}"
+        )
+    schema = find_class(node["_target_"], f"{key}._target_")
+    if not issubclass(schema, base):
+        required = f"{base.__module__}.{base.__qualname__}"
+        raise ConfigError(
+            f"{key}._target_={node['_target_']}: must be {required} or a class that derives from it"
+        )
+    if missing := getattr(schema, "__abstractmethods__", None):
+        raise ConfigError(
+            f"{key}._target_={node['_target_']}: does not define {', '.join(sorted(missing))}"
+        )
+    return make(schema, {k: v for k, v in node.items() if k != "_target_"}, f"{key}.")
+
+
+def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
+    """Make an instance of a dataclass from plain values, each checked against its annotation."""
+    fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
+    if not isinstance(values, Mapping):
+        keys = ", ".join(f"{prefix}{name}" for name in fields)
+        raise ConfigError(f"{prefix.rstrip('.')}={values}: is a node; its keys: {keys}")
+    errors, converted = [], {}
+    for name in values.keys() - fields.keys():
+        errors.append(
+            f"{prefix}{name}: no such key{nearest(name, fields)}; known:"
+            f" {', '.join(fields) or 'none'}"
+        )
+    for name, field in fields.items():
+        if name in values:
+            outcome = attempt(errors, convert, field.type, values[name], f"{prefix}{name}")
+            converted[name] = outcome
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            errors.append(f"{prefix}{name}: is missing")
+    if errors:
+        raise ConfigError("\n".join(errors))
+    with collecting():
+        made = schema(**converted)
+    # a class of one's own may allow what config.yaml cannot be read back with
+    for name, value in converted.items():
+        finite = not any(
+            isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)
+        )
+        require(finite, f"{prefix}{name}", value, "finite")
+    return made
+
+
+def convert(annotation: Any, value: Any, key: str) -> Any:
+    """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a
+    number, 1.5 no integer)."""
+    if base := part_in(annotation):
+        return convert_part(annotation, base, value, key)
+    if annotation is Any:
+        return value
+    if annotation is str and isinstance(value, bool | int | float):
+        return str(value)
+    if annotation is bool and value not in (True, False) and isinstance(value, int | float):
+        # OmegaConf takes any number for true
+        raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
+    try:
+        result = value if type(value) is annotation else converted_by_omegaconf(annotation, value)
+    except OmegaConfBaseException as error:
+        alone = not isinstance(value, list) and attempt([], convert, annotation, [value], key)
+        hint = f", such as [{value}]" if alone else ""
+        raise ConfigError(f"{key}={value}: must be {describe(annotation)}{hint}") from error
+    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers_in(result)):
+        raise ConfigError(f"{key}={value}: must be {describe(annotation)} of at most 64 bits")
+    return tuple(result) if str(annotation).startswith("tuple") and result is not None else result
+
+
+def part_in(annotation: Any) -> type | None:
+    """The class of a nested node: the annotation itself, or what it has a list of, or None
+    beside."""
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return annotation
+    return next(filter(None, map(part_in, getattr(annotation, "__args__", ()))), None)
+
+
+def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
+    """A node with _target_, or a list of them, as objects of the class that the annotation
+    names."""
+    if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
+        return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, dict) and "_target_" in value:
+        return make_target(value, key, base)
+    if value is None and type(None) in getattr(annotation, "__args__", ()):
+        return None
+    raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
+
+
+def converted_by_omegaconf(annotation: Any, value: object) -> Any:
+    node = OmegaConf.structured(holder_of(annotation))
+    node.value = value
+    return OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
+
+
+@functools.cache
+def holder_of(annotation: Any) -> type:
+    return dataclasses.make_dataclass("Holder", [("value", annotation)])
+
+
+def numbers_in(value: object) -> list[Any]:
+    """Return the scalars of nested lists and mappings."""
+    items = list(value.values()) if isinstance(value, dict) else value
+    return (
+        [each for item in items for each in numbers_in(item)]
+        if isinstance(items, list | tuple)
+        else [items]
+    )
+
+
+def describe(annotation: Any) -> str:
+    """Describe a type in words."""
+    if words := KINDS.get(annotation) or getattr(annotation, "in_words", None):
+        return str(words)
+    if dataclasses.is_dataclass(annotation):
+        return "a node with _target_"
+    parts = [part for part in getattr(annotation, "__args__", ()) if part is not Ellipsis]
+    optional = type(None) in parts
+    names = [describe(part) for part in parts if part is not type(None)]
+    origin = getattr(annotation, "__origin__", None)
+    if origin is dict:
+        return OPTIONS
+    if origin in (list, tuple):
+        return f"a list of values that are each {names[0]}"
+    text = " or ".join(names) or str(annotation)
+    return f"{text}, or null" if optional else text
