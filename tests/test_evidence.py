@@ -13,7 +13,7 @@ from fedexp.analysis import report
 from fedexp.analysis.aggregate import mark
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
-from fedexp.core.npz import save_npz
+from fedexp.core.npz import load_npz, save_npz
 from fedexp.data.partition_file import read_clients
 from fedexp.figures.load import load_run
 from fedexp.rundir import evidence
@@ -148,6 +148,90 @@ def test_a_file_that_cannot_be_read(content, message, tmp_path, capsys):
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+KEPT = {"counts": [[1, 1], [0, 2]], "classes": ["a", "b"], "info": {}, "hash": "abc"}
+RUN = {
+    "format": 1,
+    "overrides": [],
+    "config": {},
+    "origin": {},
+    "summary": {},
+    "tables": {},
+    "partitions": [KEPT],
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"counts": [[10**12, 0]]}, "counts are of 1,000,000,000,000 examples, at most 67,108,864"),
+        ({"counts": [[10**30, 0]]}, "examples, at most"),
+        ({"counts": [[2**26, 0], [0, 1]]}, "counts are of 67,108,865 examples"),
+        ({"counts": [[-5, 5]]}, "counts are not a number of examples"),
+        ({"counts": [[0.5, 1]]}, "counts are not a number of examples"),
+        ({"counts": [[True, 1]]}, "counts are not a number of examples"),
+        ({"counts": [[1]]}, "counts are not a number of examples for each class"),
+        ({"counts": 5}, "not the file of a run"),
+        ({"counts": []}, "not the file of a run"),
+        ({"classes": ["a", "b" * 10**6]}, "a class has no name of at most 1,000 characters"),
+        ({"classes": "ab"}, "a class has no name"),
+        ({"info": 5}, "not the file of a run"),
+    ],
+)
+def test_counts_that_no_run_has(changed, message, tmp_path):
+    """Refused before an array is made of them, and nothing is written."""
+    path = tmp_path / "x.json.xz"
+    path.write_bytes(lzma.compress(json.dumps(RUN).encode()))
+    evidence.unpack(path, tmp_path / "sound")
+    assert load_npz(tmp_path / "sound/partition.npz")["counts"].tolist() == KEPT["counts"]
+    path.write_bytes(lzma.compress(json.dumps(RUN | {"partitions": [KEPT | changed]}).encode()))
+    with pytest.raises(ConfigError, match=message):
+        evidence.unpack(path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"overrides": {}}, "`overrides` is not a list"),
+        ({"summary": []}, "`summary` is not a dict"),
+        ({"config": None}, "`config` is not a dict"),
+        (
+            {"partitions": [KEPT] * 2 + [KEPT | {"counts": [[2**26, 0]]}]},
+            "counts are of 67,108,872",
+        ),
+        ({"tables": {"rounds.csv": ["round"]}}, "not the file of a run"),
+        ({"tables": {"rounds.csv": {"a": "1,2", "b": "1"}}}, "columns of several lengths"),
+        (
+            {"tables": {"class_accuracy.csv": dict.fromkeys(("round", "class", "of"), "1")}},
+            "not the file of a run",
+        ),
+        ({"partitions": None, "elsewhere": 5}, "not the file of a run"),
+    ],
+)
+def test_parts_that_no_run_has(changed, message, tmp_path):
+    path = tmp_path / "x.json.xz"
+    path.write_bytes(lzma.compress(json.dumps(RUN | changed).encode()))
+    with pytest.raises(ConfigError, match=message):
+        evidence.unpack(path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(60)
+def test_a_file_that_unpacks_to_more_than_a_run_has(tmp_path):
+    """Blanks that take 64 MiB and one byte, and a header that asks for a dictionary of 128 MiB."""
+    path = tmp_path / "x.json.xz"
+    path.write_bytes(lzma.compress(b" " * (evidence.LIMIT + 1), preset=0))
+    assert path.stat().st_size < 20_000
+    with pytest.raises(ConfigError, match="ends too early, or is too large"):
+        evidence.read(path)
+    wide = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": evidence.MEMORY}]
+    path.write_bytes(lzma.compress(json.dumps(RUN).encode(), filters=wide))
+    with pytest.raises(ConfigError, match="Memory usage limit exceeded"):
+        evidence.read(path)
 
 
 def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):

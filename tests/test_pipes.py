@@ -2,21 +2,26 @@
 A named pipe would be waited for, a few packed bytes stand for more than the memory, and a link
 leads to a file of the reader's own."""
 
+import io
 import os
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from fedexp.algorithms.label_text import read_matrix
 from fedexp.analysis import report
 from fedexp.analysis.view.__main__ import main as view
 from fedexp.cli import multirun, preview, push
 from fedexp.cli.job import is_finished
 from fedexp.config.values import resolve
+from fedexp.core import storage
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.npz import load_npz
 from fedexp.core.storage import regular
+from fedexp.data.partitioned import partition_hash
 from fedexp.figures.__main__ import main as figures
 from fedexp.metrics.history import load_history
 from fedexp.rundir import files, lock, origin
@@ -136,6 +141,111 @@ def test_a_few_bytes_that_stand_for_gigabytes_are_refused(tmp_path):
     assert path.stat().st_size < 2**19
     with pytest.raises(ConfigError, match=r"partition\.npz: cannot be read .* stand for 134,"):
         load_npz(path)
+
+
+def npy(kind: str, shape: tuple[int, ...]) -> bytes:
+    """The header of an array, and none of its values."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": kind, "fortran_order": False, "shape": shape}
+    )
+    return header.getvalue()
+
+
+def test_arrays_of_elements_without_a_size_are_refused(tmp_path):
+    """A thousand million class names in 200 bytes."""
+    with zipfile.ZipFile(tmp_path / "partition.npz", "w") as packed:
+        packed.writestr("classes.npy", npy("|S0", (10**9,)))
+    with pytest.raises(ConfigError, match="classes has elements of no size"):
+        load_npz(tmp_path / "partition.npz")
+
+
+def test_a_matrix_whose_header_claims_more_than_the_memory(tmp_path):
+    (tmp_path / "x.npy").write_bytes(npy("<f4", (10**12, 10**4)))
+    with pytest.raises(ConfigError, match="is no matrix of numbers"):
+        read_matrix(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "row"),
+    [
+        ("tasks.csv", "round,task,evaluated_task,accuracy", "{i},1,60000,0.5"),
+        ("class_accuracy.csv", "round,class,accuracy", "{i},59999,0.5"),
+        ("class_accuracy.csv", "round,class,accuracy", "1,999999999,{i}"),
+        (
+            "gradient_diversity.csv",
+            "round,layer,clients,gradient_diversity,weighted_gradient_diversity",
+            "{i},layer{i},1,1,1",
+        ),
+    ],
+)
+def test_a_few_rows_of_a_table_that_span_gigabytes_are_refused(tmp_path, name, columns, row):
+    """60,000 rounds and as many classes, tasks or layers: a matrix of 29 GB."""
+    rows = [columns, *(row.format(i=i) for i in range(60_000))]
+    (tmp_path / name).write_text("\n".join(rows) + "\n")
+    run = RunDirectory(tmp_path)
+    assert (run.tasks, run.class_accuracy(), run.analysis("gradient_diversity.csv")) == (None,) * 3
+    assert f"{name}: has 60000 rows too far apart" in run.describe_damage()
+
+
+def test_a_history_of_more_classes_than_its_rows_fill_is_refused(tmp_path):
+    """72 kB of two files for 1,000 rounds of 8,000,000 classes, 64 GB."""
+    arrays = {"indices": np.arange(1), "sizes": np.array([1]), "info": np.array("{}")}
+    arrays["hash"] = np.array(partition_hash([arrays["indices"]]))
+    arrays["counts"] = np.zeros((1, 8_000_000), np.int64)
+    np.savez_compressed(tmp_path / "partition.npz", **arrays)
+    rows = ["round,class,accuracy", *(f"{i},0,0.5" for i in range(1000))]
+    (tmp_path / "class_accuracy.csv").write_text("\n".join(rows))
+    with pytest.raises(
+        ConfigError, match=r"class_accuracy\.csv: not a table .* stand for 128,000,000"
+    ):
+        load_history(tmp_path)
+
+
+def test_local_models_of_a_round_far_after_the_last_are_refused(tmp_path):
+    """Figures count to the last of them."""
+    arrays = {"indices": np.arange(1), "sizes": np.array([1]), "info": np.array("{}")}
+    arrays["hash"] = np.array(partition_hash([arrays["indices"]]))
+    np.savez(tmp_path / "partition.npz", counts=np.ones((1, 1), np.int64), **arrays)
+    (tmp_path / "class_accuracy.csv").write_text("round,class,accuracy\n0,0,0.5\n")
+    local = {"sampled": np.zeros((1, 1), np.int64), "accuracy": np.ones((1, 1, 1))}
+    np.savez(tmp_path / "local_class_accuracy.npz", rounds=np.array([0]), **local)
+    assert load_history(tmp_path).local_rounds == [0]
+    for odd in (10**12, np.inf, "x"):
+        np.savez(tmp_path / "local_class_accuracy.npz", rounds=np.array([odd]), **local)
+        with pytest.raises(ConfigError, match=r"npz: has rounds that no run has"):
+            load_history(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(1).expand(10**12), "4 bytes stand for 4,000,000,000,000"),
+        (torch.empty(10**12, device="meta"), "a tensor is sparse or has no values"),
+        (torch.eye(2).to_sparse(), "a tensor is sparse or has no values"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_a_checkpoint_that_its_bytes_do_not_hold(tmp_path, value, message):
+    torch.save({"server": {"a": torch.zeros(3).expand(2, 3)}}, tmp_path / "x.pt")
+    assert storage.load_tree(tmp_path / "x.pt")["server"]["a"].shape == (2, 3)
+    torch.save({"server": {"a": value}}, tmp_path / "x.pt")
+    for mapped in (False, True):
+        with pytest.raises(ConfigError, match=message):
+            storage.load_tree(tmp_path / "x.pt", mapped)
+
+
+def test_a_checkpoint_with_packed_records_is_refused(tmp_path):
+    """torch packs none; zeros pack to a thousandth."""
+    torch.save({"a": torch.zeros(100_000)}, tmp_path / "x.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "x.pt") as archive,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in archive.namelist():
+            packed.writestr(name, archive.read(name))
+    with pytest.raises(ConfigError, match="its records are compressed"):
+        storage.load_tree(tmp_path / "packed.pt")
 
 
 def test_packed_arrays_of_a_usual_size_are_read(tmp_path):

@@ -60,7 +60,8 @@ def read_matrix(path: Path) -> np.ndarray:
         return np.asarray(found).astype(np.float64)
     except OSError as error:
         raise ConfigError(f"{KEY}={path}: cannot be read ({error.strerror})") from error
-    except (ValueError, EOFError) as error:
+    # a header may claim more than the memory holds
+    except (ValueError, EOFError, MemoryError) as error:
         raise ConfigError(f"{KEY}={path}: is no matrix of numbers ({error})") from error
 
 

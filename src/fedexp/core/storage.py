@@ -19,6 +19,10 @@ from fedexp.core.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from fedexp.core.tree import Tree
 
+# bytes in memory for one in a file; fedexp packs none, and numbers seldom pack by more than 20
+RATIO = 200
+SMALL = 2**26  # bytes that are harmless whatever their ratio
+
 
 def shorten(path: Path) -> Path:
     """Return the path relative to the working directory where it lies below it."""
@@ -126,19 +130,31 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
     kept in memory for good."""
     import torch
 
+    from fedexp.core import tree
+
     if not mapped:
         check_tree(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         raise ConfigError(f"{path}: not a readable checkpoint ({type(error).__name__})") from error
+    try:
+        for leaf in tree.leaves(found):
+            if leaf.layout != torch.strided or leaf.is_meta:
+                raise ValueError("a tensor is sparse or has no values")
+            check_size(leaf.numel() * leaf.element_size(), leaf.untyped_storage().nbytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a checkpoint ({error})") from error
+    return found
 
 
 def check_tree(path: Path) -> None:
     """Raise ConfigError unless the file is there and its records are those that were written
-    (CRC-32)."""
+    (CRC-32), which torch does not compress."""
     try:
         with zipfile.ZipFile(path) as archive:
+            if any(record.compress_type for record in archive.infolist()):
+                raise ValueError("its records are compressed")
             wrong = archive.testzip()
     except FileNotFoundError:
         raise ConfigError(f"{path}: is missing") from None
@@ -146,6 +162,12 @@ def check_tree(path: Path) -> None:
         raise ConfigError(f"{path}: damaged ({error or type(error).__name__})") from error
     if wrong is not None:
         raise ConfigError(f"{path}: damaged (the checksum of {wrong} is wrong)")
+
+
+def check_size(size: int, packed: int) -> None:
+    """Raise ValueError where so few bytes of a file stand for more than the memory may hold."""
+    if size > SMALL and size > RATIO * packed:
+        raise ValueError(f"{packed:,} bytes stand for {size:,}, more than {RATIO} times as many")
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:

@@ -156,8 +156,6 @@ def tasks_of(run: RunDirectory, view: str = PLAIN) -> TaskFile | None:
     keys = ("round", "task", "evaluated_task")
     number, learning, evaluated = (run.tasks[key].to_numpy().astype(int) for key in keys)
     rounds, first, row = np.unique(number, return_index=True, return_inverse=True)
-    if evaluated.max(initial=0) > len(number):
-        raise ConfigError(f"{run.directory / files.TASKS}: has tasks that no row belongs to")
     table = np.full((len(rounds), evaluated.max(initial=0)), np.nan)
     table[row, evaluated - 1] = run.tasks[name].to_numpy()
     return TaskFile(rounds, learning[first], table) if len(rounds) else None

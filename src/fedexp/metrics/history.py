@@ -11,7 +11,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
-from fedexp.core.storage import regular
+from fedexp.core.storage import check_size, regular
 from fedexp.core.views import PLAIN, file_of
 from fedexp.data.partitioned import Partition, changed_partitions, later_partitions
 
@@ -233,6 +233,10 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
         missing = {"rounds", "sampled", "accuracy"} - saved.keys()
         if missing:
             raise ConfigError(f"{local}: lacks the arrays {', '.join(sorted(missing))}")
+        try:
+            check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(rounds))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConfigError(f"{local}: has rounds that no run has ({error})") from None
         arrays |= {
             "local_rounds": saved["rounds"],
             "sampled": saved["sampled"],
@@ -247,9 +251,12 @@ def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarr
     table: dict[int, np.ndarray] = {}
     try:
         with open(regular(path), newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                accuracies = table.setdefault(int(row["round"]), np.full(classes, np.nan))
-                accuracies[int(row["class"])] = float(row["accuracy"] or "nan")
+            for rows, row in enumerate(csv.DictReader(file)):
+                number = int(row["round"])
+                if number not in table:
+                    check_size(8 * (len(table) + 1) * classes, 8 * rows)
+                    table[number] = np.full(classes, np.nan)
+                table[number][int(row["class"])] = float(row["accuracy"] or "nan")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (KeyError, ValueError, TypeError, IndexError) as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from fedexp.core.storage import check_size
 from fedexp.core.yaml_files import LOADER as LOADER
 from fedexp.core.yaml_files import load_fast
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 EMPTY = "is empty"
 LENGTH = 150  # characters of a reason that are shown
+ACROSS = ("class", "evaluated_task", "layer")  # columns that span a matrix with `round`
 
 
 class Damaged(ValueError):
@@ -161,6 +163,12 @@ def read_table(
     if not good.all():
         problem = problem or f"has a row whose {' or '.join(keys)} is no whole number"
     table = table[good]
+    for name in [name for name in ACROSS if name in table and len(table)]:
+        width = table[name].nunique() if name in words else int(table[name].max()) + 1
+        try:
+            check_size(8 * table["round"].nunique() * width, 8 * len(table))
+        except ValueError as error:
+            raise Damaged(f"has {len(table)} rows too far apart ({error})") from None
     table.attrs["problem"] = problem or (
         "" if text.endswith("\n") else "ends in the middle of a row"
     )

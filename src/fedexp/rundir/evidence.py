@@ -43,7 +43,19 @@ from fedexp.rundir.reader import finished_summary
 
 FORMAT = 1
 FOLDER, SUFFIX = "runs", ".json.xz"
-LIMIT = 2**28  # bytes that a file may unpack to
+LIMIT, MEMORY = 2**26, 2**27  # bytes that a file may unpack to, and that unpacking may take
+MOST_EXAMPLES = 2**26  # of all partitions of a run together
+LONGEST_NAME = 1000  # characters of a class name
+KINDS = {  # of the parts of a file
+    "overrides": list,
+    "config": dict,
+    "origin": dict,
+    "summary": dict,
+    "tables": dict,
+    "partitions": list,
+}
+# what reading a file that no run has written may raise
+DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 LARGEST = 20_000  # test examples of a class
 TABLES = (files.ROUNDS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
 PHASES, LOSSES = (
@@ -194,27 +206,43 @@ def partition(path: Path) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """The content of a file. Raises ConfigError for one that is damaged or of a newer format."""
     try:
-        unpacker = lzma.LZMADecompressor()
+        unpacker = lzma.LZMADecompressor(memlimit=MEMORY)
         text = unpacker.decompress(path.read_bytes(), max_length=LIMIT)
         if not unpacker.eof:
             raise ValueError("it ends too early, or is too large")
         value = json.loads(text)
         number = value["format"]
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-        EOFError,
-        lzma.LZMAError,
-    ) as error:
-        raise ConfigError(f"{path}: not the file of a run ({error})") from error
-    if not isinstance(number, int) or number > FORMAT:
+        if number == FORMAT:
+            check_form(value)
+    except (*DAMAGE, OSError, EOFError, lzma.LZMAError) as error:
+        raise ConfigError(
+            f"{path}: not the file of a run ({error or type(error).__name__})"
+        ) from error
+    if number != FORMAT:
         raise ConfigError(
             f"{path}: has format {number}; this version of fedexp reads formats up to {FORMAT}"
         )
     return value
+
+
+def check_form(value: Mapping[str, Any]) -> None:
+    """Raise one of DAMAGE unless a file holds what `pack` writes, and no partition of more examples
+    than a run can have: arrays are made of the counts."""
+    kinds = {"overrides": list} if "elsewhere" in value else KINDS
+    for name, kind in kinds.items():
+        if not isinstance(value[name], kind):
+            raise ValueError(f"`{name}` is not a {kind.__name__}")
+    examples = 0
+    for kept in value.get("partitions", ()):
+        for row in kept["counts"]:
+            if len(row) != len(kept["classes"]) or any(type(n) is not int or n < 0 for n in row):
+                raise ValueError("its counts are not a number of examples for each class")
+            examples += sum(row)
+        names = list(kept["classes"])
+        if names != kept["classes"] or any(len(name) > LONGEST_NAME for name in names):
+            raise ValueError(f"a class has no name of at most {LONGEST_NAME:,} characters")
+    if examples > MOST_EXAMPLES:
+        raise ValueError(f"its counts are of {examples:,} examples, at most {MOST_EXAMPLES:,}")
 
 
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
@@ -225,7 +253,7 @@ def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
     ):
         with suppress(ConfigError):
             value = read(path)
-            if all(isinstance(value.get(part), dict) for part in ("config", "summary", "tables")):
+            if "elsewhere" not in value:
                 yield value
 
 
@@ -280,7 +308,7 @@ def unpack(path: Path, directory: Path) -> None:
         partitions = {
             partition_name(i, each["info"]): arrays_of(each) for i, each in enumerate(kept, 1)
         }
-    except (KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except DAMAGE as error:
         raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
     for name, text in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

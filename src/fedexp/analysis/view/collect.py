@@ -285,7 +285,6 @@ def heat(
     C] in base64."""
     if table is None or table.empty:
         return None
-    table = table[table["class"] < max(len(names or ()), len(table))]  # a damaged number may be any
     labels = table["class"].to_numpy().astype(int)
     rounds, row = np.unique(table["round"].to_numpy().astype(int), return_inverse=True)
     count = max(len(names or ()), labels.max(initial=-1) + 1)
