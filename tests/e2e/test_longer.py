@@ -2,6 +2,7 @@
 begun with."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from helpers import SMALL, assert_same_run
 
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.training import extension
 
@@ -104,6 +106,30 @@ def test_a_complete_run_whose_further_rounds_fail_is_put_back(fedexp, tmp_path, 
     assert {name: (tmp_path / "run" / name).read_bytes() for name in names} == before
     again = fedexp(*odd[:2], "resume=run")
     assert (again.code, "complete (2 rounds); nothing to do" in again.err) == (0, True), again.err
+
+
+def test_a_run_killed_while_it_is_given_more_rounds_is_resumed(fedexp, tmp_path, monkeypatch):
+    """The directory as a kill before each write leaves it: a plain `resume=` runs the rounds that
+    overrides.yaml asks for."""
+    assert fedexp(*RUN, "rounds=1", "hydra.run.dir=run").code == 0
+    write, left = storage.write_atomically, []
+
+    def writing(path, content, *rest):
+        if path.name in ("overrides.yaml", "config.yaml", "fingerprint.json"):
+            left.append(shutil.copytree(tmp_path / "run", tmp_path / f"before_{path.name}"))
+        write(path, content, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write_atomically", writing)
+        assert fedexp("resume=run", "rounds=2").code == 0
+    assert len(left) == 3
+    for path in left:
+        asked = "rounds=2" in yaml.safe_load((path / ".hydra/overrides.yaml").read_text())
+        answer = fedexp(f"resume={path.name}")
+        assert answer.code == 0, answer.err
+        assert summary_of(path)["rounds"] == (2 if asked else 1)
+        if asked:
+            assert summary_of(path)["fingerprint"] == summary_of(tmp_path / "run")["fingerprint"]
 
 
 @pytest.mark.slow

@@ -51,9 +51,9 @@ def note(
 
 def renew(directory: Path, container: Mapping[str, Any]) -> None:
     """Note the fingerprint of a run that was given other options which a resume may change."""
-    found = read(directory)
-    marks = mapping_of(found, "marks") or data_marks(container)
-    storage.write_json(directory / NAME, found | {"fingerprint": fingerprint(container, marks)})
+    if found := read(directory):
+        marks = mapping_of(found, "marks") or data_marks(container)
+        storage.write_json(directory / NAME, found | {"fingerprint": fingerprint(container, marks)})
 
 
 def read(directory: Path) -> dict[str, Any]:

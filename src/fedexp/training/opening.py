@@ -88,7 +88,6 @@ def note_beginning(
             for words in extension.notes(job.directory, container, state):
                 log.info("%s", words)
             write_options(job, container)
-            origin.renew(job.directory, container)
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
     origin.note(
@@ -156,12 +155,14 @@ def place_states(simulation: Simulation, state: State) -> None:
 
 
 def write_options(job: Job, container: Mapping[str, Any]) -> None:
-    """Write what the run was asked to do."""
-    text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
-    storage.write_atomically(job.directory / files.CONFIG, text)
+    """Write what the run was asked to do: config.yaml last, by which `extension.asked` tells that
+    a run is still to be given more rounds."""
     typed = [override for override in job.overrides if key_of(override) != "resume"]
     overrides = yaml.safe_dump(typed, allow_unicode=True).encode()
-    storage.write_atomically(job.directory / ".hydra" / "overrides.yaml", overrides)
+    storage.write_atomically(job.directory / files.OVERRIDES, overrides)
+    origin.renew(job.directory, container)
+    text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
+    storage.write_atomically(job.directory / files.CONFIG, text)
 
 
 def write_inputs(job: Job, container: Mapping[str, Any], simulation: Simulation) -> None:
