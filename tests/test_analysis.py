@@ -27,6 +27,7 @@ from fedexp.figures.load import load_run, reduced_of
 from fedexp.figures.style import styled
 from fedexp.metrics import weight_divergence as divergence
 from fedexp.metrics.analysis import (
+    CKA,
     Epochs,
     GradientDiversity,
     LocalEpochs,
@@ -34,14 +35,16 @@ from fedexp.metrics.analysis import (
     SeveralAnalyses,
     WeightDivergence,
 )
+from fedexp.metrics.cka import linear_cka
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.gradient_diversity import gradient_diversity
 from fedexp.metrics.history import History
+from fedexp.models.own import LogitsOnly
 from fedexp.rundir import files
 from fedexp.rundir.analyses import TABLES, round_means
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.replay import records
-from fedexp.training.analysing import local_gradients
+from fedexp.training.analysing import check_analyses, local_gradients
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
 from toy_federation import (
@@ -287,6 +290,75 @@ def test_heads_of_tasks_have_no_gradient_of_one_classifier():
         )
 
 
+# --- CKA
+
+
+def features(rows, columns, seed):
+    return torch.randn(
+        rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def hsic(one, other):
+    """tr(K H L H) of linear kernels, with the centering matrix H: Kornblith et al., Eq. 3 without
+    its factor, which cancels in Eq. 4."""
+    centre = np.eye(len(one)) - 1 / len(one)
+    return np.trace(one @ one.T @ centre @ other @ other.T @ centre)
+
+
+def test_cka_against_kernels_in_numpy():
+    one, other = features(20, 3, 0) + 5, features(20, 7, 1)
+    other[:, 0] += 2 * one[:, 1]
+    x, y = one.numpy(), other.numpy()
+    expected = hsic(x, y) / np.sqrt(hsic(x, x) * hsic(y, y))
+    assert 0.1 < expected < 0.9
+    assert linear_cka(one, other) == pytest.approx(expected, rel=1e-12)
+
+
+def test_cka_by_hand():
+    """Of one feature each it is the squared correlation: (1, 2, 3) and (1, 3, 2) have 1/2. Two that
+    are not correlated: 0."""
+    x, y = torch.tensor([[1.0], [2], [3]]), torch.tensor([[1.0], [3], [2]])
+    assert linear_cka(x, y) == pytest.approx(0.25, rel=1e-12)
+    assert linear_cka(torch.tensor([[1.0], [1], [-1], [-1]]), torch.tensor([[1.0], [-1]] * 2)) == 0
+    assert math.isnan(linear_cka(x, torch.ones(3, 2)))
+
+
+def test_cka_does_not_see_rotations_scales_and_shifts():
+    """But it sees other linear maps (Kornblith et al., section 2.1)."""
+    one, other = features(30, 4, 0), features(30, 6, 1)
+    other[:, :4] += one
+    value = linear_cka(one, other)
+    rotation = torch.linalg.qr(features(6, 6, 2))[0]
+    assert linear_cka(one, -3 * other @ rotation + 7) == pytest.approx(value, rel=1e-12)
+    assert linear_cka(other, one) == pytest.approx(value, rel=1e-12)
+    assert linear_cka(other, -3 * other @ rotation + 7) == pytest.approx(1, rel=1e-12)
+    assert linear_cka(other, other @ features(6, 6, 3)) < 0.99
+
+
+def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
+    """Each with its running statistics."""
+    simulation = make_simulation(model=Normed(), analysis=CKA(**IN_ALL))
+    state, bench = simulation.initial_state(), simulation.bench
+    state.advance(play_round(simulation, state))
+    result = play_round(simulation, state)
+    x, found = bench.load_test(torch.arange(len(bench.data.y_test)))[0], []
+    for server in (state.server, result.server):
+        bench.net.set_buffers(server["buffers"])
+        found.append(bench.net(server["params"], x).features)
+    assert result.analyses["cka.csv"] == [
+        {"round": 2, "cka": pytest.approx(linear_cka(*found), rel=1e-9)}
+    ]
+    assert 0 < linear_cka(*found) < 1 - 1e-6
+
+
+def test_cka_without_features_is_refused():
+    simulation = make_simulation(analysis=CKA(**IN_ALL))
+    simulation.bench.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
+    with pytest.raises(ConfigError, match=r"analysis=cka: needs the features .* layers: 0"):
+        check_analyses(simulation)
+
+
 # --- local epochs
 
 EPOCHS = LocalEpochs(between=True, clients=None, **IN_ALL)
@@ -400,7 +472,7 @@ SMALL += [
     "model.hidden=[8]",
 ]
 SMALL += ["local.batch_size=60"]  # six steps a client and pass
-ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs]"
+ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs,cka]"
 
 
 def test_a_resumed_run_has_the_same_tables_and_the_training_is_that_without(tmp_path, monkeypatch):
@@ -432,6 +504,7 @@ def test_a_resumed_run_has_the_same_tables_and_the_training_is_that_without(tmp_
     told = [record.analysed for record in records(runs["whole"])]
     assert [bool(values) for values in told] == [False, False, True, True]
     assert told[3]["gradient_diversity"] >= 1
+    assert 0 < told[3]["cka"] < 1
     assert told[3]["epochs_train_accuracy_after"] > told[2]["epochs_train_accuracy_before"]
 
 
@@ -445,6 +518,12 @@ def draw_of(tmp_path, name):
     with styled():
         figure.canvas.draw()
     return figure.axes
+
+
+def test_the_picture_of_cka(tmp_path):
+    (tmp_path / "cka.csv").write_text("round,cka\n10,0.5\n20,0.75\n")
+    (axes,) = draw_of(tmp_path, "cka.csv")
+    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[10, 0.5], [20, 0.75]])
 
 
 def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):

@@ -91,6 +91,20 @@ def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
     return figure
 
 
+def cka(run: RunData, table: "pd.DataFrame") -> Figure:
+    """Linear CKA of the global model's features before and after each measured round."""
+    figure = Figure(figsize=(width(), 2.6), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(table["round"], table["cka"], color=BLUE, marker="o", markersize=3.5)
+    axes.set_ylabel("CKA before and\nafter the round")
+    axes.set_xlabel("round")
+    axes.set_ylim(0, 1.03)
+    axes.xaxis.set_major_locator(integers(12))
+    axes.grid(True)
+    entitle(figure, f"Similarity of the global model's features\n{run.title}")
+    return figure
+
+
 def accuracy_panel(axes: Axes, title: str, label: str, ticks: int) -> None:
     """Label a panel of accuracies against epochs or rounds."""
     axes.set_title(title)
@@ -172,6 +186,7 @@ PICTURES = {
     "weight_divergence.csv": weight_divergence,
     "gradient_diversity.csv": gradient_diversity,
     "local_epochs.csv": local_epochs,
+    "cka.csv": cka,
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from fedexp.core.errors import require
 from fedexp.core.tree import Params
 from fedexp.metrics import weight_divergence as divergence
+from fedexp.metrics.cka import linear_cka
 from fedexp.metrics.forgetting import in_out_local
 from fedexp.metrics.gradient_diversity import (
     gradient_diversity,
@@ -53,6 +54,8 @@ class Analysed:
     epochs: Epochs | None  # None: nobody was tested in the middle of its training
     # of each client's loss at the distributed model, leaves [S, ...]
     gradients: Callable[[], Params]
+    # of the test examples, [n, D]: of the global model before the round, and after it
+    features: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +182,17 @@ class GradientDiversity(InRounds):
             | {name: float(values[layer]) for name, values in columns.items()}
             for layer in columns["gradient_diversity"]
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CKA(InRounds):
+    """`cka.csv`: linear CKA of the global model's features before and after a round, on the test
+    set: 1 where they are equal up to a rotation and a scale (Kornblith et al., ICML 2019)."""
+
+    file: ClassVar[str] = "cka.csv"
+
+    def rows(self, found: Analysed) -> list[Row]:
+        return [{"round": found.round, "cka": linear_cka(*found.features())}]
 
 
 @dataclass(frozen=True, kw_only=True)

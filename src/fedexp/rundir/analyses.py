@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.rundir.files import GRADIENT_DIVERSITY, LOCAL_EPOCHS, WEIGHT_DIVERGENCE
+from fedexp.rundir.files import CKA, GRADIENT_DIVERSITY, LOCAL_EPOCHS, WEIGHT_DIVERGENCE
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ TABLES = {
         texts=(),
         columns={name: f"epochs_{name}" for name in ACCURACIES},
     ),
+    CKA: Table(keys=("round",), texts=(), columns={"cka": "cka"}),
 }
 
 
@@ -61,6 +62,6 @@ def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float
 def told(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Return end of a name -> the rows whose means it has."""
     if not rows or "epoch" not in rows[0]:
-        return {"": [row for row in rows if row["layer"] == "total"]}
+        return {"": [row for row in rows if row.get("layer", "total") == "total"]}
     last = {row["client"]: row for row in rows}  # epochs ascend
     return {"_before": [row for row in rows if row["epoch"] == 0], "_after": list(last.values())}

@@ -21,8 +21,8 @@ CHECKPOINT, PREVIOUS, CLIENT_STATES = (
 )
 ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
 WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diversity.csv"
-LOCAL_EPOCHS = "local_epochs.csv"
-ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS)  # of the group `analysis`
+LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
+ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
 TABLES = (ROUNDS, CLIENTS, TASKS, *(file_of(CLASSES, view) for view in VIEWS), *ANALYSES)
 ASIDE = "damaged"  # where damaged files are kept that a run has written anew
 

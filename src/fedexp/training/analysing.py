@@ -11,30 +11,31 @@ import torch.nn.functional as F
 from fedexp.algorithms.interfaces import Federation
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.tree import Params
+from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
 from fedexp.metrics.accuracy import class_accuracy
-from fedexp.metrics.analysis import Analysed, Epochs, GradientDiversity
+from fedexp.metrics.analysis import CKA, Analysed, Epochs, GradientDiversity
+from fedexp.models.own import LogitsOnly, must_be_linear
 from fedexp.training.exchange import CohortResult
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
 
 def analyse(
-    simulation: Simulation, state: State, done: Sequence[CohortResult]
+    simulation: Simulation, state: State, server: Tree, done: Sequence[CohortResult]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return file -> rows of the analyses that are due in a round. state: before the round; done:
-    its exchanges."""
+    """Return file -> rows of the analyses that are due in a round. state: before the round; server:
+    its state after the round; done: the exchanges."""
     trained = [each for each in done if "params" in each.trained.messages]
     number, last = done[0].cohort.round, simulation.rounds
     due = [part for part in simulation.analysis.parts if part.is_due(number, last)]
     if not due:
         return {}
-    found = describe(simulation, state, (trained or done)[-1])
+    found = describe(simulation, state, server, (trained or done)[-1])
     return {part.file: part.rows(found) for part in due}
 
 
-def describe(simulation: Simulation, state: State, answers: CohortResult) -> Analysed:
+def describe(simulation: Simulation, state: State, server: Tree, answers: CohortResult) -> Analysed:
     """Return the round as its analyses see it. answers: of the last exchange in which clients sent
     a model."""
     bench, info, clients = simulation.bench, answers.round.info, list(answers.cohort.clients)
@@ -59,6 +60,7 @@ def describe(simulation: Simulation, state: State, answers: CohortResult) -> Ana
         gradients=lambda: local_gradients(
             bench, answers.sent, [info.parts[client] for client in clients]
         ),
+        features=lambda: (test_features(bench, state.server), test_features(bench, server)),
     )
 
 
@@ -85,7 +87,23 @@ def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> 
     )
 
 
-def local_gradients(bench: ClientRuntime, model: tree.Tree, parts: Sequence[Any]) -> Params:
+@torch.no_grad()
+def test_features(bench: ClientRuntime, model: Tree) -> torch.Tensor:
+    """Return the features [n, D] that a model (`params` and `buffers`) has of the examples that the
+    run is tested on."""
+    bench = bench.tested_on(bench.views[0])
+    bench.net.set_buffers(model["buffers"])
+    params = bench.net.own(model["params"])
+    numbers = torch.arange(len(bench.data.y_test), device=bench.device)
+    return torch.cat(
+        [
+            bench.net(params, bench.load_test(index)[0]).features.flatten(1)
+            for index in numbers.split(bench.evaluation_batch)
+        ]
+    )
+
+
+def local_gradients(bench: ClientRuntime, model: Tree, parts: Sequence[Any]) -> Params:
     """Return the gradient of each client's loss at a model (`params` and `buffers`), leaves [S,
     ...]: the mean cross-entropy over its training examples (their numbers: `parts`), not augmented,
     the model in eval mode."""
@@ -123,6 +141,14 @@ def check_analyses(simulation: Simulation) -> None:
                 f"analysis.rounds: round {late[0]} is after the last one"
                 f" (rounds={simulation.rounds})"
             )
+    module = simulation.bench.net.module
+    if isinstance(module, LogitsOnly) and any(
+        isinstance(p, CKA) for p in simulation.analysis.parts
+    ):
+        raise ConfigError(
+            "analysis=cka: needs the features of the model, which are the input of its last layer:"
+            f" name it (model.head {must_be_linear(module.network, None)})"
+        )
     if simulation.bench.heads is not None and any(
         isinstance(p, GradientDiversity) for p in simulation.analysis.parts
     ):

@@ -195,7 +195,7 @@ def collect_result(
     if evaluated and simulation.metrics.needs_personal:
         personal = evaluate_personal(simulation, server, client_states, number, evaluations)
     alignment = align(simulation, state.server, server, done) if is_last else []
-    analyses = analyse(simulation, state, done)
+    analyses = analyse(simulation, state, server, done)
     train_loss = float(np.average(first.losses, weights=first.round.weights.tolist()))
     diverged = diverged_clients(number, train_loss, server, done)
     clock.lap("evaluation")
