@@ -118,9 +118,9 @@ def sweep():
       with: [surrogate.fraction=0.1]
       measures: []
     """
-    blocks = tuple(map(read_block, yaml.safe_load(text)))
+    blocks = tuple(read_block(node, ()) for node in yaml.safe_load(text))
     ranks = {"accuracy": ("average_accuracy", "accuracy"), "F": ("task_forgetting", "forgetting")}
-    return Sweep("x", "A benchmark", "", "benchmark", blocks, ranks=ranks)
+    return Sweep("x", "A benchmark", "", "", "benchmark", blocks, ranks=ranks)
 
 
 @pytest.fixture

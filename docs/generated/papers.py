@@ -63,8 +63,8 @@ def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
     """What the sweeps' files say beyond their titles, each once."""
     said: dict[str, list[str]] = {}
     for sweep in mine:
-        if note := " ".join(comments(CONF / "sweep" / f"{sweep.name}.yaml")):
-            said.setdefault(note, []).append(f"`{sweep.name}`")
+        if sweep.note:
+            said.setdefault(sweep.note, []).append(f"`{sweep.name}`")
     for note, names in said.items():
         yield f"- {', '.join(names)}: {prose(note)}"
 

@@ -1,4 +1,4 @@
-"""Named sweeps: `conf/sweep/<name>.yaml` says which runs a published table or figure consists of.
+"""Named sweeps: the files in `conf/sweep` say which runs a published table or figure consists of.
 
 A sweep is a list of blocks; a block is a grid: every combination of the values of its axes
 (`experiment`, `algorithm` or any other key of the configuration), with the overrides `with`. Beside
@@ -23,10 +23,9 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedexp.analysis.rules import Rule, read_rule
-from fedexp.config.options import list_options
+from fedexp.config.options import read_sweeps
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.core.yaml_files import load_fast
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -127,6 +126,7 @@ def is_mapping(override: str) -> bool:
 class Sweep:
     name: str
     title: str
+    note: str
     paper: str  # as in tables.csv; empty: of none
     table: str
     blocks: tuple[Block, ...]
@@ -152,38 +152,31 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
     one."""
     if is_path(name):
         raise ConfigError(f"sweep={name}: is a path; must be the name of a sweep")
-    paths = [path for folder in folders if (path := folder / "sweep" / f"{name}.yaml").exists()]
-    if not paths:
-        options = list_options("sweep", list(folders))
+    sweeps = read_sweeps(folders)
+    if name not in sweeps:
         raise ConfigError(
-            f"sweep={name}: no such sweep{nearest(name, options)}; sweeps: {', '.join(options)}"
+            f"sweep={name}: no such sweep{nearest(name, sorted(sweeps))}; sweeps:"
+            f" {', '.join(sorted(sweeps))}"
         )
+    path, spec = sweeps[name]
     try:
-        text = paths[0].read_text(encoding="utf-8")
-        spec = load_fast(text)
-        blocks = tuple(read_block(block) for block in spec["blocks"])
-        title, rule = text.splitlines()[0].lstrip("# "), read_rule(spec.get("report", {}))
-        readings = {
-            str(other): str(label or "") for other, label in spec.get("readings", {}).items()
-        }
-        claims = str(spec.get("claims", ""))
-        table, choose = str(spec["table"]), str(spec.get("choose", ""))
-        ranks = {
-            str(measure): tuple(map(str, names)) for measure, names in spec.get("ranks", {}).items()
-        }
-        pictures = tuple(dict(node) for node in spec.get("pictures", ()))
+        if isinstance(spec, Exception):
+            raise spec
+        measures = tuple(spec.get("measures", ()))
+        readings = spec.get("readings", {}).items()
         return Sweep(
-            name,
-            title,
-            str(spec["paper"]),
-            table,
-            blocks,
-            rule,
-            readings,
-            claims,
-            pictures,
-            choose,
-            ranks,
+            name=name,
+            title=str(spec.get("title", name)),
+            note=str(spec.get("note", "")),
+            paper=str(spec.get("paper", "")),
+            table=str(spec.get("table", "")),
+            blocks=tuple(read_block(block, measures) for block in spec["blocks"]),
+            rule=read_rule(spec.get("report", {})),
+            readings={str(other): str(label or "") for other, label in readings},
+            claims=str(spec.get("claims", "")),
+            pictures=tuple(dict(node) for node in spec.get("pictures", ())),
+            choose=str(spec.get("choose", "")),
+            ranks={str(k): tuple(map(str, names)) for k, names in spec.get("ranks", {}).items()},
         )
     except (
         OSError,
@@ -194,12 +187,11 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         TypeError,
         AttributeError,
     ) as error:
-        raise ConfigError(
-            f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml"
-        ) from error
+        raise ConfigError(f"{path}: not a sweep ({error!r}); see conf/sweep/fedntd.yaml") from error
 
 
-def read_block(node: Mapping[str, Any]) -> Block:
+def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...]) -> Block:
+    """measures: where the block has none."""
     axes = {
         str(key): {
             plain(value): {k: str(v) for k, v in fields.items()} for value, fields in values.items()
@@ -211,7 +203,7 @@ def read_block(node: Mapping[str, Any]) -> Block:
     return Block(
         axes,
         tuple(f"{key}{equals}{rewritten(value)}" for key, equals, value in fixed),
-        tuple(node["measures"]),
+        tuple(node.get("measures", measures)),
     )
 
 

@@ -1,7 +1,7 @@
 """The groups, options and keys of conf/ and of the user's own directories."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,39 @@ def list_options(group: str, directories: list[Path]) -> list[str]:
     """Return the options of a group, also those in its folders, such as `fedntd/cifar10_s2` of
     `experiment`.
 
-    A file whose name begins with `_` is what others have in common, and no option.
+    A file whose name begins with `_` holds what others have in common, and is not an option.
     """
+    if group == "sweep":
+        return sorted(read_sweeps(directories))
     folders = [directory / group for directory in directories]
     paths = [
         (path, f) for f in folders for path in f.rglob("*.yaml") if not path.name.startswith("_")
     ]
     return sorted({path.relative_to(f).with_suffix("").as_posix() for path, f in paths})
+
+
+def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
+    """Return name -> (file, content) of the sweeps in the folders `sweep`, the first of a name.
+
+    A file with `blocks` is one sweep, named like the file. Any other holds sweeps by name, with
+    the values of its `defaults` where they have none. The content of a file that cannot be read is
+    the error."""
+    found: dict[str, tuple[Path, Any]] = {}
+    for path in (path for each in directories for path in sorted(each.glob("sweep/*.yaml"))):
+        try:
+            content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+            sweeps = content
+            if "blocks" in content:
+                sweeps = {path.stem: content}
+            defaults = sweeps.pop("defaults", {})
+            sweeps = {str(name): defaults | dict(sweep) for name, sweep in sweeps.items()}
+        except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
+            sweeps = {path.stem: error}
+        except yaml.YAMLError as error:
+            sweeps = {path.stem: error}
+        for name, sweep in sweeps.items():
+            found.setdefault(name, (path, sweep))
+    return found
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
