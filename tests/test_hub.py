@@ -89,7 +89,7 @@ def test_a_folder_of_texts_that_the_library_saved(datasets, tmp_path):
         ("dataset.train_split=trian", "no such split.*nearest: 'train'"),
         ("dataset.column=picture", "must be one of the columns img, label"),
         ("dataset.column=label", "has no images but int"),
-        ("dataset.path=null", "must be a name on the Hugging Face hub or a local folder"),
+        ("dataset.path=null", "must be a name on the Hugging Face hub, .* or a local folder"),
     ],
 )
 def test_what_is_wrong_is_named(override, message, datasets, tmp_path):

@@ -5,15 +5,28 @@ import ast
 import io
 import os
 import pickle
+import sys
+import tomllib
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from fedexp.cli import completion
+from fedexp.cli.job import again
+from fedexp.config.trust import require_named
+from fedexp.core import yaml_files
+from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import Pictures
+from fedexp.data.huggingface import load
 from fedexp.data.torchvision_files import Plain, read_plain
-from fedexp.rundir import contents
+from fedexp.models.pretrained import Timm, Torchvision
+from fedexp.trackers.base import NoTracker
+from fedexp.trackers.several import Several
+from fedexp.trackers.tensorboard_tracker import TensorBoard
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
@@ -80,7 +93,7 @@ def test_nothing_that_runs_what_it_reads(path):
 
 
 def test_the_loader_of_yaml_files_makes_plain_values():
-    for loader in (completion.LOADER, contents.LOADER):
+    for loader in (completion.LOADER, yaml_files.LOADER):
         assert issubclass(loader, yaml.constructor.SafeConstructor)
         with pytest.raises(yaml.YAMLError, match="could not determine a constructor"):
             yaml.load("!!python/object/apply:os.getcwd []", Loader=loader)
@@ -156,3 +169,121 @@ def test_an_array_as_python_2_wrote_it():
     state += b"S'\\x00\\x01\\x02\\x03\\x04\\x05'\ntb."
     old = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR" + state
     np.testing.assert_array_equal(read_plain(io.BytesIO(old)), array)
+
+
+# ---- where a resumed run is tracked ----
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["tracker.entity=mallory", "resume=x"], True),
+        (["tracker.store=http://mallory", "resume=x", "rounds=2"], True),
+        (["+tracker.options={tensorboard: {logdir: /home}}", "resume=x"], True),
+        (["resume=x", "tracker.entity=mallory"], False),  # typed now
+        (["tracker.entity=mallory"], False),  # a new run
+        (["tracker.name=x", "tracker.tags=[entity]", "resume=x"], False),
+    ],
+)
+def test_a_place_that_only_the_directory_names_is_refused(overrides, refused):
+    tracker = TensorBoard(logdir="/home")
+    if refused:
+        with pytest.raises(ConfigError, match="says where the run is tracked"):
+            require_named(tracker, overrides, Path("x"))
+    else:
+        require_named(tracker, overrides, Path("x"))
+    require_named(NoTracker(), overrides, Path("x"))
+    require_named(Several(members=[NoTracker()]), overrides, Path("x"))
+
+
+def test_the_command_that_is_shown_for_a_run_names_where_it_is_tracked(monkeypatch):
+    arguments = ["fedexp", "--multirun", "tracker.project=my runs", "seed=1"]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert again(Path("/x/run")) == "fedexp resume=/x/run 'tracker.project=my runs'"
+
+
+# ---- files of weights ----
+
+
+def test_a_library_that_would_unpickle_weights_gets_tensors_alone(tmp_path, monkeypatch):
+    """As timm did up to 1.0.24: torch.load with weights_only=False."""
+
+    def create_model(name, **options):
+        return torch.load(options["pretrained_cfg_overlay"]["file"], weights_only=False)
+
+    monkeypatch.chdir(tmp_path)
+    torch.save({"x": Thief()}, "evil.pth")
+    timm = types.SimpleNamespace(is_model=lambda name: True, create_model=create_model)
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    model = Timm(name="any", weights="evil.pth", image_size=None)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(ConfigError, match=r"model.weights=evil.pth: .*Weights only load failed\)$"):
+        model.network((3, 8, 8), 2)
+    assert not Path("stolen").exists()
+    assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_published_weights_of_torchvision_are_read_as_tensors(monkeypatch):
+    asked = {}
+    weights = types.SimpleNamespace(get_state_dict=lambda **options: asked.update(options) or {})
+    monkeypatch.setattr(
+        "torchvision.models.get_model_weights", lambda name: types.SimpleNamespace(DEFAULT=weights)
+    )
+    model = Torchvision(name="resnet18", weights="DEFAULT", image_size=None)
+    with pytest.raises(ConfigError):
+        model.load(torch.nn.Linear(1, 1), None)
+    assert asked["weights_only"] is True
+
+
+# ---- names that libraries read as programs ----
+
+
+@pytest.mark.parametrize(
+    "path", ["pandas", "./pandas", "hf://datasets/pandas", "a/b/c", "script.py", ""]
+)
+def test_a_reader_of_hugging_face_is_no_data_set(path, monkeypatch):
+    """`pandas` unpickles files of the working directory; its library is never called."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    allowed = "needs the package datasets" if path == "./pandas" else "must be a name on the Hugg"
+    with pytest.raises(ConfigError, match=allowed):
+        load(path, None)
+
+
+def test_a_folder_with_the_name_of_a_reader_is_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pandas").mkdir()
+    asked = []
+    library = types.SimpleNamespace(load_dataset=lambda path, name: asked.append(path) or {})
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    load("pandas", None)
+    assert asked == [str(tmp_path / "pandas")]
+
+
+@pytest.mark.parametrize(
+    ("style", "said"),
+    [
+        (b"text.usetex: True\n", "which runs LaTeX"),
+        (b"font.size: 9\n  text.usetex : on # x\n", "which runs LaTeX"),
+        (b"\xff\xfe", "must be a matplotlib style file"),
+    ],
+)
+def test_a_style_file_runs_no_program(tmp_path, style, said):
+    (tmp_path / "evil.mplstyle").write_bytes(style)
+    with pytest.raises(ConfigError, match=said):
+        Pictures(style=str(tmp_path / "evil.mplstyle"))
+    named = {"draw": True, "style": str(tmp_path / "evil.mplstyle")}
+    assert Pictures.of(named) == Pictures()  # of the configuration of a run
+
+
+def test_a_style_file_without_latex_is_taken(tmp_path):
+    (tmp_path / "fine.mplstyle").write_text("text.usetex: False\n#text.usetex: True\n")
+    assert Pictures(style=str(tmp_path / "fine.mplstyle")).style
+
+
+def test_packages_are_of_versions_that_run_nothing_of_what_they_read():
+    """matplotlib 3.10.9: axes.prop_cycle of a style file is no program any more; datasets 4: nor
+    are data sets."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "matplotlib>=3.10.9" in project["dependencies"]
+    assert project["optional-dependencies"]["huggingface"] == ["datasets>=4.0"]

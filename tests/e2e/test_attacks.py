@@ -3,6 +3,7 @@ runs no code, and touches no file outside of its run directory. Whatever succeed
 file named `stolen`."""
 
 import os
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -127,6 +128,72 @@ def test_a_directory_without_a_run_is_refused_before_anything_is_composed(
     refused(fedexp("resume=theirs"), "not a run directory (no config.yaml there)")
     (tmp_path / "circle").symlink_to("circle")
     refused(fedexp("resume=circle"), "resume=circle: not a run directory")
+
+
+# ---- values in somebody else's directory that reach out of it ----
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tracker.name=${oc.env:SECRET_KEY}",
+        'tracker.name="a ${oc.env:SECRET_KEY}"',
+        r"tracker.name=$\{oc.env:SECRET_KEY\}",
+        "tracker.tags=[mine,${oc.env:SECRET_KEY}]",
+        "+surrogate.options={root: {x: '${oc.env:SECRET_KEY}'}}",
+        "tracker.name=str(${oc.env:SECRET_KEY})",
+        'tracker.name="${oc.select:${oc.env:SECRET_KEY}}"',
+        "tracker.name=${now:%Y}",
+    ],
+)
+def test_a_stored_override_reads_no_environment(fedexp, theirs, monkeypatch, override):
+    monkeypatch.setenv("SECRET_KEY", "hunter2")
+    store(theirs, "tracker=wandb", "tracker.mode=offline", override)
+    refused(fedexp("resume=theirs"), "overrides.yaml", "calls a resolver")
+    assert b"hunter2" not in b"".join(contents(theirs).values())
+
+
+def store(directory: Path, *more: str) -> None:
+    """Write the overrides of RUN, and more, into a run directory."""
+    (directory / ".hydra/overrides.yaml").write_text(yaml.safe_dump([*RUN, *more]))
+
+
+def test_references_are_no_resolvers_and_what_is_typed_replaces_what_is_stored(
+    fedexp, theirs, monkeypatch
+):
+    monkeypatch.setenv("SECRET_KEY", "hunter2")
+    store(theirs, "seeds.sampling=${seed}", "data_dir=${oc.env:SECRET_KEY}")
+    answer = fedexp("resume=theirs", "data_dir=data", "tracker=none")
+    assert answer.code == 0, answer.err
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        ["tracker.entity=mallory"],
+        ["tracker.project=theirs", "tracker.entity=${weighting}"],
+        ["++tracker.options.wandb.entity=mallory"],
+        ["++tracker.options={wandb: {entity: mallory}}"],
+    ],
+)
+def test_a_run_is_sent_to_no_account_that_only_its_directory_names(
+    fedexp, theirs, monkeypatch, stored
+):
+    """Logged in; the server is never asked. The command in the message is the one that allows
+    it, and nothing has to be allowed where nothing is sent."""
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    several = "options" in stored[0]
+    choice = ["tracker=several", "tracker.members=[wandb]"] if several else ["tracker=wandb"]
+    store(theirs, *choice, *stored)
+    before = contents(theirs)
+    answer = fedexp("resume=theirs")
+    refused(answer, "says where the run is tracked")
+    command = answer.err.strip().partition("if that is meant:  ")[2]
+    assert shlex.split(command) == ["fedexp", "resume=theirs", *stored]
+    assert contents(theirs) == before | {str(theirs / ".lock"): b""}
+    offline = "++tracker.options.wandb.mode=offline" if several else "tracker.mode=offline"
+    assert fedexp("resume=theirs", offline).code == 0
 
 
 # ---- links in somebody else's directory ----

@@ -325,24 +325,27 @@ def test_a_sweep_of_ones_own_that_cannot_be_read(fedexp, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "config", "words"),
     [
-        (b"\xff", b"{}", ["overrides.yaml: cannot be read"]),
-        (b"[1, 2", b"{}", ["overrides.yaml: cannot be read"]),
-        (b"a: 1", b"{}", ["overrides.yaml: must be a list of overrides"]),
-        (b"[1]", b"{}", ["overrides.yaml: must be a list of overrides"]),
-        (b"[--config-dir=theirs]", b"{}", ["--config-dir=theirs is not the override of a run"]),
+        (b"\xff", b"{}", ["overrides.yaml: is not text (UTF-8)"]),
+        (b"[1, 2", b"{}", ["overrides.yaml: is no yaml"]),
+        (b"[rounds=1", b"{}", ["overrides.yaml: is no yaml"]),
+        (b"- rounds=1", b"{}", ["overrides.yaml: ends in the middle of a line"]),
+        (b"", b"{}", ["overrides.yaml: is empty"]),
+        (b"a: 1\n", b"{}", ["overrides.yaml: holds a mapping, not a list"]),
+        (b"[1]\n", b"{}", ["overrides.yaml: holds a number among the overrides"]),
+        (b"[--config-dir=theirs]\n", b"{}", ["--config-dir=theirs is not the override of a run"]),
         (
-            b"['+hydra.callbacks.x={_target_:os.system}']",
+            b"['+hydra.callbacks.x={_target_:os.system}']\n",
             b"{}",
             ["hydra.callbacks.x", "not the override of a run"],
         ),
         (
-            b"[algorithm._target_=os.system]",
+            b"[algorithm._target_=os.system]\n",
             b"{}",
             ["algorithm._target_=os.system: lies outside fedexp"],
         ),
-        (b"[]", b"\xff", ["config.yaml: cannot be read"]),
-        (b"[]", b"[1]", ["config.yaml: is not the configuration of a run"]),
-        (b"[]", b"- " * 1000, ["config.yaml: cannot be read"]),
+        (b"[]\n", b"\xff", ["config.yaml: is not text (UTF-8)"]),
+        (b"[]\n", b"[1]\n", ["config.yaml: holds a list, not a mapping"]),
+        (b"[]\n", b"- " * 1000, ["config.yaml: is no yaml (it is nested too deeply)"]),
     ],
 )
 def test_run_directories_that_are_not_ours(fedexp, tmp_path, overrides, config, words):

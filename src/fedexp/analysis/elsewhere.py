@@ -7,10 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedexp.analysis.sweep import Sweep, launches
-from fedexp.rundir.contents import LOADER
+from fedexp.core import yaml_files
 from fedexp.rundir.elsewhere import alike, finished_runs, made_with, views_of
 from fedexp.rundir.reader import RunDirectory
 
@@ -90,7 +88,7 @@ def dataset_of(conf: Path, experiment: str) -> str:
     path = conf / "experiment" / f"{experiment}.yaml"
     if not path.is_file():
         return ""
-    entries = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER).get("defaults", ())
+    entries = yaml_files.load(path.read_text(encoding="utf-8")).get("defaults", ())
     return next(
         (entry["override /dataset"] for entry in entries if "override /dataset" in entry), ""
     )

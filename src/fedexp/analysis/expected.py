@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import yaml
-
-from fedexp.config.options import LOADER, conf_directory
+from fedexp.config.options import conf_directory
+from fedexp.core import yaml_files
 
 WORDS = {
     "train": "training examples",
@@ -47,4 +46,4 @@ def expected(experiment: str) -> dict[str, int | None]:
     path = conf_directory() / "experiment" / f"{experiment}.yaml"
     if not experiment or not path.is_file():
         return {}
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER).get("expected") or {}
+    return yaml_files.load(path.read_text(encoding="utf-8")).get("expected") or {}

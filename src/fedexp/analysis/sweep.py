@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedexp.analysis.rules import Rule, read_rule
@@ -178,15 +177,7 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
             choose=str(spec.get("choose", "")),
             ranks={str(k): tuple(map(str, names)) for k, names in spec.get("ranks", {}).items()},
         )
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-        yaml.YAMLError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a sweep ({error!r}); see conf/sweep/fedntd.yaml") from error
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fedexp.cli.messages import unknown_flag
 from fedexp.config.options import SEVERAL, conf_directory
-from fedexp.config.overrides import key_of, read_overrides
+from fedexp.config.overrides import key_of, read_stored
 from fedexp.core.errors import ConfigError
 
 OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
@@ -196,9 +196,6 @@ def expand_resume(arguments: list[str]) -> list[str]:
         raise ConfigError(f"resume={given[-1]}: not a run directory ({error})") from error
     require_run_directory(directory, given[-1])
     folders = [*config_directories(arguments), conf_directory()]
-    before = read_overrides(
-        directory / ".hydra" / "overrides.yaml", [*list_groups(folders), *PRESETS]
-    )
     flags, now = split_flags(arguments)
     later = [a for a in now if not a.startswith("resume=")]
     if elsewhere := [a for a in later if key_of(a) == "hydra.run.dir"]:
@@ -207,13 +204,11 @@ def expand_resume(arguments: list[str]) -> list[str]:
         )
     # A later override of the same key replaces the stored one, so that check_resume can compare the
     # two.
-    kept = [
-        o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"
-    ]
-    if any(key_of(a) == "tracker" for a in later):  # another one, which has other keys
-        kept = [o for o in kept if not key_of(o).startswith("tracker.")]
+    stored = directory / ".hydra" / "overrides.yaml"
+    kept = read_stored(stored, [*list_groups(folders), *PRESETS], {key_of(a) for a in later})
     path = literal(str(directory))
-    return [*flags, *kept, *later, f"resume={path}", f"hydra.run.dir={path}"]
+    # what this command says stands after resume=, see `typed_now`
+    return [*flags, *kept, f"resume={path}", *later, f"hydra.run.dir={path}"]
 
 
 def literal(text: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.cli.arguments import config_directories
+from fedexp.config.overrides import destinations
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
     BAD_INPUT,
@@ -137,11 +138,12 @@ def say_stopped(directory: Path) -> int:
 
 def again(directory: Path) -> str:
     """Return the command that resumes a run: with the user's own groups (`--config-dir`), which it
-    may need."""
+    may need, and with the place where it is tracked, see `fedexp.config.trust`."""
     folders = [
         f"--config-dir {shlex.quote(str(folder))} " for folder in config_directories(sys.argv[1:])
     ]
-    return f"fedexp {''.join(folders)}resume={shlex.quote(str(shorten(directory)))}"
+    named = "".join(f" {shlex.quote(text)}" for text in destinations(sys.argv[1:]))
+    return f"fedexp {''.join(folders)}resume={shlex.quote(str(shorten(directory)))}{named}"
 
 
 def say_interrupted(directory: Path) -> None:

@@ -285,7 +285,7 @@ def work_of(config: Mapping[str, Any]) -> list[Any]:
     """Return what decides the cost of a round, but the algorithm."""
     values = OmegaConf.create(dict(config))
     chosen = [OmegaConf.select(values, key, throw_on_resolution_failure=False) for key in WORK]
-    chosen[0] = OmegaConf.select(values, "dataset.name")
+    chosen[0] = OmegaConf.select(values, "dataset.name", throw_on_resolution_failure=False)
     chosen[-2] = device_of(str(chosen[-2]))
     return [
         OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for value in chosen

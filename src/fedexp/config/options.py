@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 
 # Folders of conf/ whose options bring no keys of their own.
@@ -14,7 +13,6 @@ PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
 # Groups that take several options at once, and what their option `several` is.
 SEVERAL = {"tracker": "list of trackers", "analysis": "list of analyses"}
 ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
@@ -67,15 +65,13 @@ def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
     found: dict[str, tuple[Path, Any]] = {}
     for path in (path for each in directories for path in sorted(each.glob("sweep/*.yaml"))):
         try:
-            content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+            content = yaml_files.load(path.read_text(encoding="utf-8"))
             sweeps = content
             if "blocks" in content:
                 sweeps = {path.stem: content}
             defaults = sweeps.pop("defaults", {})
             sweeps = {str(name): defaults | dict(sweep) for name, sweep in sweeps.items()}
-        except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
-            sweeps = {path.stem: error}
-        except yaml.YAMLError as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             sweeps = {path.stem: error}
         for name, sweep in sweeps.items():
             found.setdefault(name, (path, sweep))
@@ -92,7 +88,7 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
             if isinstance(child, dict):
                 yield from walk(child, f"{prefix}{name}.")
 
-    main = yaml.load((conf / "config.yaml").read_text(encoding="utf-8"), Loader=LOADER)
+    main = yaml_files.load((conf / "config.yaml").read_text(encoding="utf-8"))
     keys: dict[str, list[str]] = {
         key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))
     }
@@ -103,7 +99,7 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
             path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")
         ):
             text = path.read_text(encoding="utf-8")
-            content = yaml.load(text, Loader=LOADER)
+            content = yaml_files.load(text)
             option, prefix = content if isinstance(content, dict) else {}, f"{group}."
             for key in walk(option, "" if GLOBAL_OPTION.search(text) else prefix):
                 if key.split(".")[-1] != "defaults" and not (key in keys and not keys[key]):

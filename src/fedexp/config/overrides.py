@@ -1,5 +1,5 @@
-"""The names in overrides: an option of a group is a name, not a path to a file anywhere on the
-machine."""
+"""The names and values in overrides: an option of a group is a name, not a path to a file anywhere
+on the machine, and what a run directory says is data, not a program."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.errors import ConfigError
+
+# ${a.key} of the configuration; ${name:...} calls a resolver, which may read the environment
+REFERENCE = re.compile(r"\$\{[\w.]+\}")
+# last parts of the keys that say where a tracker sends a run or writes it
+DESTINATIONS = {"entity", "project", "store", "logdir"}
 
 
 def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
@@ -36,27 +41,84 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
             )
 
 
-def check_stored(overrides: Sequence[str], groups: Collection[str], source: object) -> None:
-    """Check the overrides of a directory that may be somebody else's like `check_names`: Hydra's
-    own settings, flags, packages and interpolations of names are refused too. Raises
-    ConfigError."""
+def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> list[str]:
+    """Read the overrides that a run was started with, but for those whose keys are `typed` anew.
+
+    The directory may be somebody else's: it says what to run, not where Hydra finds code and
+    configuration, and reads nothing but keys of the configuration. Raises ConfigError."""
+    from fedexp.rundir import contents  # which brings numpy with it
+
+    try:
+        stored = contents.read_overrides(path)
+    except contents.Damaged as error:
+        raise ConfigError(f"{path}: {error}") from error
+    kept = [text for text in stored if key_of(text) not in ("resume", *typed)]
+    if "tracker" in typed:  # another one, which has other keys
+        kept = [text for text in kept if not key_of(text).startswith("tracker.")]
+    for text in kept:
+        check_stored(text, groups, path)
+    return kept
+
+
+def check_stored(text: str, groups: Collection[str], source: object) -> None:
+    """Raise ConfigError for what is not the override of a single run, and for a resolver."""
     from hydra.errors import HydraException
 
-    for text in overrides:
-        try:
-            override = parsed(text)
-        except HydraException as error:
-            raise ConfigError(f"{source}: {text} is not the override of a run") from error
-        key = override.key_or_group
-        names = names_in(override) if is_group(key, groups) else []
-        outside = any(is_path(name) or "${" in name for name in names)
-        if (
-            text.startswith("-")
-            or key.startswith("hydra")
-            or override.package is not None
-            or outside
-        ):
-            raise ConfigError(f"{source}: {text} is not the override of a run")
+    try:
+        override = parsed(text)
+    except HydraException as error:
+        raise ConfigError(f"{source}: {text} is not the override of a run") from error
+    key = override.key_or_group
+    strange = text.startswith("-") or key.startswith("hydra") or override.package is not None
+    values = [] if override.is_sweep_override() else list(texts(override.value()))
+    outside = is_group(key, groups) and any(is_path(each) or "${" in each for each in values)
+    if strange or outside or override.is_sweep_override():
+        raise ConfigError(f"{source}: {text} is not the override of a run")
+    if any("${" in REFERENCE.sub("", each) for each in values):
+        raise ConfigError(
+            f"{source}: {text} calls a resolver, which could read the environment; give {key} on"
+            " the command line to use it"
+        )
+
+
+def typed_now(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that this command was given; those before `resume=` are stored in the
+    directory of the run."""
+    places = [number for number, text in enumerate(overrides) if key_of(text) == "resume"]
+    return list(overrides[places[-1] + 1 :] if places else overrides)
+
+
+def destinations(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that say where a tracker sends a run or writes it."""
+    return [
+        text
+        for text in overrides
+        if any(key.rpartition(".")[2] in DESTINATIONS for key in keys_in(text))
+    ]
+
+
+def keys_in(text: str) -> list[str]:
+    """Return every key that an override sets, `local.lr` also of `local={lr: 1}`; none of what
+    Hydra cannot read."""
+    from hydra.errors import HydraException
+
+    try:
+        override = parsed(text)
+    except HydraException:
+        return []
+    value = None if override.is_sweep_override() else override.value()
+    return [override.key_or_group, *keys_below(value, override.key_or_group)]
+
+
+def keys_below(node: object, key: str) -> Iterator[str]:
+    """Yield the keys of nested mappings, also of those in lists."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield f"{key}.{name}"
+            yield from keys_below(value, f"{key}.{name}")
+    elif isinstance(node, list):
+        for value in node:
+            yield from keys_below(value, key)
 
 
 def parsed(text: str) -> Any:
@@ -83,6 +145,9 @@ def names_in(override: Any) -> list[str]:
 
 
 def texts(value: Any) -> Iterator[str]:
+    """Yield the values in nested mappings and lists, and the keys of the mappings, as texts."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
     if isinstance(value, list):
         for each in value:
             yield from texts(each)
@@ -98,24 +163,6 @@ def is_path(name: str) -> bool:
         or "@" in name
         or "://" in name
     )
-
-
-def read_overrides(stored: Path, groups: Collection[str]) -> list[str]:
-    """Read the overrides that a run was started with. The directory may be somebody else's: it says
-    what to run, not where Hydra finds code and configuration."""
-    import yaml
-
-    from fedexp.config.overrides import check_stored
-    from fedexp.core import yaml_files
-
-    try:
-        before = yaml_files.load(stored.read_text(encoding="utf-8")) or []
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{stored}: cannot be read ({error})") from error
-    if not isinstance(before, list) or not all(isinstance(override, str) for override in before):
-        raise ConfigError(f"{stored}: must be a list of overrides")
-    check_stored(before, groups, stored)
-    return before
 
 
 def key_of(override: str) -> str:

@@ -1,22 +1,28 @@
-"""Trust: the code that a configuration may name.
+"""Trust: the code that a configuration may name, and where a run may be sent.
 
 A `_target_` is imported and called, so a command line, a preset or a run directory that somebody
 else wrote could run anything. fedexp's own classes are always allowed; any other must stand in a
 yaml file of a directory that the user has given with --config-dir, and is named in the log.
+
+A run directory may name an account that is not the user's. A resumed run is sent there only where
+the command that resumes it names it too.
 """
 
 import dataclasses
 import importlib
 import inspect
+import shlex
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedexp.config.named import search_path
+from fedexp.config.overrides import destinations, key_of, typed_now
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import shorten
+from fedexp.trackers.base import TrackerConfig
 
 OWN = "fedexp."
 
@@ -30,6 +36,32 @@ def require_trusted(name: str, key: str) -> None:
         " own directory, which --config-dir gives, and not on the command line"
         " (docs/guide/your_own_parts.md has an example)"
     )
+
+
+def require_named(tracker: TrackerConfig, overrides: Sequence[str], directory: Path) -> None:
+    """Raise ConfigError, with the command that allows it, where a resumed run would be sent or
+    written to a place that its directory names and this command does not. overrides: of the job, as
+    `typed_now` reads them."""
+    typed = typed_now(overrides)
+    stored = destinations(overrides[: len(overrides) - len(typed)])
+    if not stored or tracker.stays:
+        return
+    folders = [f"--config-dir={folder}" for folder in own_folders()]
+    command = [*folders, f"resume={shorten(directory)}", *typed, *stored]
+    raise ConfigError(
+        f"resume={shorten(directory)}: its directory, and not this command, says where the run is"
+        f" tracked ({', '.join(map(key_of, stored))}); if that is meant:  fedexp"
+        f" {shlex.join(command)}"
+    )
+
+
+def own_folders(folders: Sequence[Path] | None = None) -> list[Path]:
+    """Return those directories of groups that the user has given with --config-dir. folders: those
+    that Hydra searches; None: of the configuration that is being worked on."""
+    from fedexp.config.options import conf_directory
+
+    given = search_path() if folders is None else folders
+    return [each for each in given if each.resolve() != conf_directory().resolve()]
 
 
 def find_class(name: str, key: str) -> type:
@@ -63,21 +95,11 @@ def named_by(
     name: str, folders: Sequence[Path] | None = None, keys: Collection[str] = ("_target_",)
 ) -> Path | None:
     """Return the yaml file in a directory of the user's that has this `_target_`; None where there
-    is none.
-
-    folders: those that Hydra searches; None: of the configuration that is being worked on.
-    """
-    from fedexp.config.options import conf_directory
-
-    for folder in search_path() if folders is None else folders:
-        if folder.resolve() == conf_directory().resolve() or not folder.is_dir():
-            continue
-        for path in sorted(folder.rglob("*.yaml")):
-            try:
-                if name in targets(yaml_files.load(path.read_text(encoding="utf-8")), keys):
-                    return path
-            except (OSError, ValueError, RecursionError, yaml.YAMLError):
-                continue  # who chooses this option will be told
+    is none. folders: as of `own_folders`."""
+    for path in (path for own in own_folders(folders) for path in sorted(own.rglob("*.yaml"))):
+        with suppress(OSError, ValueError):  # who chooses this option will be told
+            if name in targets(yaml_files.load(path.read_text(encoding="utf-8")), keys):
+                return path
     return None
 
 

@@ -1,6 +1,7 @@
 """Settings of pictures: the config node `figures`, and the same as flags of subcommands."""
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Self
 from fedexp.core.errors import ConfigError, require, require_choice
 
 FORMATS = ("png", "pdf", "svg")
+LATEX = re.compile(r"^\s*text\.usetex\s*:\s*(1|t|y|on|true|yes)\b", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +31,8 @@ class Pictures:
         )
         for each in self.format:
             require_choice("figures.format", each, FORMATS)
-        there = self.style is None or Path(self.style).is_file()
-        require(
-            there, "figures.style", self.style, "a matplotlib style file that is there, or null"
-        )
+        if self.style is not None:
+            require_style(self.style)
 
     @classmethod
     def of(cls, node: object) -> Self:
@@ -56,6 +56,19 @@ class Pictures:
         changes: dict[str, Any] = {"titles": False} if options.no_titles else {}
         changes |= {"format": tuple(options.format.split(","))} if options.format else {}
         return replace(self, **changes | ({"style": options.style} if options.style else {}))
+
+
+def require_style(style: str) -> None:
+    """Raise ConfigError for a style file that is not there, is no text, or asks for LaTeX, which
+    runs what the file has as its preamble and reads names of runs as commands."""
+    try:
+        text = Path(style).read_text(encoding="utf-8") if Path(style).is_file() else None
+    except (OSError, ValueError):
+        text = None
+    wanted = "a matplotlib style file that is there, or null"
+    require(text is not None, "figures.style", style, wanted)
+    wanted = "a style file without text.usetex: True, which runs LaTeX"
+    require(text is None or not LATEX.search(text), "figures.style", style, wanted)
 
 
 PNG = Pictures()  # what is drawn unless a configuration says otherwise

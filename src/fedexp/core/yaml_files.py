@@ -21,28 +21,21 @@ BRACKET = re.compile(r"[][{}]")
 DEEP = re.compile(r"^[-? \t]{200}", re.MULTILINE)
 
 
+class TooManyAliases(ValueError):
+    """Aliases stand for more than LIMIT values."""
+
+
 def load(text: str) -> Any:
-    """Return the values. Raises yaml.YAMLError, also where aliases stand for more than LIMIT
-    values, and RecursionError where it is nested deeply."""
-    if depth(text) > DEEPEST:
-        raise RecursionError("it is nested too deeply")
-    check_aliases(text, yaml.SafeLoader)
-    return yaml.safe_load(text)
-
-
-def load_fast(text: str) -> Any:
-    """Return the values, by the fast parser, unless deep nesting may end the process. Raises as
-    `load` does."""
-    if text.count("[") + text.count("{") > 500 or DEEP.search(text):
-        return load(text)
-    check_aliases(text, LOADER)
-    return yaml.load(text, Loader=LOADER)
-
-
-def check_aliases(text: str, loader: Any) -> None:
-    """Raise yaml.YAMLError where aliases stand for more than LIMIT values."""
-    if "&" in text and "*" in text and size(yaml.compose(text, Loader=loader), {}) > LIMIT:
-        raise yaml.YAMLError(f"its aliases stand for more than {LIMIT:,} values")
+    """Return the values. Raises ValueError for a text that is no yaml, is nested so deeply that a
+    parser may end the process, or whose aliases stand for more than LIMIT values."""
+    if depth(text) > DEEPEST or DEEP.search(text):
+        raise ValueError("it is nested too deeply")
+    try:
+        if "&" in text and "*" in text and size(yaml.compose(text, Loader=LOADER), {}) > LIMIT:
+            raise TooManyAliases(f"its aliases stand for more than {LIMIT:,} values")
+        return yaml.load(text, Loader=LOADER)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def depth(text: str) -> int:
@@ -81,8 +74,7 @@ def check_directories(folders: Iterable[Path]) -> None:
             raise ConfigError(f"{path}: is not a file (a link to nothing, or a pipe)")
         try:
             load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            if "aliases stand for" in str(error):
-                raise ConfigError(f"{path}: {error}") from error
-        except (OSError, ValueError, RecursionError):
+        except TooManyAliases as error:
+            raise ConfigError(f"{path}: {error}") from error
+        except (OSError, ValueError):
             continue  # who chooses this option will be told

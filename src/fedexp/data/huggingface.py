@@ -1,10 +1,12 @@
 """Data sets of the Hugging Face hub, or saved by its library `datasets` in a local folder: images
 and texts.
 
-The library is an optional extra. What it reads are Parquet, Arrow, json, csv and image files; it
-runs no code of a data set.
+The library is an optional extra. What it reads are Parquet, Arrow, json, csv and image files; from
+version 4 on it runs no code of a data set. Names of its own readers are not taken: `pandas`
+unpickles files of the working directory.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from fedexp.data.image_files import as_array
 from fedexp.data.text import Labelled, TextSource
 from fedexp.data.text_files import Texts
 
+ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 # names of columns, where `dataset.label` says none
 LABELS = ("label", "labels", "fine_label", "target", "class")
 INPUTS = {"image": ("image", "img"), "text": ("text", "content", "sentence", "title")}
@@ -59,9 +62,11 @@ class Hub:
 def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
     """Return the splits of a data set by name. Raises ConfigError where it, or the library, is not
     there."""
-    if not path:
+    local = path is not None and Path(path).is_dir()
+    if not path or not (local or ON_THE_HUB.fullmatch(path)):
         raise ConfigError(
-            "dataset.path=null: must be a name on the Hugging Face hub or a local folder"
+            f"dataset.path={path or 'null'}: must be a name on the Hugging Face hub,"
+            " <owner>/<name>, or a local folder"
         )
     try:
         import datasets
@@ -73,7 +78,8 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
         if (Path(path) / "dataset_dict.json").is_file():
             found = datasets.load_from_disk(path)
         else:
-            found = datasets.load_dataset(path, subset)
+            # a folder by its whole path: its name alone may be that of a reader
+            found = datasets.load_dataset(str(Path(path).absolute()) if local else path, subset)
     except Exception as error:  # the library raises many types, of the network too
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(

@@ -1,7 +1,10 @@
 """Networks of torchvision and timm by name, with random or published weights, whole or partly
 frozen."""
 
+import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,21 @@ WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # their auxiliary outputs are 
 # (`transform_input`).
 OF_HALVES = ("efficientnet_v2_l", *WITHOUT_BRANCHES)
 HALVES = (0.5, 0.5, 0.5)
+# of torch.load: the first makes any call as with weights_only=True, and does not go with the second
+ONLY, ALL = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+
+
+@contextmanager
+def weights_only() -> Iterator[None]:
+    """While the block runs, files of weights are read as tensors and plain values alone, whatever
+    the library that reads them asks for (older versions of timm unpickle anything)."""
+    before = {name: os.environ.pop(name, None) for name in (ONLY, ALL)}
+    os.environ[ONLY] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[ONLY]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +113,9 @@ class Torchvision(Pretrained):
         from torchvision.models import get_model_weights
 
         try:
-            found = get_model_weights(self.name).DEFAULT.get_state_dict(
-                progress=False, check_hash=True
-            )  # type: ignore[attr-defined]
+            found = get_model_weights(self.name).DEFAULT.get_state_dict(  # type: ignore[attr-defined]
+                progress=False, check_hash=True, weights_only=True
+            )
         except (OSError, RuntimeError) as error:
             raise not_downloaded(self.name, error) from error
         load_weights(network, DEFAULT, head or "", f"torchvision's {self.name}", found)
@@ -125,6 +143,7 @@ class Timm(Pretrained):
         head = self.head or last_linear(network, num_classes)
         return finished(network, head, self.freeze, shape, num_classes, reading, self.lora)
 
+    @weights_only()
     def network(self, shape: Any, num_classes: int) -> nn.Module:
         try:
             import timm
@@ -157,7 +176,7 @@ class Timm(Pretrained):
         except Exception as error:  # timm raises many types for a file that is none of its own
             if self.weights == DEFAULT:
                 raise not_downloaded(self.name, error) from error
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
             where = f"model.weights={self.weights}" if self.weights else f"model.name={self.name}"
             raise ConfigError(f"{where}: cannot be made into {self.name} ({reason})") from error
 

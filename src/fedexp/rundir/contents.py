@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
+from fedexp.core import yaml_files
 from fedexp.core.storage import check_size
-from fedexp.core.yaml_files import LOADER as LOADER
-from fedexp.core.yaml_files import load_fast
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +61,7 @@ def read_yaml(path: Path) -> Any:
     """Return the plain values that a .yaml file holds. Raises Damaged, also where the last line has
     no end."""
     text = read_text(path)
-    content = parsed(text, load_fast, "yaml")
+    content = parsed(text, yaml_files.load, "yaml")
     if not text.endswith("\n"):
         raise Damaged("ends in the middle of a line")
     return content
@@ -76,7 +74,7 @@ def parsed(text: str, parse: Callable[[str], Any], kind: str) -> Any:
         reason = strange(content)
     except RecursionError:
         raise Damaged(f"is no {kind} (nested too deeply)") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise Damaged(f"is no {kind} ({shown(error)})") from None
     if reason:
         raise Damaged(reason)

@@ -100,6 +100,11 @@ class Tracker:
 class TrackerConfig(ABC):
     """Base of the `tracker` group: what a tracker is made from."""
 
+    @property
+    def stays(self) -> bool:
+        """Return whether all that is tracked stays in the run directory."""
+        return False
+
     def check(self) -> None:  # noqa: B027 (most need nothing)
         """Raise ConfigError where something that the tracker needs is not installed; before
         anything is written."""
@@ -112,6 +117,10 @@ class TrackerConfig(ABC):
 @dataclass(frozen=True, kw_only=True)
 class NoTracker(TrackerConfig):
     """Configuration of `tracker=none`."""
+
+    @property
+    def stays(self) -> bool:
+        return True
 
     def create(self) -> Tracker:
         return Tracker()

@@ -22,6 +22,10 @@ class Several(TrackerConfig):
         kinds = [type(member).__name__ for member in self.members]
         require(len(set(kinds)) == len(kinds), "tracker.members", kinds, "different trackers")
 
+    @property
+    def stays(self) -> bool:
+        return all(member.stays for member in self.members)
+
     def check(self) -> None:
         for member in self.members:
             member.check()

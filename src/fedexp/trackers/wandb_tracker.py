@@ -88,6 +88,27 @@ class Wandb(TrackerConfig):
             return max(round(every * rounds), LEAST_INTERVAL)
         return int(every) or None
 
+    @property
+    def stays(self) -> bool:
+        try:
+            return self.mode == "disabled" or "online" not in bounded(self.modes, LOCAL_SECONDS)
+        except Exception:  # whatever wandb raises: it may be online a moment later
+            return False
+
+    def modes(self) -> tuple[str, ...]:
+        """Return the modes to try in turn."""
+        import wandb
+
+        # environment and settings files; `wandb offline` writes such a file
+        settings = wandb.setup().settings
+        if self.mode == "auto" and settings.mode in ("offline", "dryrun"):
+            return ("offline",)
+        if self.mode == "auto" and settings.mode == "disabled":
+            return ()
+        if self.mode != "offline" and logged_in(settings.api_key, settings.base_url):
+            return ("online", "offline")
+        return ("offline",)
+
     def create(self) -> Tracker:
         return Tracker() if self.mode == "disabled" else WandbTracker(self)
 
@@ -122,7 +143,12 @@ class WandbTracker(Guarded):
 
     def begin(self, info: RunInfo) -> None:
         """Open the W&B run, online if that is asked for and possible, else offline."""
-        modes = bounded(self._modes, LOCAL_SECONDS)
+        modes = bounded(self.config.modes, LOCAL_SECONDS)
+        if self.config.mode == "online" and "online" not in modes:
+            log.warning(
+                "tracker.mode=online, but W&B has no key (`wandb login` stores one): the run goes"
+                " on offline"
+            )
         if "online" in modes:
             older = set((info.directory / "wandb").glob("run-*"))
             try:
@@ -190,26 +216,6 @@ class WandbTracker(Guarded):
         if self._run is None:
             return ""
         return f"; upload with: wandb sync {display_path(Path(self._run.dir).parent)}"
-
-    def _modes(self) -> tuple[str, ...]:
-        """Return the modes to try in turn."""
-        import wandb
-
-        # environment and settings files; `wandb offline` writes such a file
-        settings = wandb.setup().settings
-        mode = self.config.mode
-        if mode == "auto" and settings.mode == "disabled":
-            return ()
-        if mode == "offline" or (mode == "auto" and settings.mode in ("offline", "dryrun")):
-            return ("offline",)
-        if logged_in(settings.api_key, settings.base_url):
-            return ("online", "offline")
-        if mode == "online":
-            log.warning(
-                "tracker.mode=online, but W&B has no key (`wandb login` stores one): the run"
-                " continues offline"
-            )
-        return ("offline",)
 
     def _init(self, mode: str) -> Any:
         import wandb

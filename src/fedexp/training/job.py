@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedexp.config.build import Built, build
+from fedexp.config.trust import require_named
 from fedexp.config.values import resolve
 from fedexp.rundir import checkpoint, elsewhere, files, origin
 from fedexp.rundir.links import require_no_way_out
@@ -67,6 +68,7 @@ def train_run(job: Job) -> dict[str, Any]:
             summary = find_elsewhere(job, container)
         if summary is not None:
             return summary
+        require_named(built.tracker, job.overrides, job.directory)
         if job.sweep is not None:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))

@@ -7,18 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedexp.config.build import Built
 from fedexp.config.cohorts import check_begun
-from fedexp.config.named import search_path
-from fedexp.config.options import PRESETS, list_groups
-from fedexp.config.overrides import key_of, read_overrides
-from fedexp.core import yaml_files
+from fedexp.config.overrides import key_of, typed_now
 from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import picture_files
 from fedexp.data.partitioned import Partition
-from fedexp.rundir import checkpoint, elsewhere, files, origin
+from fedexp.rundir import checkpoint, contents, elsewhere, files, origin
 from fedexp.rundir.mending import begin_again_where_damaged
 from fedexp.rundir.reader import finished_summary
 from fedexp.trackers.progress import result_table
@@ -36,11 +31,9 @@ log = logging.getLogger("fedexp")
 
 def at_its_place(job: Job) -> Job:
     """Return a job that is resumed, with relative paths of data as it was started with them."""
-    stored = job.directory / ".hydra" / "overrides.yaml"
-    if job.sweep is not None or job.config.get("resume") is None or not stored.exists():
+    if job.sweep is not None or job.config.get("resume") is None:
         return job
-    before = set(read_overrides(stored, [*list_groups(search_path()), *PRESETS]))
-    typed = [key_of(override) for override in job.overrides if override not in before]
+    typed = [key_of(override) for override in typed_now(job.overrides)]
     return replace(job, config=origin.from_where_it_began(job.config, job.directory, typed))
 
 
@@ -131,17 +124,12 @@ def check_resume(directory: Path, container: Mapping[str, Any], alone: bool = Fa
 
 def read_config(directory: Path) -> dict[str, Any]:
     path = directory / files.CONFIG
+    if not path.exists():
+        raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)")
     try:
-        config = yaml_files.load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"resume={directory}: not a run directory (no {files.CONFIG} there)"
-        ) from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: is not the configuration of a run")
-    return config
+        return contents.mapping(contents.read_yaml(path))
+    except contents.Damaged as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def check_partition(directory: Path, simulation: Simulation) -> None:
