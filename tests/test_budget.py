@@ -1,21 +1,18 @@
-"""`budget=<minutes>`: the order of the jobs, the deadline within a run, and what is left behind."""
+"""`budget=<minutes>`: the deadline within a run, what is left behind, and how far it goes."""
 
 import json
 import re
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
-from fedexp.cli import budget, main
+from fedexp.cli import budget, main, preview
 from fedexp.cli.arguments import sort_out
-from fedexp.cli.preview import Measured, Planned, kept_jobs, plan, status
+from fedexp.cli.preview import Planned, known_runs, plan, states
 from fedexp.core.errors import BudgetSpent
-from fedexp.core.private.of_hydra import sweeping
 from fedexp.rundir import elsewhere
 from fedexp.rundir.evidence import kept_below
 from fedexp.training import deadline
@@ -24,7 +21,6 @@ from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from toy_federation import make_simulation
 
-CONF = Path(__file__).parents[1] / "conf"
 SMALL = [
     "local.epochs=1",
     "num_clients=4",
@@ -100,70 +96,18 @@ def test_several_sweeps_have_a_directory_each():
     assert asked.name_of(Path("/x/multirun/cfed_table2")) == "cfed_table2"
 
 
-@pytest.mark.slow
-def test_what_is_worth_most_comes_first(here):
-    """Sweep a: fedavg and fedntd, seeds 0 and 1; sweep b: fedntd, seed 0 and 1. A round of fedavg
-    is the dearer one. First the first seeds: fedntd's, which two tables share, then fedavg's; then
-    the second seeds likewise."""
-    lists = [
-        ["algorithm=fedavg,fedntd", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"],
-        ["algorithm=fedntd", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/b"],
-    ]
-    jobs = plan(lists, CONF, [])
-    slots = sorted(budget.slots_of(jobs, []), key=lambda slot: slot.worth)
-    named = [
-        (s.job.directory.parent.name, *s.job.directory.name.split("_")[2:4], len(s.twins))
-        for s in slots
-    ]
-    assert named == [
-        ("a", "fedntd", "seed0", 1),
-        ("a", "fedavg", "seed0", 0),
-        ("a", "fedntd", "seed1", 1),
-        ("a", "fedavg", "seed1", 0),
-    ]
-    # Without what is shared, the cheap one goes before the dear one: 2 s and 1 s a round.
-    cost = {"fedavg": 2.0, "fedntd": 1.0}
-    measured = [
-        Measured(job.config, cost[name], 1, 0, 0.0, 0.0, None)
-        for job, name in zip(jobs[::2][:2], ("fedavg", "fedntd"), strict=True)
-    ]
-    slots = sorted(budget.slots_of(jobs[:4], measured), key=lambda slot: slot.worth)
-    assert [slot.job.directory.name.split("_")[2] for slot in slots] == ["fedntd", "fedavg"] * 2
-    assert [slot.round_seconds for slot in slots] == [1.0, 2.0] * 2
-
-
-def test_a_job_whose_length_is_unknown_comes_after_the_known_ones_of_its_kind():
-    """But before second seeds, and before what a table has; what two tables share goes before
-    both."""
-    plain = budget.Slot(None, (), None, None, 60.0, repetition=0, kept=False)
-    expected = [
-        replace(plain, twins=(None, None), seconds=None),
-        replace(plain, twins=(None,), seconds=1e9),
-        replace(plain, twins=(None,), seconds=None),
-        plain,
-        replace(plain, seconds=1e9),
-        replace(plain, seconds=None),
-        replace(plain, repetition=1, seconds=1.0),
-        replace(plain, repetition=1, seconds=None),
-        replace(plain, kept=True, seconds=1.0),
-        replace(plain, kept=True, seconds=None),
-    ]
-    assert sorted(expected[::-1], key=lambda slot: slot.worth) == expected
-    assert sorted(expected[5:] + expected[:5], key=lambda slot: slot.worth) == expected
-
-
 def test_the_deadline_reaches_a_job_with_its_overrides():
-    """1e9 seconds after the epoch, 12.5 seconds to its first checkpoint."""
-    config = {"env_set": {deadline.VARIABLE: "1000000000.000 12.500"}}
+    """1e9 seconds after the epoch."""
+    (overrides,) = budget.limited([["seed=0,1"]], 1e9)
+    assert overrides == ["seed=0,1", "+hydra.job.env_set.FEDEXP_DEADLINE='1000000000.000'"]
+    config = {"env_set": {deadline.VARIABLE: "1000000000.000"}}
     found = deadline.deadline_of(type("Hydra", (), {"job": config}))
-    assert found == Deadline(1e9, 12.5)
+    assert found == Deadline(1e9)
     with pytest.raises(BudgetSpent):
-        found.check_start()
+        found.check()
     assert deadline.deadline_of(type("Hydra", (), {"job": {}})) == Deadline()
-    Deadline().check_start()
-    Deadline(time.time() + 60, 30).check_start()
-    with pytest.raises(BudgetSpent):
-        Deadline(time.time() + 60, 90).check_start()
+    Deadline().check()
+    Deadline(time.time() + 60).check()
 
 
 def test_the_deadline_is_a_moment(monkeypatch):
@@ -176,8 +120,8 @@ def test_the_deadline_is_a_moment(monkeypatch):
 
 
 def test_a_round_has_to_be_saved_by_the_deadline(monkeypatch, tmp_path):
-    """What is asked for before a round is the longest of the last three rounds, at first the 12.5
-    seconds that are known of the first one, and the 1,000 seconds that the last checkpoint took."""
+    """What is asked for before a round is the longest of the last three rounds, at first 0 s, and
+    the 1,000 seconds that the last checkpoint took."""
     asked = []
 
     class Watched(Deadline):
@@ -189,11 +133,12 @@ def test_a_round_has_to_be_saved_by_the_deadline(monkeypatch, tmp_path):
     monkeypatch.setattr(recorder, "save_checkpoint", lambda state: None)
     recorder.saving_seconds = 1000.0
     try:
-        run_rounds(simulation, state, recorder, Watched(needed=12.5))
+        run_rounds(simulation, state, recorder, Watched())
     finally:
         recorder.close()
-    assert asked[:3] == [1012.5] * 3
-    assert 1000 < asked[3] < 1012.5
+    assert asked[0] == 1000
+    assert len(asked) == 4
+    assert all(1000 < seconds < 1060 for seconds in asked[1:])
 
 
 def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, monkeypatch):
@@ -201,20 +146,13 @@ def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, mo
     the other does not begin; then both are made whole."""
     checked = []
 
-    def check(self: Deadline, seconds: float) -> None:
+    def check(self: Deadline, seconds: float = 0.0) -> None:
         checked.append(seconds)
-        # at the start, before the first round, rounds 1 and 2; then before round 3
-        if len(checked) == 5:
+        # twice at the start, before rounds 1 and 2; then before round 3, and for the other job
+        if len(checked) >= 5:
             raise BudgetSpent
 
     monkeypatch.setattr(Deadline, "check", check)
-    monkeypatch.setattr(
-        Deadline, "check_start", lambda self: check(self, 0) if len(checked) < 5 else refuse()
-    )
-
-    def refuse() -> None:
-        raise BudgetSpent
-
     command = ["seed=0,1", "rounds=4", "hydra.sweep.dir=multirun/a", "budget=60"]
     assert fedexp(*command) == 0
     shown = capsys.readouterr()
@@ -226,7 +164,7 @@ def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, mo
     assert not (job / "summary.json").exists()
     assert pd.read_csv(job / "rounds.csv")["round"].tolist() == [0, 1, 2]
     # what the rounds and the checkpoints have taken
-    assert all(seconds > 0 for seconds in checked[3:])
+    assert all(seconds > 0 for seconds in checked[3:5])
     monkeypatch.undo()
     monkeypatch.chdir(here)
     monkeypatch.setattr("sys.argv", ["fedexp"])
@@ -242,20 +180,15 @@ def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, mo
 def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
     """The same job in two directories: one is run, the other names it; and so the preview says
     before."""
-    lists = [["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"]
-    queue = budget.make_queue(lists, [], 60, time.time())
-    assert [len(slot.twins) for slot in queue.slots] == [1]
-    budget.show_queue(queue)
-    assert "2 jobs: 0 done, 1 new, 1 shared" in capsys.readouterr().out
     assert fedexp("rounds=1", "hydra.sweep.dir=multirun/a", "budget=60") == 0
+    jobs = plan([["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"], [])
+    made = jobs[0].directory.name
+    found = [(state, note) for _, state, note in states(jobs)]
+    assert found == [("completed", ""), ("completed", f"in a/{made}")]
     capsys.readouterr()
-    queue = budget.make_queue(lists, [], 60, time.time())
-    assert queue.launches == []
-    budget.note_shared(queue.slots)
-    assert [status(job) for job in queue.jobs] == ["completed", "completed"]
-    assert elsewhere.noted(queue.jobs[1].directory.absolute()) == queue.jobs[0].directory.absolute()
-    queue.say_state()
-    assert capsys.readouterr().out == "2 of 2 done\n"
+    assert fedexp("rounds=1", "hydra.sweep.dir=multirun/b", "budget=60") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 done"
+    assert elsewhere.noted(jobs[1].directory.absolute()) == jobs[0].directory.absolute()
 
 
 @pytest.mark.slow
@@ -301,57 +234,49 @@ def test_the_deadline_travels_with_launchers(launcher, plugin, here, capfd):
     assert capfd.readouterr().out.splitlines()[-1] == "2 of 2 done"
 
 
-def test_preview_says_how_far_the_budget_goes(here, capsys):
-    queue = budget.make_queue(
-        [["rounds=10", "seed=0,1,2", *SMALL, "hydra.sweep.dir=multirun/a"]], [], 1, time.time()
-    )
-    # 30 s a job: the minute is enough for two; of a third, no round would be over.
-    slots = tuple(replace(slot, seconds=30.0, round_seconds=3.0) for slot in queue.slots)
-    budget.show_queue(replace(queue, slots=slots))
-    assert (
-        capsys.readouterr().out.splitlines()[-1]
-        == "budget 0:01:00, one job at a time in this order: 2 of 3 that are left would be"
-        " complete, 0 begun"
-    )
+def test_preview_says_how_far_the_budget_goes(capsys):
+    """30 s a job: the minute is enough for two."""
+    budget.show_limit([30.0, 30.0, 30.0], 1)
+    budget.show_limit([30.0, None, 40.0], 1)
+    limit = "budget 0:01:00, one job at a time in this order:"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{limit} 2 of 3 that are left would be complete",
+        f"{limit} 1 of 3 that are left would be complete, 1 not measured",
+    ]
 
 
-def test_what_is_kept_comes_last_and_says_how_long_a_round_takes(here, capsys):
-    """Seed 0 was run and only its file is left: seed 1 comes first, with an estimate from that
-    file."""
+def test_what_is_kept_says_how_long_a_round_takes(here, capsys):
+    """Seed 0 was run and only its file is left: seed 1 has an estimate from that file."""
     assert fedexp("seed=0", "rounds=2", "hydra.sweep.dir=multirun/a") == 0
     assert main.main(["report", "multirun/a", "--keep", "--no-figures"]) == 0
     (made,) = (here / "multirun" / "a").glob("digits_*")
     (kept,) = kept_below([here / "multirun"])
     shutil.rmtree(made)
     capsys.readouterr()
-    queue = budget.make_queue(
-        [["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [], 60, time.time()
-    )
-    assert [(slot.job.config["seed"], slot.kept) for slot in queue.slots] == [(1, False), (0, True)]
+    jobs = plan([["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [])
+    left = preview.show(jobs, known_runs(jobs))
     seconds = [float(cell) for cell in kept["tables"]["rounds.csv"]["seconds"].split(",") if cell]
     # of two rounds: their median twice
-    assert queue.slots[0].seconds == pytest.approx(sum(seconds))
-    budget.show_queue(queue)
-    first, second, *_, counts, _ = capsys.readouterr().out.splitlines()
-    assert re.search(
-        rf"^seed=1 +new .* disk \?, .*on {re.escape(kept['summary']['hardware']['name'])}\)$",
-        first,
-    )
-    assert re.search(r"^seed=0 +kept", second)
+    assert left == [pytest.approx(sum(seconds))] * 2
+    first, second, *_, counts = capsys.readouterr().out.splitlines()
+    machine = re.escape(kept["summary"]["hardware"]["name"])
+    assert re.search(r"^seed=0 +kept", first)
+    assert re.search(rf"^seed=1 +new .*\(on {machine}\)$", second)
     assert counts == "2 jobs: 0 done, 1 kept, 1 new"
 
 
-def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here):
+def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here, monkeypatch):
     """Plain views alone are not enough for a job with both; another rate is another run, other
     hardware is not."""
 
     def jobs(*overrides: str) -> list[Planned]:
-        return plan(
-            [[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], CONF, []
-        )
+        return plan([[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], [])
 
     def is_kept(job: list[Planned], *kept: list[Planned]) -> bool:
-        return bool(kept_jobs(job, [{"config": each[0].resolved} for each in kept]))
+        contents = [{"config": each[0].config} for each in kept]
+        monkeypatch.setattr(preview, "kept_below", lambda folders: contents)
+        ((_, state, _),) = states(job)
+        return state == "kept"
 
     plain, both = jobs(), jobs("test_views=[plain,augmented]")
     assert is_kept(plain, plain)
@@ -372,56 +297,21 @@ def test_a_kept_file_that_cannot_be_read_is_passed_over(here):
     assert list(kept_below([here])) == []
 
 
-def test_the_sweeper_of_hydra_is_as_before_after_a_budget():
-    """A sweep without a budget in the same process (a notebook, these tests) must find Hydra's own
-    method."""
-    from hydra.core.plugins import Plugins
-
-    Plugins.instance()
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    before = vars(BasicSweeper)["split_arguments"]
-    with sweeping([["seed=1"]]):
-        assert BasicSweeper.split_arguments([], None) == [[["seed=1"]]]
-    assert vars(BasicSweeper)["split_arguments"] is before
-
-
-@pytest.mark.parametrize("rounds", ["null", "[1]", "abc", "-5", "0"])
-def test_a_number_of_rounds_that_is_none_is_refused_before_anything_is_estimated(
-    rounds, here, capsys
-):
-    for asked in ("preview=true", "budget=1"):
-        assert (
-            main.main(
-                ["--multirun", *SMALL, f"rounds={rounds}", "hydra.sweep.dir=multirun/a", asked]
-            )
-            == 2
-        )
-        assert "rounds" in capsys.readouterr().err
-        assert not (here / "multirun").exists()
+@pytest.mark.parametrize("rounds", ["null", "[1]", "abc"])
+def test_a_number_of_rounds_that_is_none_gives_no_estimate(rounds, here, capsys):
+    """The job itself will say what is wrong."""
+    command = ["--multirun", *SMALL, f"rounds={rounds}", "hydra.sweep.dir=multirun/a"]
+    assert main.main([*command, "preview=true"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 jobs: 0 done, 1 new"
+    assert not (here / "multirun").exists()
 
 
 def test_own_options_in_a_folder_with_commas_and_brackets(here):
     folder = here / "my conf, (x) [y]"
     (folder / "algorithm").mkdir(parents=True)
     (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
-    (job,) = plan([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], CONF, [folder])
+    (job,) = plan([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], [folder])
     assert job.config["algorithm"]["_target_"].endswith("FedAvg")
-
-
-def test_what_launches_a_job_is_not_among_the_options_of_the_run_that_stands_for_it(
-    here, monkeypatch
-):
-    (job,) = plan(
-        [["rounds=1", *SMALL, "hydra/launcher=joblib", "hydra.sweep.dir=multirun/a"]], CONF, []
-    )
-    (twin,) = plan(
-        [["rounds=1", *SMALL, "hydra/launcher=joblib", "hydra.sweep.dir=multirun/b"]], CONF, []
-    )
-    monkeypatch.setattr(budget, "status", lambda job: "new")
-    budget.note_shared([budget.Slot(job, (twin,), job.directory, None, None, 0, False)])
-    written = yaml.safe_load((twin.directory / ".hydra" / "overrides.yaml").read_text())
-    assert sorted(written) == sorted(["rounds=1", *SMALL])
 
 
 def test_tables_that_cannot_be_written_fail_the_command_and_nothing_else(here, capsys):

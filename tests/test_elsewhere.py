@@ -14,7 +14,7 @@ from fedexp.config.values import resolve
 from fedexp.rundir import elsewhere
 from fedexp.rundir.elsewhere import alike, complete, exact, finished_runs
 from test_compare import make_run, one
-from toy_federation import CONF, composed
+from toy_federation import composed
 
 
 def make(folder, overrides, accuracy, choices, **changes):
@@ -142,9 +142,8 @@ def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(
         ([BOTH], ["local.lr=0.5"], "1 jobs: 0 done, 1 new"),
     ],
 )
-@pytest.mark.parametrize("limit", [[], ["budget=60"]])
 def test_the_preview_knows_what_another_sweep_has_done(
-    tmp_path, monkeypatch, capsys, views, local, expected, limit
+    tmp_path, monkeypatch, capsys, views, local, expected
 ):
     """A preview said `new`, and counted its time, of jobs that are then not run."""
     monkeypatch.chdir(tmp_path)
@@ -153,9 +152,7 @@ def test_the_preview_knows_what_another_sweep_has_done(
         tmp_path / "multirun" / "fedntd_table1", [*CIFAR, "seed=0", *views, *local], 0.4, CHOICES
     )
     restriction = ["algorithm=fedavg", "participation=0.1", "seed=0"]
-    assert (
-        main.main(["--multirun", "sweep=fedntd_table10", *restriction, "preview=true", *limit]) == 0
-    )
+    assert main.main(["--multirun", "sweep=fedntd_table10", *restriction, "preview=true"]) == 0
     line, *_ = lines = capsys.readouterr().out.splitlines()
     assert expected in lines
     assert line.endswith(f" completed          in fedntd_table1/{made.name}") == (
@@ -195,7 +192,7 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     }
     table = pd.read_csv(tmp_path / "multirun" / "b" / "table.csv")
     assert table["n"].tolist() == [2]
-    jobs = plan([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], CONF, [])
+    jobs = plan([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], [])
     assert status(jobs[0]) == "completed"
     # Once that run is gone the job is one again.
     (first / "summary.json").unlink()

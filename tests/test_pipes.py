@@ -85,7 +85,7 @@ def test_no_command_waits_for_a_pipe(sweep, command, capsys):
             assert "partition.npz: " in capsys.readouterr().err
         case "preview":
             planned = [preview.Planned(hurt, resolve(composed()))]
-            preview.show(planned, preview.measurements([sweep.parent]))
+            preview.show(planned, preview.known_runs(planned))
 
 
 def test_no_reader_waits_for_a_pipe(sweep, tmp_path):

@@ -31,8 +31,6 @@ class SweepWatch:
     running: dict[Path, str] = field(default_factory=dict)  # the launcher of each that is not over
     ended: list[Path] = field(default_factory=list)
     said: set[str] = field(default_factory=set)  # messages of jobs, which many of them may share
-    # the number of jobs, where it is not that of the overrides
-    queued: dict[Path, int] = field(default_factory=dict)
 
     @contextmanager
     def handed_over(self) -> Iterator[None]:
@@ -87,7 +85,7 @@ class Sweeps(Callback):
             config.hydra.runtime.choices["hydra/launcher"],
         )
         watch = _current.get()
-        jobs = launchers.settle(config, watch.queued.get(directory) if watch else None)
+        jobs = launchers.settle(config)
         if watch:
             if not directory.exists():
                 watch.made.add(directory)

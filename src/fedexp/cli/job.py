@@ -69,7 +69,8 @@ def run_job(config: Any) -> int:
         return say_no_memory(error)  # torch could not be imported
     try:
         interrupts.release()
-        job.deadline.check_start()
+        if not is_finished(job.directory):
+            job.deadline.check()
         summary = train_run(job)
         if summary.get("status") == "stopped" and job.sweep is None:
             from fedexp.training.stopping import why_stopped

@@ -77,9 +77,8 @@ def importable(module: str) -> bool:
         return False
 
 
-def settle(config: DictConfig, jobs: int | None = None) -> int:
-    """Decide, in the process that launches, what the jobs cannot know; return the number of jobs
-    (by default those of the overrides).
+def settle(config: DictConfig) -> int:
+    """Decide, in the process that launches, what the jobs cannot know; return the number of jobs.
 
     Each job composes its configuration anew, from Hydra's overrides. To these are added: the
     directory of the sweep, since a job may start in another working directory (Ray), and how many
@@ -87,12 +86,9 @@ def settle(config: DictConfig, jobs: int | None = None) -> int:
     """
     from fedexp.analysis.sweep import expand
 
-    if jobs is None:
-        # of a search, whose overrides are no list of jobs
-        trials = config.hydra.sweeper.get("n_trials")
-        jobs = (
-            sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
-        )
+    # of a search, whose overrides are no list of jobs
+    trials = config.hydra.sweeper.get("n_trials")
+    jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
     added: dict[str, str | int] = {
         "hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute()),
         "hydra.output_subdir": "null",

@@ -137,7 +137,7 @@ def run_hydra(arguments: list[str]) -> int:
     from fedexp.cli.job import objective_of, run_job
     from fedexp.cli.launchers import check_installed
     from fedexp.cli.launchers import register as register_launchers
-    from fedexp.cli.multirun import finish_sweeps, show_preview, within_budget
+    from fedexp.cli.multirun import finish_sweeps, show_preview
     from fedexp.config import composing
     from fedexp.config.run_names import register
 
@@ -160,23 +160,28 @@ def run_hydra(arguments: list[str]) -> int:
             interrupts.release()
             return show_preview(asked, config_directories(arguments))
         shown = {"--cfg", "-c", "--info"} & {flag.split("=")[0] for flag in asked.flags}
-        extra = config_directories(arguments)
-        with nullcontext() if shown else within_budget(asked, extra, began, watch) as queue:
-            for overrides in asked.launches if queue is None else queue.launches:
-                check_installed(overrides)
-                sys.argv = [sys.argv[0], *asked.flags, *overrides]
-                check_flags(sys.argv[1:])
-                with watch.handed_over(), words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
-                    application = hydra.main(
-                        config_path=str(conf_directory()), config_name="config", version_base="1.3"
-                    )
-                    application(lambda config: over(run_job(config), config))()
+        launches = asked.launches
+        if asked.budget is not None:
+            from fedexp.cli.budget import limited
+
+            launches = limited(launches, began + 60 * asked.budget)
+        for overrides in launches:
+            check_installed(overrides)
+            sys.argv = [sys.argv[0], *asked.flags, *overrides]
+            check_flags(sys.argv[1:])
+            with watch.handed_over(), words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
+                application = hydra.main(
+                    config_path=str(conf_directory()), config_name="config", version_base="1.3"
+                )
+                application(lambda config: over(run_job(config), config))()
         elsewhere = not codes  # launchers may have used other processes
         codes += finish_sweeps(
             watch, asked, elsewhere, figures=not NO_FIGURES & {a.lower() for a in arguments}
         )
-        if queue is not None:
-            queue.say_state()
+        if asked.budget is not None and not shown:
+            from fedexp.cli.budget import show_state
+
+            show_state(asked.launches, config_directories(arguments))
     except Exception as error:
         watch.take_back(Path.cwd())
         return say_error(error, watch, config_directories(arguments))

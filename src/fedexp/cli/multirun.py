@@ -2,52 +2,27 @@
 the exit code."""
 
 import json
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedexp.cli.arguments import Asked
 from fedexp.cli.callbacks import NOTES, SweepWatch, failures
-from fedexp.config.options import conf_directory
 from fedexp.core.errors import FAILED, StorageError, say
 from fedexp.core.storage import regular, shorten
-
-if TYPE_CHECKING:
-    from fedexp.cli.budget import Queue
 
 
 def show_preview(asked: Asked, extra: list[Path]) -> int:
     """List the jobs of a sweep and run none."""
-    from fedexp.cli.budget import make_queue, show_queue
-    from fedexp.cli.preview import known_runs, plan, runs_elsewhere, show, status
+    from fedexp.cli.budget import show_limit
+    from fedexp.cli.preview import known_runs, plan, show
 
+    jobs = plan(asked.launches, extra)
+    seconds = show(jobs, known_runs(jobs))
     if asked.budget is not None:
-        show_queue(make_queue(asked.launches, extra, asked.budget, time.time()))
-        return 0
-    jobs = plan(asked.launches, conf_directory(), extra)
-    measured, kept = known_runs(jobs)
-    # what has begun goes on
-    finished = runs_elsewhere([job for job in jobs if status(job) == "new"])
-    show(jobs, measured, finished=finished, kept=kept)
+        show_limit(seconds, asked.budget)
     return 0
-
-
-@contextmanager
-def within_budget(
-    asked: Asked, extra: list[Path], began: float, watch: SweepWatch
-) -> "Iterator[Queue | None]":
-    """While the block runs, the launches of the queue have the jobs of all sweeps, by worth; None
-    without a budget."""
-    if asked.budget is None:
-        yield None
-        return
-    from fedexp.cli.budget import handed_over, make_queue
-
-    queue = make_queue(asked.launches, extra, asked.budget, began)
-    with handed_over(queue, watch):
-        yield queue
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedexp.core.errors import BudgetSpent
 
-# key of hydra.job.env_set: `<seconds since the epoch> <seconds to the first checkpoint>`
-VARIABLE = "FEDEXP_DEADLINE"
+VARIABLE = "FEDEXP_DEADLINE"  # key of hydra.job.env_set: seconds since the epoch
 
 
 @dataclass(frozen=True)
@@ -18,23 +17,14 @@ class Deadline:
 
     # seconds since the epoch: the clocks of all machines of a sweep must agree
     at: float = math.inf
-    # seconds that the job takes to its first checkpoint, as far as that is known
-    needed: float = 0.0
 
-    def check(self, seconds: float) -> None:
+    def check(self, seconds: float = 0.0) -> None:
         """Raise BudgetSpent unless what takes so many seconds is over before the deadline."""
         if time.time() + seconds >= self.at:
             raise BudgetSpent
-
-    def check_start(self) -> None:
-        """Raise BudgetSpent where the job could not save a round before the deadline."""
-        self.check(self.needed)
 
 
 def deadline_of(hydra_config: Any) -> Deadline:
     """Return the deadline of a job, as its overrides have brought it along."""
     given: Mapping[str, Any] = hydra_config.job.get("env_set") or {}
-    if VARIABLE not in given:
-        return Deadline()
-    at, needed = map(float, str(given[VARIABLE]).split())
-    return Deadline(at, needed)
+    return Deadline(float(given[VARIABLE])) if VARIABLE in given else Deadline()

@@ -72,7 +72,7 @@ def train_run(job: Job) -> dict[str, Any]:
         if job.sweep is not None:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
-        job.deadline.check_start()  # the job may have waited for a GPU
+        job.deadline.check()  # the job may have waited for a GPU
         if job.sweep is not None:
             log.info("job %s", job.directory.name)
         prepared = prepare(

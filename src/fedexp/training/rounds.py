@@ -60,7 +60,7 @@ def run_rounds(
     deadline = deadline or Deadline()
     stopping = Stopping(simulation, watch, partial(summary_of, simulation))
     first = state.round + 1
-    recent = deque([state.seconds / state.round if state.round else deadline.needed], maxlen=3)
+    recent = deque([state.seconds / state.round if state.round else 0.0], maxlen=3)
     try:
         if not state.accuracy:
             record_initial(simulation, state, recorder)

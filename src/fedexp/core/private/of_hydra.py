@@ -4,13 +4,10 @@ written.
 The loader: Hydra instantiates what the composed configuration names before it calls anything of
 ours, and only the loader sees all ways in which a name can come in (see `fedexp.config.composing`);
 no plugin can take its place. The parser: it prints its usage and exits; to say one message instead,
-the same parser is asked before. The jobs of a sweep: Hydra takes sweepers only from a package
-`hydra_plugins`; its own one has a hook for their order. The nodes: the public functions of
-OmegaConf resolve interpolations, which must be looked at first.
+the same parser is asked before. The nodes: the public functions of OmegaConf resolve
+interpolations, which must be looked at first.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from hydra._internal import hydra as _application
@@ -33,31 +30,6 @@ def replace_loader(loader: type[ConfigLoaderImpl]) -> None:
 def current_loader() -> type[ConfigLoaderImpl]:
     """Return the loader that Hydra composes with."""
     return _application.ConfigLoaderImpl
-
-
-@contextmanager
-def sweeping(jobs: Sequence[list[str]]) -> Iterator[None]:
-    """Have Hydra's sweeper launch these jobs, in this order, while the block runs, whatever the
-    command line lists.
-
-    jobs: the overrides of each.
-    """
-    from hydra.core.plugins import Plugins
-
-    Plugins.instance()  # which loads the module of the sweeper anew, the first time
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    # the static method itself: by a dot one gets the bare function
-    before = vars(BasicSweeper)["split_arguments"]
-
-    def split(overrides: Any, size: int | None) -> list[list[list[str]]]:
-        return [list(chunk) for chunk in BasicSweeper.split_overrides_to_chunks(list(jobs), size)]
-
-    BasicSweeper.split_arguments = staticmethod(split)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        BasicSweeper.split_arguments = before  # type: ignore[method-assign]
 
 
 def parse_flags(arguments: list[str]) -> None:
