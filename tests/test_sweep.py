@@ -307,6 +307,9 @@ def test_tuned_values_are_used_by_themselves_and_yield_to_the_command_line():
         composed("dataset=mnist", "algorithm=fedreg", "algorithm.eta_s=0.3").algorithm.eta_s == 0.3
     )
     assert composed("experiment=fedntd/mnist_s2", "algorithm=fedreg").weighting == "uniform"
+    assert composed("dataset=cifar10", "algorithm=fedproto").algorithm.lambda_ == 0.1
+    assert composed("dataset=cifar10", "algorithm=fedsam").algorithm.rho == 0.1
+    assert composed("dataset=cifar10", "algorithm=fedlc").algorithm.tau == 0.1
 
 
 def test_the_command_line_wins_over_the_setting():

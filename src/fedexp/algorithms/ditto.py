@@ -6,12 +6,13 @@ client of the round also trains its own model v_k,
     min_v  F_k(v) + lambda/2 ||v - w||^2,
 on the same batches, from where its last participation left it (the initial model at first). v_k
 stays on the client, with running statistics of its own. Checked against the authors' code
-(flearn/trainers_MTL/ditto.py), which has the same two steps for each batch: the order of the two
-does not matter, since neither model sees the other change. The code's lambda is 1, or chosen from
-0.1, 1 and 2 by each client; that choice is left out here. Deviations: the pull joins the gradient
-before weight decay and momentum, which that code does not have; as many epochs for v_k as for w;
-the server's weights are n_k, not equal ones. Accuracy is that of w: FedAvg's; the training loss is
-that of the own models, with the pull. `evaluate=[global,personal]` tests the clients' own models.
+(litian96/ditto, flearn/trainers_MTL/ditto.py), which has the same two steps for each batch: the
+order of the two does not matter, since neither model sees the other change. The code's lambda is 1,
+or chosen from 0.1, 1 and 2 by each client; that choice is left out here. Deviations: the pull joins
+the gradient before weight decay and momentum, which that code does not have; as many epochs for v_k
+as for w; the server's weights are n_k, not equal ones. Accuracy is that of w: FedAvg's; the
+training loss is that of the own models, with the pull. `evaluate=[global,personal]` tests the
+clients' own models.
 """
 
 import math

@@ -10,9 +10,11 @@ by mini-batches of `part` of the local data. W is 1 at first and kept. The first
 repeated until the last 10 losses (of a pass's last batch) have a population standard deviation
 (division by 10, numpy's default, as in the authors' code) below `threshold`, but no more than
 `max_passes`; later there is one pass. Then training as usual. Off before a client has trained once.
-Accuracy is that of the averaged model (FedKA's generic accuracy). Deviations: the data of that
-search are not augmented, so that their features under the global body are computed once; p is not a
-parameter, since more layers would need them anew in every step.
+Accuracy is that of the averaged model (FedKA's generic accuracy). Deviations: the released code
+(TsingZ0/FedALA, system/flcore/servers/serverALA.py) mixes at all clients in every round, sampled or
+not, here those of the cohort mix; the data of that search are not augmented, so that their features
+under the global body are computed once; p is not a parameter, since more layers would need them
+anew in every step.
 """
 
 import math

@@ -3,8 +3,8 @@
 X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local
 Batch Normalization", ICLR 2021, Algorithm 1: scale, shift and running statistics of every batch
 norm layer are the client's own and are neither sent nor averaged. A client that takes part for the
-first time has the initial ones. Checked against the authors' code (`communication` in their
-federated/fed_digits.py), which leaves out all entries of the state dict with "bn" in their name.
+first time has the initial ones. Checked against the authors' code (med-air/FedBN, `communication`
+in federated/fed_digits.py), which leaves out all entries of the state dict with "bn" in their name.
 Deviations from it: here layers are found by their type; the server's weights are n_k, not equal
 ones (`weighting=uniform`). There is no generic model. The accuracy of one is that of the averaged
 parameters with the mean batch norm of the last cohort, which no client uses and which is no part of

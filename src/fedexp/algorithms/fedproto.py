@@ -6,18 +6,19 @@ across Heterogeneous Clients", AAAI 2022, Algorithm 1. With f the features of cl
              (MSE: the mean over the dimensions); then C_k^c = mean of f(x) over its examples of
              class c
     server   C^c <- mean of C_k^c over the clients that hold class c, weighted by their examples of
-    it answer   the class whose prototype is nearest, argmin_c ||f(x) - C^c||.
+             it
+    answer   the class whose prototype is nearest, argmin_c ||f(x) - C^c||.
 A client's model starts as the initial one and stays on the client, with running statistics of its
 own. The answer is that of a linear classifier with rows C^c and biases -||C^c||^2 / 2, which is
-what the personalised test is given. Checked against the authors' code (lib/update.py,
-lib/utils.py). Deviations from it: prototypes are taken after local training in eval mode, as in the
-paper's Eq. (3), over one pass (augmented like it), not in the course of the last epoch; with
-`weighting=uniform` all clients that hold a class count the same, as in the code, else by examples
-as in the paper; classes that no client of a round holds keep their prototype (there all clients
-take part); the nearest prototype is sought among all known classes, not among the client's own.
-There all clients have models of different kinds; here of one kind. There is no generic model. The
-accuracy of one is that of the mean of the last cohort's models, which nobody uses and which is no
-part of the traffic that is counted; `evaluate=[global,personal]` tests the clients' own models.
+what the personalised test is given. Checked against the authors' code (yuetan031/FedProto,
+lib/update.py, lib/utils.py). Deviations from it: prototypes are taken after local training in eval
+mode, as in the paper's Eq. (3), over one pass (augmented like it), not in the course of the last
+epoch; with `weighting=uniform` all clients that hold a class count the same, as in the code, else
+by examples as in the paper; classes that no client of a round holds keep their prototype (there all
+clients take part); the nearest prototype is sought among all known classes, not among the client's
+own. There all clients have models of different kinds; here of one kind. There is no generic model.
+The accuracy of one is that of the mean of the last cohort's models, which nobody uses and which is
+no part of the traffic that is counted; `evaluate=[global,personal]` tests the clients' own models.
 """
 
 import math

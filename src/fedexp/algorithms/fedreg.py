@@ -14,9 +14,11 @@ Step j on a batch, with the pseudo batch j (they come round again in every epoch
        g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
        w <- w - a g_s - b g_p.
 The paper averages uniformly: weighting=uniform. Generated images stay where they are normalised;
-they are not clipped, as in the authors' code, whose clamp does nothing. Generated images do not
-enter a client's running statistics: there another copy of the model (`penal_model`) sees them.
-Their in-place change of the training batch is not copied.
+they are not clipped, as in the authors' code (Zoesgithub/FedReg, FedUtils/fed/fedreg.py), whose
+clamp does nothing. Generated images do not enter a client's running statistics: there another copy
+of the model (`penalty_m`) sees them. Deviations: the authors generate them in another pass,
+shuffled and augmented anew, so that there pseudo batch j is not made of the first epoch's batch j;
+their in-place change of the training batch is not copied.
 """
 
 import math

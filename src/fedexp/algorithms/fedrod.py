@@ -3,8 +3,9 @@
 H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image
 Classification", ICLR 2022, Eq. (5)-(7), the linear form. With n_c a client's training examples of
 class c:
-    body and generic classifier: balanced softmax   -log( n_y^gamma e^{z_y} / sum_c n_c^gamma
-    e^{z_c} ) personal classifier: CE of z + z_personal, where z and the features are constants.
+    body and generic classifier: balanced softmax
+        -log( n_y^gamma e^{z_y} / sum_c n_c^gamma e^{z_c} )
+    personal classifier: CE of z + z_personal, where z and the features are constants.
 The server averages body and generic classifier; the personal one stays with its client (0 at
 first). Accuracy is that of the generic model without the class prior (the paper's G-FL).
 """

@@ -4,8 +4,9 @@ on the server.
 M. Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning",
 arXiv 2402.05558, Eq. (3), Algorithm 1. A teacher i with label counts mu_i [C], a student with
 counts nu [C]:
-    alpha_i^c = mu_i^c / (nu^c + sum_j mu_j^c),  0/0 := 0 L = CE + sum_i sum_c alpha_i^c P_i^c
-    log(P_i^c / Q^c),   P_i, Q = softmax of the logits (no temperature)
+    alpha_i^c = mu_i^c / (nu^c + sum_j mu_j^c),  0/0 := 0
+    L = CE + sum_i sum_c alpha_i^c P_i^c log(P_i^c / Q^c),
+    P_i, Q = softmax of the logits (no temperature)
 which is not a Kullback-Leibler divergence and may be negative; it is not clamped. Client: the
 teacher is the global model with counts pi, nu = mu_k its own counts. Server, on a labelled public
 set, from sum_k p_k w_k: the teachers are the local models with mu_k and the old global model with
