@@ -1,6 +1,6 @@
-"""The figures of a GPU on W1: a step of ten clients, FedNTD for 200 rounds against the bare loop,
-algorithms against FedAvg, ResNets on the vectorised engine against the sequential one; medians with
-smallest and largest."""
+"""The figures of a GPU on W1, in parts that are written as they end: a step of ten clients, FedNTD
+for 200 rounds against the bare loop, algorithms against FedAvg, ResNets on the vectorised engine
+against the sequential one; medians with smallest and largest."""
 
 import argparse
 import csv
@@ -25,7 +25,6 @@ from benchmarks.measure import (
 )
 from benchmarks.w1 import (
     OVERRIDES,
-    ROOT,
     data_overrides,
     data_sentence,
     make_simulation,
@@ -36,8 +35,7 @@ from fedexp.training.exchange import assemble, broadcast, sample, train
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
 RESNETS = ("resnet10", "resnet18", "resnet50")
 
-
-# What is wanted of one H100, beside what it is.
+# Part -> what is wanted of one H100.
 GOALS = {
     "step": "goal: 1.5 ms in tf32, 1 ms in bf16",
     "rounds": "goal: 15 s, the first round under 3 s",
@@ -104,24 +102,13 @@ class Gpu:
     def step(self) -> str:
         """Time rounds of ten clients of ten batches each, with nothing but local steps in them."""
         rows = []
-        o = self.options
-        for precision, algorithm, way in product(
-            o.precisions, ("fedavg", "fedntd"), o.convolutions
-        ):
-            times = self._steps(precision, algorithm, way)
-            rows.append(
-                (
-                    f"{algorithm} {precision}, convolutions by {way}",
-                    str(len(times)),
-                    spread(times, ".3f"),
-                )
-            )
+        for precision, algorithm in product(self.options.precisions, ("fedavg", "fedntd")):
+            times = self._steps(precision, algorithm)
+            rows.append((f"{algorithm} {precision}", str(len(times)), spread(times, ".3f")))
             print(*rows[-1], flush=True)
-        return f"{GOALS['step']}\n\n" + markdown(
-            ("a step of ten clients, batches of 50", "n (rounds)", "ms"), rows
-        )
+        return markdown(("a step of ten clients, batches of 50", "n (rounds)", "ms"), rows)
 
-    def _steps(self, precision: str, algorithm: str, way: str) -> list[float]:
+    def _steps(self, precision: str, algorithm: str) -> list[float]:
         """Return the milliseconds of a step in each of some rounds, after three that record it."""
         size = (
             "num_clients=100",
@@ -131,7 +118,7 @@ class Gpu:
             "local.batch_size=50",
         )
         hardware = [f"hardware.device={self.options.device}", "hardware.engine=vectorised"]
-        hardware += [f"hardware.convolution={way}", f"hardware.precision={precision}"]
+        hardware += [f"hardware.precision={precision}"]
         choices = (*size, *hardware, f"algorithm={algorithm}")
         simulation = make_simulation([*self.data, *choices])
         state, times = simulation.initial_state(), []
@@ -153,80 +140,61 @@ class Gpu:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    def headline(self) -> str:
+    def rounds(self) -> str:
         """Run FedNTD for all rounds, the first too but not the start; compare its speed over the
         rounds of the bare loop."""
         o, rows = self.options, []
         for precision in o.precisions:
             bare = self.bare(precision)
-            for engine, way in product(o.engines, o.convolutions):
-                reps = self.fedexp(
-                    engine, precision, o.rounds, "algorithm=fedntd", f"hardware.convolution={way}"
-                )
-                if not reps:
-                    continue
-                multiple = ""
-                if bare:
-                    same = read_rounds(self.work / "out", last=o.bare_rounds)
-                    if same.examples != bare[0].examples:
-                        raise RuntimeError("fedexp and the bare loop trained different cohorts")
-                    multiple = f"{bare[0].seconds / same.seconds:.1f}"
-                cells = (
-                    *(spread([rep.total for rep in reps], ".1f"), first_round(self.work / "out")),
-                    *(
-                        spread([rep.rate for rep in reps]),
-                        f"{bare[0].rate:,.0f}" if bare else "",
-                        multiple,
-                    ),
-                )
-                name = f"{engine} {precision}, convolutions by {way}"
-                rows.append((name, str(len(reps)), *cells, f"{reps[-1].accuracy:.3f}"))
+            reps = self.fedexp("vectorised", precision, o.rounds, "algorithm=fedntd")
+            if not reps:
+                continue
+            multiple, rate = "", ""
+            if bare:
+                same = read_rounds(self.work / "out", last=o.bare_rounds)
+                if same.examples != bare[0].examples:
+                    raise RuntimeError("fedexp and the bare loop trained different cohorts")
+                multiple = f"{bare[0].seconds / same.seconds:.1f}"
+                rate = f"{bare[0].rate:,.0f}"
+            totals, rates = [rep.total for rep in reps], [rep.rate for rep in reps]
+            cells = (spread(totals, ".1f"), first_round(self.work / "out"), spread(rates))
+            accuracy = f"{reps[-1].accuracy:.3f}"
+            rows.append((precision, str(len(reps)), *cells, rate, multiple, accuracy))
         head = ("FedNTD", "n", f"s for {o.rounds} rounds", "s of the first round", "examples/s")
         more = ("bare loop, examples/s (n = 1)", "x bare loop (all in)", "accuracy")
-        return f"{GOALS['rounds']}\n\n" + markdown((*head, *more), rows)
+        return markdown((*head, *more), rows)
 
     def algorithms(self) -> str:
         """Return the seconds of a round of each algorithm that there is, as a multiple of
         FedAvg's."""
         o, rows = self.options, []
-        there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
-        for precision in o.precisions[:1]:
-            reference: list[Rep] = []
-            for name in [a for a in ALGORITHMS if a in there]:
-                if not (
-                    reps := self.fedexp(o.engines[0], precision, o.bare_rounds, f"algorithm={name}")
-                ):
-                    continue
-                reference = reps if name == "fedavg" else reference
-                cells = (
-                    spread([rep.seconds for rep in reps], ".3f"),
-                    spread([rep.rate for rep in reps]),
-                )
-                multiple = ratios(reps, reference, "seconds") if reference else ""
-                rows.append((f"{name} {precision}", str(len(reps)), *cells, multiple))
-        head = (f"{o.engines[0]} engine", "n", "s a round, all in", "examples/s", "x FedAvg")
-        return f"{GOALS['algorithms']}\n\n" + markdown(head, rows)
+        precision = o.precisions[0]
+        reference: list[Rep] = []
+        for name in ALGORITHMS:
+            reps = self.fedexp("vectorised", precision, o.bare_rounds, f"algorithm={name}")
+            reference = reps if name == "fedavg" else reference
+            if reps:
+                rows.append(row(f"{name} {precision}", reps, reference, "seconds"))
+        return markdown(("", "n", "s a round, all in", "examples/s", "x FedAvg"), rows)
 
     def resnets(self) -> str:
         """Compare the vectorised engine with the sequential one."""
         rows = []
         for model in self.options.models:
-            found = {
-                engine: self.fedexp(engine, "bf16", 3, f"model={model}")
-                for engine in ("vectorised", "sequential")
-            }
-            for engine, reps in found.items():
+            sequential = self.fedexp("sequential", "bf16", 3, f"model={model}")
+            vectorised = self.fedexp("vectorised", "bf16", 3, f"model={model}")
+            for engine, reps in (("vectorised", vectorised), ("sequential", sequential)):
                 if reps:
-                    cells = (
-                        spread([rep.seconds for rep in reps], ".2f"),
-                        spread([rep.rate for rep in reps]),
-                    )
-                    multiple = (
-                        ratios(reps, found["sequential"], "rate") if found["sequential"] else ""
-                    )
-                    rows.append((f"{model} {engine}", str(len(reps)), *cells, multiple))
+                    rows.append(row(f"{model} {engine}", reps, sequential, "rate"))
         head = ("FedAvg, bf16", "n", "s a round, all in", "examples/s", "x sequential")
-        return f"{GOALS['resnets']}\n\n" + markdown(head, rows)
+        return markdown(head, rows)
+
+
+def row(name: str, reps: list[Rep], reference: list[Rep], quantity: str) -> tuple[str, ...]:
+    """Return a line of a table, with the ratios of a quantity to that of a reference."""
+    seconds, rates = [rep.seconds for rep in reps], [rep.rate for rep in reps]
+    multiple = ratios(reps, reference, quantity) if reference else ""
+    return name, str(len(reps)), spread(seconds, ".3f"), spread(rates), multiple
 
 
 def first_round(folder: Path) -> str:
@@ -253,34 +221,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--rounds-of-steps", type=int, default=10, help="counted rounds that time a step"
     )
-    parser.add_argument("--precisions", type=words, default=["tf32", "bf16"])
-    parser.add_argument("--engines", type=words, default=["vectorised"])
-    parser.add_argument(
-        "--convolutions", type=words, default=["streams"], help="hardware.convolution"
-    )
+    parser.add_argument("--precisions", type=words, default=["fp32", "tf32", "bf16"])
     parser.add_argument("--models", type=words, default=list(RESNETS))
+    parser.add_argument("--parts", type=words, default=list(GOALS), help=", ".join(GOALS))
     parser.add_argument("overrides", nargs="*", help="of fedexp, for a smaller workload")
     options = parser.parse_args(arguments)
+    if unknown := set(options.parts) - set(GOALS):
+        parser.error(f"--parts={','.join(unknown)}: must be among {', '.join(GOALS)}")
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print("benchmarks.gpu: torch finds no CUDA device on this machine", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="fedexp-gpu-") as scratch:
         gpu = Gpu(options, Path(scratch))
-        text = [
-            f"{measure.machine()}. W1, {data_sentence(gpu.data)}, {' '.join(options.overrides)}".strip(
-                ", "
-            )
-        ]
-        text += [
-            gpu.step(),
-            gpu.headline(),
-            gpu.algorithms(),
-            gpu.resnets(),
-            *gpu.left_out,
-        ]
-    print("\n\n".join(text))
-    if options.device.startswith("cuda"):
-        measure.write_section("GPU", "\n\n".join(text))
+        workload = f"{measure.machine()}. W1, {data_sentence(gpu.data)}"
+        for part in options.parts:
+            table = getattr(gpu, part)()
+            text = "\n\n".join([workload, GOALS[part], table, *gpu.left_out])
+            print(f"{part}\n\n{text}\n", flush=True)
+            if options.device.startswith("cuda"):
+                measure.write_section(f"GPU: {part}", text)
+            gpu.left_out.clear()
     return 0
 
 

@@ -217,9 +217,9 @@ def test_a_client_s_network_is_the_live_one():
 @pytest.mark.parametrize(
     ("model", "engine"),
     [
-        pytest.param(model, engine, id=f"{name}-{engine.chunk}-{engine.convolution}", marks=marks)
+        pytest.param(model, engine, id=f"{name}-{engine.chunk}", marks=marks)
         for name, model in RESNETS.items()
-        for engine in (Vectorised(), Vectorised(2), Vectorised(3, "streams"))
+        for engine in (Vectorised(), Vectorised(2), Vectorised(3))
         for marks in [
             ()
             if isinstance(model, Normed) or (engine.chunk, name) == (2, "batch statistics")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
 
 from benchmarks import __main__ as bench
-from benchmarks import bare, convolutions, gpu, measure, pairs, scale, w1
+from benchmarks import bare, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
 
 from fedexp.algorithms.base import FedAvg
@@ -279,27 +279,33 @@ def test_gpu_benchmark_needs_a_gpu(monkeypatch, capsys):
     assert capsys.readouterr().err == "benchmarks.gpu: torch finds no CUDA device on this machine\n"
 
 
+def test_gpu_benchmark_writes_each_part_as_it_ends(monkeypatch):
+    """What was measured is kept where a later part fails."""
+    written = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(measure, "machine", lambda: "a machine")
+    monkeypatch.setattr(measure, "write_section", lambda name, text: written.append(name))
+    monkeypatch.setattr(gpu, "prepare_workload", lambda *_: workload([[1]]))
+    monkeypatch.setattr(gpu.Gpu, "algorithms", lambda self: "a table")
+    monkeypatch.setattr(gpu.Gpu, "resnets", lambda self: (_ for _ in ()).throw(RuntimeError))
+    with pytest.raises(RuntimeError):
+        gpu.main(["--parts=algorithms,resnets"])
+    assert written == ["GPU: algorithms"]
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--parts=steps"])
+
+
 @pytest.mark.slow
-def test_gpu_benchmark_prints_every_figure(monkeypatch, capsys):
+def test_gpu_benchmark_prints_every_figure(capsys):
     """On a CPU, with two rounds of a tenth of the images: the shape of what it prints, and no
     figure."""
-    arguments = [
-        "--device=cpu",
-        "--rounds=2",
-        "--bare-rounds=2",
-        "--repeats=1",
-        "--rounds-of-steps=2",
-    ]
+    arguments = ["--device=cpu", "--rounds=2", "--bare-rounds=2", "--repeats=1"]
     small = ["dataset=few_random_pixels", "num_clients=20", "local.epochs=1"]
     small += ["model.channels=[4,4]", "model.hidden=[8]"]
-    arguments += ["--precisions=fp32", "--convolutions=streams", "--models=resnet10"]
+    arguments += ["--rounds-of-steps=2", "--precisions=fp32", "--models=resnet10"]
     assert gpu.main([*arguments, "--", *small, "hardware.threads=1"]) == 0
     text = capsys.readouterr().out
-    for row in (
-        "fedntd fp32, convolutions by streams | 2 |",
-        "vectorised fp32, convolutions by streams | 1 |",
-        "scaffold fp32 | 1 |",
-    ):
+    for row in ("fedntd fp32 | 2 |", "fp32 | 1 |", "scaffold fp32 | 1 |"):
         assert f"| {row}" in text
     assert all(goal in text for goal in gpu.GOALS.values())
 
@@ -324,15 +330,6 @@ def test_what_of_a_round_is_overhead():
         {"seconds": "1.5", "train_seconds": "1", "evaluation_seconds": "0.2"}
     ) == pytest.approx(0.3)
     assert scale.parts([1, 2, 3, 4, 5, 6, 9, 8, 7]) == ["2", "5", "8"]
-
-
-def test_ways_of_convolving_agree():
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 2, 4, 6, 7, dtype=torch.float64, generator=draw)
-    weight = torch.randn(3, 5, 4, 5, 5, dtype=torch.float64, generator=draw)
-    expected = torch.stack([F.conv2d(*one, padding=2) for one in zip(x, weight, strict=True)])
-    for way in convolutions.WAYS.values():
-        torch.testing.assert_close(torch.func.vmap(way)(x, weight), expected, rtol=0, atol=1e-12)
 
 
 def test_bare_model_is_the_cnn_of_w1():

@@ -73,6 +73,14 @@ def test_classes_may_move(line):
     assert essential(values) == essential(moved(values))
 
 
+def test_options_that_are_no_more_count_as_by_default():
+    values = container()
+    former = {**values["hardware"], "convolution": "auto", "jobs_together": 8}
+    assert fingerprint(values | {"hardware": former}) == fingerprint(values)
+    named = {**values["hardware"], "convolution": "winograd"}
+    assert fingerprint(values | {"hardware": named}) != fingerprint(values)
+
+
 def test_seeds_of_one_setting_share_a_group():
     values = container() | {"choices": CHOICES}
     assert group_name(values) == group_name(values | {"seed": 1})

@@ -1,11 +1,13 @@
 """`hardware.precision=auto`: the precision is chosen by timing, and kept by a resumed run."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedexp.engine.hardware import Hardware
+from fedexp.engine.network import FunctionalNetwork
 from fedexp.rundir import origin
 from fedexp.training import precision, resuming
 from fedexp.training.precision import seconds_of_a_step, with_precision
@@ -23,6 +25,13 @@ def cost(monkeypatch):
 def resolved(**changes):
     options = HARDWARE | {"engine": "sequential", "precision": "auto"} | changes
     return Hardware(**options).resolve(vectorises=True, cohort_size=4)
+
+
+def single():
+    """A runtime whose model is in single precision."""
+    bench = make_simulation().bench
+    net = FunctionalNetwork(bench.net.module.float(), "fp32", bench.net.trained)
+    return replace(bench, net=net, dtype=torch.float32)
 
 
 def choose(monkeypatch, seconds, before=None, **changes):
@@ -83,13 +92,13 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
 @pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
 def test_the_engine_that_trains_is_timed(engine):
     """With the real clock: each precision takes some time, and the model stays as it was."""
-    bench = make_simulation().bench
+    bench = single()
     before = {name: value.clone() for name, value in bench.net.parameters().items()}
     found = seconds_of_a_step(resolved(engine=engine), bench, 4, ["fp32", "bf16"])
     assert found.keys() == {"fp32", "bf16"}
     assert all(0 < seconds < 10 for seconds in found.values())
     torch.testing.assert_close(bench.net.parameters(), before, rtol=0, atol=0)
-    assert bench.net.precision == "fp64"
+    assert bench.net.precision == "fp32"
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -105,7 +114,7 @@ def test_what_is_timed(engine, monkeypatch):
         return train(self, algorithm, bench, server, cohort, *rest)
 
     monkeypatch.setattr(cls, "train", counted)
-    seconds_of_a_step(hardware, make_simulation().bench, 4, ["fp32", "bf16"])
+    seconds_of_a_step(hardware, single(), 4, ["fp32", "bf16"])
     steps = [precision.STEPS] * (4 if engine == "vectorised" else 1)
     assert calls == [("fp32", steps), ("bf16", steps)] * (1 + precision.CALLS)
     assert LOCAL.batch_size == 4

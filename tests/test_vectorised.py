@@ -16,18 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError
 from fedexp.engine.network import FunctionalNetwork
-from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import clients as clients_module
+from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
-from fedexp.engine.vectorised import stacked as stacked_module
 from fedexp.engine.vectorised.clients import Clients, Job
 from fedexp.engine.vectorised.convolution import convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
-from fedexp.engine.vectorised.stacked import StackedNetwork
+from fedexp.engine.vectorised.network import ClientNetwork
 from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
 from fedexp.training.probing import probes_of
@@ -157,14 +155,14 @@ def test_gradients_of_each_example_of_each_client(channels):
     ids=str,
 )
 def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypatch):
-    calls = Calls(stacked_module.convolve)
-    monkeypatch.setattr(stacked_module, "convolve", calls)
+    calls = Calls(convolution.convolve)
+    monkeypatch.setattr(convolution, "convolve", calls)
     x, weight, bias = normal(3, 2, 4, 7, 7), normal(3, *shape), normal(3, shape[0])
     function = partial(F.conv2d, **options)
     expected = value_and_gradients(function, x, weight, bias)
 
     def under_the_mode(*inputs):
-        with stacked_module._Replaced("streams"):
+        with convolution.ClientByClient():
             return function(*inputs)
 
     torch.testing.assert_close(
@@ -175,13 +173,11 @@ def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypa
 
 def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     """A teacher's weights, or the test images of an evaluation, are the same for all clients."""
-    calls = Calls(stacked_module.convolve)
-    monkeypatch.setattr(stacked_module, "convolve", calls)
+    calls = Calls(convolution.convolve)
+    monkeypatch.setattr(convolution, "convolve", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
-    net, shared = (
-        StackedNetwork(FunctionalNetwork(module, "fp64"), "streams"),
-        dict(module.named_parameters()),
-    )
+    frozen, shared = FunctionalNetwork(module, "fp64"), dict(module.named_parameters())
+    net = ClientNetwork(frozen, {})
     stacked = {
         name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()
     }
@@ -191,28 +187,6 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     assert calls.count == 0
     vmap(lambda params, one: net(params, one).logits)(stacked, x)
     assert calls.count == 1
-
-
-@every_algorithm
-def test_engine_with_streams_is_the_sequential_one(algorithm, monkeypatch):
-    calls = Calls(stacked_module.convolve)
-    monkeypatch.setattr(stacked_module, "convolve", calls)
-    simulation = make_simulation(algorithm, model=DEEP)
-    state = play(simulation, 1)
-    expected, one_by_one = (
-        train(engine, simulation, state, evaluate_local=True)
-        for engine in (Sequential(), Vectorised(convolution="streams"))
-    )
-    assert_same_training(one_by_one, expected)
-    assert calls.count > 0
-
-
-def test_convolution_must_be_known():
-    simulation = make_simulation()
-    with pytest.raises(
-        ConfigError, match=r"hardware.convolution=stream: must be .*nearest: 'streams'"
-    ):
-        train(Vectorised(convolution="stream"), simulation, simulation.initial_state())
 
 
 # --- chunks and memory
@@ -319,7 +293,7 @@ def test_first_chunk_from_free_memory(monkeypatch):
     """Half of 1,000 free bytes holds 4 clients of 120; none fits: one at a time, and see."""
     monkeypatch.setattr(engine_module, "free_memory", lambda device: 1000)
     simulation = make_simulation()
-    job = Job(FedAvg(), simulation.bench, simulation.bench.net, {}, 0.1)
+    job = Job(FedAvg(), simulation.bench, {}, 0.1)
     for each, chunk in ((120, 4), (501, 1), (0, 500)):
         monkeypatch.setattr(engine_module, "memory_of_one", lambda job, cohort, each=each: each)
         assert engine_module.chunk_that_fits(job, None) == chunk
@@ -354,7 +328,7 @@ def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatc
     monkeypatch.setattr(clients_module, "LOAD_BYTES", load_bytes)
     cohort = assemble(simulation, state, 2)
     cohort = cohort.take(cohort.longest_first())
-    clients = Clients(Job(NTD, simulation.bench, simulation.bench.net, state.server, 0.1), cohort)
+    clients = Clients(Job(NTD, simulation.bench, state.server, 0.1), cohort)
     assert [s.steps for s in cohort.schedules] == [6, 6, 4, 2, 2]
     assert list(clients.runs()) == runs
     assert_same_training(train(Vectorised(), simulation, state), expected, atol=0)
@@ -368,7 +342,7 @@ def test_evaluation_of_all_local_models_at_once():
     simulation = make_simulation(local=replace(LOCAL, batch_size=3))  # 9 images at a time
     bench, server = simulation.bench, simulation.initial_state().server
     stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
-    job = Job(FedAvg(), bench, bench.net, server, 0.1)
+    job = Job(FedAvg(), bench, server, 0.1)
     correct = engine_module.evaluate_together(job, stacked)
     expected = [
         bench.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)
@@ -435,7 +409,7 @@ def test_the_check_itself():
 
 
 @traces
-@pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2, "streams")], ids=str)
+@pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2)], ids=str)
 @every_algorithm
 def test_training_does_not_wait(algorithm, engine):
     simulation = make_simulation(algorithm, model=DEEP)
@@ -526,13 +500,13 @@ def recording(capture, *options):
         )
         for algorithm in ALGORITHMS
         for capture in (Closures, Traces)
-        for options in ((), (3,), (None, "streams"))
+        for options in ((), (3,))
     ],
 )
 def test_recorded_steps_are_the_steps(algorithm, capture, options):
     """Over rounds with other clients, learning rates and server states, which a recording must not
     have kept."""
-    simulation = make_simulation(algorithm, model=DEEP if "streams" in options else None)
+    simulation = make_simulation(algorithm, model=DEEP)
     state, capture = simulation.initial_state(), capture()
     engine = recording(capture, *options)
     for number in range(1, 5):
@@ -692,7 +666,7 @@ class Kernels(TorchDispatchMode):
 
 @traces
 @pytest.mark.parametrize(
-    ("algorithm", "most"), [(FedAvg(), 60), (NTD, 105)], ids=["FedAvg", "FedNTD"]
+    ("algorithm", "most"), [(FedAvg(), 66), (NTD, 112)], ids=["FedAvg", "FedNTD"]
 )
 def test_few_kernels_a_step(algorithm, most):
     """What a step costs on a GPU whose kernels are short; the update is one for all parameters."""
@@ -712,8 +686,7 @@ def test_few_kernels_a_step(algorithm, most):
 # --- bf16
 
 
-@pytest.mark.parametrize("convolution", ["grouped", "streams"])
-def test_bf16_is_near_fp32(convolution):
+def test_bf16_is_near_fp32():
     """bf16 keeps 8 bits: one rounding is at most 2^-9 = 0.2 %; after 6 steps, a few per cent of the
     change."""
     simulation = make_simulation(NTD, model=DEEP)
@@ -725,7 +698,7 @@ def test_bf16_is_near_fp32(convolution):
         bench = replace(
             simulation.bench, net=FunctionalNetwork(module, precision), dtype=torch.float32
         )
-        engine = Vectorised(convolution=convolution)
+        engine = Vectorised()
         outcomes[precision] = engine.train(NTD, bench, state, cohort, 0.1, False)
     full, half = (outcomes[p].messages["params"] for p in ("fp32", "bf16"))
     start = state["params"]
@@ -770,14 +743,13 @@ class OnGpu:
 
 @pytest.mark.gpu
 @every_algorithm
-@pytest.mark.parametrize("convolution", ["grouped", "streams"])
-def test_gpu_is_the_cpu(algorithm, convolution):
+def test_gpu_is_the_cpu(algorithm):
     """In float64, which has no graphs."""
     simulation = make_simulation(algorithm, model=DEEP, participation=1.0)
     state, gpu, engine = (
         simulation.initial_state(),
         OnGpu(simulation),
-        Vectorised(convolution=convolution),
+        Vectorised(),
     )
     for number in range(1, 4):
         cohort = assemble(simulation, state, number)
@@ -793,15 +765,12 @@ def test_gpu_is_the_cpu(algorithm, convolution):
 
 @pytest.mark.gpu
 @every_algorithm
-@pytest.mark.parametrize("convolution", ["grouped", "streams"])
-def test_gpu_graphs_are_the_steps(algorithm, convolution):
+def test_gpu_graphs_are_the_steps(algorithm):
     """In float32, rounds with other clients, server states and learning rates: the same kernels,
     recorded."""
     simulation = make_simulation(algorithm, model=DEEP)
     state, gpu = simulation.initial_state(), OnGpu(simulation, torch.float32)
-    eager, engine = (
-        Vectorised(convolution=convolution, cuda_graphs=graphs) for graphs in (False, True)
-    )
+    eager, engine = (Vectorised(cuda_graphs=graphs) for graphs in (False, True))
     for number in range(1, 6):
         cohort, lr = assemble(simulation, state, number), 0.1 / number
         plain, recorded = (

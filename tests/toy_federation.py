@@ -58,7 +58,6 @@ HARDWARE = {
     "device": "cpu",
     "engine": "auto",
     "precision": "fp32",
-    "convolution": "auto",
     "cuda_graphs": True,
 }
 HARDWARE |= {"jobs_per_gpu": 1}

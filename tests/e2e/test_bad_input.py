@@ -154,7 +154,6 @@ MORE = [  # of the same kinds, and one that makes a large model
     ("hardware.precision=fp16", ["hardware.precision=fp16", "fp32, tf32, bf16, fp64"]),
     ("hardware.engine=workers2", ["hardware.engine=workers2", "workers", "vectorised"]),
     ("hardware.workers=0", ["hardware.workers=0", "at least 1"]),
-    ("hardware.convolution=fft", ["hardware.convolution=fft", "grouped, streams"]),
     ("model=torchvision model.name=resnet81", ["model.name=resnet81", "nearest: 'resnet18'"]),
     (
         "model=torchvision model.weights=nowhere.pth",

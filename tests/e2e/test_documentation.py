@@ -249,7 +249,6 @@ NOT_EXECUTED = {
     "python -m benchmarks.pairs fedreg --quick --rounds=3 --set participation=0.2": MINUTES,
     "python -m benchmarks.scale": MINUTES,
     "python -m benchmarks.gpu": "needs a GPU",
-    "python -m benchmarks.convolutions": "needs a GPU",
 }
 
 

@@ -239,7 +239,6 @@ def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved
         precision=precision,
         threads=None,
         chunk=None,
-        convolution="auto",
         cuda_graphs=False,
         jobs_per_gpu=1,
     )

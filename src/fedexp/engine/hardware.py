@@ -19,7 +19,6 @@ from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
 from fedexp.engine.processes.workers import Workers, spread
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
-from fedexp.engine.vectorised.stacked import CONVOLUTIONS, stacked_way
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp64")
 ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
@@ -39,7 +38,6 @@ class Hardware:
     # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     threads: int | None
     chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
-    convolution: str  # of the vectorised engine: auto | grouped | streams
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     # of a sweep, at a time, where several jobs run on one machine (fedexp.training.gpus)
     jobs_per_gpu: int
@@ -54,7 +52,6 @@ class Hardware:
         # OpenMP ends the process when it gets no more
         sound = self.threads is None or 1 <= self.threads <= 1024
         require(sound, "hardware.threads", self.threads, "at least 1 and at most 1024, or null")
-        require_choice("hardware.convolution", self.convolution, CONVOLUTIONS)
         require(
             self.workers is None or self.workers >= 1,
             "hardware.workers",
@@ -106,7 +103,7 @@ class Hardware:
             1 if engine in ("workers", "distributed") else default_threads(share)
         )
         inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
-        single = Vectorised(self.chunk, self.convolution, self.cuda_graphs)
+        single = Vectorised(self.chunk, self.cuda_graphs)
         return Resolved(device, engine, self.precision, threads, count, single, inner, why)
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
@@ -250,8 +247,6 @@ class Resolved:
             "threads": self.threads,
             "workers": self.workers,
         }
-        if self.kind == "vectorised":
-            values["convolution"] = stacked_way(self.vectorised.convolution, self.device)
         if self.timed is not None:
             values |= {"by_timing": ["precision"], "seconds_of_a_step": dict(self.timed)}
         return values

@@ -97,6 +97,8 @@ NEUTRAL = {
     "algorithm.new_model": "initial",
     "algorithm.reduction": "sum",
 }
+# Options that are no more, with the value that all runs now have, and former ones had by default.
+FORMER = {"hardware.convolution": "auto"}
 EMPTY = ("schedule.partition", "schedule.classes")  # an empty list is null
 SPLIT = "test_fraction"  # null, likewise, and `split_seed` beside it
 # null, likewise
@@ -125,7 +127,7 @@ def essential(
     there.
     """
     marks = data_marks(container) if data is None else data
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(FORMER)
     for key, value in flatten(numbered(without_neutral(with_revisions(container)))).items():
         if is_free(key):
             continue

@@ -16,7 +16,7 @@ from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, has_own
 from fedexp.engine.schedule import Schedule
-from fedexp.engine.vectorised.network import ClientNetwork, TrainableNetwork
+from fedexp.engine.vectorised.network import ClientNetwork
 
 # of images that are loaded at once: several steps, so that few kernels are launched
 LOAD_BYTES = 1 << 26
@@ -28,7 +28,6 @@ class Job:
 
     algorithm: FedAvg
     bench: ClientRuntime
-    net: TrainableNetwork
     server: Tree
     lr: float
 
@@ -175,7 +174,7 @@ class Clients:
             own: Params,
             *rest: Tree,
         ) -> tuple[Tree, Params]:
-            net = ClientNetwork(job.net, own, None if buffers is None else own)
+            net = ClientNetwork(job.bench.net, own, None if buffers is None else own)
             return hook(net, PaddedData(job.bench, net, index, mask, draws), *rest), net.buffers()
 
         start = buffers
@@ -222,7 +221,7 @@ class Clients:
         bench, algorithm, sent = self.job.bench, self.job.algorithm, self.job.server["buffers"]
 
         def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *values: Tree) -> Tree:
-            net = ClientNetwork(self.job.net, sent)
+            net = ClientNetwork(bench.net, sent)
             batch = net.show(Batch(x, y, mask, 0))
             return algorithm.prepare(net, batch, mask, self._context(Fixed(*values)))
 
@@ -300,7 +299,7 @@ def _client_step(
     """Return one client's (params, memory, running statistics, loss) after the algorithm's own
     local step, or its (gradient, running statistics, loss) in the base's."""
     ctx = make_context(job, frame.server, frame.lr, fixed)
-    net = ClientNetwork(job.net, buffers)
+    net = ClientNetwork(job.bench.net, buffers)
     batch = net.show(Batch(x, y, mask, number))
     if own:
         params, memory, loss = job.algorithm.local_step(net, params, memory, batch, ctx)

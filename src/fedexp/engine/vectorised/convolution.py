@@ -1,10 +1,9 @@
-"""Computation of stacked convolutions: each client has weights of its own, so no ordinary
-convolution fits.
+"""Stacked convolutions: each client has weights of its own, so no ordinary convolution fits.
 
-torch.func.vmap turns them into one convolution of as many groups as clients. An alternative here is
-an ordinary convolution for every client, each on a CUDA stream of its own, so that they share the
-device: what a library does best, many at a time. `python -m benchmarks.convolutions` compares both
-with matrix products of patches.
+torch.func.vmap turns them into one convolution of as many groups as clients. Here each client has
+an ordinary convolution, on CUDA on a stream of its own, so that they share the device: what a
+library does best, many at a time. With ten clients that took 0.4 to 0.9 of the time of groups on an
+H100 and 0.92 on a CPU (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Callable
@@ -15,36 +14,75 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import Function
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from fedexp.core import tree
+from fedexp.core.private.of_torch import is_wrapped
 
 FEW_CHANNELS = 4  # of the input, at most, where weights get their gradient in another way
 STREAMS = 16  # more than that are rarely at work on one device at the same time
 
+Pair = tuple[int, int]
 One = Callable[..., torch.Tensor]  # of the tensors of one client
 Dims = tuple[Any, ...]  # of the clients in each input: an int, or None where all clients share it
+
+
+class ClientByClient(TorchFunctionMode):
+    """Inside, F.conv2d is `convolve` where input and weight are both stacked, and neither dilation
+    nor groups are asked for."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        call = _arguments(*args, **kwargs) if function is F.conv2d else None
+        return function(*args, **kwargs) if call is None else convolve(*call)
+
+
+def _arguments(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Pair, Pair] | None:
+    """Return the arguments of `convolve` for those of F.conv2d, or None where torch's own is to be
+    used."""
+    # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary
+    # convolution.
+    if not (is_wrapped(input) and is_wrapped(weight)) or input.dim() != 4:
+        return None
+    if isinstance(padding, str) or {*_pair(dilation), groups} != {1}:
+        return None
+    return input, weight, bias, _pair(padding), _pair(stride)
+
+
+def _pair(value: Any) -> Pair:
+    """Return the one or two ints that convolutions accept, as two."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return values * 2 if len(values) == 1 else values  # type: ignore[return-value]
 
 
 def convolve(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    padding: tuple[int, int],
-    stride: tuple[int, int] = (1, 1),
+    padding: Pair,
+    stride: Pair = (1, 1),
 ) -> torch.Tensor:
     """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride;
     differentiable once."""
-    return _Convolution.apply(*cast(x, weight, bias), padding, stride)
-
-
-def cast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Return the tensors as autocast has a convolution's inputs: before the clients part, not in
-    each."""
-    device = next(t.device.type for t in tensors if t is not None)
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(None if t is None else t.to(dtype) for t in tensors)
+    if torch.is_autocast_enabled(x.device.type):  # before the clients part, not in each
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return _Convolution.apply(x, weight, bias, padding, stride)
 
 
 class _Convolution(Function):
@@ -55,8 +93,8 @@ class _Convolution(Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        padding: tuple[int, int],
-        stride: tuple[int, int],
+        padding: Pair,
+        stride: Pair,
     ) -> torch.Tensor:
         return F.conv2d(x, weight, bias, stride, padding)
 
@@ -78,16 +116,16 @@ class _Convolution(Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        padding: tuple[int, int],
-        stride: tuple[int, int],
+        padding: Pair,
+        stride: Pair,
     ) -> tuple[torch.Tensor, int]:
-        function, dims = partial(F.conv2d, stride=stride, padding=padding), in_dims[:3]
-        if bias is not None and None in dims:
-            return vmap(function, dims)(x, weight, bias), 0
-        if bias is not None:
-            bias = bias.movedim(dims[2], 0)[:, :, None, None]
-        (y,), (dim,) = _batched([function], dims[:2], x, weight, addend=bias)
-        return y, dim
+        function = partial(F.conv2d, stride=stride, padding=padding)
+        dims = in_dims[:2] if bias is None else in_dims[:3]
+        if None in dims:  # as in per-example gradients, vmap within vmap
+            return vmap(function, in_dims[:3])(x, weight, bias), 0
+        addend = None if bias is None else bias.movedim(dims[2], 0)[:, :, None, None]
+        stacked = [x.movedim(dims[0], 0), weight.movedim(dims[1], 0)]
+        return side_by_side([function], stacked, addend)[0], 0
 
 
 class _Gradients(Function):
@@ -99,8 +137,8 @@ class _Gradients(Function):
         grad: torch.Tensor,
         x: torch.Tensor,
         weight: torch.Tensor,
-        padding: tuple[int, int],
-        stride: tuple[int, int],
+        padding: Pair,
+        stride: Pair,
         *wanted: bool,
     ) -> tuple[torch.Tensor, ...]:
         return tuple(function(grad, x, weight) for function in gradients(padding, stride, *wanted))
@@ -111,7 +149,9 @@ class _Gradients(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
-        raise NotImplementedError("the gradient of a gradient: use hardware.convolution=grouped")
+        raise NotImplementedError(
+            "the gradient of a gradient through a convolution: use hardware.engine=sequential"
+        )
 
     @staticmethod
     def vmap(
@@ -120,37 +160,30 @@ class _Gradients(Function):
         grad: torch.Tensor,
         x: torch.Tensor,
         weight: torch.Tensor,
-        padding: tuple[int, int],
-        stride: tuple[int, int],
+        padding: Pair,
+        stride: Pair,
         *wanted: bool,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         of_x, of_weight, of_bias = wanted
         dims = in_dims[:3]
-        few = (
-            None not in dims
-            and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS
-            and x.dtype != torch.bfloat16
+        if None in dims:
+            functions = gradients(padding, stride, *wanted)
+            found = [vmap(function, dims)(grad, x, weight) for function in functions]
+            return tuple(found), (0,) * len(found)
+        grad, x, weight = (
+            grad.movedim(dims[0], 0),
+            x.movedim(dims[1], 0),
+            weight.movedim(dims[2], 0),
         )
-        grads = list(
-            _batched(
-                gradients(padding, stride, of_x, of_weight and not few, of_bias),
-                dims,
-                grad,
-                x,
-                weight,
-            )[0]
-        )
+        few = x.shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
+        functions = gradients(padding, stride, of_x, of_weight and not few, of_bias)
+        found = list(side_by_side(functions, [grad, x, weight]))
         if of_weight and few:
-            grad, x, weight = (
-                value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True)
-            )
-            grads.insert(int(of_x), gradient_of_weights(grad, x, weight, padding, stride))
-        return tuple(grads), (0,) * len(grads)
+            found.insert(int(of_x), gradient_of_weights(grad, x, weight, padding, stride))
+        return tuple(found), (0,) * len(found)
 
 
-def gradients(
-    padding: tuple[int, int], stride: tuple[int, int], of_x: bool, of_weight: bool, of_bias: bool
-) -> list[One]:
+def gradients(padding: Pair, stride: Pair, of_x: bool, of_weight: bool, of_bias: bool) -> list[One]:
     """Return the functions of (gradient of the output, x, weight)."""
 
     def gradient(
@@ -161,19 +194,12 @@ def gradients(
         shape = (sizes, stride, padding, ones, False, (0, 0), 1)
         return torch.ops.aten.convolution_backward(grad, x, weight, *shape, mask)[which]
 
-    return [
-        partial(gradient, which)
-        for which, wanted in enumerate((of_x, of_weight, of_bias))
-        if wanted
-    ]
+    wanted = (of_x, of_weight, of_bias)
+    return [partial(gradient, which) for which in range(3) if wanted[which]]
 
 
 def gradient_of_weights(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    padding: tuple[int, int],
-    stride: tuple[int, int] = (1, 1),
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: Pair, stride: Pair = (1, 1)
 ) -> torch.Tensor:
     """Compute stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O,
     C, h, w], by matrix products of patches, one for each image.
@@ -188,26 +214,8 @@ def gradient_of_weights(
     windows = padded.unfold(1, h, stride[0]).unfold(2, w, stride[1])
     patches = windows.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
     each = grad.flatten(0, 1).flatten(2) @ patches
-    return (
-        each.unflatten(0, x.shape[:2]).sum(1).unflatten(2, (h, w, channels)).permute(0, 1, 4, 2, 3)
-    )
-
-
-def _batched(
-    functions: list[One],
-    in_dims: tuple[int | None, ...],
-    *inputs: torch.Tensor,
-    addend: torch.Tensor | None = None,
-) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """Return (what each function gives, its stacked dimension): client by client where all inputs
-    are stacked, else (such as in per-example gradients, vmap within vmap) as torch has it, without
-    the addend."""
-    if None in in_dims:
-        outputs = tuple(vmap(function, in_dims)(*inputs) for function in functions)
-    else:
-        stacked = [value.movedim(dim, 0) for value, dim in zip(inputs, in_dims, strict=True)]  # type: ignore[arg-type]
-        outputs = side_by_side(functions, stacked, addend)
-    return outputs, (0,) * len(outputs)
+    total = each.unflatten(0, x.shape[:2]).sum(1)
+    return total.unflatten(2, (h, w, channels)).permute(0, 1, 4, 2, 3)
 
 
 def side_by_side(

@@ -20,7 +20,6 @@ from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Tra
 from fedexp.engine.probes import no_counts, right_on_own
 from fedexp.engine.vectorised.clients import Clients, Frame, Job
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
-from fedexp.engine.vectorised.stacked import StackedNetwork, stacked_way
 from fedexp.models.batch_norm import uses_batch_statistics
 
 log = logging.getLogger("fedexp")
@@ -39,7 +38,6 @@ class Vectorised(Engine):
 
     # clients at a time; None: as many as fit into the memory of the device
     chunk: int | None = None
-    convolution: str = "auto"  # grouped | streams; auto: streams on CUDA
     # record local steps as CUDA graphs where they can be; no matter on a CPU
     cuda_graphs: bool = True
     # the chunk of the next round
@@ -63,11 +61,9 @@ class Vectorised(Engine):
 
     def _job(self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, lr: float) -> Job:
         bench.net.set_buffers(server["buffers"])
-        way = stacked_way(self.convolution, bench.device)
-        net = bench.net if way == "grouped" else StackedNetwork(bench.net, way)
         if self._graphs is None and self.cuda_graphs and can_be_recorded(bench):
             self._graphs = Graphs(CudaCapture(bench.device))
-        return Job(algorithm, bench, net, server, lr)
+        return Job(algorithm, bench, server, lr)
 
     def _first_chunk(self, job: Job, cohort: Cohort) -> int:
         if self.chunk is None and job.bench.device.type == "cuda":
@@ -200,7 +196,7 @@ def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = Non
         index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)
         x, y = bench.load_test(index, draws)
         answers = vmap(
-            lambda p, x=x, i=index: bench.class_logits(job.net(p, x).logits, i).argmax(-1)
+            lambda p, x=x, i=index: bench.class_logits(bench.net(p, x).logits, i).argmax(-1)
         )(params)
         correct.index_add_(1, y, (answers == y).to(torch.int64))
     return correct

@@ -1,23 +1,15 @@
 """The network that the hooks of one client see, inside vmap."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch.func import grad_and_value
 
 from fedexp.algorithms.base import Batch, Network
 from fedexp.core.tree import Params
+from fedexp.engine.network import FunctionalNetwork
+from fedexp.engine.vectorised.convolution import ClientByClient
 from fedexp.models import Output
-
-
-class TrainableNetwork(Network, Protocol):
-    """A network that is called in train mode with the running statistics of whoever trains."""
-
-    def in_training(
-        self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> Output:
-        """Return the output in train mode; the buffers change in place."""
 
 
 class ClientNetwork(Network):
@@ -29,7 +21,7 @@ class ClientNetwork(Network):
     changed: `buffers` has what training made of it.
     """
 
-    def __init__(self, net: TrainableNetwork, buffers: Params, reference: Params | None = None):
+    def __init__(self, net: FunctionalNetwork, buffers: Params, reference: Params | None = None):
         """Take over a network and the client's running statistics. reference: those with which
         models in eval mode are called; None: those that `net` holds, of the received model."""
         self.net, self._buffers, self._reference = net, buffers, reference or {}
@@ -44,10 +36,13 @@ class ClientNetwork(Network):
     def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
         if mask is None and self._batch is not None and x is self._batch.x:
             mask = self._batch.mask
-        if params is not self._moving:
-            return self.net(self._reference | params if self._reference else params, x, mask)
-        moved = {name: value.clone() for name, value in self._buffers.items()}
-        output = self.net.in_training(params, moved, x, mask)
+        with ClientByClient():
+            if params is not self._moving:
+                # the very tree where it can be, which `net` may hold
+                whole = self._reference | params if self._reference else params
+                return self.net(whole, x, mask)
+            moved = {name: value.clone() for name, value in self._buffers.items()}
+            output = self.net.in_training(params, moved, x, mask)
         self._buffers = moved if mask is None else _where(mask.sum() > 0, moved, self._buffers)
         return output
 
@@ -68,7 +63,8 @@ class ClientNetwork(Network):
     def slim(
         self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return self.net.slim(params, x, width, mask)
+        with ClientByClient():
+            return self.net.slim(params, x, width, mask)
 
     def buffers(self) -> Params:
         return self._buffers
