@@ -5,9 +5,6 @@ import functools
 import re
 from pathlib import Path
 
-from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.structure import RoundStructure
-
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
 # From the ground up: a room may import from the floors below its own, also within functions, and
 # not from its own.
@@ -25,7 +22,6 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 HIGHEST, MOST = 9, 15  # floors and rooms, at most
 LOOSE = 4  # modules that lie in no room, at most
-HOOKS = 18  # that a newcomer meets in algorithms/base.py, at most
 
 
 def room_of(path):
@@ -122,19 +118,3 @@ def test_private_interfaces_of_libraries_are_in_one_place():
         for found in private.finditer(path.read_text(encoding="utf-8"))
     ]
     assert not elsewhere, "core/private is their place"
-
-
-def test_the_base_of_algorithms_has_few_hooks():
-    """What few algorithms need is in structure.py, and defined there alone."""
-
-    def hooks(cls):
-        return {
-            name for name, value in vars(cls).items() if not name.startswith("_") and is_hook(value)
-        }
-
-    def is_hook(value):
-        return isinstance(value, property) or callable(value)
-
-    assert len(hooks(FedAvg)) <= HOOKS, sorted(hooks(FedAvg))
-    assert not hooks(FedAvg) & hooks(RoundStructure)
-    assert {"exchanges", "roles", "begin_task"} <= hooks(RoundStructure)
