@@ -49,13 +49,11 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.base import Cohort, Engine, ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
-from fedexp.rundir import checkpoint, files
-from fedexp.training.checkpoint_fit import fits_run
+from fedexp.rundir import files
+from fedexp.testing import assert_engines_agree, assert_equal, gradient_of, record, train
 from fedexp.training.exchange import first_state
-from fedexp.training.recorder import Recorder
-from fedexp.training.rounds import play_round, run_rounds
+from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import State
 from toy_federation import (
     CONF,
     DRAWN,
@@ -68,7 +66,6 @@ from toy_federation import (
     PAIR,
     Normed,
     assemble,
-    broadcast,
     describe,
     flat,
     make_simulation,
@@ -386,16 +383,6 @@ def every_engine(first: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("engine", params)
 
 
-def train(engine, simulation, state, cohort=None, evaluate_local=False):
-    cohort = cohort or assemble(simulation, state, state.round + 1)
-    sent = broadcast(simulation, state)
-    return engine.train(simulation.algorithm, simulation.bench, sent, cohort, 0.1, evaluate_local)
-
-
-def assert_equal(actual, expected, atol=0.0):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
-
-
 def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
     """All parameters after each round, as one vector; a round is played when it is asked for.
     personal: those of the clients' own models."""
@@ -436,18 +423,6 @@ def test_every_option_has_a_row():
     assert {cls for cls in classes if "none" in cls.scenarios} <= {row.cls for row in SHIPPED}
 
 
-def assert_engines_agree(simulation, state, engines):
-    """Messages, states, losses, local accuracies: ragged clients with momentum, weight decay and
-    augmentation."""
-    reference, *others = [
-        train(ENGINES[name], simulation, state, evaluate_local=True) for name in engines
-    ]
-    for other in others:
-        for name in ("messages", "states", "losses"):
-            assert_equal(getattr(other, name), getattr(reference, name), atol=1e-12)
-        assert_equal(other.class_correct, reference.class_correct)
-
-
 @rows()
 def test_the_vectorised_engine_is_the_sequential_one(row):
     """In round 2, where teachers and what is kept differ from the start, and one client of four is
@@ -461,7 +436,7 @@ def test_engines_agree(row):
     simulation = row.simulation()
     state = simulation.initial_state()
     for _ in range(2):
-        assert_engines_agree(simulation, state, ENGINES)
+        assert_engines_agree(simulation, state, tuple(ENGINES))
         state.advance(play_round(simulation, state))
 
 
@@ -520,47 +495,11 @@ def test_objective_has_the_gradient_of_finite_differences(row):
     """Along random directions, in round 3, away from the start, where distillation and penalties
     are not flat."""
     simulation = row.simulation(sizes=LARGER)
-    state, algorithm, net = play(simulation, 2), simulation.algorithm, simulation.bench.net
-    cohort, number = assemble(simulation, state, 3), -1
-    generator = torch.Generator().manual_seed(3)
-
-    def noise(scale):
-        return tree.map(
-            lambda leaf: scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype),
-            start,
-        )
-
-    data = ScheduledData(simulation.bench, cohort.schedules[number])
-    plan = {k: torch.as_tensor(v) for k, v in cohort.plans[number].items()}
-    sent, steps = broadcast(simulation, state), torch.tensor(float(data.steps), dtype=torch.float64)
-    ctx = Context(
-        sent, cohort.personals[number], cohort.states[number], plan, {}, 0.1, steps, LOCAL
-    )
-    ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
-    start = {
-        k: v
-        for k, v in algorithm.initial_params(net, data, ctx).items()
-        if k not in sent["buffers"]
-    }
-    params = tree.map(torch.add, start, noise(0.05))
-    batch = next(data.batches())
-
-    def check(function):
-        grads = torch.func.grad(function)(params)
-        for _ in range(3):
-            direction, h = noise(1.0), 1e-6
-            ahead, behind = (
-                tree.map(lambda p, d, s=s: p + s * d, params, direction) for s in (h, -h)
-            )
-            slope = sum((grads[k] * direction[k]).sum() for k in grads)
-            torch.testing.assert_close(
-                (function(ahead) - function(behind)) / (2 * h), slope, rtol=1e-6, atol=1e-8
-            )
-        return flat(grads)
-
-    check(lambda p: algorithm.objective(net, p, batch, ctx))
+    gradient_of(simulation, simulation.algorithm.objective)
     if row.cls.penalty is not FedAvg.penalty:
-        assert check(lambda p: algorithm.penalty(net, p, ctx)).abs().max() > 1e-3
+        penalty = simulation.algorithm.penalty
+        found = gradient_of(simulation, lambda net, params, batch, ctx: penalty(net, params, ctx))
+        assert flat(found).abs().max() > 1e-3
 
 
 @every_engine(first="sequential")
@@ -633,22 +572,6 @@ class Stopping(Engine):
         if lr < self.last_rate:
             raise self.error
         return self.engine.train(algorithm, bench, server, cohort, lr, evaluate_local)
-
-
-def record(simulation, directory, resume):
-    """Plays or goes on to the last round with files; the final state."""
-    directory.mkdir(exist_ok=True)
-    saved = checkpoint.load(directory, fits_run(directory, simulation)).state if resume else None
-    state = (
-        State.from_tree(saved, torch.device("cpu"), directory)
-        if resume
-        else simulation.initial_state()
-    )
-    recorder = Recorder(directory, simulation, [], saved["lengths"] if resume else None)
-    try:
-        return run_rounds(simulation, state, recorder)
-    finally:
-        recorder.close()
 
 
 def tables(directory):

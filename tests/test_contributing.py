@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedexp.config import trust
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Digits
 
@@ -67,7 +68,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the package and the yaml files of the page."""
     directory = tmp_path_factory.mktemp("out_of_tree")
     written = FILES.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(written) == 14, [path for path, _ in written]
+    assert len(written) == 16, [path for path, _ in written]
     for path, text in written:
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text(text, encoding="utf-8")
@@ -98,19 +99,21 @@ def test_algorithm(workplace: Path, reference: pd.DataFrame):
     assert (smoothed["train_loss"][1:] != reference["train_loss"][1:]).all()
 
 
-def test_an_algorithm_that_counts_rounds(workplace: Path, reference: pd.DataFrame):
-    done = fedexp(
-        workplace,
-        "--config-dir",
-        "conf_mine",
-        "algorithm=reminded",
-        *SMALL,
-        "hydra.run.dir=reminded",
-    )
+@pytest.mark.parametrize("name", ["anchored", "reminded"])
+def test_algorithms_with_state(workplace: Path, reference: pd.DataFrame, name: str):
+    choice = ["--config-dir", "conf_mine", f"algorithm={name}"]
+    done = fedexp(workplace, *choice, *SMALL, f"hydra.run.dir={name}")
     assert done.returncode == 0, done.stderr
-    reminded = rounds(workplace / "reminded")
-    assert reminded["test_loss"][0] == reference["test_loss"][0]
-    assert (reminded["train_loss"][1:] != reference["train_loss"][1:]).all()
+    found = rounds(workplace / name)
+    assert found["test_loss"][0] == reference["test_loss"][0]
+    assert (found["train_loss"][1:] != reference["train_loss"][1:]).all()
+
+
+def test_the_check_of_the_page(workplace: Path):
+    page = PAGE.read_text(encoding="utf-8")
+    code = page.partition("### Check it\n\n```python\n")[2].partition("```\n")[0]
+    environment = os.environ | {"PYTHONPATH": f".{os.pathsep}{Path(trust.__file__).parents[2]}"}
+    subprocess.run([sys.executable, "-c", code], cwd=workplace, env=environment, check=True)
 
 
 def test_metric_and_the_zero_limit_of_the_algorithm(workplace: Path, reference: pd.DataFrame):

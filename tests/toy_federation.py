@@ -1,5 +1,5 @@
 """A federation small enough for exact comparisons, assembled by `fedexp.training.prepare` from real
-classes in float64.
+classes in float64. What users check their algorithms with is in `fedexp.testing`.
 
 Five clients of 1 to 8 examples with batches of 4 make everything ragged: numbers of steps differ,
 last batches are partial, one client never fills a batch.
@@ -35,21 +35,21 @@ from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import OneTask, Scenario
 from fedexp.engine.base import Cohort, Trained
-from fedexp.engine.hardware import Hardware, Resolved
-from fedexp.engine.processes.workers import Workers
-from fedexp.engine.sequential import Sequential
-from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.engine.hardware import Hardware
 from fedexp.metrics.analysis import NoAnalysis
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.models import Model, Output
 from fedexp.models.cnn import CNN
 from fedexp.models.lora import LoRA
 from fedexp.models.own import OwnModel
+from fedexp.testing import ENGINES
+from fedexp.testing import PROCESS as PROCESS
+from fedexp.testing import assemble as assemble
+from fedexp.testing import play as play
 from fedexp.trackers.base import NoTracker
 from fedexp.training import exchange
-from fedexp.training.exchange import sample
 from fedexp.training.prepare import prepare
-from fedexp.training.rounds import play_round
+from fedexp.training.rounds import play_round as play_round
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
@@ -62,16 +62,6 @@ HARDWARE = {
 }
 HARDWARE |= {"jobs_per_gpu": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
-# One of two workers.
-PROCESS = Resolved(
-    torch.device("cpu"), "workers", "fp64", 1, 2, Vectorised(None), "sequential", "a test"
-)
-ENGINES = {
-    "sequential": Sequential(),
-    "workers": Workers(Sequential(), [PROCESS] * 2, share=False),  # started when first used
-    "vectorised": Vectorised(None),
-    "vectorised, 2 at a time": Vectorised(2),
-}
 # what `make test` compares of every algorithm; the others carry the same values
 PAIR = ("sequential", "vectorised")
 engines_compared = pytest.mark.parametrize(
@@ -280,28 +270,12 @@ def make_simulation(
     return prepare(built).simulation
 
 
-def assemble(simulation: Simulation, state: State, number: int) -> Cohort:
-    """The cohort of a round of one exchange."""
-    clients = sample(simulation, number)
-    return exchange.assemble(
-        simulation, simulation.algorithm, state.server, state.clients, number, clients
-    )
-
-
 def broadcast(simulation: Simulation, state: State) -> Tree:
     return exchange.broadcast(simulation.algorithm, state.server)
 
 
 def describe(simulation: Simulation, state: State, cohort: Cohort, trained: Trained) -> ServerRound:
     return exchange.describe(simulation, state.server, cohort, trained)
-
-
-def play(simulation: Simulation, rounds: int = 3) -> State:
-    """The state after some rounds."""
-    state = simulation.initial_state()
-    for _ in range(rounds):
-        state.advance(play_round(simulation, state))
-    return state
 
 
 def assert_close(actual: Any, expected: Any, atol: float = 1e-12) -> None:

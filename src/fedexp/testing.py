@@ -1,0 +1,202 @@
+"""Checks for an algorithm of your own, in pytest or by hand; they take seconds.
+
+from fedexp.testing import check
+
+check(Smoothed(smoothing=0.1), zero=Smoothed(smoothing=0.0))
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Batch, Context, Network
+from fedexp.cli.composition import composed, without_hydra
+from fedexp.config.build import build
+from fedexp.core import tree
+from fedexp.core.tree import Params
+from fedexp.engine.base import Cohort, Engine, ScheduledData, Trained
+from fedexp.engine.hardware import Resolved
+from fedexp.engine.processes.workers import Workers
+from fedexp.engine.sequential import Sequential
+from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.rundir import checkpoint
+from fedexp.training import exchange
+from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.prepare import prepare
+from fedexp.training.recorder import Recorder
+from fedexp.training.rounds import play_round, run_rounds
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
+
+# 29 digits, so that numbers of steps differ and last batches are partial
+FEDERATION = (
+    *("num_clients=5", "participation=0.8", "validation.fraction=0.98", "min_size=1", "alpha=1"),
+    *("local.epochs=2", "local.batch_size=4", "local.lr=0.1", "local.weight_decay=1e-3"),
+    *("dataset.augmentation.crop_padding=1", "model.channels=[3]", "model.hidden=[8]"),
+    *("hardware=cpu", "hardware.engine=sequential", "hardware.precision=fp64", "tracker=none"),
+)
+PROCESS = Resolved(  # one of two workers
+    torch.device("cpu"), "workers", "fp64", 1, 2, Vectorised(None), "sequential", "a test"
+)
+ENGINES = {
+    "sequential": Sequential(),
+    "workers": Workers(Sequential(), [PROCESS] * 2, share=False),  # started when first used
+    "vectorised": Vectorised(None),
+    "vectorised, 2 at a time": Vectorised(2),
+}
+Loss = Callable[[Network, Params, Batch, Context], torch.Tensor]
+
+
+def check(
+    algorithm: FedAvg | type[FedAvg],
+    zero: FedAvg | None = None,
+    gradient: bool = True,
+    overrides: Sequence[str] = (),
+) -> None:
+    """Raise AssertionError, which says what differs and where, unless, on five clients in float64,
+
+    - all engines (one client after another, vectorised, two worker processes) train rounds 1 and 2
+      alike, to 1e-12;
+    - `zero`, the algorithm with parameters at which it is FedAvg, gives FedAvg's model, to 1e-12;
+    - the gradient of `objective` is that of finite differences (gradient=False: not checked, for an
+      objective with parts that are constants to the gradient);
+    - a run that is resumed after round 2 ends bit for bit like one that was never stopped.
+
+    overrides: of the federation, such as ["public.fraction=0.3", "model=resnet10"].
+    """
+    method = algorithm() if isinstance(algorithm, type) else algorithm
+
+    def simulation(rounds: int, of: FedAvg = method) -> Simulation:
+        with composed([*FEDERATION, f"rounds={rounds}", *overrides]) as config:
+            built = build(without_hydra(config))
+        # a copy: what an object remembers outside of the states is not resumed
+        return prepare(replace(built, algorithm=copy.deepcopy(of))).simulation
+
+    whole = simulation(rounds=2)
+    state = whole.initial_state()
+    for _ in range(2):
+        assert_engines_agree(whole, state, tuple(ENGINES))
+        state.advance(play_round(whole, state))
+    if zero is not None:
+        expected = play(simulation(rounds=3, of=FedAvg())).server["params"]
+        found = play(simulation(rounds=3, of=zero)).server["params"]
+        assert_equal(found, expected, 1e-12, "zero against FedAvg")
+    if gradient:
+        gradient_of(simulation(rounds=3), method.objective)
+    with TemporaryDirectory() as folder:
+        never_stopped = record(simulation(rounds=4), Path(folder, "whole"))
+        record(simulation(rounds=2), Path(folder, "parts"))
+        resumed = record(simulation(rounds=4), Path(folder, "parts"), resume=True)
+        what = "resumed after round 2 against never stopped"
+        assert_equal(resumed.server, never_stopped.server, what=what)
+        assert_equal(dict(resumed.clients), dict(never_stopped.clients), what=what)
+
+
+def play(simulation: Simulation, rounds: int = 3) -> State:
+    """Return the state after some rounds."""
+    state = simulation.initial_state()
+    for _ in range(rounds):
+        state.advance(play_round(simulation, state))
+    return state
+
+
+def assemble(simulation: Simulation, state: State, number: int) -> Cohort:
+    """Return the cohort of a round of one exchange."""
+    clients, server = exchange.sample(simulation, number), state.server
+    algorithm = simulation.algorithm
+    return exchange.assemble(simulation, algorithm, server, state.clients, number, clients)
+
+
+def train(
+    engine: Engine,
+    simulation: Simulation,
+    state: State,
+    cohort: Cohort | None = None,
+    evaluate_local: bool = False,
+) -> Trained:
+    """Return what the clients of the next round send and keep."""
+    cohort = cohort or assemble(simulation, state, state.round + 1)
+    sent = exchange.broadcast(simulation.algorithm, state.server)
+    return engine.train(simulation.algorithm, simulation.bench, sent, cohort, 0.1, evaluate_local)
+
+
+def assert_equal(actual: Any, expected: Any, atol: float = 0.0, what: str = "") -> None:
+    """Raise AssertionError unless the entries of two trees of tensors differ by at most `atol`."""
+    torch.testing.assert_close(
+        actual, expected, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}" if what else text
+    )
+
+
+def assert_engines_agree(simulation: Simulation, state: State, engines: Sequence[str]) -> None:
+    """Raise AssertionError unless the engines train the next round alike, to 1e-12: messages,
+    client states, losses and local accuracies."""
+    reference = train(ENGINES[engines[0]], simulation, state, evaluate_local=True)
+    for engine in engines[1:]:
+        other = train(ENGINES[engine], simulation, state, evaluate_local=True)
+        what = f"round {state.round + 1}, {engine} against {engines[0]}"
+        for name in ("messages", "states", "losses", "class_correct"):
+            found, expected = getattr(other, name), getattr(reference, name)
+            assert_equal(found, expected, 1e-12, f"{what}: {name}")
+
+
+def gradient_of(simulation: Simulation, function: Loss) -> Params:
+    """Return the gradient of a function of a local step in round 3, at parameters to which noise
+    was added: distillation and penalties are flat at the start.
+
+    Raises AssertionError unless it is that of finite differences along three random directions."""
+    state, algorithm, net = play(simulation, 2), simulation.algorithm, simulation.bench.net
+    cohort, number = assemble(simulation, state, 3), -1
+    sent = exchange.broadcast(algorithm, state.server)
+    data = ScheduledData(simulation.bench, cohort.schedules[number])
+    plan = {name: torch.as_tensor(value) for name, value in cohort.plans[number].items()}
+    steps = torch.tensor(float(data.steps), dtype=torch.float64)
+    personal, kept, local = cohort.personals[number], cohort.states[number], simulation.bench.local
+    ctx = Context(sent, personal, kept, plan, {}, 0.1, steps, local)
+    ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
+    initial = algorithm.initial_params(net, data, ctx)
+    start = {name: value for name, value in initial.items() if name not in sent["buffers"]}
+    batch, generator = next(data.batches()), torch.Generator().manual_seed(3)
+
+    def moved(params: Params, by: float, direction: Params) -> Params:
+        return {name: value + by * direction[name] for name, value in params.items()}
+
+    def direction() -> Params:
+        return tree.map(
+            lambda leaf: torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype), start
+        )
+
+    params, h = moved(start, 0.05, direction()), 1e-6
+    gradient: Params = torch.func.grad(lambda p: function(net, p, batch, ctx))(params)
+    for _ in range(3):
+        along = direction()
+        ahead, behind = (function(net, moved(params, by, along), batch, ctx) for by in (h, -h))
+        slope = sum((gradient[name] * along[name]).sum() for name in gradient)
+        torch.testing.assert_close(
+            (ahead - behind) / (2 * h),
+            slope,
+            rtol=1e-6,
+            atol=1e-8,
+            msg=lambda text: f"finite differences against the gradient: {text}",
+        )
+    return gradient
+
+
+def record(simulation: Simulation, directory: Path, resume: bool = False) -> State:
+    """Return the state after the last round of a run that writes its files, or is resumed there."""
+    directory.mkdir(exist_ok=True)
+    state, lengths = simulation.initial_state(), None
+    found = checkpoint.load(directory, fits_run(directory, simulation)) if resume else None
+    if found is not None and found.state is not None:
+        state = State.from_tree(found.state, torch.device("cpu"), directory)
+        state.status, lengths = "running", found.state["lengths"]
+    recorder = Recorder(directory, simulation, [], lengths)
+    try:
+        return run_rounds(simulation, state, recorder)
+    finally:
+        recorder.close()

@@ -1,0 +1,81 @@
+"""`fedexp.testing.check`, with which users check algorithms of their own."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.testing import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting(FedAvg):
+    """A method with state of the client, as in the guide: each is pulled to where it ended last."""
+
+    pull: float = 0.5
+
+    def client_init(self, params, info):
+        return {"last": params}
+
+    def penalty(self, net, params, ctx):
+        moved = [(params[name] - last).square().sum() for name, last in ctx.client["last"].items()]
+        return self.pull / 2 * sum(moved)
+
+    def finish(self, net, params, data, ctx):
+        return {"params": params}, {"last": {name: params[name] for name in ctx.client["last"]}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsRows(Drifting):
+    """Wrong: padding counts."""
+
+    def objective(self, net, params, batch, ctx):
+        return super().objective(net, params, batch, ctx) * len(batch.y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detached(Drifting):
+    """Wrong: a factor of the loss is a constant to the gradient."""
+
+    def penalty(self, net, params, ctx):
+        penalty = super().penalty(net, params, ctx)
+        return penalty * penalty.detach()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(Drifting):
+    """Wrong: what an object remembers is in no checkpoint."""
+
+    calls: list[Any] = field(default_factory=list, compare=False)
+
+    def aggregate(self, server, messages, round):
+        self.calls.append(round)
+        moved = super().aggregate(server, messages, round)
+        shrunk = {name: value / len(self.calls) for name, value in moved["params"].items()}
+        return moved | {"params": shrunk}
+
+
+def test_a_right_one_passes():
+    check(Drifting, zero=Drifting(pull=0.0))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "words"),
+    [
+        (CountsRows(), {}, r"round 1, vectorised against sequential: messages"),
+        (Drifting(), {"zero": Drifting(pull=0.1)}, "zero against FedAvg"),
+        (Detached(), {}, "finite differences against the gradient"),
+        (Remembers(), {}, "resumed after round 2 against never stopped"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, FedAvg) else "",
+)
+def test_a_wrong_one_is_named(algorithm, options, words):
+    with pytest.raises(AssertionError, match=words):
+        check(algorithm, **options)
+
+
+def test_what_is_constant_on_purpose_and_another_federation():
+    check(Detached(), gradient=False, overrides=["num_clients=3", "local.momentum=0"])
+    assert torch.get_default_dtype() == torch.float32
