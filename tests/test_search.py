@@ -1,19 +1,23 @@
 """A search: what may be asked for, the values that trials take, and small studies on digits."""
 
-import builtins
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from omegaconf import OmegaConf, open_dict
 
-from fedexp.cli import launchers, search
-from fedexp.cli.search import Options, space_of, watch_of
+from fedexp.cli import launchers
+from fedexp.cli.job import TRIAL
+from fedexp.cli.search import check, open_study, space_of, watch_of
 from fedexp.core.errors import ConfigError
 from fedexp.core.objective import check_objective, direction_of, objective_name, value_of
 from fedexp.core.settings import NO_STOP, Stop
 from fedexp.core.views import VALIDATION
 from fedexp.training.stopping import Stopping, is_over, waited
+from toy_federation import composed
 
 OPTIONS = {
     "n_trials": 4,
@@ -98,7 +102,7 @@ def test_sweeps_of_hydra_become_distributions():
         "a": FloatDistribution(0.1, 1.0),
         "b": FloatDistribution(0.001, 0.1, log=True),
         "c": IntDistribution(1, 5),
-        "d": IntDistribution(2, 8, step=3),  # 2, 5, 8
+        "d": CategoricalDistribution(["2", "5", "8"]),
         "e": CategoricalDistribution(["x", "y"]),
         "f": CategoricalDistribution(["0.5", "0.9"]),
     }
@@ -114,28 +118,40 @@ def test_an_interval_that_cannot_be_is_refused():
 )
 def test_options_out_of_range_are_refused(wrong):
     (name,) = wrong
+    check(OPTIONS)
     with pytest.raises(ConfigError, match=f"hydra.sweeper.{name}="):
-        Options(**OPTIONS | wrong)
+        check(OPTIONS | wrong)
 
 
-def test_the_median_of_the_others_decides_over_a_trial():
+def hydra_node(directory, **options):
+    node = {"sweep": {"dir": str(directory)}, "sweeper": OPTIONS | options, "job": {"env_set": {}}}
+    return OmegaConf.create(node)
+
+
+def opened(directory, *overrides, space=("local.lr",), objective="accuracy"):
+    config = composed("tracker=none", *overrides)
+    with open_dict(config):
+        config.hydra = hydra_node(directory)
+    return open_study(config, objective, dict.fromkeys(space))
+
+
+def test_the_median_of_the_others_decides_over_a_trial(tmp_path):
     """Of two finished trials with 0.5 and 0.7 after round 2 the median is 0.6: 0.55 is pruned, 0.65
-    is not."""
-    import optuna
-
-    study = optuna.create_study(
-        pruner=Options(**OPTIONS | {"startup_trials": 2}).make_pruner(5), direction="maximize"
-    )
+    is not, and a round that was reported before a resume counts once."""
+    study = opened(tmp_path)
     for value in (0.5, 0.7):
         trial = study.ask()
         for round in (1, 2):
             trial.report(value, round)
         study.tell(trial, value)
     for value, expected in ((0.55, True), (0.65, False)):
-        trial = study.ask()
-        trial.report(value, 2)
-        assert trial.should_prune() == expected
-        study.tell(trial, value)
+        node = hydra_node(tmp_path, startup_trials=2)
+        node.job.env_set[TRIAL] = str(study.ask().number)
+        watch = watch_of(node, {"objective": "accuracy"})
+        assert watch(2, {"accuracy": value}) == expected
+        assert not watch(3, {"accuracy": None})
+        again = watch_of(node, {"objective": "accuracy"})
+        assert not again(2, {"accuracy": 0.0})
 
 
 def test_a_search_that_is_not_installed_is_said_in_one_sentence(monkeypatch):
@@ -146,16 +162,10 @@ def test_a_search_that_is_not_installed_is_said_in_one_sentence(monkeypatch):
         launchers.check_installed(["hydra/sweeper=optuna"])
 
 
-def test_optuna_is_imported_by_a_search_alone(monkeypatch):
+def test_optuna_is_imported_by_a_search_alone():
     """A run without one must not need it."""
-    original = builtins.__import__
-
-    def refuse(name, *rest, **options):
-        assert not name.startswith("optuna"), name
-        return original(name, *rest, **options)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    assert watch_of(SimpleNamespace(job={}), {}) is None
+    program = "import fedexp.cli.job, fedexp.training.job, sys; sys.exit('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 # --- the end before the last round
@@ -230,55 +240,20 @@ def test_what_a_stopped_run_has_left_to_do():
 def test_options_of_the_sweeper_in_conf_are_those_that_are_read():
     values = yaml.safe_load((Path(__file__).parents[1] / "conf/sweeper/optuna.yaml").read_text())
     values.pop("_target_")
-    assert Options(**values).n_trials == 20
-
-
-def open_for(directory, **changes):
-    given = {"objective": "accuracy", "direction": "max"}
-    space = changes.pop("space", {"local.lr": None})
-    fixed = changes.pop("fixed", ["rounds=1", "algorithm=fedavg"])
-    return search.open_study(
-        directory, Options(**OPTIONS), given | changes | search.subject_of(space, fixed), 1
-    )
+    check(values)
+    assert set(values) == set(OPTIONS)
 
 
 def test_a_study_is_about_one_experiment(tmp_path):
-    """The same command in another order, on other hardware or with another tracker goes on with it;
-    another number of rounds, another method, key or objective is refused."""
-    open_for(tmp_path)
-    free = [
-        "algorithm=fedavg",
-        "hydra.sweeper.n_trials=9",
-        "tracker=none",
-        "hardware.threads=1",
-        "rounds=1",
-    ]
-    open_for(tmp_path, fixed=free)
-    open_for(tmp_path, fixed=["objective=accuracy", "rounds=3", "rounds=1", "algorithm=fedavg"])
-    others = [
-        {"fixed": ["rounds=3", "algorithm=fedavg"]},
-        {"fixed": ["rounds=1", "algorithm=fedntd"]},
-        {"space": {"local.momentum": None}},
-        {"objective": "forgetting", "direction": "min"},
-        {"fixed": ["rounds=1", "rounds=3", "algorithm=fedavg"]},  # the last one counts
-    ]
-    for other in others:
-        with pytest.raises(
-            ConfigError, match=r"holds a study of .*, not of .*; choose another directory"
-        ):
-            open_for(tmp_path, **other)
-
-
-def test_a_study_of_an_early_version_goes_on(tmp_path):
-    study = optuna_study(tmp_path)
-    for key, value in (("objective", "accuracy"), ("direction", "max")):
-        study.set_user_attr(key, value)
-    assert open_for(tmp_path).user_attrs["search for"] == "local.lr"
-
-
-def optuna_study(directory):
-    import optuna
-
-    return optuna.create_study(
-        study_name=search.NAME, storage=search.store_of(directory), direction="maximize"
-    )
+    """The same command with another tracker or on other hardware continues it; another number of
+    rounds, method, searched key or objective is refused."""
+    opened(tmp_path)
+    opened(tmp_path, "hardware.threads=1", "figures=false")
+    for overrides, more in (
+        (["rounds=3"], {}),
+        (["algorithm=fedntd"], {}),
+        ([], {"space": ["local.momentum"]}),
+        ([], {"objective": "forgetting"}),
+    ):
+        with pytest.raises(ConfigError, match=r"holds a study of .*, not of .*; choose another"):
+            opened(tmp_path, *overrides, **more)

@@ -23,6 +23,7 @@ def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
     assert answer.code == 0, answer.err
     trials = pd.read_csv(tmp_path / "study/trials.csv")
     assert trials["state"].tolist() == ["complete"] * 2
+    assert trials["rounds"].tolist() == [2, 2]
     for trial in trials.to_dict("records"):
         run = tmp_path / "study" / trial["run"]
         config, summary = (
@@ -147,11 +148,9 @@ def test_a_study_keeps_its_objective(fedexp, tmp_path):
         *VALIDATED, "rounds=1", "hydra.sweeper.n_trials=2", "objective=validation_best_accuracy"
     )
     assert answer.code == 2
-    words = (
-        "holds a study of objective: validation_accuracy, not of objective:"
-        " validation_best_accuracy; choose"
-    )
+    words = "holds a study of max validation_accuracy over local.lr, other options "
     assert words in answer.err
+    assert "not of max validation_best_accuracy over local.lr, other options" in answer.err
     with sqlite3.connect(tmp_path / "study/study.db") as file:
         assert file.execute("select count(*) from trials").fetchone() == (1,)
 

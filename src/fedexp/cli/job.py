@@ -26,24 +26,12 @@ from fedexp.core.errors import (
     say,
     say_no_memory,
 )
-from fedexp.core.objective import objective_name, value_of
 from fedexp.core.storage import regular, remove_if_empty, shorten
 
 if TYPE_CHECKING:
     from fedexp.training.place import Job
 
-
-def objective_of(config: Any) -> float | None:
-    """Return the objective of a job that is over, for sweepers."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if (name := objective_name(config)) is None:
-        return None
-    from fedexp.rundir.reader import RunDirectory
-    from fedexp.rundir.sweeps import standing_in
-
-    directory = Path(runtime_of(HydraConfig.get())["output_dir"])
-    return value_of(standing_in(RunDirectory(directory)).summary, name)
+TRIAL = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the number of the trial of a search
 
 
 def run_job(config: Any) -> int:
@@ -95,13 +83,17 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
     from omegaconf import OmegaConf
 
     from fedexp.cli.launchers import place_of
-    from fedexp.cli.search import watch_of
     from fedexp.training.deadline import deadline_of
     from fedexp.training.place import Job, Place
 
     runtime = runtime_of(hydra_config)
     go_to(Path(runtime["cwd"]))
     in_sweep = hydra_config.mode == RunMode.MULTIRUN
+    watch = None
+    if TRIAL in (hydra_config.job.get("env_set") or {}):
+        from fedexp.cli.search import watch_of
+
+        watch = watch_of(hydra_config, config)
     return Job(
         config=config,
         directory=Path(runtime["output_dir"]),
@@ -113,7 +105,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
         deadline=deadline_of(hydra_config),
-        watch=watch_of(hydra_config, config),
+        watch=watch,
     )
 
 

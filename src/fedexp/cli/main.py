@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedexp.cli.arguments import config_directories, expand_resume, sort_out
 from fedexp.cli.subcommands import subcommand_of
@@ -134,7 +134,7 @@ def run_hydra(arguments: list[str]) -> int:
     import hydra
 
     from fedexp.cli.callbacks import SweepWatch
-    from fedexp.cli.job import objective_of, run_job
+    from fedexp.cli.job import run_job
     from fedexp.cli.launchers import check_installed
     from fedexp.cli.launchers import register as register_launchers
     from fedexp.cli.multirun import finish_sweeps, show_preview
@@ -150,10 +150,6 @@ def run_hydra(arguments: list[str]) -> int:
     asked = sort_out(expand_resume(arguments))
     codes: list[int] = []
     watch = SweepWatch()
-
-    def over(code: int, config: Any) -> float | None:
-        codes.append(code)
-        return objective_of(config)
 
     try:
         if asked.preview:
@@ -173,7 +169,7 @@ def run_hydra(arguments: list[str]) -> int:
                 application = hydra.main(
                     config_path=str(conf_directory()), config_name="config", version_base="1.3"
                 )
-                application(lambda config: over(run_job(config), config))()
+                application(lambda config: codes.append(run_job(config)))()
         elsewhere = not codes  # launchers may have used other processes
         codes += finish_sweeps(
             watch, asked, elsewhere, figures=not NO_FIGURES & {a.lower() for a in arguments}
