@@ -326,6 +326,13 @@ SHIPPED = [
         other=dict(models=1, epsilon=0.0, epsilon_decay=0.9, distance="l2"),
         silent=("epsilon", "epsilon_decay"),
     ),  # all are sent
+    Row(
+        FedFOMO,
+        live=dict(
+            models=1, validation=0.4, epsilon=1.0, epsilon_decay=0.1, distance="l1", federations=2
+        ),
+        other=dict(models=2, epsilon=0.0, epsilon_decay=0.9, distance="l2", federations=1),
+    ),
     Row(FedPAC, live=dict(lambda_=1.0, head_lr=0.2, head_epochs=1), other=dict(head_epochs=2)),
     Row(FedLMD, live=dict(beta=1.0, tau=2.0, teacher=True), zero=dict(beta=0.0)),
     Row(FedLMD, live=dict(beta=1.0, tau=2.0, teacher=False), zero=dict(beta=0.0)),

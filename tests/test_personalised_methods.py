@@ -11,11 +11,12 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.fedala import FedALA
-from fedexp.algorithms.fedfomo import FedFOMO, draws
+from fedexp.algorithms.fedfomo import FedFOMO, divided, draws
 from fedexp.algorithms.fedpac import FedPAC, combine, simplex_minimum
 from fedexp.algorithms.fedrod import PERSONAL, FedRoD
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.data.changes import NewShares, Schedule
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
@@ -24,6 +25,7 @@ from test_continual import TWO_TASKS
 from toy_federation import (
     LARGER,
     LOCAL,
+    SIZES,
     Normed,
     Unmoved,
     assemble,
@@ -271,27 +273,46 @@ def test_fedfomo_validates_on_nothing_that_it_has_trained_on():
         assert set(algorithm.training_part(fewer, 0)) == set(kept) - now
 
 
-@pytest.mark.parametrize("distance", ["l1", "l2"])
-def test_fedfomo_s_weights_by_loops(distance):
+def averages_by_loops(state, federations):
+    """The averages of sub-federations, by the numbers of examples, of the models trained last."""
+    found = []
+    for number in range(federations):
+        members = [j for j in state.clients if state.server["federation"][j] == number]
+        newest = max((float(state.server["trained"][j]) for j in members), default=0.0)
+        last = [j for j in members if state.server["trained"][j] == newest]
+        if last:
+            total = sum(SIZES[j] for j in last)
+            weighted = [SIZES[j] / total * flat(state.clients[j]["params"]) for j in last]
+            found.append(sum(weighted))
+    return [*found, sum(found) / len(found)] if found else []
+
+
+@pytest.mark.parametrize(("distance", "federations"), [("l1", 0), ("l2", 0), ("l1", 2)])
+def test_fedfomo_s_weights_by_loops(distance, federations):
     """Against the model before the client's last training; its own trained model is a candidate
-    like the others."""
-    simulation = make_simulation(fomo(distance=distance), participation=0.6)
+    like the others, and so are the averages of sub-federations and their mean."""
+    algorithm = fomo(distance=distance, federations=federations)
+    simulation = make_simulation(algorithm, participation=0.6)
     ctx, data, client, state = context(simulation, 3, 1)
     numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
     x, y = data.take(numbers)
 
-    def loss(params):
-        return float(F.cross_entropy(simulation.bench.net(params, x).logits, y))
-
     base = ctx.client["before"]
+
+    def loss(vector):
+        parts = vector.split([base[k].numel() for k in sorted(base)])
+        model = {k: part.view_as(base[k]) for k, part in zip(sorted(base), parts, strict=True)}
+        return float(F.cross_entropy(simulation.bench.net(model, x).logits, y))
+
     assert not torch.equal(flat(base), flat(ctx.client["params"]))
-    candidates = [state.clients[int(j)]["params"] for j in ctx.personal["numbers"]] + [
-        state.clients[client]["params"]
-    ]
+    candidates = [flat(state.clients[int(j)]["params"]) for j in ctx.personal["numbers"]]
+    candidates += averages_by_loops(state, federations)
+    candidates.append(flat(state.clients[client]["params"]))
+    assert len(candidates) == (6 if federations else 3)
     gains = []
     for other in candidates:
-        apart = (flat(other) - flat(base)).norm(p=1 if distance == "l1" else 2)
-        gains.append((loss(base) - loss(other)) / float(apart))
+        apart = (other - flat(base)).norm(p=1 if distance == "l1" else 2)
+        gains.append((loss(flat(base)) - loss(other)) / float(apart))
     total = sum(max(g, 0.0) for g in gains)
     expected = torch.tensor(
         [max(g, 0.0) / total if total else 0.0 for g in gains], dtype=torch.float64
@@ -299,15 +320,44 @@ def test_fedfomo_s_weights_by_loops(distance):
     assert_close(ctx.setup["weights"], expected, 1e-9)
     assert_close(
         ctx.setup["affinity"],
-        torch.tensor([g / abs(sum(gains)) for g in gains], dtype=torch.float64),
+        torch.tensor([g / abs(sum(gains)) for g in gains[:2]], dtype=torch.float64),
         1e-9,
     )
     moved = flat(base) + sum(
-        w * (flat(m) - flat(base)) for w, m in zip(expected, candidates, strict=True)
+        w * (other - flat(base)) for w, other in zip(expected, candidates, strict=True)
     )
     assert_close(
         flat(simulation.algorithm.initial_params(simulation.bench.net, data, ctx)), moved, 1e-9
     )
+
+
+def test_fedfomo_s_sub_federations_are_clusters_of_the_affinities():
+    """Of six clients, 0, 2, 4 prefer each other and 1, 3, 5; the weak affinity of 0 to 1 counts
+    little. Before a client has trained there are no averages, and those of a sub-federation without
+    a trained model are left out."""
+    P = torch.eye(6).double()
+    for i in range(6):
+        P[i, i % 2 :: 2] = 3.0
+    P[0, 1] = 0.5
+    found = divided(P, 2)
+    assert found[::2].unique().numel() == found[1::2].unique().numel() == 1
+    assert found[0] != found[1]
+    assert divided(torch.full((6, 6), math.nan), 2).tolist() == [0] * 6
+    simulation = make_simulation(fomo(federations=2), participation=1.0)
+    first = assemble(simulation, simulation.initial_state(), 1)
+    assert [each["valid"].tolist() for each in first.personals] == [[0] * 5] * 5
+    state = play(simulation, 1)
+    server = state.server | {"federation": torch.tensor([0, 0, 0, 0, 1]).double()}
+    server["trained"] = torch.tensor([1, 1, 2, 2, 0]).double()
+    mean = flat(state.clients[2]["params"]) * 7 / 15 + flat(state.clients[3]["params"]) * 8 / 15
+    averages = simulation.algorithm.averages(server, state.clients)
+    for each in averages:
+        assert_close(flat(each), mean)
+    assert len(averages) == 2
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.federations=5: must be less than num_clients=5"
+    ):
+        make_simulation(fomo(federations=5)).initial_state()
 
 
 def test_fedfomo_s_baseline_is_where_the_last_training_started():

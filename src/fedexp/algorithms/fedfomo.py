@@ -11,7 +11,12 @@ So a client whose last training did not lower its validation loss goes back to w
 started. The server keeps an affinity P (identity at first), adds d_j / |sum_k d_k| to P_ij
 (negative values too), and sends the models with the largest; ties are broken at random. With
 probability epsilon, which falls by `epsilon_decay` a round, a place goes to a random model instead.
-`distance` is the norm: l1, the released code's default, or l2. Validation: each example is for
+`distance` is the norm: l1, the released code's default, or l2. With `federations` = F > 0 there are
+F + 1 more candidates, as in the released code (NVlabs/FedFomo, server.py and federation.py, where F
+is 5): spectral clustering of P (softmax of its rows, made symmetric) divides the clients into F
+sub-federations, and a candidate is the average, by examples, of the models in each that were
+trained last, and the mean of these averages. They have a part in the sum of the d_k, but no
+affinity. Validation: each example is for
 validation with probability `validation`. The draw depends on its number alone: it is the same in
 all rounds, also where a client's examples change, and clients do not train on these examples. A
 client without one validates on its example that has drawn the least; one that has no others trains
@@ -20,13 +25,14 @@ latest models with n_k (FedKA's Table 9 says "generic accuracy" without a rule),
 statistics likewise. n_k is that of the first task or partition, so that it stays an average where
 the numbers of examples change. The upload is the change of the client's model, from which the
 server knows the model. A client's models keep their running statistics. Deviations from the
-released code: the validation examples are drawn one by one, not as a fixed number of them; the
+released code: F is 0, as in the paper; P_ii stays 1, and sub-federations without a trained model
+have no average; the validation examples are drawn one by one, not as a fixed number of them; the
 server offers the models of all clients that have ever taken part, not only of the last cohort;
 epsilon falls by rounds, not by local epochs.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,9 +75,11 @@ class FedFOMO(FedAvg):
     epsilon: float  # chance of a random model instead of the best, in the first round
     epsilon_decay: float  # taken off in every round
     distance: str  # l1 | l2
+    federations: int = 0  # F, whose averages are candidates too; 0: none
 
     def __post_init__(self) -> None:
         require(self.models >= 1, "algorithm.models", self.models, "at least 1")
+        require(self.federations >= 0, "algorithm.federations", self.federations, "at least 0")
         require(
             0 < self.validation < 1,
             "algorithm.validation",
@@ -91,7 +99,12 @@ class FedFOMO(FedAvg):
     def needs(self) -> Needs:
         kept = "models of all clients, affinities P"
         mine = "its model before and after its last training"
-        return Needs(client_state=mine, server_state=kept, down=self.models - 1, small="d_j up")
+        return Needs(client_state=mine, server_state=kept, down=self.slots - 1, small="d_j up")
+
+    @property
+    def slots(self) -> int:
+        """Return the number of candidates that a client is sent at most."""
+        return self.models + (self.federations + 1 if self.federations else 0)
 
     def counted(self, sent: Tree, up: bool) -> Tree:
         """Return the models and the d_j; nobody uses the average, and empty slots are not sent."""
@@ -104,12 +117,18 @@ class FedFOMO(FedAvg):
         like = next(iter(params.values()))
         affinity = torch.eye(info.num_clients, dtype=like.dtype, device=like.device)
         shares = like.new_tensor(info.weights / info.weights.sum())  # of the average
-        return {
+        server = {
             "params": params,
             "affinity": affinity,
             "shares": shares,
             "round": like.new_zeros(()),
         }
+        if self.federations:
+            allowed = f"less than num_clients={info.num_clients}"
+            few = self.federations < info.num_clients
+            require(few, "algorithm.federations", self.federations, allowed)
+            server |= {k: like.new_zeros(info.num_clients) for k in ("federation", "trained")}
+        return server
 
     def client_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "before": params}
@@ -149,18 +168,36 @@ class FedFOMO(FedAvg):
         )
         # Slots without a model, in early rounds, hold the initial average and do not count.
         like, filler = server["affinity"], server["params"] | server["buffers"]
-        models = [tree.map(lambda leaf: leaf.to(like.device), kept[j]["params"]) for j in chosen]
-        models += [filler] * (self.models - len(chosen))
-        numbers = torch.tensor(chosen + [client] * (self.models - len(chosen)), device=like.device)
-        valid = (torch.arange(self.models) < len(chosen)).to(like)
+        averages = self.averages(server, kept) if self.federations else []
+        models, valid = [], []
+        for found, places in (
+            (models_of(chosen, kept, like), self.models),
+            (averages, self.slots - self.models),
+        ):
+            empty = places - len(found)
+            models += found + [filler] * empty
+            valid += [1.0] * len(found) + [0.0] * empty
+        numbers = chosen + [client] * (self.models - len(chosen))
         # The running statistics of a client that has not taken part are those of the initial model.
         first = server.get("first_buffers", server["buffers"])
         return {
             "models": tree.stack(models),
-            "numbers": numbers,
-            "valid": valid,
+            "numbers": torch.tensor(numbers, device=like.device),
+            "valid": like.new_tensor(valid),
             "first_buffers": first,
         }
+
+    def averages(self, server: Tree, kept: Mapping[int, Tree]) -> list[Params]:
+        """Return the average of each sub-federation with a trained model, and the mean of them."""
+        found = []
+        for number in range(self.federations):
+            trained = server["trained"] * (server["federation"] == number)
+            if trained.max() > 0:
+                last = torch.nonzero(trained == trained.max()).flatten()
+                models = models_of(last.tolist(), kept, server["affinity"])
+                found.append(tree.average_buffers(tree.stack(models), server["shares"][last]))
+        equal = server["affinity"].new_ones(len(found))
+        return [*found, tree.average_buffers(tree.stack(found), equal)] if found else []
 
     def chosen(
         self, server: Tree, client: int, others: np.ndarray, rng: np.random.Generator
@@ -177,8 +214,8 @@ class FedFOMO(FedAvg):
         return found
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return w_j and the changes of P, [M + 1] each with the client's own model last, and the
-        model that they lead to."""
+        """Return w_j of all candidates [slots + 1], the client's own model last, the changes of P
+        [M], and the model that the w_j lead to."""
         base, own = (ctx.personal["first_buffers"] | ctx.client[k] for k in ("before", "params"))
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
@@ -189,7 +226,7 @@ class FedFOMO(FedAvg):
             )
 
         reference, gains = loss(base), []
-        for model in [*(tree.row(ctx.personal["models"], j) for j in range(self.models)), own]:
+        for model in [*(tree.row(ctx.personal["models"], j) for j in range(self.slots)), own]:
             distance = self.norm({k: model[k] - base[k] for k in ctx.server["params"]})
             gains.append((reference - loss(model)) / torch.where(distance > 0, distance, 1.0))
         gain = torch.stack(gains) * torch.cat(
@@ -202,7 +239,7 @@ class FedFOMO(FedAvg):
         }
         start = {k: mixed(v, models[k], weights) for k, v in base.items()}
         affinity = gain / torch.where(total < SMALLEST, total + SMALLEST, total)
-        return {"weights": weights, "affinity": affinity, "start": start}
+        return {"weights": weights, "affinity": affinity[: self.models], "start": start}
 
     def norm(self, difference: Params) -> torch.Tensor:
         if self.distance == "l1":
@@ -216,9 +253,12 @@ class FedFOMO(FedAvg):
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
         own, trained = ctx.personal["first_buffers"] | ctx.client["params"], params | net.buffers()
-        message = {"change": tree.subtract(trained, own), "affinity": ctx.setup["affinity"][:-1]}
-        message |= {k: ctx.personal[k] for k in ("numbers", "valid")}
-        return message, {"params": trained, "before": ctx.setup["start"]}
+        return {
+            "change": tree.subtract(trained, own),
+            "affinity": ctx.setup["affinity"],
+            "numbers": ctx.personal["numbers"],
+            "valid": ctx.personal["valid"][: self.models],
+        }, {"params": trained, "before": ctx.setup["start"]}
 
     def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
         """Return the model that the client has trained last, with its own running statistics."""
@@ -230,6 +270,10 @@ class FedFOMO(FedAvg):
         for i, client in enumerate(round.clients):
             affinity[client].index_add_(0, messages["numbers"][i], messages["affinity"][i])
         new = {"params": average, "affinity": affinity, "round": server["round"] + 1}
+        if self.federations:
+            cohort = torch.tensor(round.clients, device=affinity.device)
+            new["trained"] = server["trained"].index_fill(0, cohort, float(new["round"]))
+            new["federation"] = divided(affinity, self.federations)
         return server | new | {"first_buffers": server.get("first_buffers", server["buffers"])}
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
@@ -246,6 +290,24 @@ class FedFOMO(FedAvg):
             else torch.maximum(v, round.buffers[k].amax(0))
             for k, v in average.items()
         }
+
+
+def models_of(clients: Sequence[int], kept: Mapping[int, Tree], like: torch.Tensor) -> list[Params]:
+    """Return the models that clients have trained last, on the device of `like`."""
+    return [tree.map(lambda leaf: leaf.to(like.device), kept[j]["params"]) for j in clients]
+
+
+def divided(affinity: torch.Tensor, number: int) -> torch.Tensor:
+    """Return the sub-federation of each client, 0 to number - 1, [K]; affinity: P [K, K]."""
+    from sklearn.cluster import SpectralClustering  # slow to import
+
+    if not affinity.isfinite().all():
+        return torch.zeros_like(affinity[0])
+    close = affinity.double().softmax(1).cpu().numpy()
+    clustering = SpectralClustering(
+        number, affinity="precomputed", assign_labels="discretize", random_state=0
+    )
+    return torch.from_numpy(clustering.fit_predict((close + close.T) / 2)).to(affinity)
 
 
 def mixed(base: torch.Tensor, models: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

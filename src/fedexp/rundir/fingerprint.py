@@ -96,6 +96,7 @@ NEUTRAL = {
     "algorithm.fisher": "old_tasks",
     "algorithm.new_model": "initial",
     "algorithm.reduction": "sum",
+    "algorithm.federations": 0,
 }
 # Options that are no more, with the value that all runs now have, and former ones had by default.
 FORMER = {"hardware.convolution": "auto"}
