@@ -239,7 +239,7 @@ def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved
         precision=precision,
         threads=None,
         chunk=None,
-        cuda_graphs=False,
+        cuda_graphs=True,
         jobs_per_gpu=1,
     )
     return hardware.resolve(vectorises=False, cohort_size=1)

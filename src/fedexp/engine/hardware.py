@@ -20,6 +20,8 @@ from fedexp.engine.processes.workers import Workers, spread
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 
+# options of the vectorised engine -> their defaults
+VECTORISED = {"chunk": None, "cuda_graphs": True}
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp64")
 ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
 SLOW, EMULATED = 1.2, 3.0  # times that bf16 takes of fp32 on a CPU, from which it is called so
@@ -104,7 +106,14 @@ class Hardware:
         )
         inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
         single = Vectorised(self.chunk, self.cuda_graphs)
-        return Resolved(device, engine, self.precision, threads, count, single, inner, why)
+        resolved = Resolved(device, engine, self.precision, threads, count, single, inner, why)
+        changed = [name for name, usual in VECTORISED.items() if getattr(self, name) != usual]
+        if changed and resolved.kind != "vectorised":
+            raise ConfigError(
+                f"hardware.{changed[0]}={getattr(self, changed[0])}: only the vectorised engine"
+                f" uses it, and this run has hardware.engine={engine}"
+            )
+        return resolved
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
         """Return the number of worker processes that are of use."""

@@ -2,7 +2,8 @@
 is there."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
+from fedexp.config.overrides import keys_in
 from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.objective import check_objective
 from fedexp.core.settings import LocalTraining, Settings
@@ -25,6 +27,57 @@ from fedexp.training import stopping
 from fedexp.training.changes import check_schedule
 
 log = logging.getLogger("fedexp")
+
+ADAPTIVE = ("server.optimizer=adam", "server.optimizer=yogi")
+SET = ("surrogate.dataset", "surrogate.fraction")
+# Options that only some runs use: key -> the values, or the keys that are set, with one of which
+# they have an effect.
+USED_WITH: Mapping[str, tuple[str, ...]] = {
+    "local.step_rounds": ("local.schedule=step",),
+    "local.lr_min": ("local.schedule=cosine",),
+    "local.lr_decay": ("local.schedule=exponential", "local.schedule=step"),
+    "local.momentum": ("local.optimizer=sgd", "local.optimizer=nesterov"),
+    "server.beta1": (*ADAPTIVE, "server.optimizer=adagrad"),
+    "server.beta2": ADAPTIVE,
+    "server.tau": (*ADAPTIVE, "server.optimizer=adagrad"),
+    "public.balanced": ("public.fraction",),
+    "surrogate.shards": SET,
+    "surrogate.server_shards": SET,
+    "surrogate.total_shards": SET,
+    "validation.per_client": ("validation.fraction",),
+    "stop.metric": ("stop.patience",),
+    "objective_direction": ("objective", "validation.fraction"),
+    "dataset.augmentation.padding_mode": ("dataset.augmentation.crop_padding",),
+}
+
+
+def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
+    """Raise ConfigError for options that were typed and that nothing in the run uses. Values that a
+    preset brings are not judged: it may be made for other choices than those of this run.
+
+    values: the resolved configuration."""
+    keys = dict.fromkeys(key for text in typed for key in keys_in(text) if key in USED_WITH)
+    wrong = [
+        f"{key}={value_at(values, key)}: only has an effect with {' or '.join(USED_WITH[key])}"
+        for key in keys
+        if value_at(values, key) is not None and not any(holds(values, c) for c in USED_WITH[key])
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def holds(values: Mapping[str, Any], condition: str) -> bool:
+    """Return whether a key has the value of `key=value`, or, of a key alone, is set."""
+    key, equals, wanted = condition.partition("=")
+    value = value_at(values, key)
+    return str(value) == wanted if equals else bool(value)
+
+
+def value_at(node: Any, key: str) -> Any:
+    """Return the value of a dotted key in nested mappings; None where there is none."""
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
 def check(built: Built, metrics: Metrics) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedexp.config.build import Built, build
+from fedexp.config.overrides import typed_now
 from fedexp.config.trust import require_named
 from fedexp.config.values import resolve
 from fedexp.rundir import checkpoint, elsewhere, files, origin
@@ -18,6 +19,7 @@ from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.replay import final_tables
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.checks import check_used
 from fedexp.training.memory import peak_memory
 from fedexp.training.opening import (
     clear_failed_attempt,
@@ -69,6 +71,8 @@ def train_run(job: Job) -> dict[str, Any]:
         if summary is not None:
             return summary
         require_named(built.tracker, job.overrides, job.directory)
+        if not goes_on or job.sweep is None:  # what has begun goes on as it was asked for
+            check_used(container, typed_now(job.overrides))
         if job.sweep is not None:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))

@@ -1,0 +1,218 @@
+"""Nothing is ignored: each key of a run, changed alone, changes what the run writes, or is refused,
+or stands in a list with the reason."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+
+from fedexp.config.options import known_keys, list_groups, list_options
+from fedexp.core.errors import ConfigError
+from fedexp.rundir import files
+from fedexp.training.checks import check_used
+from fedexp.training.job import train_run
+from fedexp.training.place import Job
+from toy_federation import CONF, composed
+
+# Two rounds of four clients with three steps each; all other values are those of conf/.
+BASE = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "rounds=2"]
+BASE += ["model.channels=[4]", "model.hidden=[8]", "local.batch_size=60", "tracker=none"]
+BASE += ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "figures.draw=false"]
+CHOICES = {"dataset": "digits", "scenario": "none", "partition": "lda", "model": "cnn"}
+CHOICES |= {"algorithm": "fedavg", "forgetting_metric": "backward_transfer", "analysis": "none"}
+CHOICES |= {"hardware": "cpu", "tracker": "none"}
+KEYS = known_keys(CONF, [])
+
+# key -> another value, with which the run writes something else
+CHANGED = {
+    "seed": "1",
+    "seeds.partition": "1",
+    "seeds.sampling": "1",
+    "seeds.training": "1",
+    "rounds": "3",
+    "num_clients": "7",
+    "participation": "0.25",
+    "cohorts.draw": "round",
+    "cohorts.path": "cohorts.json",
+    "weighting": "uniform",
+    "schedule.partition": "{2: {name: iid}}",
+    "schedule.classes": "{2: {3: 0.1}}",
+    "local.epochs": "2",
+    "local.batch_size": "50",
+    "local.optimizer": "nesterov",
+    "local.lr": "0.02",
+    "local.lr_decay": "0.5",
+    "local.schedule": "constant",
+    "local.warmup": "1",
+    "local.momentum": "0.5",
+    "local.weight_decay": "0.1",
+    "server.optimizer": "adam",
+    "public.fraction": "0.1",
+    "surrogate.fraction": "0.1",
+    "validation.fraction": "0.1",
+    "eval_interval": "2",
+    "evaluate": "[global,personal]",
+    "targets": "[0.1]",
+    "target_fractions": "[0.5]",
+    "stop.minutes": "0.00001",
+    "keep_models": "1",
+    "keep_local_models": "1",
+    "figures.draw": "true",
+    "profile": "true",
+    "hardware.precision": "fp64",
+    "scenario.rounds_per_task": "3",
+}
+SLOW = {"figures.draw", "profile"}
+# key -> another value, which is refused since nothing would use it
+REFUSED = {
+    "schedule.clients": "[0]",
+    "local.step_rounds": "1",
+    "local.lr_min": "0.001",
+    "server.lr": "0.5",
+    "server.momentum": "0.5",
+    "server.beta1": "0.5",
+    "server.beta2": "0.5",
+    "server.tau": "0.1",
+    "public.balanced": "false",
+    "surrogate.options": "{root: photos}",
+    "surrogate.classes": "[0]",
+    "surrogate.examples": "10",
+    "surrogate.shards": "1",
+    "surrogate.server_shards": "1",
+    "surrogate.total_shards": "20",
+    "validation.per_client": "true",
+    "evaluate_on": "validation",
+    "objective_direction": "max",
+    "test_views": "[plain,augmented]",
+    "stop.patience": "1",
+    "stop.metric": "test_accuracy",
+    "hardware.workers": "2",
+    "hardware.chunk": "2",
+    "hardware.cuda_graphs": "false",
+}
+# key -> why the run writes the same, and where its effect is tested
+REASONS = {
+    "checkpoint_interval": "how often the state is saved (test_checkpoint.py)",
+    "data_dir": "where data lie; digits come with scikit-learn (test_datasets.py)",
+    "dataset.data_dir": "the same",
+    "dataset.name": "what the run is called (test_trackers.py)",
+    "resume": "which run, not what it computes (e2e/test_resume.py)",
+    "objective": "read by a search (test_search.py)",
+    "augment": "switches off what digits do not have (test_augment.py)",
+    "surrogate.dataset": "FedAvg, beside methods that use it, ignores it (test_tasks.py)",
+    "figures.format": "also of pictures that are drawn later (test_figure_styles.py)",
+    "figures.titles": "also of pictures that are drawn later (test_figure_styles.py)",
+    "figures.style": "also of pictures that are drawn later (test_figure_styles.py)",
+    "hardware.device": "how fast, not what (test_engines.py)",
+    "hardware.engine": "how fast, not what (test_engines.py)",
+    "hardware.threads": "how fast, not what (test_gpus.py)",
+    "hardware.jobs_per_gpu": "of the jobs of a sweep (test_gpus.py)",
+}
+# choice of an option -> keys that nothing uses with it
+UNUSED = {
+    "local.optimizer=adam": ["local.momentum=0.9"],
+    "local.schedule=constant": ["local.lr_decay=0.99", "local.step_rounds=5", "local.lr_min=0"],
+    "local.schedule=cosine": ["local.lr_decay=0.5", "local.step_rounds=5"],
+    "local.schedule=step": ["local.lr_min=0.001"],
+    "server.optimizer=sgd": ["server.tau=0.1", "server.beta1=0.5", "server.beta2=0.5"],
+    "server.optimizer=adagrad": ["server.beta2=0.5"],
+    "dataset.augmentation.flip=true": ["dataset.augmentation.padding_mode=zero"],
+}
+
+
+def train(directory: Path, *overrides: str) -> dict[str, Any]:
+    given = [*BASE, *overrides]
+    train_run(Job(composed(*given), directory, given, CHOICES, None))
+    return outcome(directory)
+
+
+def outcome(directory: Path) -> dict[str, Any]:
+    """What a run has written, but for what was asked for, times, and where and how it was computed:
+    name of a file, and of a value or column in it -> content."""
+    found: dict[str, Any] = {p.relative_to(directory).as_posix(): 0 for p in directory.rglob("*")}
+    for path in directory.rglob("*.csv"):
+        for name, column in pd.read_csv(path, dtype=str).items():
+            found[f"{path.name} {name}"] = tuple(column.fillna(""))
+    for path in directory.glob("*.npz"):
+        for name, array in np.load(path).items():
+            found[f"{path.name} {name}"] = array.tobytes()
+    for key, value in json.loads((directory / files.SUMMARY).read_text()).items():
+        if key not in ("determinism", "hardware", "fingerprint", "seed", "seeds"):
+            found[f"summary {key}"] = json.dumps(value)
+    state = torch.load(directory / files.CHECKPOINT, weights_only=True)
+    for name, value in state["server"]["params"].items():
+        found[f"weights {name}"] = value.numpy().tobytes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory) -> tuple[dict[str, Any], set[str]]:
+    """The outcome of BASE, without what differs between two such runs, and all names in it."""
+    folder = tmp_path_factory.mktemp("usual")
+    first, second = (train(folder / name) for name in ("first", "second"))
+    return {key: value for key, value in first.items() if second[key] == value}, {*first}
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=pytest.mark.slow if key in SLOW else ()) for key in CHANGED]
+)
+def test_a_key_alone_changes_what_a_run_writes(key, usual, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("cohorts.json").write_text("[[0,1,2,3],[1,2,3,4]]")
+    same, names = usual
+    now = train(tmp_path / "run", f"{key}={CHANGED[key]}")
+    assert {*now} != names or any(now[name] != value for name, value in same.items())
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_key_that_nothing_would_use_is_refused(key, tmp_path):
+    with pytest.raises(ConfigError, match=rf"^{key}=[^\n]*$"):
+        train(tmp_path / "run", f"{'++' if key == 'surrogate.options' else ''}{key}={REFUSED[key]}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_key_is_changed_or_refused_or_has_a_reason():
+    main = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
+    hardware = yaml.safe_load((CONF / "hardware/auto.yaml").read_text(encoding="utf-8"))
+    for key in ("defaults", "hydra"):
+        del main[key]
+    known = {*keys_of(main), *keys_of({"hardware": hardware})}
+    for group in list_groups([CONF]):  # and keys that all options of a group have
+        options = {f"{group}={option}" for option in list_options(group, [CONF])}
+        known |= {key for key, brought in KEYS.items() if {*brought} >= options}
+    known = {key for key in known if not key.endswith("_target_")}
+    tables = [*CHANGED, *REFUSED, *REASONS]
+    assert sorted(tables) == sorted(known)
+
+
+def keys_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The keys of values, and of mappings that are empty."""
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from keys_of(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+@pytest.mark.parametrize("choice", UNUSED)
+def test_typed_options_that_another_choice_leaves_without_effect(choice, tmp_path):
+    """All are named at once, also where a mapping sets them; those of presets are not judged."""
+    keys = [each.partition("=")[0] for each in UNUSED[choice]]
+    with pytest.raises(ConfigError) as error:
+        train(tmp_path / "run", choice, *UNUSED[choice])
+    assert [line.partition("=")[0] for line in str(error.value).splitlines()] == keys
+
+
+def test_options_of_presets_are_not_judged():
+    values = OmegaConf.to_container(composed("dataset=digits"), resolve=True)
+    check_used(values | {"local": {**values["local"], "optimizer": "adam"}}, ["local.lr=0.1"])
+    with pytest.raises(ConfigError, match=r"only has an effect with local.schedule=cosine"):
+        check_used(values, ["local={lr: 0.1, lr_min: 0.01}"])
+    check_used(values, ["stop.metric=null", "local.momentum=0.5"])
