@@ -25,7 +25,7 @@ from fedexp.data.image_files import stratified_split
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.reader import RunDirectory
 from test_continual import TWO_TASKS
-from toy_federation import SETTINGS, make_simulation
+from toy_federation import CONF, SETTINGS, make_simulation
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -94,6 +94,7 @@ def test_the_names_are_there():
             "load_run",
             "load_sweep",
             "run",
+            "sweep",
         )
     ]
     with pytest.raises(AttributeError, match="no attribute 'load_runs'"):
@@ -280,6 +281,34 @@ def test_the_directory_of_another_run_is_left_alone(run, tmp_path):
     assert run.status == "completed"
 
 
+def test_a_cell_of_a_notebook_can_run_twice(tmp_path):
+    """overwrite=True removes the run there only once another has begun."""
+    there = tmp_path / "run"
+    first = train(there, "rounds=1")
+    (there / "models").mkdir(exist_ok=True)
+    (there / "models" / "old").touch()
+    before = first.summary["accuracy"]
+    with pytest.raises(ConfigError, match="more clients than training examples"):
+        fedexp.run([*SMALL, "rounds=1", "num_clients=2000"], directory=there, overwrite=True)
+    assert fedexp.load_run(there).summary["accuracy"] == before
+    assert os.listdir(tmp_path) == ["run"]
+    second = fedexp.run([*SMALL, "rounds=2"], directory=there, overwrite=True)
+    assert second.summary["rounds"] == 2
+    assert not (there / "models" / "old").exists()
+    assert os.listdir(tmp_path) == ["run"]
+    new = fedexp.run([*SMALL, "rounds=1"], directory=tmp_path / "new", overwrite=True)
+    assert new.summary["accuracy"] == before
+
+
+def test_what_is_not_overwritten(run, monkeypatch):
+    with pytest.raises(ConfigError, match=r"overwrite=True: goes with directory="):
+        fedexp.run(SMALL, overwrite=True)
+    monkeypatch.chdir(run.directory / "checkpoint")
+    with pytest.raises(ConfigError, match="is the working directory, or above it"):
+        fedexp.run([*SMALL, "rounds=1"], directory=run.directory, overwrite=True)
+    assert run.status == "completed"
+
+
 def test_a_finished_run_is_resumed_as_it_is(run):
     again = fedexp.run([f"resume={run.directory}"])
     assert again.directory == run.directory.absolute()
@@ -327,13 +356,23 @@ def test_a_run_that_fails_says_so_in_its_directory(tmp_path):
         assert failed.status == "failed"
         assert "the aggregation broke" in (tmp_path / "run" / "error.txt").read_text()
         assert failed.model(0).network is not None  # of the initial model, which was saved
-        with pytest.raises(ConfigError, match="lies outside fedexp"):
+        with pytest.raises(ConfigError, match=r"lies outside fedexp; .*in Python config_dir="):
             fedexp.load_run(tmp_path / "run").model(0)
     finally:
         sys.path.remove(str(tmp_path))
 
 
 # --- evaluate and export
+
+
+def test_evaluate_with_data_and_groups_of_ones_own(run, tmp_path):
+    (tmp_path / "dataset").mkdir()
+    text = (CONF / "dataset" / "digits.yaml").read_text()
+    (tmp_path / "dataset" / "my_digits.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="my_digits"):
+        fedexp.evaluate(run, "my_digits")
+    found = fedexp.evaluate(run, "my_digits", config_dir=tmp_path, data_dir=tmp_path / "a=b")
+    assert found.accuracy == pytest.approx(run.summary["accuracy"], abs=1e-12)
 
 
 def test_evaluate_finds_the_numbers_of_the_run(run, capsys, tmp_path):
@@ -667,6 +706,47 @@ def test_the_reports_of_a_sweep_have_the_personalised_test(sweep, capsys, tmp_pa
             assert own[name] == pytest.approx(
                 runs.query(f"algorithm == '{algorithm}'")[name].mean()
             )
+
+
+def test_runs_of_a_sweep_by_their_options(sweep):
+    found = fedexp.load_sweep(sweep)
+    assert found.select(algorithm="fedntd", seed=1).names == ["fedntd_1"]
+    assert found.select({"local.epochs": 1}, seed=0).names == ["fedavg_0", "fedntd_0"]
+    with pytest.raises(ConfigError, match=r"no run has seed=7; there: 0, 1, None"):
+        found.select(seed=7)
+    with pytest.raises(ConfigError, match=r"no run has algoritm=fedavg \(nearest: 'algorithm'\)"):
+        found.select(algoritm="fedavg")
+
+
+def test_objects_are_shown_in_one_line(sweep, monkeypatch):
+    monkeypatch.chdir(sweep.parent)
+    found = fedexp.load_sweep(sweep)
+    assert repr(found) == f"Sweep('{sweep.name}', 5 runs)"
+    assert repr(found["fedavg_0"]) == f"Run('{sweep.name}/fedavg_0')"
+
+
+def test_a_sweep_of_python_is_that_of_the_command_line(sweep, tmp_path, monkeypatch):
+    """The same runs as those made one by one, also where a job fails; bad input is an exception."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["a notebook"])
+    options = [*SMALL, "algorithm=fedavg,fedntd", "seed=1", "rounds=1", "evaluate=personal"]
+    made = fedexp.sweep(options, directory="multirun/mine")
+    assert sys.argv == ["a notebook"]
+    assert made.runs["algorithm"].tolist() == ["fedavg", "fedntd"]
+    alone = fedexp.load_sweep(sweep)
+    for run in made:
+        name = f"{run.config['choices']['algorithm']}_1"
+        assert run.summary["fingerprint"] == alone[name].summary["fingerprint"]
+        assert run.summary["accuracy"] == alone[name].summary["accuracy"]
+    again = fedexp.sweep([*options, "local.lr=0.05,-1"], directory="multirun/other")
+    assert sorted(again.runs["status"]) == ["completed"] * 2 + ["failed"] * 2
+    for wrong, words in [
+        (["seed=1,2", "rounds=0"], "rounds=0: must be at least 1"),
+        (["algorithm=fedavg,fedntdd"], "algorithm=fedntdd: no such option"),
+        (["seed=1,2", "--cfg=job"], "a flag of the command line"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            fedexp.sweep([*SMALL, *wrong])
 
 
 def test_load_run_of_a_sweep_points_to_load_sweep(sweep):

@@ -6,6 +6,8 @@ In Python and notebooks:
 
     run = fedexp.run(["algorithm=fedntd", "rounds=10", "tracker=none"])
     run.summary["accuracy"], run.rounds, run.class_accuracy, run.model()
+    sweep = fedexp.sweep(["algorithm=fedavg,fedntd", "seed=0,1", "tracker=none"])
+    sweep.runs, sweep.select(algorithm="fedntd", seed=0)
     fedexp.load_run("outputs/..."), fedexp.load_sweep("multirun/...")
     fedexp.evaluate(run, dataset="digits"), fedexp.export(run, "model.safetensors")
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from fedexp.analysis.evaluation import Evaluation
     from fedexp.api.directories import Run, Sweep, load_run, load_sweep
     from fedexp.api.models import evaluate, export
-    from fedexp.api.running import run
+    from fedexp.api.running import run, sweep
     from fedexp.core.errors import ConfigError
 
 __version__ = "0.1.0"
@@ -34,6 +36,7 @@ __all__ = [
     "load_run",
     "load_sweep",
     "run",
+    "sweep",
 ]
 
 _HOMES = {
@@ -46,6 +49,7 @@ _HOMES = {
     "load_run": "fedexp.api.directories",
     "load_sweep": "fedexp.api.directories",
     "run": "fedexp.api.running",
+    "sweep": "fedexp.api.running",
 }
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations  # pandas and torch take long to import
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.analysis.varying import varying_options
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, nearest, require_choice
+from fedexp.core.storage import shorten
 from fedexp.rundir import files
+from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import MARKS, RunDirectory
 from fedexp.rundir.sweeps import SweepDirectory, find_runs
 
@@ -37,6 +40,12 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_reader", RunDirectory(self.directory))
 
+    def __repr__(self) -> str:
+        return f"Run('{shorten(self.directory)}')"
+
+    def __fspath__(self) -> str:
+        return str(self.directory)
+
     @property
     def status(self) -> str:
         """Return completed, stopped, diverged, failed, damaged, running or unfinished."""
@@ -57,11 +66,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Return the results (summary.json); {} of a run that is not over."""
         found = self._reader.summary
-        return (
-            found
-            if found or not self._reader.has(files.SUMMARY)
-            else self._need(files.SUMMARY, found)
-        )
+        return self._need(files.SUMMARY, found) if self._reader.has(files.SUMMARY) else found
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -137,19 +142,18 @@ class Run:
         with trusting(self.config_dir):
             return Classifier(network_of(self._reader, round, client=client)[0]).eval()
 
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The option of each group, and all values of the configuration by their dotted keys."""
+        config = self._reader.config
+        return flatten(config) | (config.get("choices") or {})
+
     def _need(self, name: str, content: Any) -> Any:
         """Return the content of a file; raise ConfigError where there is none."""
-        if (
-            content is not None and content != {}
-            if isinstance(content, dict)
-            else content is not None
-        ):
-            return content
-        reason = next(
-            (problem.reason for problem in self._reader.unreadable if problem.file == name),
-            "is missing",
-        )
-        raise ConfigError(f"{self.directory / name}: {reason}")
+        if content is None or (isinstance(content, dict) and not content):
+            reasons = {problem.file: problem.reason for problem in self._reader.unreadable}
+            raise ConfigError(f"{self.directory / name}: {reasons.get(name, 'is missing')}")
+        return content
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,9 @@ class Sweep:
 
     directory: Path
     members: tuple[Run, ...]
+
+    def __repr__(self) -> str:
+        return f"Sweep('{shorten(self.directory)}', {plural(len(self), 'run')})"
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.members)
@@ -171,6 +178,20 @@ class Sweep:
         if name not in names:
             raise ConfigError(f"{self.directory}: no run {name}{nearest(name, names)}")
         return self.members[names.index(name)]
+
+    def select(self, options: Mapping[str, Any] | None = None, **more: Any) -> Sweep:
+        """Return the runs with these options, as in select(algorithm="fedntd", seed=0), or
+        select({"local.lr": 0.1}) where a key has a dot. Raises ConfigError where there is none."""
+        found = list(self.members)
+        for key, value in {**(options or {}), **more}.items():
+            there = {run.directory: run._options.get(key) for run in found}
+            found = [run for run in found if there[run.directory] == value]
+            if not found:
+                known = {name for run in self.members for name in run._options}
+                values = ", ".join(sorted({str(each) for each in there.values()}))
+                hint = f"; there: {values}" if key in known else nearest(key, known)
+                raise ConfigError(f"{self.directory}: no run has {key}={value}{hint}")
+        return Sweep(self.directory, tuple(found))
 
     @cached_property
     def names(self) -> list[str]:
@@ -209,17 +230,10 @@ class Sweep:
         parts = []
         for name, run in zip(self.names, self.members, strict=True):
             if (table := run._reader.rounds) is not None:
-                given = {
-                    key: value for key, value in self.options.loc[name].items() if key not in table
-                }
-                columns = {
-                    key: [value] * len(table) for key, value in ({"run": name} | given).items()
-                }
-                head = pd.DataFrame(columns, index=table.index)
+                given = {k: v for k, v in self.options.loc[name].items() if k not in table}
+                head = pd.DataFrame([{"run": name} | given] * len(table), index=table.index)
                 parts.append(pd.concat([head, table], axis=1))
-        return (
-            pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["run", "round"])
-        )
+        return pd.concat(parts or [pd.DataFrame(columns=["run", "round"])], ignore_index=True)
 
 
 def load_run(

@@ -10,6 +10,7 @@ from fedexp import __version__
 from fedexp.analysis.evaluation import Evaluation, evaluate_run
 from fedexp.analysis.networks import network_of
 from fedexp.api.directories import Run, load_run, trusting
+from fedexp.cli.arguments import literal
 from fedexp.cli.evaluate import dataset_of
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
@@ -25,29 +26,33 @@ WITH_TORCH, SAFETENSORS = (".pt", ".pth"), ".safetensors"
 
 
 def evaluate(
-    run: Run | str | os.PathLike[str],
+    run: str | os.PathLike[str],
     dataset: str | None = None,
     round: int | None = None,
     overrides: Sequence[str] = (),
     device: str = "auto",
+    config_dir: str | os.PathLike[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
     """Test the model that a run keeps of a round (None: the last) on a test set.
 
     dataset: the name of a data set, an option of the group `dataset`; None: that of the run, of all
-    its tasks. overrides: changes of it, such as ["dataset.root=photos", "data_dir=data"]. Its
-    classes are matched by their names, its images brought to the size, channels and normalisation
-    of the run's. device: auto, cpu, cuda or cuda:<number>. Raises ConfigError where model and data
-    do not fit together.
+    its tasks. overrides: changes of it, such as ["dataset.root=photos"]. Its classes are matched by
+    their names, its images brought to the size, channels and normalisation of the run's. device:
+    auto, cpu, cuda or cuda:<number>. config_dir: of your own groups, see `load_run`. data_dir:
+    where data lie now. Raises ConfigError where model and data do not fit together.
     """
-    found = run if isinstance(run, Run) else load_run(run)
+    found = run if isinstance(run, Run) and config_dir is None else load_run(run, config_dir)
     given = [*([f"dataset={dataset}"] if dataset is not None else []), *overrides]
+    if data_dir is not None:
+        given.append(f"data_dir={literal(os.fspath(data_dir))}")
     source, data_dir = dataset_of(given, found.config_dir)
     with trusting(found.config_dir):
         return evaluate_run(found._reader, source, round, device, data_dir)
 
 
 def export(
-    run: Run | str | os.PathLike[str], path: str | os.PathLike[str], round: int | None = None
+    run: str | os.PathLike[str], path: str | os.PathLike[str], round: int | None = None
 ) -> Path:
     """Write the weights of the model that a run keeps of a round (None: the last), and return the
     path.

@@ -1,18 +1,25 @@
-"""A run that Python starts, such as a notebook: Hydra's composition inside, errors as
+"""Runs and sweeps that Python starts, such as a notebook: Hydra's composition inside, errors as
 exceptions."""
 
 import os
+import shutil
+import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.api.directories import Run
-from fedexp.cli.composition import composed, plain, without_hydra
+from fedexp.api.directories import Run, Sweep, load_sweep
+from fedexp.cli.arguments import literal
+from fedexp.cli.callbacks import SweepWatch
+from fedexp.cli.composition import checked, composed, hydra_aside, listed, plain, without_hydra
 from fedexp.cli.job import holds_a_run, log_to_console, record_failure
+from fedexp.cli.main import run_hydra
+from fedexp.config import composing
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.storage import remove_if_empty
+from fedexp.rundir.lock import occupied
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -24,27 +31,87 @@ def run(
     overrides: Sequence[str] = (),
     directory: str | os.PathLike[str] | None = None,
     config_dir: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
 ) -> Run:
     """Train a run to its end in this process, as `fedexp <overrides>` does, and return it.
 
     overrides: as on the command line, such as ["algorithm=fedntd", "alpha=0.1"]; ["resume=<run
-    directory>"] goes on with a run. directory: of the run; None: as the command line chooses it,
+    directory>"] continues a run. directory: of the run; None: as the command line chooses it,
     below outputs/. config_dir: a directory of your own groups, whose classes are then trusted
-    (`--config-dir`). Raises ConfigError for bad input, and leaves nothing behind then; whatever
-    else stops the run is raised as it is, after error.txt has been written. Sweeps are for the
-    command line (`fedexp --multirun`).
+    (`--config-dir`). overwrite: a run that is in `directory` is removed once the new one has begun.
+    Raises ConfigError for bad input, and leaves everything as it was then; whatever else stops the
+    run is raised as it is, after error.txt has been written.
     """
-    given = list(overrides) if not isinstance(overrides, str) else overrides
-    if directory is not None and not isinstance(given, str):
-        from fedexp.cli.arguments import literal
-
-        given.append(f"hydra.run.dir={literal(os.fspath(Path(directory).expanduser().absolute()))}")
+    given = [*listed(overrides), *placed("hydra.run.dir", directory)]
+    if overwrite and directory is None:
+        raise ConfigError("overwrite=True: goes with directory=<of the run>")
     own = None if config_dir is None else Path(config_dir)
     log_to_console()
     with composed(given, own) as config:
         job = job_of(config)
-        train(job)
+        with making_room(job.directory) if overwrite else nullcontext():
+            train(job)
     return Run(job.directory, own)
+
+
+def sweep(
+    overrides: Sequence[str],
+    directory: str | os.PathLike[str] | None = None,
+    config_dir: str | os.PathLike[str] | None = None,
+) -> Sweep:
+    """Run the jobs of a sweep in this process, as `fedexp --multirun <overrides>` does, and return
+    its runs, also those that have failed.
+
+    overrides: such as ["algorithm=fedavg,fedntd", "seed=0,1"] or ["sweep=fedntd_table1"];
+    ["hydra/launcher=joblib"] starts processes. directory: of the sweep; None: as the command line
+    chooses it, below multirun/. Jobs that are complete there are not run again. Raises ConfigError
+    for bad input.
+    """
+    arguments = ["--multirun", *listed(overrides), *placed("hydra.sweep.dir", directory)]
+    own = None if config_dir is None else checked(Path(config_dir))
+    if own is not None:
+        arguments.append(f"--config-dir={own}")
+    watch, before = SweepWatch(), sys.argv
+    try:
+        with composing.checked(), hydra_aside():
+            run_hydra(arguments, watch)
+    finally:
+        sys.argv = before
+    if not watch.begun:
+        raise ConfigError(f"{' '.join(overrides)}: starts no job")
+    found = load_sweep(os.path.commonpath(watch.begun), own)
+    if watch.said and all(each.status == "failed" for each in found):
+        raise ConfigError("\n".join(sorted(watch.said)))
+    return found
+
+
+def placed(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
+    """Return the override that says where the results lie."""
+    if directory is None:
+        return []
+    return [f"{key}={literal(os.fspath(Path(directory).expanduser().absolute()))}"]
+
+
+@contextmanager
+def making_room(directory: Path) -> Iterator[None]:
+    """Set the run of a directory aside while the block runs; remove it once there is another."""
+    if not holds_a_run(directory):
+        yield
+        return
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise ConfigError(f"{directory}: is the working directory, or above it; not overwritten")
+    aside = directory.with_name(f".{directory.name}.overwritten")
+    with occupied(directory):
+        shutil.rmtree(aside, ignore_errors=True)
+        directory.rename(aside)
+    try:
+        yield
+    finally:
+        if holds_a_run(directory):
+            shutil.rmtree(aside)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+            aside.rename(directory)
 
 
 def job_of(config: "DictConfig") -> "Job":

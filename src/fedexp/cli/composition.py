@@ -60,8 +60,15 @@ def checked(config_dir: Path) -> Path:
 
 
 def arguments_of(overrides: Sequence[str], extra: Sequence[Path]) -> list[str]:
-    """Return the overrides as Hydra takes them; raise ConfigError for a flag, or for what starts
-    several jobs."""
+    """Return the overrides as Hydra takes them; raise ConfigError for what starts several jobs."""
+    folders = [f"--config-dir={path}" for path in extra]
+    asked = sort_out(expand_resume([*folders, *listed(overrides)]))
+    return asked.launches[0]
+
+
+def listed(overrides: Sequence[str]) -> list[str]:
+    """Return overrides that Python gives as a list; raise ConfigError for anything else, and for a
+    flag."""
     if isinstance(overrides, str):
         raise ConfigError(
             f"{overrides!r}: must be a list of overrides, such as ['algorithm=fedntd', 'rounds=5']"
@@ -72,9 +79,7 @@ def arguments_of(overrides: Sequence[str], extra: Sequence[Path]) -> list[str]:
         raise ConfigError(
             f"{flags[0]}: a flag of the command line; here only overrides (key=value) are taken"
         )
-    folders = [f"--config-dir={path}" for path in extra]
-    asked = sort_out(expand_resume([*folders, *overrides]))
-    return asked.launches[0]
+    return list(overrides)
 
 
 def compose_all(overrides: Sequence[str], extra: Sequence[Path]) -> DictConfig:

@@ -129,8 +129,9 @@ def surrogate(text: str) -> bool:
     return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def run_hydra(arguments: list[str]) -> int:
-    """Hand over to Hydra and turn what comes back into an exit code."""
+def run_hydra(arguments: list[str], watch: "SweepWatch | None" = None) -> int:
+    """Hand over to Hydra and turn what comes back into an exit code. watch: takes what becomes of
+    the sweeps."""
     import hydra
 
     from fedexp.cli.callbacks import SweepWatch
@@ -149,7 +150,7 @@ def run_hydra(arguments: list[str]) -> int:
     register_launchers(conf_directory())
     asked = sort_out(expand_resume(arguments))
     codes: list[int] = []
-    watch = SweepWatch()
+    watch = watch or SweepWatch()
 
     try:
         if asked.preview:
@@ -203,7 +204,7 @@ def say_error(error: Exception, watch: "SweepWatch", folders: list[Path]) -> int
         error,
         HydraException | OmegaConfBaseException | ValueError | yaml.YAMLError | RecursionError,
     ):
-        return say(explain(error, conf_directory(), folders))
+        raise ConfigError(explain(error, conf_directory(), folders)) from error
     if watch.running:
         (directory, launcher) = watch.running.popitem()
         if launcher != "basic":

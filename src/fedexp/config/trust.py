@@ -33,7 +33,7 @@ def require_trusted(name: str, key: str) -> None:
         return
     raise ConfigError(
         f"{key}={name}: lies outside fedexp; a class of your own is named in a yaml file of your"
-        " own directory, which --config-dir gives, and not on the command line"
+        " own directory, which --config-dir (in Python config_dir=) gives, not on the command line"
         " (docs/guide/your_own_parts.md has an example)"
     )
 
