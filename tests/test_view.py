@@ -261,6 +261,13 @@ def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
     assert runs["went_wrong"]["setting"] is None
 
 
+def test_a_command_can_be_pasted_into_a_shell(tmp_path):
+    """The run may be somebody else's."""
+    path = write_run(tmp_path / "run", {"tracker.name": "$(touch stolen); x", "seed": "1"})
+    (run,) = collect([path])["runs"]
+    assert run["command"] == "fedexp 'tracker.name=$(touch stolen); x' seed=1"
+
+
 def test_long_runs_are_thinned_and_it_is_said(tmp_path):
     (run,) = collect([write_run(tmp_path / "long", {}, rounds=700, classes=30)])["runs"]
     assert run["every"] == 3

@@ -108,12 +108,15 @@ def test_a_preset_in_the_run_directory_is_not_reached(fedexp, theirs, node, comp
             "~hydra.callbacks",
             "[",
             "a b",
+            "a \x1b]0;title\x07 b",
         ),
     ],
 )
 def test_overrides_that_no_run_has(fedexp, theirs, override):
     (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump(["rounds=1", override]))
-    refused(fedexp("resume=theirs"), "overrides.yaml")
+    answer = fedexp("resume=theirs")
+    refused(answer, "overrides.yaml")
+    assert answer.err.rstrip("\n").isprintable()
 
 
 def test_a_directory_without_a_run_is_refused_before_anything_is_composed(

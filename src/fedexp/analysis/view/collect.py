@@ -5,6 +5,7 @@ import base64
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -173,7 +174,8 @@ def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
     report = error_of(run)
     return {
         "seed": run.config.get("seed", run.summary.get("seed")),
-        "overrides": run.overrides,
+        # quoted: it may be pasted into a shell, and the run may be somebody else's
+        "command": shlex.join(["fedexp", *run.overrides]) if run.overrides else "",
         "problems": problems_of(run),
         "error": report and report.strip()[-2000:],
         "summary": {name: plain(run.summary[name]) for name in SHOWN if name in run.summary},
@@ -357,9 +359,8 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
     named = tidy.assign(column=layout.column_names(tidy))
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for (method, column), group in named.groupby(["method", "column"], sort=False):
-        cells.setdefault(str(method), {})[str(column)] = [
-            cell(row) for row in group.to_dict("records")
-        ]  # type: ignore[arg-type]
+        rows: list[dict[str, Any]] = group.to_dict("records")  # type: ignore[assignment]
+        cells.setdefault(str(method), {})[str(column)] = [cell(row) for row in rows]
     return common | {
         "caption": (
             f"{aggregate.verdicts(found.tidy)} Rule: {found.sweep.rule}. {compare.TOLERANCES}"

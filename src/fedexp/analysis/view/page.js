@@ -462,7 +462,7 @@ function drawTables() {
 
 const differing = data.keys.filter((key) => key.of);
 const valueOf = (key, i) => (key.of ? (key.of[i] < 0 ? null : key.values[key.of[i]]) : key.values[0]);
-const searchable = data.runs.map((run, i) => [run.name, run.status, data.methods[run.method], data.settings[run.setting], `seed=${run.seed}`, ...run.overrides,
+const searchable = data.runs.map((run, i) => [run.name, run.status, data.methods[run.method], data.settings[run.setting], `seed=${run.seed}`, run.command,
   ...run.problems, ...differing.map((key) => `${key.key}=${valueOf(key, i)}`)].join("\n").toLowerCase());
 
 function drawRuns() {
@@ -523,7 +523,7 @@ function details(i) {
     make("div", { class: "head" }, make("h2", {}, run.name), chip(run.status), make("button", { type: "button", onclick: () => dialog.close() }, "Close")),
     ...run.problems.map((problem) => make("p", { class: "chip failed" }, problem)),
     run.error ? make("pre", {}, run.error) : "",
-    run.overrides.length ? make("pre", {}, `fedexp ${run.overrides.join(" ")}`) : "",
+    run.command ? make("pre", {}, run.command) : "",
     make("h3", {}, "Result"), result(true),
     make("div", { class: "head" }, make("h3", {}, "Configuration, what differs first"), make("label", {}, "Find ", search)), make("div", { class: "keys" }, keys),
     make("h3", {}, "Software and hardware"), result(false),
