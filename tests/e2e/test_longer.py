@@ -12,6 +12,7 @@ from helpers import SMALL, assert_same_run
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.rundir.elsewhere import noted
 from fedexp.training import extension
 
 RUN = ("algorithm=scaffold", *SMALL)
@@ -174,10 +175,37 @@ def test_rounds_that_a_run_cannot_be_given_are_refused(fedexp, tmp_path):
     assert (fewer.code, "is at round 2 already" in fewer.err) == (2, True)
     other = fedexp("resume=run", "rounds=3", "local.lr=0.1")
     assert (other.code, "local.lr: " in other.err) == (2, True)
-    (tmp_path / "multirun.yaml").write_text("{}\n")
-    swept = fedexp("resume=run", "rounds=3")
-    assert (swept.code, "belongs to a sweep" in swept.err) == (2, True)
     assert (tmp_path / "run/summary.json").read_bytes() == before
+
+
+def test_a_job_of_a_sweep_is_given_more_rounds_where_it_is(fedexp, tmp_path):
+    """The sweep's command counts it as it is, and with these rounds finds it; so does another
+    sweep, whose note of the run with fewer rounds no longer holds."""
+    seeds = (*RUN, "seed=0,1")
+    sweep = ("--multirun", *seeds, "hydra.sweep.dir=multirun/a")
+    other = ("--multirun", *seeds, "hydra.sweep.dir=multirun/b")
+    assert fedexp(*sweep, "rounds=1").code == fedexp(*other, "rounds=1").code == 0
+    first, second = sorted(path.parent for path in (tmp_path / "multirun/a").glob("*/rounds.csv"))
+    in_b = tmp_path / "multirun/b" / first.name
+    assert noted(in_b) == first
+    answer = fedexp(f"resume={first}", "rounds=2")
+    assert (answer.code, summary_of(first)["rounds"]) == (0, 2), answer.err
+    assert noted(in_b) is None
+    same = fedexp(*sweep, "rounds=1")
+    assert same.code == 0, same.err
+    assert f"{first.name}: counts as it was resumed: rounds: 2 there, 1 asked for" in same.err
+    assert summary_of(first)["rounds"] == 2
+    table = pd.read_csv(tmp_path / "multirun/a/table.csv")
+    assert table["n"].tolist() == [1, 1]
+    assert len({row for row in table.iloc[:, 0] if "rounds=" in row}) == 2
+    more = fedexp(*sweep, "rounds=2")
+    assert more.code == 0, more.err
+    runs = {path.parent for path in (tmp_path / "multirun/a").glob("*/rounds.csv")}
+    (third,) = runs - {first, second}
+    assert (summary_of(third)["seed"], summary_of(third)["rounds"]) == (1, 2)
+    assert summary_of(second)["rounds"] == 1
+    assert fedexp(*other, "rounds=1").code == 0
+    assert summary_of(in_b)["rounds"] == 1  # run anew
 
 
 def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_path):

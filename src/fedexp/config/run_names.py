@@ -1,27 +1,33 @@
 """The name of a job's directory below that of its sweep, which follows from its fingerprint."""
 
 import hashlib
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedexp.rundir.fingerprint import short_hash
+from fedexp.rundir import origin
+from fedexp.rundir.fingerprint import fingerprint
 
 
 def run_name(root: DictConfig) -> str:
     """Return <dataset>_<partition>_<algorithm>_seed<seed>_<hash>: the directory of a job below that
-    of its sweep, the same whatever else the sweep holds. root: the composed configuration with its
-    node `hydra`."""
+    of its sweep, the same whatever else the sweep holds; or the name of a job there that has become
+    this run by more rounds. root: the composed configuration with its node `hydra`."""
     from fedexp.config.values import resolve
     from fedexp.core.errors import ConfigError
 
     choices, overrides = root.hydra.runtime.choices, root.hydra.overrides.task
     own = OmegaConf.masked_copy(root, [str(key) for key in root if key != "hydra"])
     seed = OmegaConf.select(root, "seed", default="", throw_on_resolution_failure=False)
+    start = f"{choices.dataset}_{choices.partition}_{choices.algorithm}_seed{seed}_"
     try:
-        digits = short_hash(resolve(own))
+        identity = fingerprint(resolve(own))
     except ConfigError:  # the job itself will say what is wrong
-        digits = hashlib.sha256("\n".join(map(str, overrides)).encode()).hexdigest()[:8]
-    return f"{choices.dataset}_{choices.partition}_{choices.algorithm}_seed{seed}_{digits}"
+        return start + hashlib.sha256("\n".join(map(str, overrides)).encode()).hexdigest()[:8]
+    sweep, name = Path(str(root.hydra.sweep.dir)), start + identity.partition(":")[2][:8]
+    others = [] if (sweep / name).is_dir() else sorted(sweep.glob(f"{start}*"))
+    same = (each.name for each in others if origin.read(each).get("fingerprint") == identity)
+    return next(same, name)
 
 
 def register() -> None:

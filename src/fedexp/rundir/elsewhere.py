@@ -120,15 +120,21 @@ def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:
     """Write into the directory of a job which run stands for it."""
     text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
     storage.write_atomically(directory / ".hydra" / "overrides.yaml", text)
-    storage.write_json(directory / NOTE, {"run": os.path.relpath(other, directory)})
+    run = {"run": os.path.relpath(other, directory)} | origin.fingerprint_of(other)
+    storage.write_json(directory / NOTE, run)
 
 
 def noted(directory: Path) -> Path | None:
-    """Return the finished run that stands for the job of this directory, as noted there."""
+    """Return the finished run that stands for the job of this directory, as noted there; None
+    where it has since been given more rounds."""
     try:
-        other = contents.read_json(directory / NOTE).get("run")
+        found = contents.read_json(directory / NOTE)
     except contents.Damaged:
         return None
+    other = found.get("run")
     if not isinstance(other, str) or finished_summary(directory / other) is None:
+        return None
+    now = origin.fingerprint_of(directory / other)["fingerprint"]
+    if found.get("fingerprint", now) != now:
         return None
     return Path(os.path.normpath(directory / other))

@@ -63,11 +63,6 @@ def check(directory: Path, before: Mapping[str, Any], container: Mapping[str, An
             )
     if run.diverged:
         raise ConfigError(f"{given}: the run there has diverged")
-    if (directory.parent / "multirun.yaml").is_file():
-        raise ConfigError(
-            f"{given}: the run there belongs to a sweep, whose command would not find it any more;"
-            " copy the directory and resume the copy"
-        )
 
 
 def contents(directory: Path, container: Mapping[str, Any]) -> dict[str, bytes]:

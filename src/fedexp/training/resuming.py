@@ -56,7 +56,7 @@ def find_start(
     if (
         summary is None
         or not is_over(summary, built.stop, resumed)
-        or extension.asked(job.directory, container)
+        or (job.sweep is None and extension.asked(job.directory, container))
     ):
         return True, None
     if built.figures.draw:
@@ -111,10 +111,13 @@ def check_new(directory: Path) -> None:
 
 def check_resume(directory: Path, container: Mapping[str, Any], alone: bool = False) -> None:
     """Make sure that the run there was begun with this configuration; alone: not as a job of a
-    sweep, so that it may be given more rounds."""
+    sweep, so that it may be given more rounds. A job that has been given some counts with them."""
     differing = origin.differences(directory, read_config(directory), container)
-    if alone and differing and extension.allows(differing):
+    if differing and alone and extension.allows(differing):
         extension.check(directory, read_config(directory), container)
+    elif extension.allows(differing) and finished_summary(directory) is not None:
+        for line in differing:
+            log.warning("%s: counts as it was resumed: %s", directory.name, line)
     elif differing:
         raise ConfigError(
             f"resume={directory}: the run there has another configuration:\n  "
