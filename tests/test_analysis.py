@@ -627,8 +627,8 @@ def test_pictures_of_a_setting():
     other = SimpleNamespace(analyses={}, history=None, has=lambda column: False)
     curve = np.array([0, 1]), np.array([[0.1, 0.6]])
     methods = [
-        SimpleNamespace(label=label, files=[file], curve=lambda column: curve)
-        for label, file in (("one", measured), ("two", other))
+        SimpleNamespace(label=label, files=[file], curve=lambda column: curve, number=number)
+        for number, (label, file) in enumerate((("one", measured), ("two", other)))
     ]
     setting = SimpleNamespace(title="a setting", methods=methods)
     drawn = {name: draw(setting) for name, draw in draw_measured.pictures(setting)}

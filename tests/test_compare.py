@@ -240,7 +240,7 @@ def test_rounds_to_the_measured_and_to_the_printed_target(tmp_path):
     mark(tmp_path, "flashback_table1")
     write_tables(tmp_path)
     table = pd.read_csv(tmp_path / "rounds_to_target.csv")
-    rows = {(row["run"].split()[2], row["target"]): row for _, row in table.iterrows()}
+    rows = {(row["method"], row["target"]): row for _, row in table.iterrows()}
     assert rows["fedavg", "measured"]["A"] == pytest.approx(0.57)
     assert rows["fedavg", "printed"]["A"] == 0.5
     assert [rows[name, "measured"]["rounds_to_0.75A"] for name in ("fedavg", "flashback")] == [4, 2]
@@ -396,7 +396,7 @@ def test_tables_of_a_named_sweep(tmp_path, capsys):
     text = (folder / "table.md").read_text()
     assert text in capsys.readouterr().out
     assert "50 printed values: 48 not run, 2 within." in text
-    ruled, plain = [line for line in text.splitlines() if line.startswith("| FedAvg |")]
+    ruled, plain, _ = [line for line in text.splitlines() if line.startswith("| FedAvg |")]
     # 0.6 x 30 + 0.4 x 41; two errors of it are 7.78 points
     assert "| 34.40* (0.60*) [40.14 (0.59)] |" in ruled
     assert "| [34.49 (0.64)] |" in ruled  # not run
@@ -418,12 +418,12 @@ def test_tables_of_any_sweep(tmp_path):
     make_run(tmp_path, ["algorithm=fedntd", "seed=2", "rounds=9"], [0.1], status="failed")
     names = {path.name for path in write_tables(tmp_path)}
     assert names == {"table.csv", "table.md", "table.tex", "rounds_to_target.csv"}
-    table = pd.read_csv(tmp_path / "table.csv").set_index("run")
+    table = pd.read_csv(tmp_path / "table.csv").set_index("method")
     assert table["n"].tolist() == [2, 2]
-    assert table.loc["cifar10 p fedavg", "accuracy"] == pytest.approx(0.77)
-    assert table.loc["cifar10 p fedavg", "accuracy_std"] == pytest.approx(0.01 * 2**0.5)
-    targets = rounds_to_targets(load_runs(tmp_path), {}).set_index("run")
-    fedavg, fedntd = (targets.loc[f"cifar10 p {name}"] for name in ("fedavg", "fedntd"))
+    assert table.loc["fedavg", "accuracy"] == pytest.approx(0.77)
+    assert table.loc["fedavg", "accuracy_std"] == pytest.approx(0.01 * 2**0.5)
+    targets = rounds_to_targets(load_runs(tmp_path), {}).set_index("method")
+    fedavg, fedntd = (targets.loc[name] for name in ("fedavg", "fedntd"))
     assert fedavg["A"] == pytest.approx(0.76)
     assert fedavg[["rounds_to_0.75A", "rounds_to_0.9A", "rounds_to_1A"]].tolist() == [2, 3.5, 4]
     assert fedntd[["rounds_to_0.75A", "rounds_to_0.9A"]].tolist() == [1, 2.5]
@@ -583,10 +583,10 @@ def test_a_run_that_diverged_reaches_no_target(tmp_path):
     make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.4, 0.8])
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=1e6"], [0.1, 0.1], status="diverged")
     write_tables(tmp_path)
-    table = pd.read_csv(tmp_path / "rounds_to_target.csv").set_index("run")
-    assert table.loc["cifar10 p fedntd", ["A", "rounds_to_1A"]].tolist() == pytest.approx(
+    table = pd.read_csv(tmp_path / "rounds_to_target.csv").set_index(["setting", "method"])
+    assert table.loc[("cifar10 p", "fedntd"), ["A", "rounds_to_1A"]].tolist() == pytest.approx(
         [0.95 * 0.8, 2]
     )
     rounds = [f"rounds_to_{factor}A" for factor in ("0.75", "0.9", "1")]
-    assert table.loc["cifar10 p fedavg", rounds].isna().all()
-    assert table.loc["cifar10 p fedavg local.lr=1e6", ["A", *rounds]].isna().all()
+    assert table.loc[("cifar10 p", "fedavg"), rounds].isna().all()
+    assert table.loc[("cifar10 p local.lr=1e6", "fedavg"), ["A", *rounds]].isna().all()

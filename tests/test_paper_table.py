@@ -8,15 +8,10 @@ import pytest
 
 from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.compare import load_runs
-from fedexp.analysis.paper_table import (
-    Layout,
-    escape,
-    form,
-    is_accuracy,
-    latex,
-    less_is_better,
-    ordered,
-)
+from fedexp.analysis.measures import form, is_accuracy, less_is_better
+from fedexp.analysis.naming import displayed, ordered
+from fedexp.analysis.paper_table import Layout, escape, grid_of
+from fedexp.analysis.paper_table import latex as latex_of
 from fedexp.analysis.report import main
 from fedexp.core.errors import ConfigError
 from test_sweep_figures import make_run
@@ -32,6 +27,10 @@ def make(folder, results):
             status = "completed" if accuracy is not None else "diverged"
             values = {"accuracy": accuracy or 0.1, "forgetting": forgetting, "status": status}
             make_run(folder, overrides.split(), seed, **values)
+
+
+def latex(runs, layout):
+    return latex_of(grid_of(runs, layout))
 
 
 def body(text: str) -> list[list[str]]:
@@ -58,17 +57,17 @@ def test_methods_as_rows_and_metrics_as_columns(tmp_path):
     text = latex(load_runs(tmp_path), Layout())
     assert body(text) == [
         ["", r"Accuracy (\%)", "Forgetting"],
-        ["fedavg", r"55.00 $\pm$ 7.07", r"0.300 $\pm$ 0.000"],
-        ["fedntd", r"\textbf{70.00 $\pm$ 0.00}", r"0.200 $\pm$ 0.000"],
+        ["FedNTD", r"\textbf{70.00 $\pm$ 0.00}", r"0.200 $\pm$ 0.000"],
+        ["FedAvg", r"55.00 $\pm$ 7.07", r"0.300 $\pm$ 0.000"],
         [
-            "fedprox mu=0.1",
+            "FedProx mu=0.1",
             r"40.00\textsuperscript{\textdagger}",
             r"\textbf{0.100}\textsuperscript{\textdagger}",
         ],
-        ["fedprox mu=1.0", "diverged", "diverged"],
+        ["FedProx mu=1.0", "diverged", "diverged"],
     ]
     assert "without the seeds that diverged" in text
-    said = "Mean and standard deviation over 2 seeds; best in bold."
+    said = "Mean ± standard deviation over 2 seeds; best in bold."
     assert text.splitlines()[0] == f"% Needs the package booktabs. {said}"
 
 
@@ -91,12 +90,13 @@ def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
     )
     assert body(latex(load_runs(tmp_path), Layout(metrics=("accuracy",)))) == [
         [r"Accuracy (\%)", "alpha=0.5", "alpha=10"],  # by value
-        ["fedavg", r"60.00 $\pm$ 0.00", r"\textbf{80.00 $\pm$ 0.00}"],
-        ["fedntd", r"\textbf{65.00 $\pm$ 0.00}", r"70.00 $\pm$ 0.00"],
+        # by the mean of a row, 70 and 67.5
+        ["FedAvg", r"60.00 $\pm$ 0.00", r"\textbf{80.00 $\pm$ 0.00}"],
+        ["FedNTD", r"\textbf{65.00 $\pm$ 0.00}", r"70.00 $\pm$ 0.00"],
     ]
     transposed = body(latex(load_runs(tmp_path), Layout(metrics=("accuracy",), transpose=True)))
     assert transposed == [
-        [r"Accuracy (\%)", "fedavg", "fedntd"],
+        [r"Accuracy (\%)", "FedAvg", "FedNTD"],
         # the best method of each setting still
         ["alpha=0.5", r"60.00 $\pm$ 0.00", r"\textbf{65.00 $\pm$ 0.00}"],
         ["alpha=10", r"\textbf{80.00 $\pm$ 0.00}", r"70.00 $\pm$ 0.00"],
@@ -105,8 +105,8 @@ def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
     assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=10}" in both
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in both
     rows = body(latex(load_runs(tmp_path), Layout(metrics=("accuracy",), rows=("alpha",))))
-    assert [row[0] for row in rows] == [r"Accuracy (\%)", "alpha=0.5", "alpha=10"]
-    assert rows[0][1:] == ["fedavg", "fedntd"]
+    assert [row[0] for row in rows] == [r"Accuracy (\%)", "alpha=10", "alpha=0.5"]
+    assert rows[0][1:] == ["FedAvg", "FedNTD"]
 
 
 def test_rows_in_the_order_asked_for(tmp_path):
@@ -115,9 +115,12 @@ def test_rows_in_the_order_asked_for(tmp_path):
     def first(sort):
         return [row[0] for row in body(latex(load_runs(tmp_path), Layout(sort=sort)))][1:]
 
-    assert first("accuracy") == ["fedntd", "fedavg", "fedprox mu=0.1", "fedprox mu=1.0"]
+    assert (
+        first("") == first("accuracy") == ["FedNTD", "FedAvg", "FedProx mu=0.1", "FedProx mu=1.0"]
+    )
     # less is better
-    assert first("forgetting") == ["fedprox mu=0.1", "fedntd", "fedavg", "fedprox mu=1.0"]
+    assert first("forgetting") == ["FedProx mu=0.1", "FedNTD", "FedAvg", "FedProx mu=1.0"]
+    assert first("name") == ["FedAvg", "FedNTD", "FedProx mu=0.1", "FedProx mu=1.0"]
     with pytest.raises(ConfigError, match=r"--sort acuracy: no run has it \(nearest: 'accuracy'\)"):
         first("acuracy")
 
@@ -193,8 +196,8 @@ def test_a_named_sweep_keeps_the_table_beside_the_print_unless_asked(tmp_path):
     write_tables(tmp_path, asked=Layout(metrics=("accuracy",)))
     assert [row[0] for row in body((tmp_path / "table.tex").read_text())] == [
         "",
-        "fedavg",
-        "fedntd",
+        "FedAvg",
+        "FedNTD",
     ]
 
 
@@ -203,12 +206,22 @@ def test_names_are_escaped_and_sorted_by_value():
         escape("a_b & 5% #1 {x} $y^2~\\")
         == r"a\_b \& 5\% \#1 \{x\} \$y\textasciicircum{}2\textasciitilde{}\textbackslash{}"
     )
-    assert ordered([("mu=10",), ("mu=9",), (None,), ("mu=0.5",)]) == (
-        (None,),
-        ("mu=0.5",),
-        ("mu=9",),
-        ("mu=10",),
-    )
+    assert ordered(["mu=10", "mu=9", "", "mu=0.5"]) == ["", "mu=0.5", "mu=9", "mu=10"]
+
+
+def test_names_as_they_are_shown():
+    """Methods by their papers' names, numbers that a search has drawn with three digits, or with as
+    many as keep them apart. What a user types is short enough."""
+    assert displayed(["fedavg", "moon mu=0.00125", "cfed_c", "mine"]) == [
+        "FedAvg",
+        "MOON mu=0.00125",
+        "CFeD(C)",
+        "mine",
+    ]
+    drawn = ["local.lr=0.001132477255572942", "local.lr=1.5273e-05", "local.lr=0.1"]
+    assert displayed(drawn) == ["local.lr=0.00113", "local.lr=1.53e-05", "local.lr=0.1"]
+    close = ["lr=0.09549316466201994", "lr=0.09552814783286914"]
+    assert displayed(close) == ["lr=0.09549", "lr=0.09553"]
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from fedexp.analysis import draw_sweep, sweep_figures
-from fedexp.analysis.aggregate import write_report
+from fedexp.analysis.aggregate import write_report, write_tables
 from fedexp.analysis.compare import load_runs
+from fedexp.analysis.view.collect import collect
 from fedexp.metrics.forgetting import local_round_drop, round_drop
 from test_figures import make_run as make_files
 
@@ -85,11 +86,11 @@ def test_methods_stand_side_by_side_in_each_setting(tmp_path):
     found = settings(tmp_path)
     assert list(found) == ["fedntd/cifar10_s2", "fedntd/mnist_s2", "fedntd/mnist_s2 rounds=5"]
     assert methods(found["fedntd/mnist_s2"]) == {
-        "fedavg": 2,
-        "fedntd": 2,
-        "fednova variant=ccvr": 2,
+        "FedAvg": 2,
+        "FedNova variant=ccvr": 2,
+        "FedNTD": 2,
     }
-    assert methods(found["fedntd/mnist_s2 rounds=5"]) == {"fedavg": 1}
+    assert methods(found["fedntd/mnist_s2 rounds=5"]) == {"FedAvg": 1}
     assert [run.summary["seed"] for run in found["fedntd/mnist_s2"].methods[0].runs] == [0, 1]
     assert found["fedntd/mnist_s2"].title == "fedntd/mnist_s2, participation=0.2"
 
@@ -98,8 +99,8 @@ def test_one_algorithm_s_options_are_its_methods(tmp_path):
     for lr in (0.1, 0.01):
         make_run(tmp_path, [f"local.lr={lr}"])
     assert methods(settings(tmp_path)["digits lda"]) == {
-        "fedavg local.lr=0.1": 1,
-        "fedavg local.lr=0.01": 1,
+        "FedAvg local.lr=0.01": 1,
+        "FedAvg local.lr=0.1": 1,
     }
 
 
@@ -120,7 +121,46 @@ def test_curves_are_mean_and_standard_deviation(tmp_path):
         np.testing.assert_allclose(
             [edges.min(), edges.max()], both.mean(0)[r] + [-spread[r], spread[r]], rtol=1e-9
         )
-    assert figure.legends[0].get_texts()[0].get_text() == "fedntd (1 of 2 diverged), n=2"
+    (legend,) = figure.legends
+    assert legend.get_texts()[0].get_text() == "FedNTD (1 of 2 diverged)"
+    assert legend.get_title().get_text() == "mean ± standard\ndeviation, n=2"
+
+
+def test_a_spread_is_named_where_there_is_one(tmp_path):
+    """With one seed nothing is said; where numbers of seeds differ, each curve says its own."""
+    make_run(tmp_path, ["algorithm=fedavg"])
+    make_run(tmp_path, ["algorithm=fedntd"])
+
+    def shown():
+        (setting,) = settings(tmp_path).values()
+        (legend,) = draw_sweep.curves(setting).legends
+        texts = [text.get_text() for text in legend.get_texts()]
+        return legend.get_title().get_text(), texts
+
+    assert shown() == ("", ["FedAvg", "FedNTD"])
+    make_run(tmp_path, ["algorithm=fedntd"], 1)
+    assert shown() == ("mean ± standard\ndeviation", ["FedAvg, n=1", "FedNTD, n=2"])
+
+
+def test_a_method_has_one_colour_in_all_figures_of_a_sweep(tmp_path):
+    """FedAvg comes second in one setting and is a baseline of FedNTD's parameter."""
+    for alpha in (0.1, 1):
+        if alpha == 1:
+            make_run(tmp_path, [f"alpha={alpha}", "algorithm=ditto"])
+        for beta in (0.3, 3):
+            make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedntd", f"algorithm.beta={beta}"])
+        make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedavg"])
+    runs = load_runs(tmp_path)
+    colours = {}
+    for name, figure in sweep_figures.pictures(runs):
+        if "class_accuracy" not in name:
+            for axes in figure.axes:
+                for line in axes.lines:
+                    if "Fed" in str(line.get_label()):
+                        colours.setdefault(line.get_label(), set()).add(line.get_color())
+    assert set(colours) == {"FedAvg", "FedNTD beta=0.3", "FedNTD beta=3"}
+    assert all(len(each) == 1 for each in colours.values())
+    assert len(set.union(*colours.values())) == 3
 
 
 @pytest.mark.slow
@@ -132,7 +172,8 @@ def test_heat_maps_have_the_lowest_seed_of_every_method_and_one_scale(tmp_path):
     (setting,) = settings(tmp_path).values()
     figure = draw_sweep.class_accuracy(setting, normalised=False)
     maps = [axes for axes in figure.axes if axes.get_title()]
-    assert [axes.get_title() for axes in maps] == [f"{name}, seed 0" for name in runs]
+    shown = ["FedAvg", "FedNTD", "FedProx", "MOON", "SCAFFOLD"]
+    assert [axes.get_title() for axes in maps] == [f"{name}, seed 0" for name in shown]
     for axes, accuracies in zip(maps, runs.values(), strict=True):
         image = axes.collections[0]
         np.testing.assert_array_equal(image.get_array(), accuracies[0].T)
@@ -151,7 +192,7 @@ def test_distributions_of_round_forgetting(tmp_path):
     accuracy = make_run(tmp_path, ["algorithm=fedavg"], local=True)
     make_run(tmp_path, ["algorithm=fedntd"])
     (setting,) = settings(tmp_path).values()
-    whole, local = draw_sweep.round_forgetting(setting).axes
+    whole, local = draw_sweep.round_forgetting([setting], setting.title).axes
     np.testing.assert_array_equal(whole.lines[0].get_xdata()[1:], np.sort(round_drop(accuracy)))
     assert (len(whole.lines), len(local.lines)) == (2, 1)
     saved = np.load(tmp_path / "run00" / "local_class_accuracy.npz")["accuracy"]  # [T, S, C]
@@ -178,33 +219,130 @@ def test_accuracy_and_forgetting_against_a_parameter(tmp_path):
     )
     assert (beta.key, tau.key) == ("algorithm.beta", "algorithm.tau")
     (line,) = beta.lines
-    assert line.name == "fedntd"
+    assert line.name == "FedNTD"
     assert {x: len(runs) for x, runs in line.points.items()} == {0.3: 2, 1: 2, 3: 2}
-    assert [method.name for method in beta.baselines] == ["fedavg"]
+    assert [method.name for method in beta.baselines] == ["FedAvg"]
     above, below = draw_sweep.parameter(beta).axes
-    points, dotted = above.lines[0], above.lines[-1]
+    points, dotted, best = above.lines[0], *above.lines[-2:]
     assert points.get_xdata().tolist() == [0.3, 1, 3]
     np.testing.assert_allclose(points.get_ydata(), [0.55, 0.75, 0.65], rtol=1e-12)
     assert (dotted.get_linestyle(), dotted.get_ydata()[0]) == (":", 0.3)
     np.testing.assert_allclose(below.lines[0].get_ydata(), [0.03, 0.1, 0.3])
+    assert (best.get_label(), best.get_xdata()[0]) == ("best", 1)
+    assert below.lines[-1].get_xdata()[0] == 0.3, "less forgetting is better"
     assert above.get_xscale() == "log"
 
 
-def test_a_stream_of_tasks_has_the_curves_of_its_own_measures(tmp_path):
-    make_run(tmp_path, ["algorithm=cfed"])
-    directory = tmp_path / "run00"
-    table = pd.read_csv(directory / "rounds.csv")
-    table["average_accuracy"], table["new_task_accuracy"] = (
-        [np.nan, 0.1, 0.2, 0.3],
-        [np.nan, 0.4, 0.5, 0.6],
+def make_stream(folder, overrides, average, forgetting):
+    """A run of two tasks of two rounds each; its accuracy and F rank the other way round."""
+    make_run(
+        folder,
+        [*overrides, "scenario=class_incremental"],
+        rounds=4,
+        average_accuracy=average[-1],
+        task_forgetting=forgetting,
+        accuracy=1 - average[-1],
+        forgetting=1 - forgetting,
     )
+    directory = sorted(folder.glob("run*"))[-1]
+    table = pd.read_csv(directory / "rounds.csv")
+    table["task"] = [0, 1, 1, 2, 2]
+    table["average_accuracy"] = [np.nan, *average]
+    table["task_forgetting"] = [np.nan, np.nan, np.nan, forgetting, forgetting]
     table.to_csv(directory / "rounds.csv", index=False)
-    rows = [{"round": r, "task": min(r, 1), "evaluated_task": 1, "accuracy": 0.5} for r in range(4)]
+    rows = [
+        {"round": r, "task": (r + 1) // 2, "evaluated_task": t, "accuracy": 0.5}
+        for r in range(5)
+        for t in (1, 2)
+    ]
     pd.DataFrame(rows).to_csv(directory / "tasks.csv", index=False)
+
+
+def test_a_stream_of_tasks_has_the_same_measures_in_figure_table_and_page(tmp_path):
+    """They rank the methods as one: CFeD has the better average accuracy, FedAvg the better F."""
+    make_stream(tmp_path, ["algorithm=cfed"], [0.1, 0.2, 0.3, 0.6], 0.25)
+    make_stream(tmp_path, ["algorithm=fedavg"], [0.1, 0.2, 0.3, 0.4], 0.5)
     (setting,) = settings(tmp_path).values()
     above, below = draw_sweep.curves(setting).axes
-    assert above.lines[0].get_ydata().tolist() == [0.1, 0.2, 0.3]
-    assert below.lines[0].get_ydata().tolist() == [0.4, 0.5, 0.6]
+    assert above.lines[0].get_ydata().tolist() == [0.1, 0.2, 0.3, 0.6]
+    assert below.lines[0].get_ydata().tolist() == [0.25, 0.25]
+    assert [line.get_xdata()[0] for line in above.lines if line.get_linestyle() == ":"] == [2.5]
+    write_tables(tmp_path)
+    first, second = (tmp_path / "table.md").read_text().splitlines()[4:8:3]
+    assert first == "| | Average accuracy (%) | Task forgetting |"
+    assert second == "| FedAvg | 40.00 | 0.500 |"
+    assert collect([tmp_path])["measures"][:2] == ["average_accuracy", "task_forgetting"]
+
+
+def test_a_parameter_of_a_stream_is_shown_by_the_measures_of_tasks(tmp_path):
+    """By the test accuracy and F, the larger rate would be the better one."""
+    for lr, average in ((0.1, 0.6), (0.2, 0.4)):
+        overrides = ["algorithm=cfed", f"local.lr={lr}"]
+        make_stream(tmp_path, overrides, [0.1, 0.2, 0.3, average], 1 - average)
+    (sweep,) = sweep_figures.parameter_sweeps(load_runs(tmp_path))
+    above, below = draw_sweep.parameter(sweep).axes
+    assert above.get_ylabel() == "average accuracy of the tasks"
+    assert above.lines[0].get_ydata().tolist() == [0.6, 0.4]
+    assert below.lines[0].get_ydata().tolist() == pytest.approx([0.4, 0.6])
+
+
+def make_search(folder):
+    """Four trials, tested on the validation set alone; the last was stopped after one round."""
+    for lr, value in ((0.0953, 0.7), (0.001132477255572942, 0.5), (0.01, 0.6), (0.03, 0.9)):
+        stopped = {"status": "stopped", "stopped": {"by": "search"}} if lr == 0.03 else {}
+        values = {"validation_accuracy": value, "validation_forgetting": 1 - value}
+        make_run(folder, ["validation.fraction=0.1", f"local.lr={lr}"], **values | stopped)
+    for directory in folder.glob("run*"):
+        path = directory / "summary.json"
+        summary = json.loads(path.read_text())
+        for name in ("accuracy", "best_accuracy", "forgetting"):
+            del summary[name]
+        path.write_text(json.dumps(summary | {"validation_best_accuracy": 0.9}))
+        for name in ("class_accuracy.csv", "rounds.csv"):
+            text = (directory / name).read_text().replace("test_", "validation_")
+            (directory / name).write_text(text)
+        (directory / "class_accuracy.csv").rename(directory / "class_accuracy_validation.csv")
+        config = {"choices": {}, "rounds": 3, "validation": {"fraction": 0.1}}
+        (directory / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_the_tables_of_a_search_show_what_it_has_measured(tmp_path):
+    """The validation accuracy, the best first; numbers with three digits; what was stopped stands
+    last, is never the best, and its mark is explained."""
+    make_search(tmp_path)
+    write_tables(tmp_path)
+    tex = (tmp_path / "table.tex").read_text()
+    assert r"local.lr=0.0953 & \textbf{70.00} & \textbf{0.300} \\" in tex
+    assert r"\textdaggerdbl} stopped by the search" in tex
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert lines[2] == "One seed; best in bold. 4 runs: 3 completed, 1 pruned."
+    assert lines[6:12] == [
+        "| local.lr=0.0953 | **70.00** | **0.300** |",
+        "| local.lr=0.01 | 60.00 | 0.400 |",
+        "| local.lr=0.00113 | 50.00 | 0.500 |",
+        "| local.lr=0.03 | 90.00‡ | 0.100‡ |",
+        "",
+        "`‡` stopped by the search before its last round; never the best.",
+    ]
+    (table,) = collect([tmp_path])["tables"]
+    assert table["means"]["columns"][1] == "validation_accuracy"
+    assert table["means"]["columns"][-1] == "pruned"
+    assert table["means"]["best"]["validation_accuracy"] == [0]
+
+
+def test_the_figures_of_a_search_show_what_it_has_measured(tmp_path):
+    make_search(tmp_path)
+    (setting,) = settings(tmp_path).values()
+    assert [axes.get_ylabel() for axes in draw_sweep.curves(setting).axes] == [
+        "validation accuracy",
+        "validation forgetting F",
+    ]
+    assert "FedAvg local.lr=0.03 (pruned)" in [method.label for method in setting.methods]
+    (sweep,) = sweep_figures.parameter_sweeps(load_runs(tmp_path))
+    above, _ = draw_sweep.parameter(sweep).axes
+    assert above.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7], (
+        "without the one that was stopped"
+    )
 
 
 def test_the_report_has_tables_and_pictures(tmp_path):

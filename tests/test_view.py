@@ -18,9 +18,10 @@ from fedexp.analysis.aggregate import write_tables
 from fedexp.analysis.sweep import load_sweep
 from fedexp.analysis.view import render
 from fedexp.analysis.view.__main__ import main
-from fedexp.analysis.view.collect import LEVELS, MOST_POINTS, collect, distinct
+from fedexp.analysis.view.collect import LEVELS, MOST_POINTS, collect
 from toy_federation import CONF
 
+NAMES = ("FedNTD", "FedAvg")  # the better one first
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"&<!--"
 
 
@@ -142,12 +143,12 @@ def test_a_sweep(tmp_path):
     sweep = write_sweep(tmp_path / "mine")
     data = page_data(render(collect([sweep])))
     assert (data["title"], len(data["runs"])) == ("mine", 8)
-    assert data["methods"] == ["fedavg", "fedntd"]
+    assert data["methods"] == ["FedAvg", "FedNTD"]
     assert data["settings"] == ["digits lda alpha=0.1", "digits lda alpha=1"]
     run = next(run for run in data["runs"] if run["name"] == "fedntd_1_1")
     assert (run["status"], run["seed"], run["problems"]) == ("completed", 1, [])
     assert (data["methods"][run["method"]], data["settings"][run["setting"]]) == (
-        "fedntd",
+        "FedNTD",
         "digits lda alpha=1",
     )
     assert data["axes"][run["axis"]] == list(range(7))
@@ -169,21 +170,31 @@ def test_the_configuration_differences_first(tmp_path):
 
 
 def test_tables_are_those_of_the_report(tmp_path):
-    """Each number of table.csv and rounds_to_target.csv."""
-    import pandas as pd
-
+    """Each number of table.csv and rounds_to_target.csv; columns that say nothing are left out."""
     sweep = write_sweep(tmp_path / "mine")
     write_tables(sweep)
     (table,) = collect([sweep])["tables"]
     for name, kind in (("table.csv", "means"), ("rounds_to_target.csv", "targets")):
         written = pd.read_csv(sweep / name)
-        written = written.drop(columns=set(written) & {"seeds", "commits", "hardware"})
-        assert table[kind]["columns"] == list(written)
-        values = pd.DataFrame(
-            [row[1:] for row in table[kind]["rows"]], columns=list(written)[1:]
-        ).fillna(np.nan)
-        pd.testing.assert_frame_equal(values, written.iloc[:, 1:], check_dtype=False, rtol=5e-4)
-    assert table["means"]["rows"][0][0] == "digits lda fedavg alpha=0.1"
+        columns = table[kind]["columns"][1:]
+        left_out = written.drop(columns=["setting", "method", *columns]).dropna(axis=1, how="all")
+        assert set(left_out) <= {"target", "diverged", "pruned", "seeds", "commits", "hardware"}
+        values = pd.DataFrame([row[1:] for row in table[kind]["rows"]], columns=columns)
+        pd.testing.assert_frame_equal(
+            values.fillna(np.nan), written[columns], check_dtype=False, rtol=5e-4
+        )
+    names = [f"digits lda alpha={alpha} {name}" for alpha in ("0.1", "1") for name in NAMES]
+    assert [row[0] for row in table["means"]["rows"]] == names, "the better one of a setting first"
+    assert table["means"]["best"]["accuracy"] == [0, 2]
+    assert table["means"]["best"]["forgetting"] == [0, 1, 2, 3], "equal"
+
+
+def test_what_diverged_is_counted_where_something_did(tmp_path):
+    sweep = write_sweep(tmp_path / "mine")
+    assert "diverged" not in collect([sweep])["tables"][0]["means"]["columns"]
+    summary = sweep / "fedntd_1_1/summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"status": "diverged"}))
+    assert collect([sweep])["tables"][0]["means"]["columns"][-2:] == ["n", "diverged"]
 
 
 def test_a_named_sweep_beside_the_print(tmp_path):
@@ -276,14 +287,24 @@ def test_long_runs_are_thinned_and_it_is_said(tmp_path):
     assert len(base64.b64decode(run["heat"]["data"])) == 30 * 351, "the last round is always there"
 
 
-def test_names_of_settings():
-    words = ["a lda x=1 y=1", "a lda x=2 y=1", "b lda z=3", None]
-    assert distinct([text and text.split() for text in words]) == [
-        "a lda x=1",
-        "a lda x=2",
-        "b lda",
-        None,
-    ]
+def test_names_of_settings(tmp_path):
+    """Data set and partition, and the options in which the runs differ; of a run that says nothing
+    there is none."""
+    for i, overrides in enumerate(
+        [
+            {"dataset": "a", "x": "1", "y": "1", "algorithm": "fedntd"},
+            {"dataset": "a", "x": "2", "y": "1", "algorithm": "fedavg"},
+            {"dataset": "b", "y": "1", "algorithm": "fedavg", "algorithm.mu": "3"},
+        ]
+    ):
+        write_run(tmp_path / f"run{i}", overrides)
+    (tmp_path / "run3").mkdir()
+    (tmp_path / "run3/error.txt").write_text("ValueError")
+    data = collect([tmp_path])
+    assert data["settings"] == ["a lda x=1", "a lda x=2", "b lda"]
+    assert data["methods"] == ["FedAvg", "FedAvg mu=3", "FedNTD"]
+    assert [run["setting"] for run in data["runs"]] == [0, 1, 2, None]
+    assert [run["method"] for run in data["runs"]] == [2, 0, 1, None]
 
 
 def test_the_data_cannot_leave_their_element(tmp_path):
@@ -450,7 +471,7 @@ class TestInABrowser:
         assert len(texts(shown, lines)) == 2 + 2
         shown.run(
             "[...document.querySelectorAll('#methods button')].find(b => b.textContent ==="
-            " 'fedntd').click()"
+            " 'FedNTD').click()"
         )
         shown.settle()
         assert len(texts(shown, lines)) == 1 + 2
@@ -553,6 +574,17 @@ class TestInABrowser:
         assert lines >= 3, "graphics"
         shown.look(1200, 900)
 
+    def test_a_table_says_that_it_scrolls_while_there_is_more_to_the_right(self, shown):
+        """The first table at 400 px; nothing is said at its right end, or where all fits."""
+        hint = "!document.querySelector('#results .hint').hidden"
+        shown.look(400, 800)
+        assert shown.run(hint)
+        shown.run("document.querySelector('#results .scroll').scrollLeft = 9999")
+        shown.settle()
+        assert not shown.run(hint)
+        shown.look(1200, 900)
+        assert not shown.run(hint)
+
     def test_the_address_keeps_the_view(self, shown, tmp_path):
         source = shown.run("decodeURI(location.pathname)")
         page = shutil.copy(source, tmp_path / "copy.html")
@@ -563,7 +595,7 @@ class TestInABrowser:
             for name in ("setting", "seeds", "scale")
         ]
         assert values == ["1", "lines", "normalised"]
-        assert texts(shown, "#methods [aria-pressed=false]") == ["fedavg"]
+        assert texts(shown, "#methods [aria-pressed=false]") == ["FedAvg"]
 
 
 @pytest.mark.slow

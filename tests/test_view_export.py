@@ -55,7 +55,7 @@ def test_all_values_of_a_parameter_in_one_chart(shown):
     choose(shown, "#setting", "overlay")
     assert shown.run("document.querySelectorAll('#curves .panel').length") == 2  # left and right
     named = texts(shown, "#curves .panel:first-child .legend span")
-    assert {"fedavg alpha=0.1", "fedavg alpha=1", "fedntd alpha=0.1", "fedntd alpha=1"} <= set(
+    assert {"FedAvg alpha=0.1", "FedAvg alpha=1", "FedNTD alpha=0.1", "FedNTD alpha=1"} <= set(
         named
     )
     lines = "[...document.querySelectorAll('#curves .panel:first-child .legend line')]"

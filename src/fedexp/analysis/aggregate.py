@@ -4,7 +4,8 @@ beside the print."""
 import argparse
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,10 @@ import pandas as pd
 from fedexp.analysis import compare, layout, paper_table, parts, readings
 from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
 from fedexp.analysis.claims import with_claims
-from fedexp.analysis.compare import WHERE, load_jobs, load_runs, rounds_to
+from fedexp.analysis.compare import load_jobs, load_runs, rounds_to
 from fedexp.analysis.elsewhere import found_for
+from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
+from fedexp.analysis.naming import displayed, grouped, names
 from fedexp.analysis.paper_figures import paper_pictures
 from fedexp.analysis.search import sections
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
@@ -52,21 +55,9 @@ VALUES = (
     "personal_forgetting",
     "personal_global_accuracy",
 )
-# Beginnings of overrides that change no result, or that the table says otherwise.
-UNSAID = (
-    "seed",
-    "hydra",
-    "tracker",
-    "figures",
-    "test_views",
-    "evaluate",
-    "keep_models",
-    "objective",
-    *WHERE,
-)
-UNSAID = (*UNSAID, "checkpoint_interval", "profile", "data_dir")
-# columns of table.csv that table.md leaves out
-ORIGIN = ("diverged", "seeds", "commits", "hardware")
+# columns of table.csv beside the values
+COUNTS = ("n", "diverged", "pruned", "seeds", "commits", "hardware")
+PRECISION = "hardware.precision"  # makes no setting: A is one for all
 # Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95
 WHAT_A_IS = (
@@ -159,11 +150,11 @@ def tables_of(directory: Path, jobs: Sequence[RunDirectory]) -> Tables | None:
 
 def without_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     """Return the runs without those of a seed that was run again with more test views."""
-    most: dict[tuple[str, Any], int] = {}
-    for run in runs:
-        name = key_of(run)[0], run.summary.get("seed")
-        most[name] = max(len(run.views), most.get(name, 0))
-    return [run for run in runs if len(run.views) == most[key_of(run)[0], run.summary.get("seed")]]
+    keys = [(name, run.summary.get("seed")) for name, run in zip(names(runs), runs, strict=True)]
+    most: Counter[Any] = Counter()
+    for key, run in zip(keys, runs, strict=True):
+        most[key] = max(len(run.views), most[key])
+    return [run for key, run in zip(keys, runs, strict=True) if len(run.views) == most[key]]
 
 
 def tidy_table(sweep: Sweep, directory: Path, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
@@ -207,35 +198,60 @@ def write_tables(
     tables = tables_of(source or directory, jobs)
     if tables is None:
         return []
-    tidy, targets, search = tables.tidy, tables.targets, sweep_of(directory)
+    sweep, finished = sweep_of(directory), [run for run in jobs if run.finished]
+    wanted = paper_table.Layout() if asked is None else asked
+    grid = paper_table.grid_of(without_repeats(finished), wanted)
     if tables.sweep is not None:
-        shown, head = parts.all_parts(tidy), heading(tables.sweep, tidy)
+        shown, head = parts.all_parts(tables.tidy), heading(tables.sweep, tables.tidy)
+    elif sweep is not None and sweep.ranks and (ranked := benchmark_sections(sweep, finished)):
+        shown, head = ranked, f"# {sweep.title}\n"
     else:
-        head = f"# {directory.name}\n"
-        means_ = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
-        shown, finished = [layout.Section("", means_)], [run for run in jobs if run.finished]
-        if search is not None and search.choose:
-            shown += sections(search, finished)
-        if search is not None and search.ranks:
-            head, shown = f"# {search.title}\n", benchmark_sections(search, finished) or shown
+        shown, head = [grid.section], f"# {directory.name}\n\n{grid.about}{states_of(jobs)}\n"
+        if sweep is not None and sweep.choose:
+            shown += sections(sweep, finished)
     head += "".join(f"\n{line}\n" for line in left_out)
-    own_layout = paper_table.Layout() if asked is None else asked
-    if tables.sweep is None or own_layout != paper_table.Layout():
-        tex = paper_table.latex([run for run in jobs if run.finished], own_layout)
-    else:
-        tex = layout.latex(shown)
-    numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
+    targets = trimmed(tables.targets).drop(columns=["setting", "method"])
+    targets = targets.set_axis(labels_of(tables.targets), axis="index")
+    beside_print = tables.sweep is not None and wanted == paper_table.Layout()
     contents = {
-        "table.csv": tidy.to_csv(index=False),
-        "table.md": (
-            f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}"
+        "table.csv": tables.tidy.to_csv(index=False),
+        "table.md": "\n".join(
+            [
+                f"{head}\n{layout.all_markdown(shown)}",
+                f"## Rounds to target\n\n{WHAT_A_IS}\n",
+                layout.markdown(targets.map(layout.plain_number)),
+            ]
         ),
-        "table.tex": tex,
-        "rounds_to_target.csv": targets.to_csv(index=False),
+        "table.tex": layout.latex(shown) if beside_print else paper_table.latex(grid),
+        "rounds_to_target.csv": tables.targets.to_csv(index=False),
     }
     for name, content in contents.items():
         storage.write_atomically(directory / name, content.encode())
     return [directory / name for name in contents]
+
+
+def states_of(jobs: Iterable[RunDirectory]) -> str:
+    """Return how many runs there are of each status, as a sentence; "" where all are completed.
+    Damaged ones have lines of their own."""
+    sound = [run for run in jobs if not run.damaged]
+    found = Counter("pruned" if is_pruned(run) else run.status for run in sound)
+    if not found.keys() - {"completed"}:
+        return ""
+    counts = ", ".join(f"{number} {state}" for state, number in sorted(found.items()))
+    return f" {found.total()} runs: {counts}."
+
+
+def labels_of(table: pd.DataFrame) -> list[str]:
+    """Return the names of the rows of a table of settings and methods, as they are shown."""
+    several = table["setting"].nunique() > 1
+    pairs = zip(table["setting"], table["method"], strict=True)
+    return displayed([f"{setting} {method}" if several else method for setting, method in pairs])
+
+
+def trimmed(targets: pd.DataFrame) -> pd.DataFrame:
+    """Return rounds_to_target.csv without columns that say nothing."""
+    alike = ["target"] * (set(targets["target"]) == {"measured"})
+    return targets.drop(columns=alike).dropna(axis="columns", how="all")
 
 
 def damage_of(jobs: Sequence[RunDirectory]) -> list[str]:
@@ -253,7 +269,6 @@ def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     another protocol."""
     lines = [
         f"# {sweep.title}",
-        layout.LEGEND,
         f"Rule: {sweep.rule}. {compare.TOLERANCES}",
         verdicts(tidy),
     ]
@@ -276,63 +291,50 @@ def verdicts(tidy: pd.DataFrame) -> str:
     return f"{len(tidy)} printed values: {counts}."
 
 
-def parts_of(
-    choices: Mapping[str, Any], overrides: Sequence[str]
-) -> tuple[list[str], list[str], list[str]]:
-    """Return the parts of a run but for its seed: (data set and partition, algorithm and its
-    options, other overrides), options in an order of their own, in whatever order they were
-    given."""
-    data, algorithm = (
-        [str(choices.get(name)) for name in ("dataset", "partition")],
-        str(choices.get("algorithm")),
-    )
-    changes = sorted(o for o in overrides if not o.startswith(UNSAID))
-    others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
-    return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
-
-
-def key_of(run: RunDirectory) -> tuple[str, str]:
-    """(what it is but for the seed, the same but for the algorithm and the precision as well)."""
-    data, method, others = parts_of(run.summary, run.overrides)
-    setting = [text for text in others if not text.startswith("hardware.precision=")]
-    return " ".join([*data, *method, *others]), " ".join([*data, *setting])
-
-
 def means(runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Mean and standard deviation over the seeds of each run."""
-    groups: dict[str, list[RunDirectory]] = {}
-    for run in runs:
-        groups.setdefault(key_of(run)[0], []).append(run)
+    """Mean and standard deviation over the seeds of each run, by setting; in each the best value
+    of the main accuracy first, and what a search has stopped last."""
+    values = list(dict.fromkeys([*(each.key for each in main_measures(runs)), *VALUES]))
     rows = []
-    for name, members in groups.items():
-        row: dict[str, Any] = {
-            "run": name,
-            "n": len(members),
-            "diverged": sum(run.diverged for run in members),
-        }
-        row |= compare.origin(members)
-        for value in VALUES:
-            found = [
-                v
-                for run in members
-                if not run.diverged and (v := run.summary.get(value)) is not None
-            ]
-            if found:
-                row[value] = float(np.mean(found))
-                row[f"{value}_std"] = float(np.std(found, ddof=1)) if len(found) > 1 else None
-        rows.append(row)
-    return pd.DataFrame(rows)
+    for setting, methods in grouped(runs).items():
+        for method, members in methods.items():
+            rows.append(mean_row(members, values) | {"setting": setting, "method": method})
+    columns = [name for value in values for name in (value, f"{value}_std")]
+    known = {name for row in rows for name in row}
+    frame = pd.DataFrame(
+        rows, columns=["setting", "method", *COUNTS, *(each for each in columns if each in known)]
+    )
+    by = [name for name in ("setting", "pruned", values[0]) if name in frame]
+    return frame.sort_values(by, ascending=[*[True] * (len(by) - 1), less_is_better(by[-1])])
+
+
+def mean_row(runs: Sequence[RunDirectory], values: Iterable[str]) -> dict[str, Any]:
+    """Return what table.csv says of the seeds of a run. values: keys of summary.json."""
+    row: dict[str, Any] = {
+        "n": len(runs),
+        "diverged": sum(run.diverged for run in runs),
+        "pruned": sum(map(is_pruned, runs)),
+    }
+    row |= compare.origin(runs)
+    for value in values:
+        every = [run.summary.get(value) for run in runs if not run.diverged]
+        found = [each for each in every if each is not None]
+        if found:
+            row[value] = float(np.mean(found))
+        if len(found) > 1:
+            row[f"{value}_std"] = float(np.std(found, ddof=1))
+    return row
 
 
 def printed_targets(sweep: Sweep, runs: Sequence[RunDirectory]) -> dict[str, float]:
-    """The printed A of those settings (`key_of`) that have one: Flashback's."""
+    """The printed A of those settings that have one: Flashback's."""
     rows = [row for row in compare.printed_cells(sweep) if row["metric"] == "target_accuracy"]
     found = {}
-    for run in runs:
+    for run, (setting, _) in zip(runs, names(runs, PRECISION), strict=True):
         _, fields = cell_of(sweep, run.overrides) or (None, {})
         for row in rows:
             if all(row[key] == fields.get(key) for key in ("dataset", "partition_param")):
-                found[key_of(run)[1]] = float(row["value"])
+                found[setting] = float(row["value"])
     return found
 
 
@@ -341,9 +343,9 @@ def rounds_to_targets(runs: Sequence[RunDirectory], printed: Mapping[str, float]
     empty where a seed diverged or never gets there. A is 0.95 of the best accuracy of any run of
     the setting that did not diverge and, where `printed` has the setting, in a second row that
     one."""
-    settings: dict[str, dict[str, list[RunDirectory]]] = {}
-    for run in runs:
-        name, setting = key_of(run)
+    settings: dict[str, dict[tuple[str, str], list[RunDirectory]]] = {}
+    places = [setting for setting, _ in names(runs, PRECISION)]
+    for run, setting, name in zip(runs, places, names(runs), strict=True):
         settings.setdefault(setting, {}).setdefault(name, []).append(run)
     rows: list[dict[str, Any]] = []
     for setting, members in settings.items():
@@ -360,7 +362,7 @@ def best_of(run: RunDirectory) -> float:
 
 
 def rounds_to_rows(
-    source: str, accuracy: float, members: Mapping[str, Sequence[RunDirectory]]
+    source: str, accuracy: float, members: Mapping[tuple[str, str], Sequence[RunDirectory]]
 ) -> list[dict[str, Any]]:
     """The rows of one setting for one A; members: its runs by their names."""
     rounds = {
@@ -372,15 +374,14 @@ def rounds_to_rows(
         for name, group in members.items()
         if is_fedavg(group[0])
     }
+    # in no precision but another one
+    nothing = next(iter(fedavg.values()), [None] * len(FACTORS))
     rows = []
-    for name, values in rounds.items():
-        row: dict[str, Any] = {"run": name, "target": source, "A": accuracy}
-        row |= {
-            f"rounds_to_{factor:g}A": value for factor, value in zip(FACTORS, values, strict=True)
-        }
-        # in no precision but another one
-        nothing = next(iter(fedavg.values()), [None] * len(FACTORS))
-        bases = fedavg.get(compare.precision_of(members[name][0]), nothing)
+    for (setting, method), values in rounds.items():
+        row: dict[str, Any] = {"setting": setting, "method": method}
+        row |= {"target": source, "A": accuracy}
+        row |= dict(zip([f"rounds_to_{factor:g}A" for factor in FACTORS], values, strict=True))
+        bases = fedavg.get(compare.precision_of(members[setting, method][0]), nothing)
         for factor, value, base in zip(FACTORS, values, bases, strict=True):
             row[f"speedup_{factor:g}A"] = base / value if base and value else None
         rows.append(row)
@@ -388,15 +389,13 @@ def rounds_to_rows(
 
 
 def is_fedavg(run: RunDirectory) -> bool:
-    return run.summary.get("algorithm") == "fedavg" and not any(
-        o.startswith("algorithm.") for o in run.overrides
-    )
+    changed = any(text.startswith("algorithm.") for text in run.overrides)
+    return run.summary.get("algorithm") == "fedavg" and not changed
 
 
 def mean_rounds(runs: Sequence[RunDirectory], accuracy: float) -> float | None:
     """Return the mean over seeds of the rounds to an accuracy; None where one diverged or never
     gets there."""
     found = [None if run.diverged else rounds_to(run, accuracy) for run in runs]
-    return (
-        None if None in found else float(np.mean([value for value in found if value is not None]))
-    )
+    known = [rounds for rounds in found if rounds is not None]
+    return float(np.mean(known)) if len(known) == len(found) else None

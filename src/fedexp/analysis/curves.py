@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.analysis.compare import RELEASED
+from fedexp.analysis.naming import names
 from fedexp.analysis.svg import Curve, Panel, chart
 from fedexp.analysis.sweep import Sweep
-from fedexp.analysis.sweep_figures import names, shared_overrides, slug
+from fedexp.analysis.sweep_figures import slug
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import evidence, files
 from fedexp.rundir.revisions import outdated
@@ -88,10 +89,9 @@ def pictures(root: Path, sweep: Sweep) -> dict[Path, str]:
 def settings(runs: Sequence[KeptRun]) -> dict[str, dict[str, list[KeptRun]]]:
     """Group runs by setting and method; of a seed that was run again with more test views, that one
     alone."""
-    shared, single = shared_overrides(runs), len({run.summary["algorithm"] for run in runs}) == 1
     found: dict[str, dict[str, dict[Any, KeptRun]]] = {}
-    for run in sorted(runs, key=lambda run: run.views):
-        setting, method = names(run, shared, single)
+    runs = sorted(runs, key=lambda run: run.views)
+    for run, (setting, method) in zip(runs, names(runs), strict=True):
         label = f"{method} (older code)" if outdated(run.content["config"]) else method
         found.setdefault(setting, {}).setdefault(label, {})[run.summary.get("seed")] = run
     return {

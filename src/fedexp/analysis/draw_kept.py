@@ -19,7 +19,7 @@ LINE = 90  # letters of a title
 def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
     """Draw loss and accuracy of a model of each run under Gaussian noise on its parameters (FedNTD
     Fig. 14). options: flags of `fedexp analyse <run> noise`."""
-    found = [(label, *noise_of(method.runs[0], options)) for label, method in flat(settings)]
+    found = [(m.name, *noise_of(m.runs[0], options)) for m in flat(settings)]
     curves = [(label, curve) for label, curve, _ in found]
     models = list(dict.fromkeys(model for _, _, model in found))
     of = (

@@ -55,7 +55,7 @@ def local_epochs(setting: "Setting") -> Figure:
     figure = Figure(figsize=(width(), 3.4), layout="constrained")
     panels = figure.subplots(1, len(EPOCH_PANELS))
     last = 0
-    for number, method in enumerate(setting.methods):
+    for method in setting.methods:
         if (table := table_of(method, LOCAL_EPOCHS)) is not None:
             last = int(table["round"].max())
             for axes, column in zip(panels, EPOCH_PANELS, strict=True):
@@ -64,7 +64,7 @@ def local_epochs(setting: "Setting") -> Figure:
                     table[table["round"] == last],
                     "epoch",
                     column,
-                    look(number) | {"label": method.label},
+                    look(method.number) | {"label": method.label},
                 )
     for axes, label in zip(panels, EPOCH_PANELS.values(), strict=True):
         accuracy_panel(axes, label, "local epoch", 8)
@@ -83,8 +83,8 @@ def local_training(setting: "Setting") -> Figure:
         "train_accuracy": "local training examples",
         "in_local_accuracy": "own distribution (in-local)",
     }
-    for number, method in enumerate(setting.methods):
-        style = look(number) | {"linewidth": stroke(0.8)}
+    for method in setting.methods:
+        style = look(method.number) | {"linewidth": stroke(0.8)}
         if (table := table_of(method, LOCAL_EPOCHS)) is not None:
             after = table[
                 table["epoch"] == table.groupby(["round", "client"])["epoch"].transform("max")
@@ -115,12 +115,14 @@ def weight_divergence(setting: "Setting") -> Figure:
     ]
     clouds = above.subplots(1, min(len(found), MOST), squeeze=False, sharex=True, sharey=True)[0]
     curves = below.subplots(1, 2)
-    for number, (method, total) in enumerate(found):
-        if number < MOST:
-            cloud(clouds[number], total, look(number)["color"], method.label)
+    for place, (method, total) in enumerate(found):
+        if place < MOST:
+            cloud(clouds[place], total, look(method.number)["color"], method.label)
         for axes, column in zip(curves, ("l1", "distribution_distance"), strict=True):
             mean = total.groupby("round")[column].mean().dropna()
-            axes.plot(mean.index, mean, **look(number), linewidth=stroke(0.8), label=method.label)
+            axes.plot(
+                mean.index, mean, **look(method.number), linewidth=stroke(0.8), label=method.label
+            )
     clouds[0].set_ylabel(DISTANCE)
     for axes, label in zip(curves, (DISTANCE, MISFIT), strict=True):
         axes.set_ylabel(label)

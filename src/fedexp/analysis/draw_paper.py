@@ -35,20 +35,16 @@ KINDS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # of a client
 DOMINANCE = 0.5  # times 1/C: the share from which on a class is dominant (docs/papers/fedka.md)
 
 
-def label_of(setting: Setting, method: Method, several: bool) -> str:
-    """Return the name of a run in a picture. several: there is more than one setting."""
-    return ", ".join(filter(None, [setting.name if several else "", method.name]))
-
-
-def flat(settings: Sequence[Setting]) -> list[tuple[str, Method]]:
-    """Return (label, method) of all settings; of settings with one method each, the setting is the
-    label."""
-    alone = len(settings) > 1 and all(len(setting.methods) == 1 for setting in settings)
+def flat(settings: Sequence[Setting]) -> list[Method]:
+    """Return the methods of all settings under their labels; of settings with one and the same
+    method each, the setting is the label."""
+    if len(settings) == 1:
+        return list(settings[0].methods)
     same = len({method.name for setting in settings for method in setting.methods}) == 1
-    if alone and same:
-        return [(setting.name, setting.methods[0]) for setting in settings]
+    pairs = [(setting, method) for setting in settings for method in setting.methods]
     return [
-        (label_of(s, method, len(settings) > 1), method) for s in settings for method in s.methods
+        Method(s.name if same else f"{s.name}, {m.name}", m.runs, number)
+        for number, (s, m) in enumerate(pairs)
     ]
 
 
@@ -65,7 +61,7 @@ def history_of(method: Method, local: bool = False) -> History:
 def class_maps(settings: Sequence[Setting], title: str, normalised: bool = False) -> Figure:
     """Draw heat maps classes x rounds of all runs beside each other (FedNTD Fig. 2a, 10; Flashback
     Fig. 1b, 5)."""
-    shown = tuple(Method(label, method.runs) for label, method in flat(settings))
+    shown = tuple(flat(settings))
     for method in shown:
         history_of(method)
     return draw_sweep.class_accuracy(Setting(title, shown, settings[0].common), normalised)
@@ -77,7 +73,7 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     shown = flat(settings)
     figure = Figure(figsize=(width(), 3.7), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-    for axes, (label, method) in zip(panels, shown, strict=True):
+    for axes, method in zip(panels, shown, strict=True):
         history = history_of(method)
         count = history.matrix.shape[1]
         for c, values in enumerate(history.matrix.T):
@@ -92,11 +88,11 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
         axes.plot(
             history.rounds, mean, color="black", linewidth=stroke(1.6), label="mean of the classes"
         )
-        axes.set_title(label)
+        axes.set_title(method.name)
         finish(axes)
     panels[0].set_ylabel("test accuracy")
     panels[0].legend(loc="lower right")
-    classes = shown[0][1].files[0].classes
+    classes = shown[0].files[0].classes
     draw_models.class_key(figure, list(panels), np.arange(len(classes)), classes, lines=True)
     draw_sweep.entitle(
         figure, "Class-wise test accuracy of the global model", said_of(settings, title)
@@ -110,12 +106,13 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
     figure, axes = one_panel(
         settings, title, "Cosine similarity of class accuracies with the round before"
     )
-    for number, (label, method) in enumerate(flat(settings)):
+    for method in flat(settings):
         histories = [file.history for file in method.files if file.history]
         history_of(method)
         size = min(len(history.rounds) for history in histories)
         values = np.stack([forgetting.consistency(history.matrix[:size]) for history in histories])
-        draw_sweep.curve(axes, np.array(histories[0].rounds[1:size]), values, number, label)
+        rounds = np.array(histories[0].rounds[1:size])
+        draw_sweep.curve(axes, rounds, values, method.number, method.name)
     axes.set_ylabel("cosine similarity")
     finish(axes)
     draw_sweep.legend(figure, axes)
@@ -128,8 +125,8 @@ def curves(
     """Draw a column of rounds.csv over the rounds, mean over seeds in a band of one standard
     deviation."""
     figure, axes = one_panel(settings, title, label or column.replace("_", " "))
-    for number, (name, method) in enumerate(flat(settings)):
-        draw_sweep.curve(axes, *method.curve(column), number, name)
+    for method in flat(settings):
+        draw_sweep.curve(axes, *method.curve(column), method.number, method.name)
     if not axes.lines:
         raise ConfigError(f"no run has the column {column} in its rounds.csv")
     axes.set_ylabel(label or column.replace("_", " "))
@@ -156,7 +153,7 @@ def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -
             places = np.array([i for i, _ in points]) + (number - (len(names) - 1) / 2) * 0.8 / len(
                 names
             )
-            bars = spread if spread.any() else None  # one seed alone has none
+            bars = spread if np.isfinite(spread).any() else None  # one seed alone has none
             axes.bar(
                 places,
                 mean,
@@ -215,15 +212,16 @@ def client_class(
     Fig. 6). label: the class; None: the non-dominant class of which the client has most
     examples."""
     shown = flat(settings)
-    counts = counts_of(shown[0][1].files[0], client)
+    counts = counts_of(shown[0].files[0], client)
     chosen = non_dominant(counts, client) if label is None else label
-    name = shown[0][1].files[0].classes[chosen]
+    name = shown[0].files[0].classes[chosen]
     subject = f"Class {name} of client {client} ({counts[chosen]} of its {counts.sum()} examples)"
-    figure, panels = draw_sweep.two_panels(subject, said_of(settings, title))
-    for number, (text, method) in enumerate(shown):
-        rounds, degree, accuracy = series_of(method, client)
-        draw_sweep.curve(panels[0], rounds, degree[None, :, chosen], number, text)
-        draw_sweep.curve(panels[1], rounds, accuracy[None, :, chosen], number, text)
+    figure, panels = draw_sweep.panels_of(2, said_of(settings, title), subject)
+    for method in shown:
+        rounds, *series = series_of(method, client)
+        for axes, values in zip(panels, series, strict=True):
+            shown_values = values[None, :, chosen]
+            draw_sweep.curve(axes, rounds, shown_values, method.number, method.name)
     panels[0].set_ylabel("forgetting degree\n(gains clipped at -1)")
     panels[1].set_ylabel("test accuracy of the\nlocal model on the class")
     panels[1].set_xlabel("round")
@@ -277,7 +275,7 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
     """Draw class accuracies of the global model before a round, of its local models and of the
     global model after it, a panel a run (Flashback Fig. 2, 10). round: None, or past the end: the
     last with local models."""
-    shown = [(label, history_of(method, local=True)) for label, method in flat(settings)]
+    shown = [(method.name, history_of(method, local=True)) for method in flat(settings)]
     columns = min(len(shown), draw_sweep.PER_ROW)
     rows = -(-len(shown) // columns)
     cohort = max(len(history.sampled[-1]) for _, history in shown) + 2
@@ -312,39 +310,14 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
 
 
 def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw cumulative distributions of round forgetting, a column a setting (Flashback Fig. 4): of
-    the global model above, of local models below."""
-    figure = Figure(figsize=(max(width(), 2.2 * len(settings) + 2), 5.2), layout="constrained")
-    grid = figure.subplots(2, len(settings), squeeze=False, sharey=True)
-    for column, setting in zip(grid.T, settings, strict=True):
-        for number, method in enumerate(setting.methods):
-            for axes, values in zip(
-                column, (method.global_drops(), method.local_drops()), strict=True
-            ):
-                if np.isfinite(values).any():
-                    look = draw_sweep.look(number) | {"linewidth": stroke(0.9), "where": "post"}
-                    axes.step(*draw_sweep.distribution(values), **look, label=method.name)
-        column[0].set_title(setting.name)
-        column[1].set_xlabel("round forgetting")
-    for axes, name in zip(grid[:, 0], ("global", "local"), strict=True):
-        axes.set_ylabel(f"{name}:\ncumulative share")
-    for axes in grid.flat:
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, 1.02)
-        axes.grid(True)
-        axes.xaxis.set_major_locator(
-            integers(4) if axes.get_xlim()[1] > 5 else axes.xaxis.get_major_locator()
-        )
-    if not any(axes.lines for axes in grid[1]):
+    """Draw cumulative distributions of round forgetting, of the global and of local models
+    (Flashback Fig. 4)."""
+    if not any(m.local_drops().size for setting in settings for m in setting.methods):
         raise ConfigError(
             "no run has evaluated local models (forgetting_metric=round_drop"
             " forgetting_metric.local=true)"
         )
-    draw_sweep.legend(figure, max(grid.flat, key=lambda axes: len(axes.lines)))
-    draw_sweep.entitle(
-        figure, "Round forgetting, cumulative distributions", said_of(settings, title)
-    )
-    return figure
+    return draw_sweep.round_forgetting(settings, said_of(settings, title))
 
 
 def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Figure:
@@ -353,10 +326,10 @@ def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Fi
     a run (FedNTD Fig. 17). The neurons are sorted by the class that they prefer in the first of
     them: the more a column keeps its colour, the more aligned."""
     shown = flat(settings)
-    found = [preferred_classes(method.runs[0], examples) for _, method in shown]
-    classes = len(shown[0][1].files[0].classes)
+    found = [preferred_classes(method.runs[0], examples) for method in shown]
+    classes = len(shown[0].files[0].classes)
     wrapped = "\n".join(textwrap.wrap(said_of(settings, title), 80))
-    return draw_models.neurons([label for label, _ in shown], found, classes, wrapped)
+    return draw_models.neurons([method.name for method in shown], found, classes, wrapped)
 
 
 def one_panel(settings: Sequence[Setting], title: str, subject: str) -> tuple[Figure, Axes]:

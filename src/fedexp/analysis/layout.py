@@ -1,6 +1,7 @@
 """Tables as people read them: laid out like the paper's, in Markdown and LaTeX."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,18 @@ MARKS = {
     "not judged: suspect print": "?",
     "not judged: reduced protocol": "~",
 }
-PLAIN_ONLY, SOME_DIVERGED = "^", "†"
-LEGEND = (
-    "Ours ± standard deviation over seeds (forgetting) [printed (forgetting)]. `*` within the"
-    " tolerance of the print, `!` outside, `?` the print cannot be right and is not judged, `~` run"
-    " at another protocol, or with older code of the method, and not judged, `^` not tested in the"
-    " view that the paper's rule judges: the plain last round stands there and is not judged; `†`"
-    " without the seeds that diverged; without ours: not run."
-)
+PLAIN_ONLY, SOME_DIVERGED, PRUNED = "^", "†", "‡"
+NOTES = {  # what the legend under a table says of the marks in it
+    "*": "within the tolerance of the print",
+    "!": "outside the tolerance of the print",
+    "?": "the print cannot be right, and is not judged",
+    "~": "run at another protocol, or with older code of the method, and not judged",
+    PLAIN_ONLY: "the plain last round, not judged: not tested in the view of the paper's rule",
+    SOME_DIVERGED: "without the seeds that diverged",
+    PRUNED: "stopped by the search before its last round; never the best",
+}
+MARKED = re.compile(r"(?<=[\dd])[*!?~^†‡]+")  # after a number or "failed"
+IN_PARENTHESES = re.compile(r"\d\S* \(-?\d")
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # of the tidy table
 PER_SECTION = 6  # a table with more columns is cut where the partition changes, as the papers do
@@ -37,6 +42,29 @@ class Section:
 
     title: str
     table: pd.DataFrame
+    corner: str = ""  # head of the first column
+
+    @property
+    def legend(self) -> str:
+        """Return what the brackets and marks in its cells mean; "" where there are none."""
+        texts = [str(text) for text in self.table.to_numpy().ravel()]
+        parts = []
+        if any("[" in text for text in texts):
+            spread = " ± standard deviation over seeds" * any("±" in text for text in texts)
+            parts.append(f"ours{spread} [printed]")
+            parts += ["not run where ours is missing"] * any(
+                text[0] == "[" for text in texts if text
+            )
+        parts += ["forgetting in parentheses"] * any(map(IN_PARENTHESES.search, texts))
+        parts += [f"`{mark}` {NOTES[mark]}" for mark in marks_in(texts)]
+        text = "; ".join(parts)
+        return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def marks_in(texts: Iterable[str]) -> list[str]:
+    """Return the marks that occur in the cells of a table."""
+    found = {mark for text in texts for mark in "".join(MARKED.findall(text.replace("**", "")))}
+    return [mark for mark in NOTES if mark in found]
 
 
 def number(value: float | None, unit: str, metric: str = "") -> str:
@@ -191,10 +219,10 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> 
     return found
 
 
-def markdown(table: pd.DataFrame) -> str:
+def markdown(table: pd.DataFrame, corner: str = "") -> str:
     """Write Markdown without another package; the index is the first column."""
     lines = [
-        "| | " + " | ".join(map(str, table.columns)) + " |",
+        (f"| {corner} | " if corner else "| | ") + " | ".join(map(str, table.columns)) + " |",
         "|" + " --- |" * (len(table.columns) + 1),
     ]
     for name, row in zip(table.index, table.to_numpy(), strict=True):
@@ -203,11 +231,13 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
-    """Write all sections. level: of their headings."""
-    return "\n".join(
-        (f"{'#' * level} {part.title}\n\n" if part.title else "") + markdown(part.table)
-        for part in parts
-    )
+    """Write all sections, each with its legend. level: of their headings."""
+    texts = []
+    for part in parts:
+        head = f"{'#' * level} {part.title}\n\n" if part.title else ""
+        legend = f"\n{part.legend}\n" if part.legend else ""
+        texts.append(head + markdown(part.table, part.corner) + legend)
+    return "\n".join(texts)
 
 
 def latex(parts: Sequence[Section]) -> str:
@@ -215,7 +245,8 @@ def latex(parts: Sequence[Section]) -> str:
     texts = []
     for part in parts:
         body = part.table.to_latex(escape=True, column_format="l" + "c" * len(part.table.columns))
-        texts.append((f"% {part.title}\n" if part.title else "") + body.replace("±", r"$\pm$"))
+        about = "".join(f"% {line}\n" for line in (part.title, part.legend) if line)
+        texts.append(about + body.replace("±", r"$\pm$"))
     return "\n".join(texts)
 
 

@@ -13,16 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fedexp.analysis.naming import displayed, names, said, shared_overrides
 from fedexp.analysis.sweep import Sweep, as_written, cell_of
-from fedexp.analysis.sweep_figures import (
-    Method,
-    Setting,
-    by_seed,
-    names,
-    said,
-    shared_overrides,
-    slug,
-)
+from fedexp.analysis.sweep_figures import Method, Setting, by_seed, slug
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
 
@@ -129,27 +122,31 @@ def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
     """Return the runs by setting and method, as the fields of the sweep's file call them; those
     that it has not, by their overrides."""
     shared, same = shared_overrides(runs), set.intersection(*(set(run.overrides) for run in runs))
-    single = len({run.summary.get("algorithm") for run in runs}) == 1
     axes = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     found: dict[str, dict[str, list[RunDirectory]]] = {}
-    for run in runs:
+    for run, (setting, method) in zip(runs, names(runs), strict=True):
         cell = cell_of(sweep, run.overrides, same)
-        setting, method = names(run, shared, single)
+        method = displayed([method])[0]
         if cell and "method" in cell[1]:
             own = [text for text in others(said(run), axes, fixed) if text not in shared]
             method = AND.join([cell[1]["method"], *own])
         place = found.setdefault(cell[1].get("setting", setting) if cell else setting, {})
         place.setdefault(method, []).append(run)
-    found = in_order(
-        sweep,
-        "setting",
-        {name: in_order(sweep, "method", methods) for name, methods in found.items()},
-    )
+    every = {method: runs for methods in found.values() for method in methods}
+    numbers = {name: number for number, name in enumerate(in_order(sweep, "method", every))}
     common = " ".join(o for o in others(sorted(shared), axes, fixed) if o in said(runs[0]))
     return [
-        Setting(s, tuple(Method(m, by_seed(group)) for m, group in methods.items()), common)
-        for s, methods in found.items()
+        Setting(
+            setting,
+            tuple(
+                Method(m, by_seed(found[setting][m]), numbers[m])
+                for m in numbers
+                if m in found[setting]
+            ),
+            common,
+        )
+        for setting in in_order(sweep, "setting", found)
     ]
 
 

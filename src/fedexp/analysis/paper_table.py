@@ -1,37 +1,32 @@
-"""table.tex as a paper has it: what varies between the runs as rows and columns, mean ± std in a
-cell, best in bold."""
+"""A sweep's table as a paper has it, in Markdown and LaTeX: what varies between runs as rows and
+columns, mean ± standard deviation in a cell, the best of each column in bold."""
 
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import pandas as pd
 
-from fedexp.analysis.sweep_figures import said
+from fedexp.analysis.layout import NOTES, PRUNED, SOME_DIVERGED, Section, marks_in
+from fedexp.analysis.measures import form, is_pruned, less_is_better, main_measures, title_of
+from fedexp.analysis.naming import DATA, chosen, displayed, ordered, said
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.reader import RunDirectory
 
-# What makes columns; everything else that varies makes rows.
-OF_COLUMNS = (
-    "experiment",
-    "dataset",
-    "scenario",
-    "partition",
-    "alpha",
-    "shards_per_client",
-    "num_clients",
-)
+OF_COLUMNS = ("experiment", *DATA)  # everything else that varies makes rows
 # whose value says what it is
 UNNAMED = ("experiment", "dataset", "scenario", "partition", "algorithm", "model")
-USUAL = (("average_accuracy", "task_forgetting"), ("accuracy", "forgetting"))  # with tasks, without
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-DAGGER = r"\textsuperscript{\textdagger}"
-
-Key = tuple[str | None, ...]  # the value of each key of rows, or of columns
+SYMBOLS = {
+    "±": r"$\pm$",
+    SOME_DIVERGED: r"\textsuperscript{\textdagger}",
+    PRUNED: r"\textsuperscript{\textdaggerdbl}",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class Layout:
 
     metrics: tuple[str, ...] = ()  # values of summary.json
     rows: tuple[str, ...] = ()  # keys whose values are rows
-    sort: str = "name"  # or a metric, best first
+    sort: str = ""  # name, or a metric, best first; by default the first metric
     transpose: bool = False
 
     @classmethod
@@ -49,152 +44,114 @@ class Layout:
         metrics, rows = (
             tuple(filter(None, (text or "").split(","))) for text in (options.metrics, options.rows)
         )
-        return cls(metrics, rows, options.sort or "name", options.transpose)
+        return cls(metrics, rows, options.sort or "", options.transpose)
 
 
 def add_layout_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how table.tex is laid out."""
+    """Add the flags that say how the table is laid out."""
     parser.add_argument(
-        "--metrics", help="of table.tex: values of summary.json (default: accuracy,forgetting)"
+        "--metrics", help="of the table: values of summary.json, such as best_accuracy"
     )
     parser.add_argument(
-        "--rows", help="of table.tex: keys whose values are rows, such as algorithm,local.lr"
+        "--rows", help="of the table: keys whose values are rows, such as algorithm,local.lr"
     )
     parser.add_argument(
-        "--sort", help="the rows of table.tex: name, or a metric, whose best row then comes first"
+        "--sort", help="the rows of the table: name, or a metric, whose best row comes first"
     )
     parser.add_argument(
-        "--transpose", action="store_true", help="rows of table.tex as columns, columns as rows"
+        "--transpose", action="store_true", help="rows of the table as columns, columns as rows"
     )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The results of the seeds of one run."""
+    """The results of the seeds of one run by one metric."""
 
-    values: tuple[float, ...]  # of the seeds that did not diverge
-    diverged: int
+    metric: str
+    values: tuple[float, ...] = ()  # of the seeds that did not diverge
+    diverged: int = 0
+    pruned: bool = False  # a search has stopped it
 
-    def text(self, metric: str) -> str:
-        """Return mean ± standard deviation (n - 1) as it is printed."""
-        if not self.values:
-            return "diverged" if self.diverged else "--"
-        mean = form(float(np.mean(self.values)), metric)
-        spread = (
-            f" $\\pm$ {form(float(np.std(self.values, ddof=1)), metric)}"
-            if len(self.values) > 1
-            else ""
-        )
-        return mean + spread
+    @property
+    def mean(self) -> str:
+        """Return the mean as it is printed, so that what looks equal is equal."""
+        return form(float(np.mean(self.values)), self.metric)
 
-    def rank(self, metric: str) -> float:
-        """Return a number that is smaller for better results; infinite for none."""
-        if not self.values:
+    @property
+    def rank(self) -> float:
+        """Return a number that is smaller for better results; infinite for none, and for those of a
+        run that a search has stopped."""
+        if not self.values or self.pruned:
             return math.inf
-        value = float(np.mean(self.values))
-        return value if less_is_better(metric) else -value
+        return float(self.mean) * (1 if less_is_better(self.metric) else -1)
+
+    def text(self, best: bool) -> str:
+        """Return mean ± standard deviation (n - 1) in Markdown."""
+        if not self.values:
+            return "diverged" if self.diverged else "-"
+        text = self.mean
+        if len(self.values) > 1:
+            text += f" ± {form(float(np.std(self.values, ddof=1)), self.metric)}"
+        text = f"**{text}**" if best else text
+        return text + SOME_DIVERGED * bool(self.diverged) + PRUNED * self.pruned
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of a table, by row, column and metric."""
+    """The texts of a table."""
 
-    row_keys: tuple[str, ...]
-    column_keys: tuple[str, ...]
-    rows: tuple[Key, ...]
-    columns: tuple[Key, ...]
     metrics: tuple[str, ...]
-    cells: Mapping[tuple[Key, Key, str], Cell]
-    seeds: tuple[int, ...]  # the different numbers of seeds in a cell
+    columns: tuple[str, ...]  # labels; one that is empty where nothing of the data varies
+    rows: Mapping[str, Sequence[str]]  # label -> text by column and metric, the metrics innermost
+    about: str
 
-    def cell(self, row: Key, column: Key, metric: str) -> Cell:
-        return self.cells.get((row, column, metric), Cell((), 0))
-
-    def transposed(self) -> "Grid":
-        """Return the table with rows and columns changed."""
-        cells = {(column, row, metric): cell for (row, column, metric), cell in self.cells.items()}
-        return Grid(
-            self.column_keys,
-            self.row_keys,
-            self.columns,
-            self.rows,
-            self.metrics,
-            cells,
-            self.seeds,
-        )
-
-
-def latex(runs: Sequence[RunDirectory], layout: Layout) -> str:
-    """Return a tabular of booktabs, for `\\input` in a table environment. Raises ConfigError for a
-    metric or a key that no run has."""
-    grid = grid_of(runs, layout)
-    # The best of a column is that of its methods, also where these stand beside each other.
-    best = {
-        (column, metric): min(
-            (shown_rank(grid.cell(row, column, metric), metric) for row in grid.rows), default=0.0
-        )
-        for column in grid.columns
-        for metric in grid.metrics
-    }
-
-    def shown(row: Key, column: Key, metric: str) -> str:
-        cell = grid.cell(row, column, metric)
-        text, rank = cell.text(metric), shown_rank(cell, metric)
-        if len(grid.rows) > 1 and rank == best[column, metric] < math.inf:
-            text = f"\\textbf{{{text}}}"
-        return text + (DAGGER if cell.values and cell.diverged else "")
-
-    partly = any(cell.values and cell.diverged for cell in grid.cells.values())
-    if layout.transpose:
-        return tabular(
-            grid.transposed(), lambda row, column, metric: shown(column, row, metric), partly
-        )
-    return tabular(grid, shown, partly)
-
-
-def tabular(grid: Grid, shown: Callable[[Key, Key, str], str], partly: bool) -> str:
-    """Return the LaTeX of a grid; shown: the text of a cell; partly: some cells leave out seeds
-    that diverged."""
-    places = [(column, metric) for column in grid.columns for metric in grid.metrics]
-    several = len(grid.columns) > 1 or bool(grid.column_keys)
-    lines = [f"% {about(grid)}", f"\\begin{{tabular}}{{l{'c' * len(places)}}}", "\\toprule"]
-    if several and len(grid.metrics) > 1:
-        spans = [
-            f"\\multicolumn{{{len(grid.metrics)}}}{{c}}{{{label(grid.column_keys, c)}}}"
-            for c in grid.columns
+    @property
+    def section(self) -> Section:
+        heads = [
+            ": ".join(filter(None, [column, title_of(metric) if self.shows_metrics else ""]))
+            for column in self.columns
+            for metric in self.metrics
         ]
-        ends = [
-            (2 + i * len(grid.metrics), 1 + (i + 1) * len(grid.metrics))
-            for i in range(len(grid.columns))
-        ]
-        lines += [
-            row_of("", spans),
-            " ".join(f"\\cmidrule(lr){{{first}-{last}}}" for first, last in ends),
-        ]
-        lines += [row_of("", [title_of(metric) for _, metric in places])]
-    elif several:
-        lines += [
-            row_of(
-                title_of(grid.metrics[0]),
-                [label(grid.column_keys, column) for column in grid.columns],
-            )
-        ]
+        frame = pd.DataFrame(list(self.rows.values()), index=list(self.rows), columns=heads)
+        return Section("", frame, self.corner)
+
+    @property
+    def shows_metrics(self) -> bool:
+        return len(self.metrics) > 1 or self.columns == ("",)
+
+    @property
+    def corner(self) -> str:
+        """Return the head of the first column: the metric, where columns do not say it."""
+        return "" if self.shows_metrics else title_of(self.metrics[0])
+
+
+def latex(grid: Grid) -> str:
+    """Return a tabular of booktabs, for `\\input` in a table environment."""
+    width = len(grid.metrics)
+    wide = len(grid.columns) * width
+    lines = [f"% Needs the package booktabs. {grid.about}", f"\\begin{{tabular}}{{l{'c' * wide}}}"]
+    lines.append("\\toprule")
+    if not grid.shows_metrics:
+        lines.append(row_of(grid.corner, grid.columns))
     else:
-        lines += [row_of("", [title_of(metric) for metric in grid.metrics])]
-    lines += ["\\midrule"]
-    lines += [
-        row_of(label(grid.row_keys, row), [shown(row, c, metric) for c, metric in places])
-        for row in grid.rows
-    ]
-    lines += ["\\bottomrule"]
-    if partly:
-        note = f"{DAGGER} without the seeds that diverged"
-        lines += [f"\\multicolumn{{{len(places) + 1}}}{{l}}{{\\footnotesize {note}}} \\\\"]
+        if grid.columns != ("",):
+            spans = [f"\\multicolumn{{{width}}}{{c}}{{{escape(label)}}}" for label in grid.columns]
+            ends = range(2, 2 + wide, width)
+            rules = [f"\\cmidrule(lr){{{first}-{first + width - 1}}}" for first in ends]
+            lines += [" & ".join(["", *spans]).lstrip() + r" \\", " ".join(rules)]
+        lines.append(row_of("", [title_of(metric) for metric in grid.metrics] * len(grid.columns)))
+    lines.append("\\midrule")
+    lines += [row_of(label, texts) for label, texts in grid.rows.items()]
+    lines.append("\\bottomrule")
+    for mark in marks_in(text for texts in grid.rows.values() for text in texts):
+        note = f"\\footnotesize {SYMBOLS[mark]} {NOTES[mark]}"
+        lines.append(f"\\multicolumn{{{wide + 1}}}{{l}}{{{note}}} \\\\")
     return "\n".join([*lines, "\\end{tabular}"]) + "\n"
 
 
 def grid_of(runs: Sequence[RunDirectory], layout: Layout) -> Grid:
-    """Group runs by what varies between them, but for the seed."""
+    """Group runs by what varies between them, but for the seed. Raises ConfigError for a metric or
+    a key that no run has."""
     found = [fields(run) for run in runs]
     keys = list(dict.fromkeys(key for each in found for key in each))
     varying = [key for key in keys if len({each.get(key) for each in found}) > 1]
@@ -203,65 +160,72 @@ def grid_of(runs: Sequence[RunDirectory], layout: Layout) -> Grid:
     columns = tuple(key for key in varying if key not in rows)
     rows = rows or tuple(key for key in ("algorithm",) if key in keys)
     metrics = metrics_of(runs, layout.metrics)
-    groups: dict[tuple[Key, Key], list[RunDirectory]] = {}
-    for run, values in zip(runs, found, strict=True):
-        place = tuple(map(values.get, rows)), tuple(map(values.get, columns))
-        groups.setdefault(place, []).append(run)
+    groups: dict[tuple[str, str], list[RunDirectory]] = {}
+    for run, each in zip(runs, found, strict=True):
+        groups.setdefault((label(rows, each), label(columns, each)), []).append(run)
     cells = {
         (*place, metric): cell_of(group, metric)
         for place, group in groups.items()
         for metric in metrics
     }
-    grid = Grid(
-        rows,
-        columns,
-        ordered({row for row, _ in groups}),
-        ordered({column for _, column in groups}),
-        metrics,
-        cells,
-        tuple(sorted({len(group) for group in groups.values()})),
-    )
-    return sort_rows(grid, layout.sort)
+    across = ordered({column for _, column in groups})
+    down = ordered({row for row, _ in groups})
+    if layout.sort != "name":
+        by = layout.sort or metrics[0]
+        require_known([by], ("name", *metrics), "--sort")
+        down.sort(key=lambda row: mean_rank([cells.get((row, each, by)) for each in across]))
+    best = {
+        (column, metric): min(
+            cell.rank for (_, *at), cell in cells.items() if at == [column, metric]
+        )
+        for column in across
+        for metric in metrics
+    }
 
-
-def sort_rows(grid: Grid, by: str) -> Grid:
-    """Return the table with its rows in order. by: `name`, or a metric: the best mean over the
-    columns first."""
-    if by == "name":
-        return grid
-    require_known([by], ("name", *grid.metrics), "--sort")
-
-    def rank(row: Key) -> float:
-        ranks = [
-            cell.rank(by) for column in grid.columns if (cell := grid.cell(row, column, by)).values
+    def texts(row: str, column: str) -> list[str]:
+        """Return the texts of a row in a column, metric by metric."""
+        mine = [cells.get((row, column, metric), Cell(metric)) for metric in metrics]
+        lead = [best[column, metric] for metric in metrics]
+        bold = [
+            len(down) > 1 and cell.rank == to < math.inf
+            for cell, to in zip(mine, lead, strict=True)
         ]
-        return float(np.mean(ranks)) if ranks else math.inf
+        return [cell.text(each) for cell, each in zip(mine, bold, strict=True)]
 
-    rows = tuple(sorted(grid.rows, key=rank))
+    outer, inner = (across, down) if layout.transpose else (down, across)
+    body = [
+        [text for b in inner for text in (texts(b, a) if layout.transpose else texts(a, b))]
+        for a in outer
+    ]
     return Grid(
-        grid.row_keys, grid.column_keys, rows, grid.columns, grid.metrics, grid.cells, grid.seeds
+        metrics,
+        tuple(displayed(inner)),
+        dict(zip(displayed(outer), body, strict=True)),
+        about(sorted({len(group) for group in groups.values()})),
     )
+
+
+def mean_rank(cells: Iterable[Cell | None]) -> float:
+    """Return the mean rank of a row over its columns; infinite for a row without a result."""
+    ranks = [cell.rank for cell in cells if cell is not None and cell.rank < math.inf]
+    return float(np.mean(ranks)) if ranks else math.inf
 
 
 def fields(run: RunDirectory) -> dict[str, str]:
     """Return what says what was run, but for the seed: groups by their options, and overrides."""
     given = {key: value for key, _, value in (text.partition("=") for text in said(run))}
-    groups = [key for key in UNNAMED if key not in given and run.summary.get(key) is not None]
+    of = chosen(run)
+    groups = [key for key in UNNAMED if key not in given and of.get(key) is not None]
     if "experiment" in given:  # which says the rest
         groups = [key for key in groups if key == "algorithm"]
-    return given | {key: str(run.summary[key]) for key in groups}
+    return given | {key: str(of[key]) for key in groups}
 
 
 def metrics_of(runs: Sequence[RunDirectory], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics asked for, else the usual ones that some run has."""
+    """Return the metrics asked for, else the main ones."""
     known = {key for run in runs for key, value in run.summary.items() if is_number(value)}
-    if wanted:
-        require_known(wanted, sorted(known), "--metrics")
-        return tuple(wanted)
-    return next(
-        (found for usual in USUAL if (found := tuple(m for m in usual if m in known))),
-        ("accuracy",),
-    )
+    require_known(wanted, sorted(known), "--metrics")
+    return tuple(wanted) or tuple(measure.key for measure in main_measures(runs))
 
 
 def is_number(value: object) -> bool:
@@ -279,77 +243,40 @@ def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None
 def cell_of(group: Sequence[RunDirectory], metric: str) -> Cell:
     """Return the results of the runs of a cell. metric: a value of summary.json."""
     values = [
-        run.summary[metric]
+        float(run.summary[metric])
         for run in group
         if not run.diverged and is_number(run.summary.get(metric))
     ]
-    return Cell(tuple(map(float, values)), sum(run.diverged for run in group))
+    return Cell(
+        metric, tuple(values), sum(run.diverged for run in group), any(map(is_pruned, group))
+    )
 
 
-def shown_rank(cell: Cell, metric: str) -> float:
-    """Return the rank of a cell by its mean as it is printed, so that what looks equal is equal."""
-    if not cell.values:
-        return math.inf
-    value = float(form(float(np.mean(cell.values)), metric))
-    return value if less_is_better(metric) else -value
-
-
-def form(value: float, metric: str) -> str:
-    """Return a number as papers print it: accuracies in per cent."""
-    return f"{100 * value:.2f}" if is_accuracy(metric) else f"{value:.3f}"
-
-
-def is_accuracy(metric: str) -> bool:
-    """Tell whether a key of summary.json is an accuracy, its worst or its deviation over clients,
-    in whatever view."""
-    return re.sub("(_worst|_std)?(_augmented)?$", "", metric).endswith("accuracy")
-
-
-def less_is_better(metric: str) -> bool:
-    name = metric.removesuffix("_augmented")
-    ends = ("forgetting", "forgetting_degree", "loss", "seconds", "rounds", "bytes")
-    return name.endswith("_std") or name.removesuffix("_worst").endswith(ends)
-
-
-def title_of(metric: str) -> str:
-    """Return the head of a metric's column."""
-    words = metric.replace("_", " ").capitalize()
-    return escape(f"{words} (%)" if is_accuracy(metric) else words)
-
-
-def label(keys: Sequence[str], values: Key) -> str:
+def label(keys: Sequence[str], values: Mapping[str, str]) -> str:
     """Return the head of a row or column: the values of its keys, without what a run does not
     have."""
-    pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
     texts = [
-        value if key in UNNAMED else f"{key.removeprefix('algorithm.')}={value}"
-        for key, value in pairs
+        values[key] if key in UNNAMED else f"{key.removeprefix('algorithm.')}={values[key]}"
+        for key in keys
+        if key in values
     ]
-    return escape(" ".join(texts))
+    return " ".join(texts)
 
 
 def escape(text: str) -> str:
-    """Return a text as LaTeX shows it."""
-    return "".join(SPECIAL.get(letter, letter) for letter in text)
+    """Return a text of Markdown as LaTeX shows it."""
+    plain = "".join(SPECIAL.get(letter, letter) for letter in text)
+    for mark, command in SYMBOLS.items():
+        plain = plain.replace(mark, command)
+    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", plain)
 
 
-def ordered(keys: Iterable[Key]) -> tuple[Key, ...]:
-    """Sort rows or columns by name, numbers by their value; what has no value first."""
-    return tuple(sorted(keys, key=lambda key: [natural(value or "") for value in key]))
+def row_of(head: str, cells: Iterable[str]) -> str:
+    return " & ".join(map(escape, [head, *cells])) + r" \\"
 
 
-def natural(text: str) -> list[tuple[float, str]]:
-    """Return a key for sorting: numbers by their value, before words."""
-    pieces = re.split(r"(\d+(?:\.\d+)?)", text)
-    return [(float(piece), "") if i % 2 else (math.inf, piece) for i, piece in enumerate(pieces)]
-
-
-def row_of(head: str, cells: Sequence[str]) -> str:
-    return " & ".join([head, *cells]) + r" \\"
-
-
-def about(grid: Grid) -> str:
-    """Return the comment above a table."""
-    counts = " to ".join(map(str, sorted({grid.seeds[0], grid.seeds[-1]})))
-    seeds = f"Mean and standard deviation over {counts} seeds" if grid.seeds[-1] > 1 else "One seed"
-    return f"Needs the package booktabs. {seeds}; best in bold."
+def about(sizes: Sequence[int]) -> str:
+    """Return what stands above a table. sizes: the different numbers of seeds in a cell."""
+    counts = " to ".join(map(str, sorted({sizes[0], sizes[-1]})))
+    seeds = f"Mean ± standard deviation over {counts} seeds" if sizes[-1] > 1 else "One seed"
+    return f"{seeds}; best in bold."

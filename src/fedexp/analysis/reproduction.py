@@ -228,7 +228,7 @@ def section(
             f" number]({csv_of(sweep)})."
         )
         if compare.printed_cells(sweep):
-            texts += [layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}"]
+            texts.append(f"Rule: {sweep.rule}. {compare.TOLERANCES}")
             texts.append(layout.all_markdown(parts.all_parts(table), level=4))
     if pictures:
         shown = [

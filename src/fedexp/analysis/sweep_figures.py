@@ -10,15 +10,24 @@ parameter takes several values, `<setting>_<parameter>.png` (FedNTD Fig. 15 and 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedexp.analysis.compare import WHERE
+from fedexp.analysis.measures import is_pruned
+from fedexp.analysis.naming import (
+    SAID,
+    displayed,
+    grouped,
+    names,
+    ordered,
+    said,
+    shared_overrides,
+)
 from fedexp.core.pictures import Pictures
 from fedexp.core.views import VALIDATION, named
 from fedexp.figures import save_all
@@ -30,37 +39,6 @@ from fedexp.rundir.reader import RunDirectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Overrides that do not tell runs apart, and those that the label of a setting says in another way.
-UNSAID = (
-    "seed",
-    "tracker",
-    *WHERE,
-    "figures",
-    "hydra",
-    "data_dir",
-    "checkpoint_interval",
-    "profile",
-    "forgetting_metric",
-    "analysis",
-    "test_views",
-    "evaluate_on",
-    "objective",
-    "resume",
-    "keep_models",
-    "keep_local_models",
-)
-SAID = ("experiment=", "dataset=", "partition=", "algorithm=")
-
-
-class Told(Protocol):
-    """A run, as far as names of settings and methods follow from it."""
-
-    @property
-    def overrides(self) -> Sequence[str]: ...
-
-    @property
-    def summary(self) -> Mapping[str, Any]: ...
-
 
 @dataclass(frozen=True)
 class Method:
@@ -68,6 +46,7 @@ class Method:
 
     name: str
     runs: tuple[RunDirectory, ...]
+    number: int = 0  # its colour and line style, the same in all figures of the sweep
 
     @cached_property
     def files(self) -> list[RunData]:
@@ -77,7 +56,12 @@ class Method:
     def label(self) -> str:
         """Return the method's name, with the state of its runs where that matters."""
         diverged = sum(run.diverged for run in self.runs)
-        return f"{self.name} ({diverged} of {len(self.runs)} diverged)" if diverged else self.name
+        pruned = " (pruned)" if any(map(is_pruned, self.runs)) else ""
+        return (
+            f"{self.name} ({diverged} of {len(self.runs)} diverged)"
+            if diverged
+            else self.name + pruned
+        )
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv; of
@@ -119,16 +103,16 @@ class Setting:
         return f"{self.name}, {self.common}" if self.common else self.name
 
     @property
-    def with_tasks(self) -> bool:
-        return any(file.tasks is not None for method in self.methods for file in method.files)
+    def runs(self) -> list[RunDirectory]:
+        return [run for method in self.methods for run in method.runs]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method whose parameter takes several values; without values of it (a baseline) `points` has
-    one key, nan."""
+    """A method whose parameter takes several values."""
 
     name: str
+    number: int  # as of a method
     points: dict[float, tuple[RunDirectory, ...]]
 
 
@@ -163,16 +147,12 @@ def pictures(runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Figure]]":
     for setting in settings(runs):
         yield f"{setting.name}_curves", draw_sweep.curves(setting)
         if any(method.files[0].history for method in setting.methods):
-            yield (
-                f"{setting.name}_class_accuracy",
-                draw_sweep.class_accuracy(setting, normalised=False),
-            )
-            yield (
-                f"{setting.name}_class_accuracy_normalised",
-                draw_sweep.class_accuracy(setting, normalised=True),
-            )
+            for end, normalised in (("", False), ("_normalised", True)):
+                figure = draw_sweep.class_accuracy(setting, normalised)
+                yield f"{setting.name}_class_accuracy{end}", figure
         if any(method.global_drops().size for method in setting.methods):
-            yield f"{setting.name}_round_forgetting", draw_sweep.round_forgetting(setting)
+            figure = draw_sweep.round_forgetting([setting], setting.title)
+            yield f"{setting.name}_round_forgetting", figure
         for name, draw in draw_measured.pictures(setting):
             yield f"{setting.name}_{name}", draw(setting)
     for sweep in parameter_sweeps(runs):
@@ -185,52 +165,47 @@ def slug(name: str) -> str:
 
 
 def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
-    """Group runs by setting and method, in the order in which they come."""
-    found: dict[str, dict[str, list[RunDirectory]]] = {}
-    shared = shared_overrides(runs)
-    single = len({run.summary["algorithm"] for run in runs}) == 1
-    for run in runs:
-        setting, method = names(run, shared, single)
-        found.setdefault(setting, {}).setdefault(method, []).append(run)
+    """Group runs by setting and method, methods by name."""
+    shared, groups = shared_overrides(runs), grouped(runs)
     told = (
         ("experiment=", "algorithm=") if any(o.startswith("experiment=") for o in shared) else SAID
     )
     common = " ".join(sorted(o for o in shared if not o.startswith(told)))
+    looks = looks_of(runs)
     return [
-        Setting(name, tuple(Method(m, by_seed(members)) for m, members in methods.items()), common)
-        for name, methods in found.items()
+        Setting(
+            shown,
+            tuple(
+                Method(looks[method].name, by_seed(methods[method]), looks[method].number)
+                for method in looks
+                if method in methods
+            ),
+            common,
+        )
+        for shown, methods in zip(displayed(list(groups)), groups.values(), strict=True)
     ]
+
+
+class Look(NamedTuple):
+    """The name and the number of a method in figures."""
+
+    name: str
+    number: int
+
+
+def looks_of(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> dict[str, Look]:
+    """Return how each method of a sweep looks, in the order of the names. further: other names of
+    lines, which come after all methods."""
+    methods = ordered({method for _, method in names(runs)})
+    every = [*methods, *(name for name in further if name not in methods)]
+    return {
+        name: Look(shown, i)
+        for i, (name, shown) in enumerate(zip(every, displayed(every), strict=True))
+    }
 
 
 def by_seed(runs: Sequence[RunDirectory]) -> tuple[RunDirectory, ...]:
     return tuple(sorted(runs, key=lambda run: run.summary.get("seed") or 0))
-
-
-def said(run: Told) -> list[str]:
-    """Return the overrides that say what was run."""
-    return [text.lstrip("+") for text in run.overrides if not text.startswith(UNSAID)]
-
-
-def shared_overrides(runs: Sequence[Told]) -> set[str]:
-    return set.intersection(*(set(said(run)) for run in runs)) if runs else set()
-
-
-def names(run: Told, shared: set[str], single: bool, without: str = "") -> tuple[str, str]:
-    """Return (setting, method). single: all runs have one algorithm, and what else varies is its.
-    without: a key to leave out."""
-    texts = [text for text in said(run) if text.partition("=")[0] != without]
-    experiment = [text.partition("=")[2] for text in texts if text.startswith("experiment=")]
-    place = (
-        experiment[-1]
-        if experiment
-        else f"{run.summary.get('dataset')} {run.summary.get('partition')}"
-    )
-    varying = [text for text in texts if text not in shared and not text.startswith(SAID)]
-    own = [text for text in varying if single or text.startswith("algorithm.")]
-    # in whatever order a command gives them
-    others = sorted(text for text in varying if text not in own)
-    method = [str(run.summary["algorithm"]), *(text.removeprefix("algorithm.") for text in own)]
-    return " ".join([place, *others]), " ".join(method)
 
 
 def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
@@ -238,10 +213,8 @@ def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
     setting."""
     values: dict[str, set[float]] = {}
     for run in runs:
-        for text in said(run):
-            key, _, value = text.partition("=")
-            if (x := as_number(value)) is not None:
-                values.setdefault(key, set()).add(x)
+        for key, x in numbers_of(run).items():
+            values.setdefault(key, set()).add(x)
     return [
         sweep for key, found in values.items() if len(found) > 1 for sweep in sweeps_of(key, runs)
     ]
@@ -249,38 +222,36 @@ def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
 
 def sweeps_of(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
     """Return the sweeps of one key, in each setting where it takes several values."""
-    shared = shared_overrides(runs)
     lines: dict[str, dict[str, dict[float, list[RunDirectory]]]] = {}
     others: dict[str, dict[str, list[RunDirectory]]] = {}
-    for run in runs:
-        setting, method = names(run, shared, single=False, without=key)
-        given = {k: v for k, _, v in (text.partition("=") for text in said(run))}
-        if (x := as_number(given.get(key, ""))) is not None:
-            lines.setdefault(setting, {}).setdefault(method, {}).setdefault(x, []).append(run)
-        else:
+    swept = {run.summary["algorithm"] for run in runs if key in numbers_of(run)}
+    for run, (setting, method) in zip(runs, names(runs, key), strict=True):
+        if (x := numbers_of(run).get(key)) is not None:
+            at = lines.setdefault(setting, {}).setdefault(method, {})
+            at.setdefault(x, []).append(run)
+        elif run.summary["algorithm"] not in swept:
             others.setdefault(setting, {}).setdefault(method, []).append(run)
+    looks = looks_of(runs, ordered({name for methods in lines.values() for name in methods}))
     for setting, methods in lines.items():
-        if max(map(len, methods.values())) < 2:
-            continue
-        swept = {
-            run.summary["algorithm"]
-            for points in methods.values()
-            for group in points.values()
-            for run in group
-        }
-        yield ParameterSweep(
-            key,
-            setting,
-            tuple(
-                Line(m, {x: by_seed(group) for x, group in sorted(p.items())})
-                for m, p in methods.items()
-            ),
-            tuple(
-                Method(name, by_seed(members))
-                for name, members in others.get(setting, {}).items()
-                if members[0].summary["algorithm"] not in swept
-            ),
-        )
+        if max(map(len, methods.values())) > 1:
+            yield ParameterSweep(
+                key,
+                displayed([setting])[0],
+                tuple(
+                    Line(*looks[name], {x: by_seed(group) for x, group in sorted(points.items())})
+                    for name, points in methods.items()
+                ),
+                tuple(
+                    Method(looks[name].name, by_seed(members), looks[name].number)
+                    for name, members in others.get(setting, {}).items()
+                ),
+            )
+
+
+def numbers_of(run: RunDirectory) -> dict[str, float]:
+    """Return key -> value of the overrides that are finite numbers."""
+    given = (text.partition("=") for text in said(run))
+    return {key: x for key, _, value in given if (x := as_number(value)) is not None}
 
 
 def as_number(text: str) -> float | None:

@@ -72,7 +72,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     above.tick_params(labelbottom=False)
     above.set_ylabel("task")
     above.yaxis.set_major_locator(integers(NAMED_CLASSES))
-    _task_lines(run, above, "white", cells=True)
+    task_lines(run, above, "white", cells=True)
     series = {
         "average accuracy on the learned tasks": (average_accuracy, BLUE),
         "new-task accuracy": (new_task_accuracy, ORANGE),
@@ -87,7 +87,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
         say(below, "undefined before the first round")
     below.set_ylim(0, 1.03)
     below.set_ylabel("test accuracy")
-    _task_lines(run, below, GREY, cells=True)
+    task_lines(run, below, GREY, cells=True)
     # beside it would move the colour bar away
     round_panel(below, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=3)
     below.sharex(above)
@@ -252,11 +252,11 @@ def _class_map(
     figure, (axes,) = _figure(run, subject, 1.5 + map_height(values.shape[1]))
     heat_map(figure, axes, np.array(history.rounds), values, label, top)
     class_axis(axes, run.classes)
-    _task_lines(run, axes, "white", cells=True)
+    task_lines(run, axes, "white", cells=True)
     return figure
 
 
-def _task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> None:
+def task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> None:
     """Draw a thin line where a task other than the first begins: between two rounds or, in a heat
     map, two cells."""
     if run.tasks is None:
@@ -330,7 +330,7 @@ def _round_axis(run: RunData, *panels: Axes) -> None:
     first, last = np.nanmin(rounds), np.nanmax(rounds)
     margin = 0.02 * max(last - first, 1)
     for axes in panels:
-        _task_lines(run, axes, GREY)
+        task_lines(run, axes, GREY)
         axes.set_xlim(first - margin, last + margin)
         round_panel(axes, loc="upper left", bbox_to_anchor=(1.01, 1))
     panels[-1].set_xlabel("round")

@@ -18,7 +18,8 @@ import fedexp
 from fedexp.analysis import aggregate, compare, layout
 from fedexp.analysis.benchmark import benchmark_sections
 from fedexp.analysis.claims import of_text
-from fedexp.analysis.paper_table import natural
+from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
+from fedexp.analysis.naming import displayed, names, ordered
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.storage import regular
 from fedexp.core.views import AUGMENTED, PLAIN, file_of, suffix
@@ -95,32 +96,27 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
     if base in (path.absolute() for path in directories):
         base = base.parent
     runs = [RunDirectory(directory) for directory in directories]
-    parts = [parts_of(run) for run in runs]
-    names = {
-        "setting": distinct([part and part[0] for part in parts]),
-        "method": [part and part[1] for part in parts],
-    }
-    known = {
-        kind: sorted({name for name in given if name is not None}, key=natural)
-        for kind, given in names.items()
-    }
+    told = [run for run in runs if run.overrides or run.config]
+    settings, methods = zip(*names(told), strict=True) if told else ((), ())
+    places = {"setting": places_of(settings), "method": places_of(methods)}
     pools = {"axes": Pool(), "classes": Pool()}
-    rows = []
-    for i, run in enumerate(runs):
-        row: dict[str, Any] = {
-            "name": run.directory.absolute().relative_to(base).as_posix(),
-            "status": run.status,
-        }
-        for kind, given in names.items():
-            row[kind] = None if (name := given[i]) is None else known[kind].index(name)
+    rows: list[dict[str, Any]] = []
+    named = dict(
+        zip([run.directory for run in told], zip(settings, methods, strict=True), strict=True)
+    )
+    for run in runs:
+        name = run.directory.absolute().relative_to(base).as_posix()
+        row: dict[str, Any] = {"name": name, "status": "pruned" if is_pruned(run) else run.status}
+        of = named.get(run.directory, (None, None))
+        row |= {kind: places[kind].get(each) for kind, each in zip(places, of, strict=True)}
         rows.append(row | describe(run, pools))
     return {
         "title": title_of(paths),
         "made": datetime.now().astimezone().isoformat(timespec="minutes"),
         "version": fedexp.__version__,
         "levels": LEVELS,
-        "settings": known["setting"],
-        "methods": known["method"],
+        "settings": displayed(list(places["setting"])),
+        "methods": displayed(list(places["method"])),
         **{name: pool.items for name, pool in pools.items()},
         "measures": measures(runs),
         "keys": configurations(runs),
@@ -129,40 +125,16 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
     }
 
 
+def places_of(given: Iterable[str]) -> dict[str, int]:
+    """Return name -> place in the order of the names, by which figures colour them too."""
+    return {name: place for place, name in enumerate(ordered(set(given)))}
+
+
 def title_of(paths: Sequence[Path]) -> str:
     if len(paths) > 1:
         return f"{len(paths)} directories of runs"
     sweep = aggregate.sweep_of(paths[0].absolute())
     return sweep.title if sweep else paths[0].absolute().name
-
-
-def parts_of(run: RunDirectory) -> tuple[list[str], str] | None:
-    """Return (words of the setting, method); None where the run does not say."""
-    if not run.overrides and not run.config:
-        return None
-    data, method, others = aggregate.parts_of(
-        run.summary | (run.config.get("choices") or {}), run.overrides
-    )
-    return [*data, *others], " ".join(word.removeprefix("algorithm.") for word in method)
-
-
-def distinct(settings: Sequence[Sequence[str] | None]) -> list[str | None]:
-    """Name each setting: by its first two words, and the others that not all with the same first
-    word share."""
-    shared: dict[str, set[str]] = {}
-    for words in settings:
-        if words is not None:
-            shared[words[0]] = shared.get(words[0], {*words}) & {*words}
-    return [
-        (
-            None
-            if words is None
-            else " ".join(
-                [*words[:2], *(word for word in words[2:] if word not in shared[words[0]])]
-            )
-        )
-        for words in settings
-    ]
 
 
 def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
@@ -230,19 +202,12 @@ def is_measure(column: str) -> bool:
 
 def measures(runs: Iterable[RunDirectory]) -> list[str]:
     """Return the columns of rounds.csv that any run has a value of, the usual ones first."""
-    found = dict.fromkeys(
-        ("test_accuracy", "forgetting", "average_accuracy", "task_forgetting"), False
-    )
+    found = dict.fromkeys((each.column for each in main_measures(runs)), False)
     for run in runs:
-        if run.rounds is not None:
-            found |= dict.fromkeys(
-                (
-                    str(name)
-                    for name in run.rounds
-                    if is_measure(str(name)) and run.rounds[name].notna().any()
-                ),
-                True,
-            )
+        table = pd.DataFrame() if run.rounds is None else run.rounds
+        found |= {
+            name: True for name in map(str, table) if is_measure(name) and table[name].notna().any()
+        }
     return [name for name, there in found.items() if there]
 
 
@@ -350,17 +315,16 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
         return None
     common = {
         "title": found.sweep.title if found.sweep else directory.absolute().name,
-        "targets": frame(found.targets),
+        "targets": frame(aggregate.trimmed(found.targets)),
     }
     if found.sweep is None:
-        means = frame(found.tidy.drop(columns=list(aggregate.ORIGIN[1:])))
-        return common | {"means": means, "sections": benchmark(directory, runs)}
+        return common | {"means": means(found.tidy), "sections": benchmark(directory, runs)}
     tidy = found.tidy[~of_text(found.tidy)]
     named = tidy.assign(column=layout.column_names(tidy))
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for (method, column), group in named.groupby(["method", "column"], sort=False):
-        rows: list[dict[str, Any]] = group.to_dict("records")  # type: ignore[assignment]
-        cells.setdefault(str(method), {})[str(column)] = [cell(row) for row in rows]
+        records: list[Mapping[Any, Any]] = list(group.to_dict("records"))
+        cells.setdefault(str(method), {})[str(column)] = list(map(cell, records))
     return common | {
         "caption": (
             f"{aggregate.verdicts(found.tidy)} Rule: {found.sweep.rule}. {compare.TOLERANCES}"
@@ -370,23 +334,31 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
     }
 
 
+def means(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the means over seeds without counts that say nothing. best: measure -> its best row
+    in each setting, where there are several."""
+    columns = [str(name) for name in table if name not in ("setting", "method", *aggregate.COUNTS)]
+    counts = [name for name in ("n", "diverged", "pruned") if table[name].max() > (name == "n")]
+    several = table.groupby("setting")["method"].transform("size") > 1
+    sound = table[columns].where(several & (table["pruned"] == 0))
+    best: dict[str, list[int]] = {}
+    for name in columns:
+        ranks = sound[name].groupby(table["setting"]).rank("min", ascending=less_is_better(name))
+        best[name] = [] if name == "best_round" else np.flatnonzero(ranks == 1).tolist()
+    return frame(table[["setting", "method", *columns, *counts]]) | {"best": best}
+
+
 def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]:
     """Return the tables of a benchmark: results, cost and ranks; [] of another sweep."""
     sweep = aggregate.sweep_of(directory.absolute())
     if sweep is None or not sweep.ranks:
         return []
-    parts = benchmark_sections(sweep, [run for run in runs if run.finished])
-    return [
-        {
-            "title": part.title,
-            "columns": ["method", *map(str, part.table.columns)],
-            "rows": [
-                [str(name), *row]
-                for name, row in zip(part.table.index, part.table.to_numpy(), strict=True)
-            ],
-        }
-        for part in parts
-    ]
+    found = []
+    for part in benchmark_sections(sweep, runs):
+        columns = ["method", *map(str, part.table.columns)]
+        rows = part.table.reset_index().astype(object).to_numpy().tolist()
+        found.append({"title": part.title, "columns": columns, "rows": rows})
+    return found
 
 
 def cell(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -402,8 +374,7 @@ def cell(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def frame(table: pd.DataFrame) -> dict[str, Any]:
-    """Return a table whose runs are named by what not all of them have."""
-    names = distinct([str(name).split() for name in table["run"]])
-    rows = table.drop(columns="run").astype(object).to_numpy().tolist()
-    shown = [[name, *map(plain, row)] for name, row in zip(names, rows, strict=True)]
-    return {"columns": ["run", *table.columns.drop("run")], "rows": shown}
+    """Return a table of settings and methods with the names of its rows as they are shown."""
+    rest = table.drop(columns=["setting", "method"]).astype(object)
+    rows = zip(aggregate.labels_of(table), rest.to_numpy().tolist(), strict=True)
+    return {"columns": ["run", *rest], "rows": [[name, *map(plain, row)] for name, row in rows]}

@@ -403,7 +403,21 @@ function table(columns, rows, { head = 1, onpick } = {}) {
     make("th", { scope: "col", class: rows[0]?.cells[i].class }, make("button", { type: "button", onclick: (event) => sort(i, event.currentTarget) }, name))))), body);
 }
 
-const scrolling = (label, child) => make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, child);
+/** A table that scrolls within itself, and says so while there is more of it to the right. */
+function scrolling(label, child) {
+  const node = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, child);
+  const hint = make("p", { class: "note hint", "aria-hidden": "true" }, "more columns →");
+  const update = () => {
+    const more = node.scrollLeft + node.clientWidth < node.scrollWidth - 1;
+    node.classList.toggle("more", more);
+    hint.hidden = !more;
+  };
+  node.addEventListener("scroll", update);
+  new ResizeObserver(update).observe(node);
+  const both = new DocumentFragment();
+  both.append(hint, node);
+  return both;
+}
 
 /** Numbers of a column with a bar each; the largest is the longest. */
 function numberCells(values, spreads = []) {
@@ -413,6 +427,8 @@ function numberCells(values, spreads = []) {
   return values.map((value, i) => ({ text: typeof spreads[i] === "number" ? `${text(value)} ± ${text(spreads[i])}` : text(value), value: value ?? null, class: "number", part: typeof value === "number" && largest > 0 ? Math.max(0, value / largest) * 0.999 : 0 }));
 }
 
+const COUNTS = ["n", "diverged", "pruned"];
+
 /** Columns of a table of the server's making: `<name>_std` stands beside `<name>`. */
 function framed(frame, label) {
   const column = (name) => frame.rows.map((row) => row[frame.columns.indexOf(name)]);
@@ -420,8 +436,10 @@ function framed(frame, label) {
   const cells = shown.map((name) => {
     const values = column(name);
     if (values.some((value) => typeof value === "string")) return values.map((text) => ({ text, class: "long" }));
-    if (name === "n" || name === "diverged") return values.map((v) => ({ text: number(v), value: v }));
-    return numberCells(values, frame.columns.includes(`${name}_std`) ? column(`${name}_std`) : []);
+    if (COUNTS.includes(name)) return values.map((v) => ({ text: number(v), value: v, class: "number" }));
+    const cells = numberCells(values, frame.columns.includes(`${name}_std`) ? column(`${name}_std`) : []);
+    for (const row of frame.best?.[name] ?? []) cells[row].class = "number best";
+    return cells;
   });
   return scrolling(label, table(shown.map(words), frame.rows.map((_, i) => ({ cells: cells.map((c) => c[i]) }))));
 }
@@ -443,13 +461,23 @@ function printedTable(item) {
   return scrolling(item.title, make("table", {}, make("thead", {}, heads), make("tbody", {}, rows)));
 }
 
+function aboutMeans(frame) {
+  const has = (name) => frame.columns.includes(name);
+  return [
+    frame.columns.some((name) => name.endsWith("_std")) ? "Mean ± standard deviation over n seeds, last round" : "Last round",
+    Object.values(frame.best).some((rows) => rows.length) ? "the best of each column in bold" : "",
+    has("diverged") ? "runs that diverged are counted and left out" : "",
+    has("pruned") ? "pruned: stopped by the search before the last round, never the best" : "",
+  ].filter(Boolean).join("; ") + ".";
+}
+
 function drawTables() {
   for (const item of data.tables) {
     if (data.tables.length > 1 || item.cells) $("#results").append(make("h3", {}, item.title));
     if (item.cells) {
       $("#results").append(make("p", { class: "note" }, `Ours ± standard deviation over seeds [printed]; ✓ within the tolerance of the print, ✗ outside. ${item.caption}`), printedTable(item));
     } else {
-      $("#results").append(make("p", { class: "note" }, "Means ± standard deviation over seeds of the last round; runs that diverged are counted and left out."), framed(item.means, "Means over seeds"));
+      $("#results").append(make("p", { class: "note" }, aboutMeans(item.means)), framed(item.means, "Means over seeds"));
       for (const part of item.sections) $("#results").append(make("h3", {}, part.title), framed(part, part.title));
     }
     if (data.tables.length > 1) $("#targets").append(make("h3", {}, item.title));
@@ -468,7 +496,7 @@ const searchable = data.runs.map((run, i) => [run.name, run.status, data.methods
 function drawRuns() {
   const column = (name) => numberCells(data.runs.map((run) => run.summary[name]));
   const names = { accuracy: "accuracy", best_accuracy: "best", validation_accuracy: "validation", personal_accuracy: "personal", forgetting: "forgetting", rounds: "rounds", seconds: "seconds" };
-  for (const name of ["validation_accuracy", "personal_accuracy"]) if (!data.runs.some((run) => name in run.summary)) delete names[name];
+  for (const name of Object.keys(names)) if (!data.runs.some((run) => name in run.summary)) delete names[name];
   const numbers = Object.keys(names).map(column);
   const rows = data.runs.map((run, i) => ({ index: i, cells: [
     { text: run.name, class: "long", node: make("button", { type: "button", class: "link", onclick: (event) => { event.stopPropagation(); details(i); } }, run.name) },
@@ -476,7 +504,8 @@ function drawRuns() {
     { text: data.methods[run.method] ?? "–" }, { text: data.settings[run.setting] ?? "–", class: "long" },
     { text: number(run.seed), value: typeof run.seed === "number" ? run.seed : null }, ...numbers.map((cells) => cells[i]),
   ] }));
-  $("#runs .scroll").replaceChildren(table(["run", "status", "method", "setting", "seed", ...Object.values(names)], rows, { onpick: (row) => details(row.index) }));
+  const list = table(["run", "status", "method", "setting", "seed", ...Object.values(names)], rows, { onpick: (row) => details(row.index) });
+  $("#runs .list").replaceChildren(scrolling("Runs", list));
   const filter = () => {
     const wanted = $("#find").value.toLowerCase().split(/\s+/).filter(Boolean);
     let count = 0;
@@ -579,7 +608,7 @@ function changed() {
 }
 
 function begin() {
-  const rank = (status) => ["completed", "running", "unfinished", "diverged", "failed", "damaged"].indexOf(status);
+  const rank = (status) => ["completed", "stopped", "pruned", "running", "unfinished", "diverged", "failed", "damaged"].indexOf(status);
   const counts = [...data.runs.reduce((all, run) => all.set(run.status, (all.get(run.status) ?? 0) + 1), new Map())].sort((a, b) => rank(a[0]) - rank(b[0]));
   $("#about").textContent = `${plural(data.runs.length, "run")}, ${plural(data.methods.length, "method")}, ${plural(data.settings.length, "setting")}; made ${data.made.slice(0, 16).replace("T", " ")} by fedexp ${data.version}.`;
   $("#statuses").append(...counts.map(([status, count]) => make("button", { type: "button", class: status, onclick: () => find(status) }, `${count} ${status}`)));

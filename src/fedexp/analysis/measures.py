@@ -1,0 +1,83 @@
+"""The measures that tables, figures and pages show first, and how their values are written."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedexp.core.objective import direction_of
+from fedexp.core.views import PLAIN, VALIDATION, named
+from fedexp.rundir.reader import RunDirectory
+
+LABELS = {
+    "accuracy": "test accuracy",
+    "forgetting": "forgetting F",
+    "average_accuracy": "average accuracy of the tasks",
+    "task_forgetting": "task forgetting",
+}
+# accuracy and forgetting of a run in continual learning, and of any other
+OF_TASKS, OF_CLASSES = ("average_accuracy", "task_forgetting"), ("accuracy", "forgetting")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """An accuracy or a forgetting of the global model."""
+
+    base: str  # as in summary.json on the test set
+    view: str = PLAIN
+
+    @property
+    def key(self) -> str:
+        """Return its name in summary.json."""
+        return named(self.base, self.view)
+
+    @property
+    def column(self) -> str:
+        """Return its name in rounds.csv."""
+        return named("test_accuracy" if self.base == "accuracy" else self.base, self.view)
+
+    @property
+    def label(self) -> str:
+        text = LABELS[self.base]
+        return text if self.view == PLAIN else f"{VALIDATION} {text.removeprefix('test ')}"
+
+
+def main_measures(runs: Iterable[RunDirectory]) -> list[Measure]:
+    """Return accuracy and forgetting by the kind of the runs: of tasks where they learn a stream of
+    tasks, on the validation set where they were tested on nothing else. Of runs of several kinds
+    those of each."""
+    found: dict[Measure, None] = {}
+    for run in runs:
+        known = {*run.summary, *(() if run.rounds is None else run.rounds)}
+        kinds = [(bases, view) for view in (PLAIN, VALIDATION) for bases in (OF_TASKS, OF_CLASSES)]
+        for bases, view in kinds:
+            measures = [Measure(base, view) for base in bases]
+            if {measures[0].key, measures[0].column} & known:
+                found |= dict.fromkeys(measures)
+                break
+    return list(found) or [Measure(base) for base in OF_CLASSES]
+
+
+def is_pruned(run: RunDirectory) -> bool:
+    """Tell whether a search has stopped a run before its last round."""
+    return bool((run.summary.get("stopped") or {}).get("by") == "search")
+
+
+def is_accuracy(key: str) -> bool:
+    """Tell whether a key of summary.json is an accuracy, its worst or its deviation over clients,
+    in whatever view."""
+    return re.sub("(_worst|_std)?(_augmented)?$", "", key).endswith("accuracy")
+
+
+def less_is_better(key: str) -> bool:
+    return "_std" in key or direction_of(key, None) == "min"
+
+
+def form(value: float, key: str) -> str:
+    """Return a number as papers print it: accuracies in per cent."""
+    return f"{100 * value:.2f}" if is_accuracy(key) else f"{value:.3f}"
+
+
+def title_of(key: str) -> str:
+    """Return the head of a measure's column."""
+    words = key.replace("_", " ").capitalize()
+    return f"{words} (%)" if is_accuracy(key) else words

@@ -1,0 +1,122 @@
+"""The names of runs in tables, figures and pages: setting and method, as far as runs differ."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol, TypeVar
+
+from fedexp.analysis.compare import WHERE
+from fedexp.config.options import conf_directory
+
+# Beginnings of overrides that do not tell runs apart.
+UNSAID = (
+    *("seed", "resume", "tracker", "hydra", "data_dir", "checkpoint_interval", "profile", *WHERE),
+    *("figures", "objective", "test_views", "evaluate", "forgetting_metric", "analysis"),
+    *("keep_models", "keep_local_models"),
+)
+SAID = ("experiment=", "dataset=", "partition=", "algorithm=")  # every name has these
+# Keys of the data: with one algorithm they make settings, all other keys make methods.
+DATA = ("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients")
+LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")
+
+
+class Told(Protocol):
+    """A run, as far as names of settings and methods follow from it."""
+
+    @property
+    def overrides(self) -> Sequence[str]: ...
+
+    @property
+    def summary(self) -> Mapping[str, Any]: ...
+
+
+Run = TypeVar("Run", bound=Told)
+
+
+def said(run: Told) -> list[str]:
+    """Return the overrides that say what was run."""
+    return [text.lstrip("+") for text in run.overrides if not text.startswith(UNSAID)]
+
+
+def shared_overrides(runs: Iterable[Told]) -> set[str]:
+    every = [set(said(run)) for run in runs]
+    return set.intersection(*every) if every else set()
+
+
+def chosen(run: Told) -> Mapping[str, Any]:
+    """Return the option of each group, also of a run that is not over."""
+    return {**(getattr(run, "config", {}).get("choices") or {}), **run.summary}
+
+
+def names(runs: Sequence[Told], without: str = "") -> list[tuple[str, str]]:
+    """Return (setting, method) of each run. without: a key to leave out.
+
+    Options of the algorithm belong to the method. The other options in which the runs differ belong
+    to the setting or, where all runs have one algorithm, to the method unless they are of the
+    data."""
+    shared = shared_overrides(runs)
+    single = len({chosen(run).get("algorithm") for run in runs}) == 1
+    found = []
+    for run in runs:
+        texts = [text for text in said(run) if text.partition("=")[0] != without]
+        of = chosen(run)
+        places = [text.partition("=")[2] for text in texts if text.startswith("experiment=")]
+        place = places[-1] if places else f"{of.get('dataset')} {of.get('partition')}"
+        method = [str(of.get("algorithm"))]
+        setting: list[str] = []
+        for text in texts:
+            if text in shared or text.startswith(SAID):
+                continue
+            key = text.partition("=")[0]
+            mine = text.startswith("algorithm.") or (single and key not in DATA)
+            (method if mine else setting).append(text.removeprefix("algorithm."))
+        # in whatever order a command gives them
+        found.append((" ".join([place, *sorted(setting)]), " ".join(method)))
+    return found
+
+
+def grouped(runs: Sequence[Run], without: str = "") -> dict[str, dict[str, list[Run]]]:
+    """Return setting -> method -> runs, in the order in which they come."""
+    found: dict[str, dict[str, list[Run]]] = {}
+    for run, (setting, method) in zip(runs, names(runs, without), strict=True):
+        found.setdefault(setting, {}).setdefault(method, []).append(run)
+    return found
+
+
+@cache
+def display_names() -> dict[str, str]:
+    """Return option -> name of each algorithm as papers write it: what the first line of its file
+    says before the colon."""
+    return {
+        path.stem: path.read_text(encoding="utf-8").partition(":")[0].lstrip("# ")
+        for path in (conf_directory() / "algorithm").glob("*.yaml")
+    }
+
+
+def displayed(texts: Sequence[str]) -> list[str]:
+    """Return names of methods, settings or runs as they are shown: FedAvg for fedavg, long numbers
+    with as few digits (three at least) as leave different texts different."""
+    known = display_names()
+    words = [[known.get(word, word) for word in text.split(" ")] for text in texts]
+    full = [" ".join(each) for each in words]
+    for digits in (3, 4, 6, 9):
+        short = [rounded(text, digits) for text in full]
+        if len(set(short)) == len(set(full)):
+            return short
+    return full
+
+
+def rounded(text: str, digits: int) -> str:
+    return LONG.sub(lambda found: f"{float(found[0]):.{digits}g}", text)
+
+
+def ordered(labels: Iterable[str]) -> list[str]:
+    """Sort labels by name, numbers in them by their value."""
+    return sorted(labels, key=natural)
+
+
+def natural(text: str) -> list[tuple[float, str]]:
+    """Return a key for sorting: numbers by their value, before words."""
+    pieces = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(piece), "") if i % 2 else (math.inf, piece) for i, piece in enumerate(pieces)]
