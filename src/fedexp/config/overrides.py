@@ -17,12 +17,9 @@ DESTINATIONS = {"entity", "project", "store", "logdir"}
 def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
     """Raise ConfigError for an override that leads out of the configuration directories, or puts an
     option of a group into a node of Hydra's, where it would be called."""
-    from hydra.errors import HydraException
-
     for text in overrides:
-        try:
-            override = parsed(text)
-        except HydraException:
+        override = parsed(text)
+        if override is None:
             continue  # Hydra will say what is wrong with it
         if override.package is not None and re.split(r"[.:]", override.package)[0].strip() in (
             "hydra",
@@ -33,9 +30,8 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
                 f"{text}: an option cannot be put there; a group takes the name of one of its"
                 " options"
             )
-        if is_group(override.key_or_group, groups) and (
-            wrong := [n for n in names_in(override) if is_path(n)]
-        ):
+        names = names_in(override) if is_group(override.key_or_group, groups) else []
+        if wrong := [name for name in names if is_path(name)]:
             raise ConfigError(
                 f"{text}: {wrong[0]} is a path; a group takes the name of one of its options"
             )
@@ -56,29 +52,25 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
     if "tracker" in typed:  # another one, which has other keys
         kept = [text for text in kept if not key_of(text).startswith("tracker.")]
     for text in kept:
-        check_stored(text, groups, path)
+        if not is_of_a_run(text, groups):
+            raise ConfigError(f"{path}: {text} is not the override of a run")
+        if any("${" in REFERENCE.sub("", f"{key}={value}") for key, value in assigned(text)):
+            raise ConfigError(
+                f"{path}: {text} calls a resolver, which could read the environment; give"
+                f" {key_of(text)} on the command line to use it"
+            )
     return kept
 
 
-def check_stored(text: str, groups: Collection[str], source: object) -> None:
-    """Raise ConfigError for what is not the override of a single run, and for a resolver."""
-    from hydra.errors import HydraException
-
-    try:
-        override = parsed(text)
-    except HydraException as error:
-        raise ConfigError(f"{source}: {text} is not the override of a run") from error
+def is_of_a_run(text: str, groups: Collection[str]) -> bool:
+    """Return whether an override sets values of a single run, or names options of its groups."""
+    override = parsed(text)
+    if override is None or override.package is not None or override.is_sweep_override():
+        return False
     key = override.key_or_group
-    strange = text.startswith("-") or key.startswith("hydra") or override.package is not None
-    values = [] if override.is_sweep_override() else list(texts(override.value()))
-    outside = is_group(key, groups) and any(is_path(each) or "${" in each for each in values)
-    if strange or outside or override.is_sweep_override():
-        raise ConfigError(f"{source}: {text} is not the override of a run")
-    if any("${" in REFERENCE.sub("", each) for each in values):
-        raise ConfigError(
-            f"{source}: {text} calls a resolver, which could read the environment; give {key} on"
-            " the command line to use it"
-        )
+    names = names_in(override) if is_group(key, groups) else []
+    outside = text.startswith("-") or key.startswith("hydra")
+    return not outside and not any(is_path(name) or "${" in name for name in names)
 
 
 def typed_now(overrides: Sequence[str]) -> list[str]:
@@ -93,39 +85,40 @@ def destinations(overrides: Sequence[str]) -> list[str]:
     return [
         text
         for text in overrides
-        if any(key.rpartition(".")[2] in DESTINATIONS for key in keys_in(text))
+        if any(key.rpartition(".")[2] in DESTINATIONS for key, _ in assigned(text))
     ]
 
 
-def keys_in(text: str) -> list[str]:
-    """Return every key that an override sets, `local.lr` also of `local={lr: 1}`; none of what
-    Hydra cannot read."""
-    from hydra.errors import HydraException
-
-    try:
-        override = parsed(text)
-    except HydraException:
+def assigned(text: str) -> list[tuple[str, str]]:
+    """Return (key, value) of all that an override sets, `local.lr` also of `local={lr: 1}`; none of
+    a sweep, or of what Hydra cannot read."""
+    override = parsed(text)
+    if override is None or override.is_sweep_override():
         return []
-    value = None if override.is_sweep_override() else override.value()
-    return [override.key_or_group, *keys_below(value, override.key_or_group)]
+    return list(leaves(override.value(), override.key_or_group))
 
 
-def keys_below(node: object, key: str) -> Iterator[str]:
-    """Yield the keys of nested mappings, also of those in lists."""
+def leaves(node: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, value) of nested mappings and lists."""
     if isinstance(node, dict):
         for name, value in node.items():
-            yield f"{key}.{name}"
-            yield from keys_below(value, f"{key}.{name}")
+            yield from leaves(value, f"{key}.{name}")
     elif isinstance(node, list):
         for value in node:
-            yield from keys_below(value, key)
+            yield from leaves(value, key)
+    else:
+        yield key, str(node)
 
 
 def parsed(text: str) -> Any:
-    """Parse overrides as Hydra will read them."""
+    """Parse an override as Hydra will; None where it cannot."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
 
-    return OverridesParser.create().parse_override(text)
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        return None
 
 
 def is_group(key: str, groups: Collection[str]) -> bool:
@@ -141,18 +134,7 @@ def names_in(override: Any) -> list[str]:
         return []
     if override.is_sweep_override():
         return [name.strip("'\"") for name in override.sweep_string_iterator()]
-    return list(texts(override.value()))
-
-
-def texts(value: Any) -> Iterator[str]:
-    """Yield the values in nested mappings and lists, and the keys of the mappings, as texts."""
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, list):
-        for each in value:
-            yield from texts(each)
-    else:
-        yield str(value)
+    return [value for _, value in leaves(override.value())]
 
 
 def is_path(name: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
-from fedexp.config.overrides import keys_in
+from fedexp.config.overrides import assigned
 from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.objective import check_objective
 from fedexp.core.settings import LocalTraining, Settings
@@ -56,7 +56,7 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
     preset brings are not judged: it may be made for other choices than those of this run.
 
     values: the resolved configuration."""
-    keys = dict.fromkeys(key for text in typed for key in keys_in(text) if key in USED_WITH)
+    keys = dict.fromkeys(key for text in typed for key, _ in assigned(text) if key in USED_WITH)
     wrong = [
         f"{key}={value_at(values, key)}: only has an effect with {' or '.join(USED_WITH[key])}"
         for key in keys
