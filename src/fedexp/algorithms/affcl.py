@@ -33,7 +33,7 @@ at hand: the equations are those of the code.
 import copy
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -46,13 +46,12 @@ from fedexp.algorithms.continual import Remembering, distillation_loss
 from fedexp.algorithms.flow import Density, Flow
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
 from fedexp.algorithms.prototypes import of_class
-from fedexp.core.errors import require, require_choice
+from fedexp.core.limits import Count, NonNegative, Share
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
 FLOW, HIDDEN = "flow.", "classifier.hidden."  # prefixes of names
 TEMPERATURE, VARIANCE = 2.0, 1e-6
-WEIGHTS = ("replay", "kd_last", "kd_feature", "kd_output", "flow_last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,29 +63,16 @@ class AFFCL(Remembering):
     # of the flow, whose parameters are among the model's; known once it is `fitted`
     shape: ClassVar[Flow]
 
-    replay: float  # weight of the features that are drawn
-    kd_last: float  # of the model at the end of the last task as a teacher
-    kd_feature: float
-    kd_output: float
-    flow_last: float  # of the flow at the end of the last task
-    theta: float  # least weight of what is drawn, from 0 to 1
-    replay_trains: str  # hidden | classifier
-    credibility: str  # latent | released
-    hidden: int  # units of the flow's layers
-    bank: int  # features that are drawn for a round
-
-    def __post_init__(self) -> None:
-        for name in WEIGHTS:
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
-        require(0 <= self.theta <= 1, "algorithm.theta", self.theta, "from 0 to 1")
-        trained = ("hidden", "classifier")
-        require_choice("algorithm.replay_trains", self.replay_trains, trained)
-        require_choice("algorithm.credibility", self.credibility, ("latent", "released"))
-        for name in ("hidden", "bank"):
-            require(
-                getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1"
-            )
+    replay: NonNegative  # weight of the features that are drawn
+    kd_last: NonNegative  # of the model at the end of the last task as a teacher
+    kd_feature: NonNegative
+    kd_output: NonNegative
+    flow_last: NonNegative  # of the flow at the end of the last task
+    theta: Share  # least weight of what is drawn
+    replay_trains: Literal["hidden", "classifier"]
+    credibility: Literal["latent", "released"]
+    hidden: Count  # units of the flow's layers
+    bank: Count  # features that are drawn for a round
 
     @property
     def needs(self) -> Needs:

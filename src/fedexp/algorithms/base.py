@@ -34,6 +34,7 @@ from fedexp.algorithms.interfaces import (
 from fedexp.algorithms.structure import RoundStructure
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.core.limits import check_limits
 from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
@@ -120,6 +121,9 @@ class FedAvg(RoundStructure):
     augments: ClassVar[bool] = True  # its training examples, where the data set says how
 
     paradigm: str = "federated"  # or centralized: one client holds all training data
+
+    def __post_init__(self) -> None:
+        check_limits(self, "algorithm.")
 
     @property
     def needs(self) -> Needs:

@@ -46,43 +46,17 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
     ServerRound,
 )
-from fedexp.core.errors import require
+from fedexp.core.limits import Count, NonNegative, Positive, Share
 from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class CFeD(Remembering):
-    lambda_d: float  # weight of the review, >= 0
-    temperature: float  # T of teacher and student
-    review_fraction: float  # alpha: of the sampled clients, from the second task on
+    lambda_d: NonNegative  # weight of the review
+    temperature: Positive  # T of teacher and student
+    review_fraction: Share  # alpha: of the sampled clients, from the second task on
     server_distillation: bool
-    server_batch_size: int
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.lambda_d < math.inf,
-            "algorithm.lambda_d",
-            self.lambda_d,
-            "finite and at least 0",
-        )
-        require(
-            0 < self.temperature < math.inf,
-            "algorithm.temperature",
-            self.temperature,
-            "finite, greater than 0",
-        )
-        require(
-            0 <= self.review_fraction <= 1,
-            "algorithm.review_fraction",
-            self.review_fraction,
-            "from 0 to 1",
-        )
-        require(
-            self.server_batch_size >= 1,
-            "algorithm.server_batch_size",
-            self.server_batch_size,
-            "at least 1",
-        )
+    server_batch_size: Count
 
     @property
     def needs(self) -> Needs:

@@ -15,7 +15,6 @@ training loss is that of the own models, with the pull. `evaluate=[global,person
 clients' own models.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 
@@ -42,12 +41,7 @@ class Ditto(FedAvg):
     trains_model = False
     keeps_buffers = True
 
-    lambda_: float  # weight of the pull, >= 0; with 0 nothing is shared
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
-        )
+    lambda_: NonNegative  # weight of the pull; with 0 nothing is shared
 
     @property
     def needs(self) -> Needs:

@@ -17,7 +17,6 @@ under the global body are computed once; p is not a parameter, since more layers
 anew in every step.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +28,7 @@ from fedexp.algorithms import heads
 from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
 from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import Count, NonNegative, Positive, PositiveShare
 from fedexp.core.tree import Params, Tree
 
 LAST = 10  # losses whose standard deviation is looked at
@@ -40,21 +39,10 @@ class FedALA(FedAvg):
     must_train = heads.HEAD
     needs_features = True
 
-    eta: float  # step size of the weights, > 0
-    part: float  # of the local data, for learning the weights
-    threshold: float  # of the standard deviation of the last losses
-    max_passes: int
-
-    def __post_init__(self) -> None:
-        require(0 < self.eta < math.inf, "algorithm.eta", self.eta, "finite and greater than 0")
-        require(0 < self.part <= 1, "algorithm.part", self.part, "greater than 0 and at most 1")
-        require(
-            0 <= self.threshold < math.inf,
-            "algorithm.threshold",
-            self.threshold,
-            "finite and at least 0",
-        )
-        require(self.max_passes >= 1, "algorithm.max_passes", self.max_passes, "at least 1")
+    eta: Positive  # step size of the weights
+    part: PositiveShare  # of the local data, for learning the weights
+    threshold: NonNegative  # of the standard deviation of the last losses
+    max_passes: Count
 
     @property
     def needs(self) -> Needs:

@@ -14,7 +14,6 @@ model=resnet56_bottleneck of Table 13; for the CNNs, the last convolution.
 """
 
 import logging
-import math
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,8 @@ from torch import nn
 from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
-from fedexp.core.errors import ConfigError, require
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import NonNegative, PositiveShare
 from fedexp.core.tree import Params
 from fedexp.models import Staged, slim_channels
 
@@ -52,19 +52,9 @@ class FedAlign(FedAvg):
     inputs = ("images",)
     hint = f"it learns less with a last stage without batch norm; use {NORMED}"
 
-    mu: float  # weight of the smoothing relative to the cross-entropy, >= 0
-    width: float  # of the narrow last stage
-    clip: float  # bound of the gradient's norm; 0: none
-
-    def __post_init__(self) -> None:
-        require(0 <= self.mu < math.inf, "algorithm.mu", self.mu, "finite and at least 0")
-        require(0 < self.width <= 1, "algorithm.width", self.width, "greater than 0 and at most 1")
-        require(
-            0 <= self.clip < math.inf,
-            "algorithm.clip",
-            self.clip,
-            "finite and at least 0 (0 = none)",
-        )
+    mu: NonNegative  # weight of the smoothing relative to the cross-entropy
+    width: PositiveShare  # of the narrow last stage
+    clip: NonNegative  # bound of the gradient's norm; 0: none
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         if not isinstance(module, Staged):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, Needs, ServerRound
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import ShareBelow1
 from fedexp.core.tree import Params, Tree
 
 
@@ -22,10 +22,7 @@ class FedAvgM(FedAvg):
         "it is sgd with a momentum (algorithm=fedavg server.optimizer=sgd server.momentum=0.7)"
     )
 
-    beta: float  # momentum, at least 0 and less than 1; 0 is FedAvg
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, "algorithm.beta", self.beta, "at least 0 and less than 1")
+    beta: ShareBelow1  # momentum; 0 is FedAvg
 
     @property
     def needs(self) -> Needs:

@@ -30,8 +30,8 @@ classes to come count as new ones; weights are n_k, kept examples among them, wh
 not say which.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from fedexp.algorithms.base import masked_mean
 from fedexp.algorithms.exemplars import Exemplars, Kept
 from fedexp.algorithms.interfaces import Batch, Context, Features, Federation, Needs, Network
-from fedexp.core.errors import require, require_choice
+from fedexp.core.limits import Count, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 NEGLIGIBLE = 1e-6  # part of the largest singular value
@@ -57,22 +57,12 @@ def leverage(features: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedCBDR(Exemplars):
-    samples: int  # of each task, over all clients
-    tau_old: float  # temperature of old classes, > 0
-    tau_new: float
-    omega_old: float  # weight of old examples, >= 0
-    omega_new: float
-    selection: str  # leverage | random
-
-    def __post_init__(self) -> None:
-        require(self.samples >= 1, "algorithm.samples", self.samples, "at least 1")
-        for name in ("tau_old", "tau_new"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"algorithm.{name}", value, "finite and greater than 0")
-        for name in ("omega_old", "omega_new"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
-        require_choice("algorithm.selection", self.selection, ("leverage", "random"))
+    samples: Count  # of each task, over all clients
+    tau_old: Positive  # temperature of old classes
+    tau_new: Positive
+    omega_old: NonNegative  # weight of old examples
+    omega_new: NonNegative
+    selection: Literal["leverage", "random"]
 
     @property
     def needs(self) -> Needs:

@@ -15,7 +15,6 @@ gradients are taken in eval mode on one more pass after training, shuffled and a
 that code.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -31,23 +30,21 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require, require_choice
+from fedexp.core.errors import require_choice
+from fedexp.core.limits import CountFrom0, NonNegative
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedCurv(FedAvg):
-    lambda_: float  # weight of the penalty, >= 0; 0 is FedAvg
+    lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
     # s: the Fisher information is estimated on more than that many examples, or one pass
-    samples: int
+    samples: CountFrom0
     estimator: str  # batch | sample
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
-        )
-        require(self.samples >= 0, "algorithm.samples", self.samples, "at least 0")
+        super().__post_init__()
         require_choice("algorithm.estimator", self.estimator, ESTIMATORS)
 
     @property

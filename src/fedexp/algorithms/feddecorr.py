@@ -11,15 +11,15 @@ The first is about n times the second; the authors' beta of 0.1 belongs to the f
 of one example has no correlation, and both are 0.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.algorithms.interfaces import Batch, Context, Network
-from fedexp.core.errors import require, require_choice
+from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params
 
 EPS = 1e-8  # under the square root of the variance
@@ -29,12 +29,8 @@ EPS = 1e-8  # under the square root of the variance
 class FedDecorr(FedAvg):
     needs_features = True
 
-    beta: float  # weight of the decorrelation, >= 0; 0 is FedAvg
-    variant: str  # released | paper
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
-        require_choice("algorithm.variant", self.variant, ("released", "paper"))
+    beta: NonNegative  # weight of the decorrelation; 0 is FedAvg
+    variant: Literal["released", "paper"]
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)

@@ -28,45 +28,20 @@ from fedexp.algorithms import distillation
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Needs, PublicData, ServerNetwork, ServerRound
-from fedexp.core.errors import require
+from fedexp.core.limits import Count, CountFrom0, NonNegative, OpenShare, Positive
 from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDF(FedAvg):
-    lr: float  # of Adam
-    batch_size: int
-    clip: float  # bound of the gradient's norm; 0: none
-    epochs_on_server: int  # passes over the public set; 0: by steps, with validation
-    steps: int  # at most
-    patience: int  # steps without gain after which it stops
-    interval: int  # steps between two looks at the validation data
-    validation: float  # fraction of the public set
-
-    def __post_init__(self) -> None:
-        require(0 < self.lr < math.inf, "algorithm.lr", self.lr, "finite and greater than 0")
-        require(
-            0 <= self.clip < math.inf,
-            "algorithm.clip",
-            self.clip,
-            "finite and at least 0 (0 = none)",
-        )
-        require(
-            self.epochs_on_server >= 0,
-            "algorithm.epochs_on_server",
-            self.epochs_on_server,
-            "at least 0",
-        )
-        for name in ("batch_size", "steps", "patience", "interval"):
-            require(
-                getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1"
-            )
-        require(
-            0 < self.validation < 1,
-            "algorithm.validation",
-            self.validation,
-            "greater than 0 and less than 1",
-        )
+    lr: Positive  # of Adam
+    batch_size: Count
+    clip: NonNegative  # bound of the gradient's norm; 0: none
+    epochs_on_server: CountFrom0  # passes over the public set; 0: by steps, with validation
+    steps: Count  # at most
+    patience: Count  # steps without gain after which it stops
+    interval: Count  # steps between two looks at the validation data
+    validation: OpenShare  # fraction of the public set
 
     @property
     def needs(self) -> Needs:

@@ -23,9 +23,9 @@ start from the run's initial model here; it draws the new model anew at the begi
 round, also in task 1; both stand in a part of it that does not run as released.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import Remembering
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
-from fedexp.core.errors import require, require_choice
+from fedexp.core.limits import Count, Positive
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
@@ -51,26 +51,12 @@ class FedDMC(Remembering):
     scenarios = ("class_incremental",)
     separate_tasks = True
 
-    targets: str  # split | added
-    student: str  # initial | global
-    new_model: str  # initial | old
-    epochs_factor: int  # epochs of the consolidation, in multiples of E
-    rate_factor: float  # its learning rate, in multiples of that of the round
+    targets: Literal["split", "added"]
+    student: Literal["initial", "global"]
+    new_model: Literal["initial", "old"]
+    epochs_factor: Count  # epochs of the consolidation, in multiples of E
+    rate_factor: Positive  # its learning rate, in multiples of that of the round
     whole_set: bool  # every client has all surrogate examples (FedDMC_full)
-
-    def __post_init__(self) -> None:
-        require_choice("algorithm.targets", self.targets, ("split", "added"))
-        require_choice("algorithm.student", self.student, ("initial", "global"))
-        require_choice("algorithm.new_model", self.new_model, ("initial", "old"))
-        require(
-            self.epochs_factor >= 1, "algorithm.epochs_factor", self.epochs_factor, "at least 1"
-        )
-        require(
-            0 < self.rate_factor < math.inf,
-            "algorithm.rate_factor",
-            self.rate_factor,
-            "finite, greater than 0",
-        )
 
     @property
     def needs(self) -> Needs:

@@ -14,7 +14,6 @@ decay, 10 in the authors' code; 0 = none. There the part alpha_k * w of the grad
 clipping, as weight decay; here it is in what is clipped.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +30,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 
@@ -62,20 +61,9 @@ def corrected_mean(server: Tree, name: str, trained: Params, round: ServerRound)
 class FedDyn(FedAvg):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
-    alpha: float  # > 0
-    clip: float  # bound of the gradient's norm; 0: none
+    alpha: Positive
+    clip: NonNegative  # bound of the gradient's norm; 0: none
     per_client_alpha: bool
-
-    def __post_init__(self) -> None:
-        require(
-            0 < self.alpha < math.inf, "algorithm.alpha", self.alpha, "finite and greater than 0"
-        )
-        require(
-            0 <= self.clip < math.inf,
-            "algorithm.clip",
-            self.clip,
-            "finite and at least 0 (0 = none)",
-        )
 
     @property
     def needs(self) -> Needs:

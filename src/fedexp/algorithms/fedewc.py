@@ -17,9 +17,9 @@ There the last partial batch is left out; here it counts with its pairs. `paradi
 (algorithm=ewc): EWC.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require, require_choice
+from fedexp.core.limits import NonNegative
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
@@ -53,14 +53,8 @@ class FedEWC(FedAvg):
         " of a weight: use local.optimizer=adam or a smaller algorithm.lambda_"
     )
 
-    lambda_: float  # weight of the penalty, >= 0; 0 is FedAvg
-    fisher: str  # old_tasks | released
-
-    def __post_init__(self) -> None:
-        require_choice("algorithm.fisher", self.fisher, ("old_tasks", "released"))
-        require(
-            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
-        )
+    lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
+    fisher: Literal["old_tasks", "released"]
 
     @property
     def needs(self) -> Needs:

@@ -12,7 +12,6 @@ learning rate in every round, and the mean of the last two global models is eval
 global model.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import ServerRound
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import Positive
 from fedexp.core.tree import Tree
 
 
@@ -28,10 +27,7 @@ from fedexp.core.tree import Tree
 class FedExPStep(FedAvg):
     own_step = "it chooses the size of its server's step by itself"
 
-    eps: float  # added to the squared norm of the mean update, > 0
-
-    def __post_init__(self) -> None:
-        require(0 < self.eps < math.inf, "algorithm.eps", self.eps, "finite and greater than 0")
+    eps: Positive  # added to the squared norm of the mean update
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         start, stacked = server["params"], messages["params"]

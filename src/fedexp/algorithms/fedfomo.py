@@ -34,6 +34,7 @@ epsilon falls by rounds, not by local epochs.
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require, require_choice
+from fedexp.core.limits import Count, CountFrom0, OpenShare, Share
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 
@@ -70,30 +71,12 @@ class FedFOMO(FedAvg):
     own_step = "it has no global model, each client has its own"
     keeps_buffers = True
 
-    models: int  # M, received in each round
-    validation: float  # chance of an example to be for validation
-    epsilon: float  # chance of a random model instead of the best, in the first round
-    epsilon_decay: float  # taken off in every round
-    distance: str  # l1 | l2
-    federations: int = 0  # F, whose averages are candidates too; 0: none
-
-    def __post_init__(self) -> None:
-        require(self.models >= 1, "algorithm.models", self.models, "at least 1")
-        require(self.federations >= 0, "algorithm.federations", self.federations, "at least 0")
-        require(
-            0 < self.validation < 1,
-            "algorithm.validation",
-            self.validation,
-            "greater than 0 and less than 1",
-        )
-        require(0 <= self.epsilon <= 1, "algorithm.epsilon", self.epsilon, "between 0 and 1")
-        require(
-            0 <= self.epsilon_decay <= 1,
-            "algorithm.epsilon_decay",
-            self.epsilon_decay,
-            "between 0 and 1",
-        )
-        require_choice("algorithm.distance", self.distance, ("l1", "l2"))
+    models: Count  # M, received in each round
+    validation: OpenShare  # chance of an example to be for validation
+    epsilon: Share  # chance of a random model instead of the best, in the first round
+    epsilon_decay: Share  # taken off in every round
+    distance: Literal["l1", "l2"]
+    federations: CountFrom0 = 0  # F, whose averages are candidates too; 0: none
 
     @property
     def needs(self) -> Needs:

@@ -11,7 +11,6 @@ running statistics of the received global model, not with their mean. FedGKD-VOT
 answers of the single models by a validation loss on the server, is left out.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -21,20 +20,15 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.divergence import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import Count, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedGKD(FedAvg):
-    gamma: float  # weight of the distillation, >= 0; 0 is FedAvg
-    tau: float  # temperature, > 0
-    models: int  # global models in the teacher, at least 1
-
-    def __post_init__(self) -> None:
-        require(0 <= self.gamma < math.inf, "algorithm.gamma", self.gamma, "finite and at least 0")
-        require(0 < self.tau < math.inf, "algorithm.tau", self.tau, "finite and greater than 0")
-        require(self.models >= 1, "algorithm.models", self.models, "at least 1")
+    gamma: NonNegative  # weight of the distillation; 0 is FedAvg
+    tau: Positive  # temperature
+    models: Count  # global models in the teacher
 
     @property
     def needs(self) -> Needs:

@@ -21,8 +21,8 @@ teacher's outputs are in eval mode. Where there are fewer anchors than slots, sl
 without any, examples of the client) with weight 0, also in batch norm.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,8 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
-from fedexp.core.errors import require, require_choice
+from fedexp.core.errors import require
+from fedexp.core.limits import Count, NonNegative
 from fedexp.core.tree import Params, Tree
 
 
@@ -39,15 +40,15 @@ class FedKA(FedAvg):
     # anchors join the batch, without the dropout keys that texts are given in training
     inputs = ("images",)
 
-    beta: float  # weight of the anchors, >= 0; 0 is FedAvg
+    beta: NonNegative  # weight of the anchors; 0 is FedAvg
     dominance: float | None  # share from which a class is dominant; None: 0.5 / C
-    max_anchors: int
-    anchors: str  # both | non_dominant | missing
-    selection: str  # random | hard | proficient
-    reduction: str  # sum | mean, over the logits that count
+    max_anchors: Count
+    anchors: Literal["both", "non_dominant", "missing"]
+    selection: Literal["random", "hard", "proficient"]
+    reduction: Literal["sum", "mean"]  # over the logits that count
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
+        super().__post_init__()
         fits = self.dominance is None or 0 < self.dominance <= 1
         require(
             fits,
@@ -55,10 +56,6 @@ class FedKA(FedAvg):
             self.dominance,
             "greater than 0 and at most 1, or null (= 0.5 / C)",
         )
-        require(self.max_anchors >= 1, "algorithm.max_anchors", self.max_anchors, "at least 1")
-        require_choice("algorithm.anchors", self.anchors, ("both", "non_dominant", "missing"))
-        require_choice("algorithm.selection", self.selection, ("random", "hard", "proficient"))
-        require_choice("algorithm.reduction", self.reduction, ("sum", "mean"))
 
     @property
     def needs(self) -> Needs:

@@ -7,7 +7,6 @@ with the received global model as the teacher on the same augmented batch. Eq. (
 beta KD is not what Table 12 uses. It is FedNTD with lambda_=0.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,18 +15,14 @@ import torch.nn.functional as F
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.divergence import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Network
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedKD(FedAvg):
-    beta: float  # weight of the distillation, >= 0; 0 is FedAvg
-    tau: float  # temperature, > 0
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
-        require(0 < self.tau < math.inf, "algorithm.tau", self.tau, "finite and greater than 0")
+    beta: NonNegative  # weight of the distillation; 0 is FedAvg
+    tau: Positive  # temperature
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -10,7 +10,6 @@ without examples has an infinite margin, so it is not in the sum (FL-bench takes
 is nearly that).
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 INFINITE = 1e30  # margin of an absent class; finite, since it may be the label of a row of padding
@@ -27,10 +26,7 @@ INFINITE = 1e30  # margin of an absent class; finite, since it may be the label 
 
 @dataclass(frozen=True, kw_only=True)
 class FedLC(FedAvg):
-    tau: float  # size of the margins, >= 0; 0 is FedAvg
-
-    def __post_init__(self) -> None:
-        require(0 <= self.tau < math.inf, "algorithm.tau", self.tau, "finite and at least 0")
+    tau: NonNegative  # size of the margins; 0 is FedAvg
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         counts = info.counts[client]

@@ -12,7 +12,6 @@ Where no class is kept (c != y and not in M_k), there is nothing to distil, and 
 classes of M_k, which makes its uniform target negative for B > C; here p sums to 1.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,19 +20,15 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedLMD(FedAvg):
-    beta: float  # weight of the distillation, >= 0; 0 is FedAvg
-    tau: float  # temperature, > 0
+    beta: NonNegative  # weight of the distillation; 0 is FedAvg
+    tau: Positive  # temperature
     teacher: bool  # false: a uniform target instead of the global model's answer
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
-        require(0 < self.tau < math.inf, "algorithm.tau", self.tau, "finite and greater than 0")
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         counts = info.counts[client]

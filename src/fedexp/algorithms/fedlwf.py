@@ -11,7 +11,6 @@ are n_k, there equal; a client trains on all of its examples, in a new order wit
 on the first 80 % in one order, without the last partial batch.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -19,28 +18,14 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.continual import Remembering, distillation_loss
 from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedLwF(Remembering):
-    lambda_d: float  # weight of the distillation, >= 0; 0 is FedAvg
-    temperature: float  # T of teacher and student
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.lambda_d < math.inf,
-            "algorithm.lambda_d",
-            self.lambda_d,
-            "finite and at least 0",
-        )
-        require(
-            0 < self.temperature < math.inf,
-            "algorithm.temperature",
-            self.temperature,
-            "finite, greater than 0",
-        )
+    lambda_d: NonNegative  # weight of the distillation; 0 is FedAvg
+    temperature: Positive  # T of teacher and student
 
     @property
     def needs(self) -> Needs:

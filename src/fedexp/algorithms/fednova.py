@@ -16,6 +16,7 @@ clients to every gradient, before weight decay:
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -30,7 +31,6 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require_choice
 from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
@@ -42,10 +42,7 @@ def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(FedAvg):
-    variant: str  # plain | ccvr | ccvr_frozen
-
-    def __post_init__(self) -> None:
-        require_choice("algorithm.variant", self.variant, ("plain", "ccvr", "ccvr_frozen"))
+    variant: Literal["plain", "ccvr", "ccvr_frozen"]
 
     @property
     def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]

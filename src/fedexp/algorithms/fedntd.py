@@ -14,33 +14,31 @@ tau^2). Deviations and switches: Eq. (10)-(11) print no tau^2, the authors' code
 a sum over classes and examples: `mse_reduction`.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
 from fedexp.algorithms.divergence import kl_divergence
-from fedexp.core.errors import require, require_choice
+from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, Positive, Share
 from fedexp.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedNTD(FedAvg):
-    beta: float  # weight of the distillation, >= 0; 0 is FedAvg
-    tau: float  # temperature, > 0
-    lambda_: float  # 1: not-true distillation, 0: distillation over all classes
-    distance: str  # kl | mse
+    beta: NonNegative  # weight of the distillation; 0 is FedAvg
+    tau: Positive  # temperature
+    lambda_: Share  # 1: not-true distillation, 0: distillation over all classes
+    distance: Literal["kl", "mse"]
     tau_squared: bool  # multiply the KL by tau^2
-    mse_reduction: str  # sum | mean, over the not-true classes and the examples of a batch
+    # over the not-true classes and the examples of a batch
+    mse_reduction: Literal["sum", "mean"]
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
-        require(0 < self.tau < math.inf, "algorithm.tau", self.tau, "finite and greater than 0")
-        require(0 <= self.lambda_ <= 1, "algorithm.lambda_", self.lambda_, "between 0 and 1")
-        require_choice("algorithm.distance", self.distance, ("kl", "mse"))
-        require_choice("algorithm.mse_reduction", self.mse_reduction, ("sum", "mean"))
+        super().__post_init__()
         mse_needs = self.distance == "kl" or self.lambda_ == 1
         require(
             mse_needs,

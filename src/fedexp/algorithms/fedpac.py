@@ -25,7 +25,6 @@ FedKA names one rate, 0.01, for all. Feature statistics are taken over the batch
 (augmented like them).
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -46,7 +45,7 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.algorithms.phases import HeadThenBody
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
@@ -56,20 +55,8 @@ SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 class FedPAC(HeadThenBody):
     needs_features = True
 
-    lambda_: float  # weight of the alignment, >= 0
-    head_lr: float  # learning rate of the classifier, > 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
-        )
-        require(
-            0 < self.head_lr < math.inf,
-            "algorithm.head_lr",
-            self.head_lr,
-            "finite and greater than 0",
-        )
+    lambda_: NonNegative  # weight of the alignment
+    head_lr: Positive  # learning rate of the classifier
 
     @property
     def needs(self) -> Needs:

@@ -21,7 +21,6 @@ The accuracy of one is that of the mean of the last cohort's models, which nobod
 no part of the traffic that is counted; `evaluate=[global,personal]` tests the clients' own models.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +37,7 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 # bias of a class without a prototype; finite, so that no product with it is undefined
@@ -52,12 +51,7 @@ class FedProto(FedAvg):
     needs_features = True
     keeps_buffers = True
 
-    lambda_: float  # weight of the distance to the prototypes, >= 0
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
-        )
+    lambda_: NonNegative  # weight of the distance to the prototypes
 
     @property
     def needs(self) -> Needs:

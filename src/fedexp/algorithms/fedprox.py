@@ -6,23 +6,19 @@ Deviation: the paper lets clients stop early at inexactness gamma; here every cl
 as FedNTD (Table 5) and FedKA do in their comparisons.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from fedexp.algorithms.base import Context, FedAvg, Network
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    mu: float  # weight of the proximal term, >= 0; 0 is FedAvg
-
-    def __post_init__(self) -> None:
-        require(0 <= self.mu < math.inf, "algorithm.mu", self.mu, "finite and at least 0")
+    mu: NonNegative  # weight of the proximal term; 0 is FedAvg
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         return 0.5 * self.mu * tree.squared_distance(params, ctx.server["params"])

@@ -21,7 +21,6 @@ shuffled and augmented anew, so that there pseudo batch j is not made of the fir
 their in-place change of the training batch is not copied.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +31,7 @@ from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg, first_pass, masked_mean
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Needs, Network
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import Count, NonNegative, Positive, Share
 from fedexp.core.tree import Params, Tree
 
 SMALLEST = 1e-30  # in denominators, as in the authors' code
@@ -42,23 +41,10 @@ SMALLEST = 1e-30  # in denominators, as in the authors' code
 class FedReg(FedAvg):
     inputs = ("images",)  # it moves them along a gradient
 
-    gamma: float  # how much of the local model is in the point of the gradient, 0 to 1
-    eta_s: float  # step size of the pseudo data, > 0
-    eta_ratio: float  # eta_p / eta_s, >= 0
-    ascent: int  # steps of both
-
-    def __post_init__(self) -> None:
-        require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "between 0 and 1")
-        require(
-            0 < self.eta_s < math.inf, "algorithm.eta_s", self.eta_s, "finite and greater than 0"
-        )
-        require(
-            0 <= self.eta_ratio < math.inf,
-            "algorithm.eta_ratio",
-            self.eta_ratio,
-            "finite and at least 0",
-        )
-        require(self.ascent >= 1, "algorithm.ascent", self.ascent, "at least 1")
+    gamma: Share  # how much of the local model is in the point of the gradient
+    eta_s: Positive  # step size of the pseudo data
+    eta_ratio: NonNegative  # eta_p / eta_s
+    ascent: Count  # steps of both
 
     @property
     def needs(self) -> Needs:

@@ -10,7 +10,6 @@ The server averages body and generic classifier; the personal one stays with its
 first). Accuracy is that of the generic model without the class prior (the paper's G-FL).
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from fedexp.algorithms import heads
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 PERSONAL = "personal."  # prefix of the personal classifier's names
@@ -33,10 +32,7 @@ class FedRoD(FedAvg):
     must_train = heads.HEAD
     needs_features = True
 
-    gamma: float  # exponent of the class counts, >= 0; with 0 the generic model is FedAvg's
-
-    def __post_init__(self) -> None:
-        require(0 <= self.gamma < math.inf, "algorithm.gamma", self.gamma, "finite and at least 0")
+    gamma: NonNegative  # exponent of the class counts; with 0 the generic model is FedAvg's
 
     @property
     def needs(self) -> Needs:

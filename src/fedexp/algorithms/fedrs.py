@@ -15,16 +15,13 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
-from fedexp.core.errors import require
+from fedexp.core.limits import Share
 from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedRS(FedAvg):
-    alpha: float  # factor of the scores of absent classes, 0 to 1; 1 is FedAvg
-
-    def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, "algorithm.alpha", self.alpha, "between 0 and 1")
+    alpha: Share  # factor of the scores of absent classes; 1 is FedAvg
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         return {"factor": np.where(info.counts[client] > 0, 1.0, self.alpha)}

@@ -9,7 +9,6 @@ Weight decay and momentum act on the second gradient alone. Two gradients a step
 time of FedAvg. Running statistics of batch norm see both passes, as in the released code.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 SMALLEST = 1e-12  # added to the norm of a gradient
@@ -37,10 +36,7 @@ def plus(a: Params, b: Params) -> Params:
 
 @dataclass(frozen=True, kw_only=True)
 class FedSAM(FedAvg):
-    rho: float  # radius of the neighbourhood, >= 0; 0 is FedAvg
-
-    def __post_init__(self) -> None:
-        require(0 <= self.rho < math.inf, "algorithm.rho", self.rho, "finite and at least 0")
+    rho: NonNegative  # radius of the neighbourhood; 0 is FedAvg
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context

@@ -13,7 +13,6 @@ As the authors' code says, its s leaves out the clients' last perturbations, whi
 mean. Both means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +32,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 DUAL = "dual."  # prefix of mu_k's names among the parameters that change in local training
@@ -43,21 +42,9 @@ DUAL = "dual."  # prefix of mu_k's names among the parameters that change in loc
 class FedSMOO(FedAvg):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
-    rho: float  # radius of the ascent, >= 0
-    lambda_: float  # weight of the proximal term, >= 0
-    clip: float  # bound of the gradient's norm; 0: none
-
-    def __post_init__(self) -> None:
-        require(0 <= self.rho < math.inf, "algorithm.rho", self.rho, "finite and at least 0")
-        require(
-            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
-        )
-        require(
-            0 <= self.clip < math.inf,
-            "algorithm.clip",
-            self.clip,
-            "finite and at least 0 (0 = none)",
-        )
+    rho: NonNegative  # radius of the ascent
+    lambda_: NonNegative  # weight of the proximal term
+    clip: NonNegative  # bound of the gradient's norm; 0: none
 
     @property
     def needs(self) -> Needs:

@@ -12,7 +12,6 @@ the norm of the whole gradient before weight decay, 10 in the code; there the pa
 added after clipping, here it is in what is clipped. Running statistics never enter h.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +30,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, Share
 from fedexp.core.tree import Params, Tree
 
 
@@ -39,23 +38,10 @@ from fedexp.core.tree import Params, Tree
 class FedSpeed(FedAvg):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
-    rho: float  # radius of the ascent, >= 0
-    lambda_: float  # weight of the proximal term, >= 0
-    alpha: float  # share of the ascended gradient, 0 to 1
-    clip: float  # bound of the gradient's norm; 0: none
-
-    def __post_init__(self) -> None:
-        require(0 <= self.rho < math.inf, "algorithm.rho", self.rho, "finite and at least 0")
-        require(
-            0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0"
-        )
-        require(0 <= self.alpha <= 1, "algorithm.alpha", self.alpha, "between 0 and 1")
-        require(
-            0 <= self.clip < math.inf,
-            "algorithm.clip",
-            self.clip,
-            "finite and at least 0 (0 = none)",
-        )
+    rho: NonNegative  # radius of the ascent
+    lambda_: NonNegative  # weight of the proximal term
+    alpha: Share  # share of the ascended gradient
+    clip: NonNegative  # bound of the gradient's norm; 0: none
 
     @property
     def needs(self) -> Needs:

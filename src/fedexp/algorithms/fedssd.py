@@ -19,7 +19,6 @@ has is not known. Other deviations: M_class is 0 in round 1, where it asks the i
 gradients are not clipped at norm 0.5.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +35,7 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
     ServerRound,
 )
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, ShareBelow1
 from fedexp.core.tree import Params, Tree
 
 
@@ -53,17 +52,8 @@ def credibility(answers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedSSD(FedAvg):
-    m_max: float  # largest weight of a logit, >= 0; 0 is FedAvg
-    threshold: float  # credibility below which a logit is not distilled, from 0 to less than 1
-
-    def __post_init__(self) -> None:
-        require(0 <= self.m_max < math.inf, "algorithm.m_max", self.m_max, "finite and at least 0")
-        require(
-            0 <= self.threshold < 1,
-            "algorithm.threshold",
-            self.threshold,
-            "at least 0 and less than 1",
-        )
+    m_max: NonNegative  # largest weight of a logit; 0 is FedAvg
+    threshold: ShareBelow1  # credibility below which a logit is not distilled
 
     @property
     def needs(self) -> Needs:

@@ -36,7 +36,7 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
     ServerRound,
 )
-from fedexp.core.errors import require
+from fedexp.core.limits import Count, PositiveShare
 from fedexp.core.tree import Params, Tree
 
 
@@ -67,19 +67,10 @@ def distillation_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class Flashback(FedAvg):
-    gamma: float  # part of a client's counts that each participation adds to pi, > 0 and at most 1
-    epochs_on_server: int  # E_s
+    gamma: PositiveShare  # part of a client's counts that each participation adds to pi
+    epochs_on_server: Count  # E_s
     on_clients: bool
     on_server: bool
-
-    def __post_init__(self) -> None:
-        require(0 < self.gamma <= 1, "algorithm.gamma", self.gamma, "greater than 0 and at most 1")
-        require(
-            self.epochs_on_server >= 1,
-            "algorithm.epochs_on_server",
-            self.epochs_on_server,
-            "at least 1",
-        )
 
     @property
     def needs(self) -> Needs:

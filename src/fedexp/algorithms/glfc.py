@@ -34,7 +34,6 @@ plain ones); the steps at which the code lowers its learning rate are left to lo
 like. The text of the paper was not at hand: the equations are those of the code.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +54,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.algorithms.prototypes import of_class
-from fedexp.core.errors import require
+from fedexp.core.limits import Count, NonNegative
 from fedexp.core.tree import Params, Tree
 
 
@@ -67,17 +66,11 @@ class GLFC(Exemplars):
         " authors: 2.0)"
     )
 
-    memory: int  # examples that a client keeps of all its old classes
-    lambda_gc: float
-    lambda_rd: float
+    memory: Count  # examples that a client keeps of all its old classes
+    lambda_gc: NonNegative
+    lambda_rd: NonNegative
     compensation: bool  # false: w = 1
     proxy: bool  # the old model is the best one on the prototypes; false: the last one of the task
-
-    def __post_init__(self) -> None:
-        require(self.memory >= 1, "algorithm.memory", self.memory, "at least 1")
-        for name in ("lambda_gc", "lambda_rd"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
 
     @property
     def needs(self) -> Needs:

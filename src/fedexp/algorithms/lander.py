@@ -36,7 +36,6 @@ tasks bring new classes.
 """
 
 import logging
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +56,7 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
 )
 from fedexp.algorithms.target import DataFree, only, scale_of
-from fedexp.core.errors import require
+from fedexp.core.limits import CountFrom0, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
@@ -71,28 +70,12 @@ class LANDER(DataFree):
 
     # file with an embedding of each class name, a row a class; random: no text
     embeddings: str | None
-    radius: float  # r of the bounding loss, >= 0, in units of a squared number of an embedding
-    ltc: float  # weight of the bounding loss, >= 0
-    alpha_cur: float  # weight of the new task's losses
-    alpha_pre: float  # weight of the distillation, >= 0
-    warmup: int  # batches that the server makes before those that it keeps
-    student_steps: int  # of the server's student after each batch of images; 0: no student
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("radius", "ltc", "alpha_pre"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
-        require(
-            0 < self.alpha_cur < math.inf,
-            "algorithm.alpha_cur",
-            self.alpha_cur,
-            "finite and greater than 0",
-        )
-        for name in ("warmup", "student_steps"):
-            require(
-                getattr(self, name) >= 0, f"algorithm.{name}", getattr(self, name), "at least 0"
-            )
+    radius: NonNegative  # r of the bounding loss, in units of a squared number of an embedding
+    ltc: NonNegative  # weight of the bounding loss
+    alpha_cur: Positive  # weight of the new task's losses
+    alpha_pre: NonNegative  # weight of the distillation
+    warmup: CountFrom0  # batches that the server makes before those that it keeps
+    student_steps: CountFrom0  # of the server's student after each batch of images; 0: no student
 
     @property
     def needs(self) -> Needs:

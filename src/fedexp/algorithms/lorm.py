@@ -45,7 +45,8 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.algorithms.target import only
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError, require
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Share
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output
 from fedexp.models.lora import LowRank
@@ -59,12 +60,7 @@ class LoRM(NewAdapters):
     must_train = HEAD
 
     # factor of a Gram matrix off its diagonal; 1: as it is, 0: the diagonal alone
-    off_diagonal: float
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.off_diagonal <= 1, "algorithm.off_diagonal", self.off_diagonal, "from 0 to 1"
-        )
+    off_diagonal: Share
 
     @property
     def needs(self) -> Needs:

@@ -13,7 +13,6 @@ the classifier (FedNTD, FedKA); n = MOON's projection head (d -> d, ReLU, d -> n
 classifier, a part of the model; MOON has 256.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,7 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
-from fedexp.core.errors import require
+from fedexp.core.limits import CountFrom0, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output, classifier_of
 
@@ -32,16 +31,9 @@ class Moon(FedAvg):
     needs_features = True
     keeps_buffers = True
 
-    mu: float  # weight of the contrastive loss, >= 0; 0 is FedAvg
-    tau: float  # temperature, > 0
-    projection: int  # outputs of the projection head; 0: none
-
-    def __post_init__(self) -> None:
-        require(0 <= self.mu < math.inf, "algorithm.mu", self.mu, "finite and at least 0")
-        require(0 < self.tau < math.inf, "algorithm.tau", self.tau, "finite and greater than 0")
-        require(
-            self.projection >= 0, "algorithm.projection", self.projection, "at least 0 (0 = none)"
-        )
+    mu: NonNegative  # weight of the contrastive loss; 0 is FedAvg
+    tau: Positive  # temperature
+    projection: CountFrom0  # outputs of the projection head; 0: none
 
     @property
     def needs(self) -> Needs:

@@ -7,7 +7,7 @@ import torch
 from fedexp.algorithms import heads, optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Network
-from fedexp.core.errors import require
+from fedexp.core.limits import Count
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
@@ -19,10 +19,7 @@ class HeadThenBody(FedAvg):
 
     must_train = heads.HEAD
 
-    head_epochs: int  # of the classifier alone, at least 1
-
-    def __post_init__(self) -> None:
-        require(self.head_epochs >= 1, "algorithm.head_epochs", self.head_epochs, "at least 1")
+    head_epochs: Count  # of the classifier alone
 
     def epochs(self, local: LocalTraining) -> int:
         return self.head_epochs + local.epochs

@@ -26,7 +26,6 @@ model, over one pass in eval mode, not those met in the course of training. Lear
 schedule. No early stopping. Only where tasks bring new classes.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +45,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require
+from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
@@ -56,22 +55,12 @@ SOFTNESS = 0.2  # of the weights of prototypes
 
 @dataclass(frozen=True, kw_only=True)
 class PILoRA(NewAdapters):
-    temperature: float  # T of the distances
-    lambda_pl: float  # weight of the distance to the own prototype
-    gamma: float  # weight of the overlap with the adapters of earlier tasks
-    l1: float  # weight of the sum of |A|
-    adapter_rate: float  # learning rate of the adapters, in multiples of that of the prototypes
-
-    def __post_init__(self) -> None:
-        require(
-            0 < self.temperature < math.inf,
-            "algorithm.temperature",
-            self.temperature,
-            "finite, greater than 0",
-        )
-        for name in ("lambda_pl", "gamma", "l1", "adapter_rate"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
+    temperature: Positive  # T of the distances
+    lambda_pl: NonNegative  # weight of the distance to the own prototype
+    gamma: NonNegative  # weight of the overlap with the adapters of earlier tasks
+    l1: NonNegative  # weight of the sum of |A|
+    # learning rate of the adapters, in multiples of that of the prototypes
+    adapter_rate: NonNegative
 
     @property
     def needs(self) -> Needs:

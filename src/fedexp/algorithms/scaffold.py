@@ -17,7 +17,7 @@ point of FedAvg's objective.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -33,7 +33,6 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.errors import require_choice
 from fedexp.core.tree import Params, Tree
 
 
@@ -41,12 +40,8 @@ from fedexp.core.tree import Params, Tree
 class Scaffold(FedAvg):
     optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
 
-    divisor: str  # steps | effective
-    variates: str  # uniform | examples: weights of the clients in the server's variate
-
-    def __post_init__(self) -> None:
-        require_choice("algorithm.divisor", self.divisor, ("steps", "effective"))
-        require_choice("algorithm.variates", self.variates, ("uniform", "examples"))
+    divisor: Literal["steps", "effective"]
+    variates: Literal["uniform", "examples"]  # weights of the clients in the server's variate
 
     @property
     def needs(self) -> Needs:

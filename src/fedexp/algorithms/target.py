@@ -22,7 +22,6 @@ models without running statistics, such as model=cnn, have no statistics to matc
 not equal ones. The images are counted as sent in every round. Only where tasks bring new classes.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +42,7 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
 )
 from fedexp.core.errors import require
+from fedexp.core.limits import Count, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 NEVER = -1e30  # logit of a class that is left out; finite, so that no product with it is undefined
@@ -57,27 +57,16 @@ class DataFree(Remembering):
     separate_tasks = True
     inputs = ("images",)
 
-    temperature: float  # T of teacher and student
-    batches: int  # of images that the server makes for a task
+    temperature: Positive  # T of teacher and student
+    batches: Count  # of images that the server makes for a task
     batch_size: int  # images in each
-    steps: int  # of the generator for each batch
-    lr_generator: float
-    width: int  # channels of the generator's last layers; twice as many before
+    steps: Count  # of the generator for each batch
+    lr_generator: Positive
+    width: Count  # channels of the generator's last layers; twice as many before
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.temperature < math.inf,
-            "algorithm.temperature",
-            self.temperature,
-            "finite, greater than 0",
-        )
-        for name in ("batches", "steps", "width"):
-            require(
-                getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1"
-            )
+        super().__post_init__()
         require(self.batch_size >= 2, "algorithm.batch_size", self.batch_size, "at least 2")
-        rate = self.lr_generator
-        require(0 < rate < math.inf, "algorithm.lr_generator", rate, "finite and greater than 0")
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "new": member(info.tasks[0], info, params)}
@@ -116,11 +105,7 @@ class DataFree(Remembering):
 
 @dataclass(frozen=True, kw_only=True)
 class TARGET(DataFree):
-    kd: float  # weight of the distillation, >= 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.kd < math.inf, "algorithm.kd", self.kd, "finite and at least 0")
+    kd: NonNegative  # weight of the distillation
 
     @property
     def needs(self) -> Needs:

@@ -21,6 +21,7 @@ from fedexp.config.overrides import key_of
 from fedexp.config.schedules import with_schedule
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest, require
+from fedexp.core.limits import without_limits
 from fedexp.core.pictures import Pictures, as_node
 from fedexp.core.settings import (
     LocalTraining,
@@ -208,6 +209,7 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
 def convert(annotation: Any, value: Any, key: str) -> Any:
     """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a
     number, 1.5 no integer)."""
+    annotation = without_limits(annotation)
     if base := part_in(annotation):
         return convert_part(annotation, base, value, key)
     if annotation is Any:

@@ -1,0 +1,44 @@
+"""What a field of a dataclass may be, said by its annotation: `rate: Positive` for a number, or
+`variant: Literal["released", "paper"]`."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from fedexp.core.errors import require, require_choice
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A condition on a number, and its words in a message."""
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+NonNegative = Annotated[float, Limit("finite and at least 0", lambda value: 0 <= value < math.inf)]
+Positive = Annotated[float, Limit("finite and greater than 0", lambda value: 0 < value < math.inf)]
+Share = Annotated[float, Limit("from 0 to 1", lambda value: 0 <= value <= 1)]
+PositiveShare = Annotated[float, Limit("greater than 0 and at most 1", lambda v: 0 < v <= 1)]
+OpenShare = Annotated[float, Limit("greater than 0 and less than 1", lambda v: 0 < v < 1)]
+ShareBelow1 = Annotated[float, Limit("at least 0 and less than 1", lambda v: 0 <= v < 1)]
+Count = Annotated[int, Limit("at least 1", lambda value: value >= 1)]
+CountFrom0 = Annotated[int, Limit("at least 0", lambda value: value >= 0)]
+
+
+def check_limits(owner: Any, prefix: str) -> None:
+    """Raise ConfigError unless every field of a dataclass is what its annotation allows."""
+    for field in fields(owner):
+        key, value = prefix + field.name, getattr(owner, field.name)
+        if get_origin(field.type) is Literal:
+            require_choice(key, value, get_args(field.type))
+        for limit in getattr(field.type, "__metadata__", ()):
+            require(limit.holds(value), key, value, limit.words)
+
+
+def without_limits(annotation: Any) -> Any:
+    """Return the plain type behind an annotation."""
+    if get_origin(annotation) is Literal:
+        return str
+    return annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation

@@ -1,0 +1,47 @@
+"""Ranges and choices that the annotations of a dataclass give its fields."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from fedexp.core import limits
+from fedexp.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A field of every type of fedexp.core.limits, and a choice."""
+
+    weight: limits.NonNegative = 0.0
+    rate: limits.Positive = 1e-9
+    share: limits.Share = 1.0
+    part: limits.PositiveShare = 1.0
+    validation: limits.OpenShare = 0.5
+    momentum: limits.ShareBelow1 = 0.0
+    steps: limits.Count = 1
+    warmup: limits.CountFrom0 = 0
+    variant: Literal["paper", "released"] = "paper"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("weight", [-1e-9, math.inf, math.nan], "finite and at least 0"),
+        ("rate", [0.0, math.inf, math.nan], "finite and greater than 0"),
+        ("share", [-0.1, 1.1, math.nan], "from 0 to 1"),
+        ("part", [0.0, 1.1], "greater than 0 and at most 1"),
+        ("validation", [0.0, 1.0], "greater than 0 and less than 1"),
+        ("momentum", [-0.1, 1.0], "at least 0 and less than 1"),
+        ("steps", [0], "at least 1"),
+        ("warmup", [-1], "at least 0"),
+        ("variant", ["papers"], "one of paper, released (nearest: 'paper')"),
+    ],
+)
+def test_annotations_limit_the_fields_of_a_dataclass(name, values, words):
+    limits.check_limits(Limited(), "local.")
+    for value in values:
+        with pytest.raises(ConfigError) as error:
+            limits.check_limits(Limited(**{name: value}), "local.")
+        assert str(error.value) == f"local.{name}={value}: must be {words}"
