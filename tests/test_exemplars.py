@@ -191,12 +191,14 @@ def test_the_proxy_server_hands_out_the_best_model_of_the_task():
 
 
 def test_leverage_is_the_diagonal_of_the_projection():
-    """X (X^T X)^-1 X^T, whose trace is the rank; a column that depends on others adds nothing."""
+    """X (X^T X)^-1 X^T, whose trace is the rank; a column that depends on others adds nothing. With
+    the n columns of U that Eq. (4) prints every score is 1."""
     x = logits(7, 3)
     expected = (x @ torch.linalg.inv(x.T @ x) @ x.T).diagonal()
     assert_close(leverage(x), expected)
     assert_close(leverage(torch.cat([x, x[:, :1] - x[:, 1:2]], 1)), expected)
     assert_close(leverage(torch.zeros(4, 2)), torch.ones(4))
+    assert_close(torch.linalg.svd(x)[0].square().sum(1), torch.ones(7))
 
 
 def test_leverage_of_features_that_clients_have_hidden():

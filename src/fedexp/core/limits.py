@@ -1,5 +1,5 @@
-"""What a field of a dataclass may be, said by its annotation: `rate: Positive` for a number, or
-`variant: Literal["released", "paper"]`."""
+"""Limits of the fields of a dataclass, stated by their annotations: `rate: Positive` for a number,
+`variant: Literal["released", "paper"]` for a choice."""
 
 import math
 from collections.abc import Callable
