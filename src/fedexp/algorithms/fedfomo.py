@@ -51,6 +51,7 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
+from fedexp.core.errors import require
 from fedexp.core.limits import Count, CountFrom0, OpenShare, Share
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
