@@ -37,8 +37,7 @@ def test_a_launcher_that_does_not_exist(fedexp, tmp_path):
     assert answer.code == 2
     launchers_there = "basic, joblib, ray, submitit_local, submitit_slurm"
     assert (
-        answer.err
-        == "fedexp: hydra/launcher=jolib: no such launcher (nearest: 'joblib'); launchers:"
+        answer.err == "fedexp: hydra/launcher=jolib: no such option (nearest: 'joblib'); options:"
         f" {launchers_there}\n"
     )
     answer = fedexp("--multirun", "launcher=joblib", "seed=0,1")

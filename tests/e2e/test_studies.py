@@ -131,7 +131,7 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
             (*VALIDATED, "hydra.sweeper.pruner=medium"),
             "hydra.sweeper.pruner=medium: must be one of",
         ),
-        ((*SEARCH[:1], "hydra/sweeper=optnua", *SEARCH[2:]), "no such sweeper (nearest: 'optuna')"),
+        ((*SEARCH[:1], "hydra/sweeper=optnua", *SEARCH[2:]), "no such option (nearest: 'optuna')"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused_and_leaves_nothing(fedexp, tmp_path, options, words):

@@ -88,10 +88,8 @@ class Run:
     def class_accuracy(self) -> pd.DataFrame:
         """Return round, class, name, accuracy of the global model on the test set."""
         table = self._need(files.CLASSES, self._reader.class_accuracy()).copy()
-        if names := self._reader.class_names:
-            table.insert(
-                2, "name", [names[c] if c < len(names) else "" for c in table["class"].astype(int)]
-            )
+        if names := dict(enumerate(self._reader.class_names or [])):
+            table.insert(2, "name", table["class"].map(names).fillna(""))
         return table
 
     def analysis(self, name: str) -> pd.DataFrame:

@@ -2,9 +2,10 @@
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from fedexp import __version__
 from fedexp.analysis.evaluation import Evaluation, evaluate_run
@@ -18,9 +19,6 @@ from fedexp.core.packages import how_to_install
 from fedexp.data.datasets import Dataset
 from fedexp.data.types import DataSource
 from fedexp.models.lora import merge
-
-if TYPE_CHECKING:
-    import torch
 
 WITH_TORCH, SAFETENSORS = (".pt", ".pth"), ".safetensors"
 
@@ -65,52 +63,35 @@ def export(
     found, target = run if isinstance(run, Run) else load_run(run), Path(path).expanduser()
     if target.suffix not in (*WITH_TORCH, SAFETENSORS):
         raise ConfigError(f"{target}: must end in {SAFETENSORS}, {' or '.join(WITH_TORCH)}")
-    save = safetensors_saver() if target.suffix == SAFETENSORS else None
+    write = with_safetensors() if target.suffix == SAFETENSORS else with_torch
     with trusting(found.config_dir):
         network, kept, parts = network_of(found._reader, round)
     weights = {name: value.contiguous() for name, value in merge(network).state_dict().items()}
-    content = (
-        save(weights, facts_of(found, kept.round) | pixels_of(parts.dataset))
-        if save
-        else with_torch(weights)
-    )
-    storage.write_atomically(target, content)
+    storage.write_atomically(target, write(weights, facts_of(found, kept.round, parts.dataset)))
     return target
 
 
-def facts_of(run: Run, round: int) -> dict[str, str]:
-    """Return what a file says of the model in it."""
+def facts_of(run: Run, round: int, dataset: DataSource) -> dict[str, str]:
+    """Return what a file says of the model in it, and of how images are read: (pixel / largest -
+    mean) / std."""
     choices = run.config.get("choices") or {}
-    facts = {"fedexp": __version__, "round": round, "seed": run.config.get("seed")}
-    return {
-        k: str(v)
-        for k, v in (facts | {n: choices.get(n) for n in ("algorithm", "dataset", "model")}).items()
-    }
+    facts: dict[str, object] = {"fedexp": __version__, "round": round}
+    facts |= {"seed": run.config.get("seed")}
+    facts |= {name: choices.get(name) for name in ("algorithm", "dataset", "model")}
+    if isinstance(dataset, Dataset):
+        form = dataset.normalise
+        facts |= {"pixel_largest": form.max_value, "mean": [*form.mean], "std": [*form.std]}
+    return {name: str(value) for name, value in facts.items()}
 
 
-def pixels_of(dataset: DataSource) -> dict[str, str]:
-    """Return what a file says of how images are read, (pixel / largest - mean) / std; empty for
-    texts."""
-    if not isinstance(dataset, Dataset):
-        return {}
-    form = dataset.normalise
-    return {
-        "pixel_largest": str(form.max_value),
-        "mean": str([*form.mean]),
-        "std": str([*form.std]),
-    }
-
-
-def with_torch(weights: "dict[str, torch.Tensor]") -> bytes:
-    """Return a state dict as `torch.save` writes it."""
-    import torch
-
+def with_torch(weights: dict[str, torch.Tensor], facts: dict[str, str]) -> bytes:
+    """Return a state dict as `torch.save` writes it, which holds no facts."""
     buffer = io.BytesIO()
     torch.save(weights, buffer)
     return buffer.getvalue()
 
 
-def safetensors_saver():  # type: ignore[no-untyped-def]
+def with_safetensors() -> Callable[[dict[str, torch.Tensor], dict[str, str]], bytes]:
     """Return safetensors' function (tensors, metadata) -> bytes; raise ConfigError where it is not
     installed."""
     try:

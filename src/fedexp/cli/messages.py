@@ -12,6 +12,7 @@ from fedexp.core.errors import nearest
 
 # what Hydra's grammar has outside of quotes
 UNQUOTED = re.compile(r"""[\w\s/\\+.$%*@?|,:=(){}\[\]'"-]""", re.ASCII)
+HYDRAS = ("See https", "Set the env", "object_type")  # lines that help nobody here
 INTERPOLATION = re.compile(r"^\w+ raised while resolving interpolation: ")
 
 
@@ -24,32 +25,8 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
                 yaml.safe_load(path.read_text(encoding="utf-8"))
             except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
                 return f"{path}: is not a yaml file ({' '.join(str(problem).split())})"
-    if found := re.search(r"Could not find 'hydra/launcher/([^']+)'", text):
-        name, options = found[1], ["basic", *list_options("launcher", [conf])]
-        return (
-            f"hydra/launcher={name}: no such launcher{nearest(name, options)}; launchers:"
-            f" {', '.join(options)}"
-        )
-    if found := re.search(r"Could not find 'hydra/sweeper/([^']+)'", text):
-        name, options = found[1], ["basic", *list_options("sweeper", [conf])]
-        return (
-            f"hydra/sweeper={name}: no such sweeper{nearest(name, options)}; sweepers:"
-            f" {', '.join(options)}"
-        )
-    # of Hydra's own, which it lists
-    if found := re.search(r"Could not find '(hydra/[^'/]+)/([^']+)'", text):
-        (group, option), options = found.groups(), re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-        return (
-            f"{group}={option}: no such option{nearest(option, options)}; options:"
-            f" {', '.join(options)}"
-        )
-    if found := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
-        group, option = found.groups()
-        options = list_options(group, [conf, *extra])
-        return (
-            f"{group}={option}: no such option{nearest(option, options)}; options:"
-            f" {', '.join(options)}"
-        )
+    if found := re.search(r"Could not find '((?:hydra/)?[^'/]+)/([^']+)'", text):
+        return no_option(found[1], found[2], text, conf, extra)
     if found := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(found.group(1).split("@")[0], conf, extra)
     if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
@@ -64,29 +41,32 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
         )
     if override := getattr(error, "override", None):
         return f"{override}: not of the form key=value{in_words(override, text.splitlines()[0])}"
-    cause = error.__cause__ or error.__context__
-    lines = [
-        line.strip()
-        for line in [*text.splitlines(), *str(cause or "").splitlines()]
-        if line.strip()
-    ]
-    unique = [
-        line
-        for line in dict.fromkeys(lines)
-        if not line.startswith(("See https", "Set the env", "object_type"))
-    ]
-    return "; ".join(INTERPOLATION.sub("", line) for line in unique[:3])
+    cause = error.__cause__ or error.__context__ or ""
+    lines = dict.fromkeys(line.strip() for line in f"{text}\n{cause}".splitlines())
+    ours = [line for line in lines if line and not line.startswith(HYDRAS)]
+    return "; ".join(INTERPOLATION.sub("", line) for line in ours[:3])
+
+
+def no_option(group: str, option: str, text: str, conf: Path, extra: list[Path]) -> str:
+    """Return the message for an option that a group lacks. text: Hydra's, which lists those of its
+    own groups."""
+    if group in ("hydra/launcher", "hydra/sweeper"):
+        options = ["basic", *list_options(group.removeprefix("hydra/"), [conf])]
+    elif group.startswith("hydra/"):
+        options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
+    else:
+        options = list_options(group, [conf, *extra])
+    hint = nearest(option, options)
+    return f"{group}={option}: no such option{hint}; options: {', '.join(options)}"
 
 
 def several_values(override: str, listed: bool, directories: list[Path]) -> str:
     """Return the message for a sweep without `--multirun`; listed: the values may also have been
     meant as a list."""
     key, _, value = override.partition("=")
-    a_list = (
-        f"; a list is written {key}=[{value}]"
-        if listed and key not in list_groups(directories)
-        else ""
-    )
+    a_list = ""
+    if listed and key not in list_groups(directories):
+        a_list = f"; a list is written {key}=[{value}]"
     return (
         f"{override}: several values are a sweep, which needs --multirun: fedexp --multirun"
         f" {override}{a_list}"
