@@ -78,7 +78,13 @@ class AFFCL(Remembering):
     def needs(self) -> Needs:
         layer = " and a layer" if self.replay_trains == "hidden" else ""
         small = f"a flow{layer} with every model"
-        return Needs(server_state="old model and flow", down=1, small=small)
+        return Needs(
+            server_state="old model and flow",
+            down=1,
+            small=small,
+            teachers=1,
+            work="a flow of the features in each step",
+        )
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         last = classifier_of(module)

@@ -66,6 +66,8 @@ class CFeD(Remembering):
             down=1,
             data=f"surrogate, unlabelled ({holders})",
             surrogate=True,
+            work="reviewers train on surrogate examples with a teacher",
+            server_work="training on surrogate examples with a teacher" * self.server_distillation,
         )
 
     def roles(

@@ -45,7 +45,7 @@ class Ditto(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(client_state="its own model")
+        return Needs(client_state="its own model", gradients=2)
 
     def exchanges(self, info: Federation) -> Sequence[FedAvg]:
         return self, FedAvg()

@@ -46,7 +46,8 @@ class FedALA(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(client_state="local classifier, weights W")
+        work = f"a forward pass over {self.part:g} of the data a round"
+        return Needs(client_state="local classifier, weights W", work=work)
 
     def client_init(self, params: Params, info: Federation) -> Tree:
         head = heads.head(params)

@@ -22,7 +22,7 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.algorithms.feddyn import clipped
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import NonNegative, PositiveShare
 from fedexp.core.tree import Params
@@ -66,6 +66,10 @@ class FedAlign(FedAvg):
             log.warning("FedAlign learns less with a last stage without batch norm; use %s", NORMED)
         module.keeps_maps = True
         return module
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(work="a narrower last stage in each step")
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         output = net(params, batch.x)

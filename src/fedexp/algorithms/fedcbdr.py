@@ -70,6 +70,7 @@ class FedCBDR(Exemplars):
             server_state="which examples are kept",
             small="C numbers down; features up at the end of a task",
             data="kept examples of old tasks (clients)",
+            work="a forward pass of all clients at the end of a task",
         )
 
     def broadcast(self, server: Tree) -> Tree:

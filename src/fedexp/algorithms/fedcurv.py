@@ -49,7 +49,8 @@ class FedCurv(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(client_state="u_k, v_k", server_state="sums of u and v", up=2, down=2)
+        work = f"gradients of up to {self.samples} examples a round"
+        return Needs("u_k, v_k", "sums of u and v", up=2, down=2, work=work)
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "u": tree.zeros_like(params), "v": tree.zeros_like(params)}

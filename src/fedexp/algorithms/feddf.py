@@ -46,7 +46,13 @@ class FedDF(FedAvg):
     @property
     def needs(self) -> Needs:
         least = 1 if self.epochs_on_server else 2  # it validates on one, and trains on the rest
-        return Needs(data="public, unlabelled (server)", public=least)
+        return Needs(
+            data="public, unlabelled (server)",
+            public=least,
+            server_teachers=(1, 0),
+            server_passes=self.epochs_on_server,
+            server_work="" if self.epochs_on_server else f"up to {self.steps} steps",
+        )
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         assert round.public is not None

@@ -66,6 +66,7 @@ class FedDMC(Remembering):
             down=3,
             data=f"surrogate, unlabelled (clients{', whole' if self.whole_set else ''})",
             surrogate=True,
+            work="a second training, on surrogate examples with two teachers",
         )
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:

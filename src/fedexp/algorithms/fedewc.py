@@ -59,8 +59,13 @@ class FedEWC(FedAvg):
     @property
     def needs(self) -> Needs:
         if self.fisher == "released":
-            return Needs()
-        return Needs(server_state="P and a", down=2, small="|w| up at the end of a task")
+            return Needs(gradient_passes=1)
+        return Needs(
+            server_state="P and a",
+            down=2,
+            small="|w| up at the end of a task",
+            work="a gradient pass of all clients at the end of a task",
+        )
 
     def broadcast(self, server: Tree) -> Tree:
         return {k: server[k] for k in ("params", "importance", "anchor") if k in server}

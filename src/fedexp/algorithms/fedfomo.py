@@ -83,7 +83,13 @@ class FedFOMO(FedAvg):
     def needs(self) -> Needs:
         kept = "models of all clients, affinities P"
         mine = "its model before and after its last training"
-        return Needs(client_state=mine, server_state=kept, down=self.slots - 1, small="d_j up")
+        return Needs(
+            client_state=mine,
+            server_state=kept,
+            down=self.slots - 1,
+            small="d_j up",
+            work=f"{self.slots + 2} forward passes over the validation data a round",
+        )
 
     @property
     def slots(self) -> int:

@@ -33,7 +33,9 @@ class FedGKD(FedAvg):
     @property
     def needs(self) -> Needs:
         down = int(self.models > 1)  # of one model the teacher is the received one
-        return Needs(server_state="the last global models", down=down, small="a switch down")
+        return Needs(
+            server_state="the last global models", down=down, small="a switch down", teachers=1
+        )
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         past = tree.map(lambda leaf: leaf.new_zeros(self.models - 1, *leaf.shape), params)

@@ -60,7 +60,8 @@ class FedKA(FedAvg):
     @property
     def needs(self) -> Needs:
         return Needs(
-            data="one shared example per class (clients)" if self.anchors != "non_dominant" else ""
+            data="one shared example per class (clients)" if self.anchors != "non_dominant" else "",
+            work="anchors in each batch",
         )
 
     def threshold(self, info: Federation) -> float:

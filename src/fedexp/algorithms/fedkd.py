@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.divergence import kl_divergence
-from fedexp.algorithms.interfaces import Batch, Context, Network
+from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params
 
@@ -23,6 +23,10 @@ from fedexp.core.tree import Params
 class FedKD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

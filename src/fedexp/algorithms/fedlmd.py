@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
@@ -29,6 +29,10 @@ class FedLMD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
     teacher: bool  # false: a uniform target instead of the global model's answer
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(teachers=int(self.teacher))
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         counts = info.counts[client]

@@ -29,7 +29,7 @@ class FedLwF(Remembering):
 
     @property
     def needs(self) -> Needs:
-        return Needs(server_state="old model", down=1)
+        return Needs(server_state="old model", down=1, teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

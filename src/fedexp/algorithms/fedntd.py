@@ -20,8 +20,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.base import Batch, Context, FedAvg, Network
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.divergence import kl_divergence
+from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
 from fedexp.core.errors import require
 from fedexp.core.limits import NonNegative, Positive, Share
 from fedexp.core.tree import Params
@@ -46,6 +47,10 @@ class FedNTD(FedAvg):
             self.lambda_,
             "1 with algorithm.distance=mse (Table 14 has no KD part)",
         )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -63,6 +63,8 @@ class FedPAC(HeadThenBody):
         return Needs(
             server_state="classifiers of all clients, prototypes",
             small="a prototype per class each way, class statistics up",
+            gradient_passes=self.head_epochs,
+            forward_passes=2,
         )
 
     def counted(self, sent: Tree, up: bool) -> Tree:

@@ -61,6 +61,7 @@ class FedProto(FedAvg):
             up=-1,
             down=-1,
             small="a prototype per class each way, class counts up",
+            forward_passes=1,
         )
 
     def counted(self, sent: Tree, up: bool) -> Tree:

@@ -48,7 +48,13 @@ class FedReg(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(data="generated (clients)")
+        # pseudo and perturbed data share the first gradient of their ascents
+        return Needs(
+            data="generated (clients)",
+            gradients=3,
+            gradient_passes=2 * self.ascent - 1,
+            forward_passes=1,
+        )
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         made = [

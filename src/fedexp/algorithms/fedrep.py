@@ -33,7 +33,9 @@ from fedexp.core.tree import Params, Tree
 class FedRep(HeadThenBody):
     @property
     def needs(self) -> Needs:
-        return Needs(client_state="classifier", unsent="the classifier")
+        return Needs(
+            client_state="classifier", unsent="the classifier", gradient_passes=self.head_epochs
+        )
 
     def counted(self, sent: Tree, up: bool) -> Tree:
         return sent | {"params": {k: v for k, v in sent["params"].items() if k not in heads.HEAD}}

@@ -15,7 +15,7 @@ import torch
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.interfaces import Batch, Context, Network
+from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
@@ -37,6 +37,10 @@ def plus(a: Params, b: Params) -> Params:
 @dataclass(frozen=True, kw_only=True)
 class FedSAM(FedAvg):
     rho: NonNegative  # radius of the neighbourhood; 0 is FedAvg
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(gradients=2)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context

@@ -53,6 +53,7 @@ class FedSMOO(FedAvg):
             server_state="mean of all h_k, perturbation s",
             up=1,
             down=1,
+            gradients=2,
         )
 
     def server_init(self, params: Params, info: Federation) -> Tree:

@@ -45,7 +45,7 @@ class FedSpeed(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(client_state="sum of changes h_k", server_state="mean of all h_k")
+        return Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "h": tree.zeros_like(params)}

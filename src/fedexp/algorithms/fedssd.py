@@ -62,6 +62,8 @@ class FedSSD(FedAvg):
             small="C numbers down",
             data="public, labelled (server)",
             public=1,
+            teachers=1,
+            server_teachers=(0, 1),
         )
 
     def server_init(self, params: Params, info: Federation) -> Tree:

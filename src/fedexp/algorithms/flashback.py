@@ -79,6 +79,9 @@ class Flashback(FedAvg):
             small="C numbers each way",
             data="public, labelled (server)" if self.on_server else "",
             public=int(self.on_server),
+            teachers=int(self.on_clients),
+            server_teachers=(1, 1) if self.on_server else (0, 0),
+            server_passes=self.epochs_on_server if self.on_server else 0,
         )
 
     @property

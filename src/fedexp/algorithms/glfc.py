@@ -80,6 +80,10 @@ class GLFC(Exemplars):
             small="C numbers down"
             + ("; a prototype per class up in a task's first round" if self.proxy else ""),
             data="kept examples of old tasks (clients)",
+            teachers=1,
+            work="a forward pass of all clients at the end of a task"
+            + (", two in a task's first round" if self.proxy else ""),
+            server_work="tests of models on prototypes" if self.proxy else "",
         )
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:

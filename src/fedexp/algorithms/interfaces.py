@@ -215,3 +215,14 @@ class Needs:
     data: str = ""  # extra data, and who holds them
     public: int = 0  # refuses to run with fewer examples in the public set; 0: it needs none
     surrogate: bool = False  # refuses to run without unlabelled examples
+    # Computation. Of a step, in passes over the batch:
+    gradients: int = 1  # forward and backward
+    teachers: int = 0  # forward passes of other models
+    # of a client in a round, beside the steps, in passes over its data:
+    gradient_passes: int = 0
+    forward_passes: int = 0
+    work: str = ""  # what clients do that these do not count
+    # of the server in a round, in passes over its set:
+    server_teachers: tuple[int, int] = (0, 0)  # for each client of the cohort, and others
+    server_passes: int = 0  # forward and backward
+    server_work: str = ""  # what else it does

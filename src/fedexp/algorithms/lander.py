@@ -84,6 +84,8 @@ class LANDER(DataFree):
             down=1,
             small="images and label embeddings down",
             data="generated (server), label embeddings",
+            work="generated images with a teacher in each step",
+            server_work="a generator for each task",
         )
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:

@@ -65,7 +65,9 @@ class LoRM(NewAdapters):
     @property
     def needs(self) -> Needs:
         return Needs(
-            server_state="merged change, sums over tasks", small="Gram matrices up, a switch down"
+            server_state="merged change, sums over tasks",
+            small="Gram matrices up, a switch down",
+            forward_passes=1,
         )
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:

@@ -37,7 +37,7 @@ class Moon(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(client_state="previous local model")
+        return Needs(client_state="previous local model", teachers=2)
 
     @property
     def needs_head(self) -> bool:  # type: ignore[override]

@@ -68,6 +68,7 @@ class PILoRA(NewAdapters):
             server_state="adapters of all tasks",
             down=0.5,
             small="as much for each earlier task; C mean features up",
+            forward_passes=1,
         )
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:

@@ -114,6 +114,8 @@ class TARGET(DataFree):
             down=1,
             small="images down",
             data="generated (server)",
+            work="generated images with a teacher in each step",
+            server_work="a generator for each task",
         )
 
     def rehearse(

@@ -1,8 +1,8 @@
 """`fedexp requirements`: what each algorithm needs beyond FedAvg, as the table in
 docs/algorithms/index.md.
 
-FedNTD's Table 6 (statefulness, communication, extra data) for all algorithms, from what they
-declare (`needs`).
+FedNTD's Table 6 (statefulness, communication, extra data) and computation for all algorithms, from
+what they declare (`needs`).
 """
 
 import argparse
@@ -17,9 +17,18 @@ from fedexp.algorithms.interfaces import Needs
 from fedexp.config.options import conf_directory
 from fedexp.config.values import make_target
 
-HEAD = ("algorithm", "a client keeps", "the server keeps", "extra up / down", "extra data")
+HEAD = (
+    "algorithm",
+    "a client keeps",
+    "the server keeps",
+    "extra up / down",
+    "extra data",
+    "extra computation",
+)
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "fednova": ({"variant": "ccvr"}, {"variant": "ccvr_frozen"}),
+    "feddf": ({"epochs_on_server": 0},),
+    "fedlmd": ({"teacher": False},),
     "flashback": ({"on_server": False},),
     "cfed": ({"server_distillation": True},),
 }
@@ -54,8 +63,37 @@ def models(number: float) -> str:
     return "-" if number == 0 else "|w|" if number == 1 else f"{number:g} |w|"
 
 
+def computation(needs: Needs) -> str:
+    """Return what is computed beyond one gradient a step."""
+    gradients = needs.gradients if needs.gradients != 1 else 0
+    of_cohort, others = needs.server_teachers
+    teachers = f"|S| + {others}" if of_cohort and others else "|S|" * of_cohort or others
+    parts = [
+        (numbered(gradients, "gradient"), numbered(needs.teachers, "teacher"), "a step"),
+        (
+            numbered(needs.gradient_passes, "gradient pass"),
+            numbered(needs.forward_passes, "forward pass"),
+            "a round",
+        ),
+        (needs.work, "", ""),
+        (
+            numbered(teachers, "teacher"),
+            numbered(needs.server_passes, "gradient pass") or needs.server_work,
+            "on the server",
+        ),
+    ]
+    texts = [(" and ".join(filter(None, what)), where) for *what, where in parts]
+    return "; ".join(f"{what} {where}".strip() for what, where in texts if what)
+
+
+def numbered(number: int | str, noun: str) -> str:
+    """Return such as `2 passes`, or nothing for none."""
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{plural}" if number else ""
+
+
 def line(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|w|", "\\|w\\|") or "-" for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|") or "-" for cell in cells) + " |"
 
 
 def table(folder: Path) -> str:
@@ -64,7 +102,8 @@ def table(folder: Path) -> str:
         traffic = f"{models(needs.up)} / {models(needs.down)}" if needs.up or needs.down else ""
         unsent = needs.unsent and f"without {needs.unsent}"
         traffic = "; ".join(part for part in (traffic, needs.small, unsent) if part)
-        lines.append(line((name, needs.client_state, needs.server_state, traffic, needs.data)))
+        kept = needs.client_state, needs.server_state
+        lines.append(line((name, *kept, traffic, needs.data, computation(needs))))
     return "\n".join(lines)
 
 

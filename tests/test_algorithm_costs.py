@@ -1,0 +1,192 @@
+"""What algorithms say that they compute, against a counter of forward and backward passes through
+the network."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedexp.algorithms.cfed import CFeD
+from fedexp.algorithms.fedala import FedALA
+from fedexp.algorithms.fedalign import FedAlign
+from fedexp.algorithms.fedcurv import FedCurv
+from fedexp.algorithms.feddmc import FedDMC
+from fedexp.algorithms.fedfomo import FedFOMO
+from fedexp.algorithms.fedka import FedKA
+from fedexp.algorithms.interfaces import Needs
+from fedexp.algorithms.lander import LANDER
+from fedexp.algorithms.target import TARGET
+from fedexp.analysis.algorithm_costs import computation
+from fedexp.engine.network import FunctionalNetwork
+from fedexp.models import Output
+from fedexp.training import exchange, rounds
+from test_algorithms import SHIPPED
+from test_continual import EVERY as STREAMS
+from toy_federation import PLAIN, first_of_each_class, play, play_round
+
+# whole batches of four, so that nothing is padded: two for each client, one for each in streams
+SIZES, OF_STREAMS = (8, 8, 8), (4, 4, 4)
+FIRST = first_of_each_class(SHIPPED, STREAMS).values()
+
+
+class Counts(Counter):
+    """Examples that went through the network, by place and direction."""
+
+    place = None  # clients, server; None: not counted
+
+    def add(self, direction, examples):
+        if self.place:
+            self[self.place, direction] += examples
+
+
+class Seen(torch.autograd.Function):
+    """The identity; counts when it is computed, under vmap too."""
+
+    @staticmethod
+    def forward(value, counts, direction, examples):
+        counts.add(direction, examples)
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, value, counts, direction, examples):
+        return Seen.apply(value, counts, direction, examples * info.batch_size), in_dims[0]
+
+
+class Differentiated(torch.autograd.Function):
+    """The identity of the parts of an output; counts when any of them is differentiated."""
+
+    @staticmethod
+    def forward(counts, examples, *parts):
+        return tuple(part.view_as(part) for part in parts)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.counts, ctx.examples = inputs[:2]
+
+    @staticmethod
+    def backward(ctx, first, *others):
+        return None, None, Seen.apply(first, ctx.counts, "backward", ctx.examples), *others
+
+    @staticmethod
+    def vmap(info, in_dims, *given):
+        return Differentiated.apply(*given), in_dims[2:]
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """Counts what clients and the server compute in a round, not its evaluation."""
+    counts = Counts()
+
+    def counted(parts, examples):
+        seen = Seen.apply(parts[0], counts, "forward", examples)
+        return Differentiated.apply(counts, examples, seen, *parts[1:])
+
+    def forward(self, call, x, mask, original=FunctionalNetwork._forward):
+        features, logits, maps = original(self, call, x, mask)
+        parts = [logits, *maps] if features is None else [logits, features, *maps]
+        logits, *found = counted(parts, len(x) if mask is None else float(mask.sum()))
+        return Output(None if features is None else found.pop(0), logits, tuple(found))
+
+    def slim(self, params, x, *more, original=FunctionalNetwork.slim):
+        return counted([original(self, params, x, *more)], len(x))[0]
+
+    def train(*given, original=exchange.train):
+        counts.place = "clients"
+        trained = original(*given)
+        counts.place = "server"
+        return trained
+
+    def collect(*given, original=rounds.collect_result):
+        counts.place = None
+        return original(*given)
+
+    monkeypatch.setattr(FunctionalNetwork, "_forward", forward)
+    monkeypatch.setattr(FunctionalNetwork, "slim", slim)
+    monkeypatch.setattr(exchange, "train", train)
+    monkeypatch.setattr(rounds, "collect_result", collect)
+    return counts
+
+
+# Examples in addition to what numbers say, of `work`: (backward, forward), worked by hand.
+def by_hand(algorithm, simulation, epochs):
+    info = simulation.stages[-1].federation
+    if isinstance(algorithm, FedCurv):  # all 24 examples, once
+        return 24, 24
+    if isinstance(algorithm, FedALA):  # 0.8 of 8 examples of three clients, rounded down
+        return 0, 3 * 6
+    if isinstance(algorithm, FedFOMO):  # trained on what is not for validation; 2 own models
+        held = sum(len(algorithm.held_out(info, client)) for client in range(3))
+        return -held * epochs, held * (algorithm.slots + 2 - epochs)
+    if isinstance(algorithm, TARGET | LANDER):
+        # a batch of images in each step: a gradient, and the answer of a teacher
+        images = 3 * epochs * algorithm.batch_size
+        return images, 2 * images
+    return 0, 0
+
+
+# whose `work` has no simple number
+BY_WORD = (CFeD, FedDMC, FedKA, FedAlign)
+
+
+@pytest.mark.parametrize(
+    ("row", "before"),
+    [
+        pytest.param(row, before, id=row.name, marks=() if row in FIRST else pytest.mark.slow)
+        # streams: in the second round of the second task
+        for table, before in ((SHIPPED, 1), (STREAMS, 3))
+        for row in table
+    ],
+)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_computation_is_what_is_declared(row, before, epochs, counts):
+    settings = {"local": replace(PLAIN, epochs=epochs), "participation": 1.0}
+    if row in STREAMS:
+        simulation = row.stream(sizes=OF_STREAMS, **settings)
+    else:
+        simulation = row.simulation(sizes=SIZES, **settings)
+    state = play(simulation, before)
+    info = exchange.facts(simulation, state.server, before + 1)
+    data = sum(len(part) for part in info.parts)
+    counts.clear()
+    counts.place = "server"
+    play_round(simulation, state)
+    needs = simulation.algorithm.needs
+    gradients = data * (needs.gradients * epochs + needs.gradient_passes)
+    forward = gradients + data * (needs.teachers * epochs + needs.forward_passes)
+    more = by_hand(simulation.algorithm, simulation, epochs)
+    found = counts["clients", "backward"], counts["clients", "forward"]
+    expected = gradients + more[0], forward + more[1]
+    assert needs.work or more == (0, 0)
+    if isinstance(simulation.algorithm, BY_WORD):
+        assert needs.work
+        assert found != expected
+    else:
+        assert found == expected
+    public = len(simulation.stages[-1].public or ())
+    passes = public * needs.server_passes
+    asked = public * (needs.server_teachers[0] * 3 + needs.server_teachers[1])
+    server = counts["server", "backward"], counts["server", "forward"]
+    assert server == (passes, passes + asked) or needs.server_work
+
+
+def test_words_for_computation():
+    assert computation(Needs()) == ""
+    assert computation(Needs(gradients=2, teachers=1)) == "2 gradients and 1 teacher a step"
+    needs = Needs(gradient_passes=1, forward_passes=2, work="x", server_teachers=(1, 1))
+    words = "1 gradient pass and 2 forward passes a round; x; |S| + 1 teachers on the server"
+    assert computation(needs) == words
+    assert computation(Needs(server_teachers=(1, 0), server_passes=2)) == (
+        "|S| teachers and 2 gradient passes on the server"
+    )
+    assert computation(Needs(server_teachers=(0, 1), server_work="y")) == (
+        "1 teacher and y on the server"
+    )
