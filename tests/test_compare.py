@@ -11,8 +11,8 @@ from fedexp.analysis import compare, layout
 from fedexp.analysis.aggregate import mark, rounds_to_targets, write_tables
 from fedexp.analysis.compare import load_jobs, load_runs
 from fedexp.analysis.layout import sections
-from fedexp.analysis.report import main
 from fedexp.analysis.sweep import load_sweep
+from fedexp.cli.commands import call
 from toy_federation import CONF
 
 TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]
@@ -392,7 +392,7 @@ def test_tables_of_a_named_sweep(tmp_path, capsys):
     folder = tmp_path / "anything"
     mark(folder, "fedntd_table8")
     make_run(folder, [*TABLE8, "algorithm=fedavg"], [0.3, 0.41], forgetting=0.6)
-    assert main([str(folder), "--no-figures"]) == 0
+    assert call("report", [str(folder), "--no-figures"]) == 0
     text = (folder / "table.md").read_text()
     assert text in capsys.readouterr().out
     assert "50 printed values: 48 not run, 2 within." in text
@@ -433,7 +433,7 @@ def test_tables_of_any_sweep(tmp_path):
 
 
 def test_nothing_to_report(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 2
+    assert call("report", [str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err
 
 

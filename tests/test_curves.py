@@ -7,10 +7,11 @@ import xml.etree.ElementTree as ET
 import pandas as pd
 import pytest
 
-from fedexp.analysis import curves, reproduction
+from fedexp.analysis import curves
 from fedexp.analysis.aggregate import mark
 from fedexp.analysis.svg import HIGH, LEFT, TOP, WIDE, Curve, Panel, chart, path, ticks
 from fedexp.analysis.sweep import load_sweep
+from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import evidence
 from test_evidence import remove_runs
@@ -173,15 +174,15 @@ def test_the_report_shows_them_and_is_checked(tmp_path, capsys):
     sweep = committed(tmp_path, ("a", "fedavg"))
     keep(sweep)
     root = ["--root", str(tmp_path)]
-    assert reproduction.main(root) == 0
+    assert call("reproduction", root) == 0
     picture = tmp_path / "docs" / "reproduction" / "curves" / "fedntd_table1_fedntd_mnist_s2.svg"
     first = picture.read_bytes()
-    assert reproduction.main([*root, "--check"]) == 0
+    assert call("reproduction", [*root, "--check"]) == 0
     picture.write_text("x")
     (picture.parent / "gone.svg").write_text("x")
-    assert reproduction.main([*root, "--check"]) == 1
+    assert call("reproduction", [*root, "--check"]) == 1
     assert "gone.svg is not current" in capsys.readouterr().out
-    assert reproduction.main(root) == 0
+    assert call("reproduction", root) == 0
     assert picture.read_bytes() == first
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
@@ -190,7 +191,7 @@ def test_a_damaged_file_is_one_message(tmp_path, capsys):
     sweep = committed(tmp_path, ("a", "fedavg"))
     keep(sweep)
     (sweep / evidence.FOLDER / "b.json.xz").write_bytes(b"x")
-    assert reproduction.main(["--root", str(tmp_path)]) == 2
+    assert call("reproduction", ["--root", str(tmp_path)]) == 2
     assert not (tmp_path / "REPRODUCTION.md").exists()
     with pytest.raises(ConfigError):
         curves.pictures(tmp_path, load_sweep("fedntd_table1", [CONF]))

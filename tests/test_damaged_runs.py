@@ -12,13 +12,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis import report
 from fedexp.analysis.aggregate import write_report
-from fedexp.analysis.view.__main__ import main as view
-from fedexp.cli import main, preview, push
+from fedexp.cli import main, preview
+from fedexp.cli.commands import call
 from fedexp.config.values import resolve
 from fedexp.data.partitioned import Partition, partition_hash
-from fedexp.figures.__main__ import main as figures
 from fedexp.rundir import elsewhere
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.mending import begin_again_where_damaged
@@ -164,7 +162,7 @@ def test_the_report_counts_the_others(sweep, name, damage, caplog, monkeypatch):
 @pytest.mark.parametrize(("name", "damage"), sample(2))
 def test_the_table_of_all_runs_counts_the_others(sweep, name, damage, capsys):
     hurt(sweep, name, damage)
-    assert report.main([str(sweep), "--out", str(sweep / "all")]) == 0
+    assert call("report", [str(sweep), "--out", str(sweep / "all")]) == 0
     assert pd.read_csv(sweep / "all.csv")["seed"].tolist() == [0]
     told = capsys.readouterr().err.splitlines()
     assert len(told) == is_damaged(name, damage)
@@ -174,7 +172,7 @@ def test_the_table_of_all_runs_counts_the_others(sweep, name, damage, capsys):
 @pytest.mark.parametrize(("name", "damage"), sample(4))
 def test_the_page_shows_the_others(sweep, name, damage, capsys):
     hurt(sweep, name, damage)
-    assert view([str(sweep)]) == 0
+    assert call("view", [str(sweep)]) == 0
     assert f"{name}: " in (sweep / "view.html").read_text(encoding="utf-8")
     assert not capsys.readouterr().err
 
@@ -182,7 +180,7 @@ def test_the_page_shows_the_others(sweep, name, damage, capsys):
 @pytest.mark.parametrize(("name", "damage"), sample(6))
 def test_a_push_refuses_it(sweep, name, damage, capsys):
     job = hurt(sweep, name, damage)
-    assert push.main([str(job), "--mode", "offline"]) == 2
+    assert call("push", [str(job), "--mode", "offline"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
     assert name in told[0]
@@ -208,7 +206,7 @@ def test_pictures_of_what_there_is(sweep, name, damage, capsys):
     """Exit code 2 and one line that names the file, or the pictures that it has nothing to do
     with."""
     job = hurt(sweep, name, damage)
-    code, told = figures([str(job)]), capsys.readouterr()
+    code, told = call("figures", [str(job)]), capsys.readouterr()
     assert code in (0, 2)
     assert bool(code) == bool(told.err)
     if code:
@@ -221,8 +219,8 @@ def test_pictures_for_which_there_is_no_room_are_one_message(sweep, monkeypatch,
     def full(directory, look):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedexp.figures.__main__.make_figures", full)
-    assert figures([str(sweep / "sound")]) == 1
+    monkeypatch.setattr("fedexp.figures.make_figures", full)
+    assert call("figures", [str(sweep / "sound")]) == 1
     expected = f"fedexp: {sweep / 'sound'}: cannot be read or written (No space left on device)\n"
     assert capsys.readouterr().err == expected
 

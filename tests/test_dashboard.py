@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fedexp.cli.commands import call
 from fedexp.trackers import dashboard
 from fedexp.trackers.wandb_names import NAMES, SUMMARIES, flat_summary, metric_name
 from wandb_runs import children
@@ -15,7 +16,7 @@ from wandb_runs import children
 @pytest.mark.filterwarnings("ignore:Pydantic V1")
 def test_print_is_the_specification_that_would_be_sent(capsys):
     pytest.importorskip("wandb_workspaces")
-    assert dashboard.main(["team/project", "--print", "--name", "mine"]) == 0
+    assert call("dashboard", ["team/project", "--print", "--name", "mine"]) == 0
     sent = json.loads(capsys.readouterr().out)
     assert (sent["entity"], sent["project"], sent["displayName"]) == ("team", "project", "mine")
     section = sent["spec"]["section"]
@@ -72,7 +73,7 @@ def test_panels_show_metrics_that_runs_have():
 
 @pytest.mark.parametrize("project", ["fedexp", "a/b/c", "/fedexp", "team/"])
 def test_bad_project(project, capsys):
-    assert dashboard.main([project, "--print"]) == 2
+    assert call("dashboard", [project, "--print"]) == 2
     assert (
         capsys.readouterr().err
         == f"fedexp: {project}: must be ENTITY/PROJECT, such as team/fedexp\n"
@@ -81,7 +82,7 @@ def test_bad_project(project, capsys):
 
 def test_without_the_package(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
-    assert dashboard.main(["team/project", "--print"]) == 2
+    assert call("dashboard", ["team/project", "--print"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "pip install -e '.[dashboard]'" in line
 
@@ -89,7 +90,7 @@ def test_without_the_package(monkeypatch, capsys):
 def test_without_a_key(monkeypatch, capsys, tmp_path):
     pytest.importorskip("wandb_workspaces")
     monkeypatch.setattr("fedexp.trackers.wandb_service.logged_in", lambda *_: False)
-    assert dashboard.main(["team/project"]) == 2
+    assert call("dashboard", ["team/project"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedexp: W&B has no key")
     assert not children("wandb-core")  # the one that asking for the settings has started

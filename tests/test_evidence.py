@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import fedexp
-from fedexp.analysis import report
 from fedexp.analysis.aggregate import mark
 from fedexp.cli import main
+from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.data.partition_file import read_clients
@@ -36,7 +36,7 @@ def test_a_table_is_made_again_to_the_byte(tmp_path, capsys, count):
     for i, run in enumerate(runs):
         run_directory(sweep / f"run{i}", run)
     mark(sweep, "fedntd_table1")
-    assert report.main([str(sweep), "--keep", "--no-figures"]) == 0
+    assert call("report", [str(sweep), "--keep", "--no-figures"]) == 0
     assert f"{len(runs)} runs are kept in " in capsys.readouterr().out
     first = {path.name: path.read_bytes() for path in evidence.keep_runs(sweep)}
     names = ("table.csv", "table.md", "table.tex", "rounds_to_target.csv")
@@ -44,7 +44,7 @@ def test_a_table_is_made_again_to_the_byte(tmp_path, capsys, count):
     remove_runs(sweep)
     for name in names:
         (sweep / name).unlink()
-    assert report.main([str(sweep), "--no-figures"]) == 0
+    assert call("report", [str(sweep), "--no-figures"]) == 0
     assert {name: (sweep / name).read_bytes() for name in names} == before
     assert {path.name: path.read_bytes() for path in (sweep / evidence.FOLDER).iterdir()} == first
 
@@ -96,13 +96,13 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
     assert (one.counts == other.counts).all()
     assert (one.history.matrix == other.history.matrix).all()
     # The same report with its figures, when the run itself is gone.
-    assert report.main([str(sweep)]) == 0
+    assert call("report", [str(sweep)]) == 0
     written = {
         path.name: path.read_bytes() for path in [*sweep.glob("table.*"), *sweep.glob("figures/*")]
     }
     assert len(written) > 6
     remove_runs(sweep)
-    assert report.main([str(sweep)]) == 0
+    assert call("report", [str(sweep)]) == 0
     assert {
         path.name: path.read_bytes() for path in [*sweep.glob("table.*"), *sweep.glob("figures/*")]
     } == written
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read(content, message, tmp_path, capsys):
     path.write_bytes(content)
     with pytest.raises(ConfigError):
         evidence.unpack(path, tmp_path / "run")
-    assert report.main([str(path.parent.parent)]) == 2
+    assert call("report", [str(path.parent.parent)]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
@@ -246,7 +246,7 @@ def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
     for name in "ab":
         evidence.keep_runs(tmp_path / "multirun" / name)
         remove_runs(tmp_path / "multirun" / name)
-        assert report.main([str(tmp_path / "multirun" / name), "--no-figures"]) == 0
+        assert call("report", [str(tmp_path / "multirun" / name), "--no-figures"]) == 0
     tables = [pd.read_csv(tmp_path / "multirun" / name / "table.csv") for name in "ab"]
     assert tables[0].equals(tables[1])
     assert tables[0]["n"].tolist() == [1]
@@ -276,14 +276,14 @@ def test_kept_runs_as_run_directories(tmp_path, capsys):
         match=r"2 are kept as files: `fedexp report .*/a --restore DIR` makes run directories",
     ):
         fedexp.load_sweep(sweeps[0])
-    assert report.main([*map(str, sweeps), "--restore", str(out)]) == 0
+    assert call("report", [*map(str, sweeps), "--restore", str(out)]) == 0
     assert f"2 runs are restored in {out / 'a'}" in capsys.readouterr().out
     found = {run.directory.name: run.rounds for run in fedexp.load_sweep(out / "a").members}
     # from round 1
     assert {name: rounds["test_accuracy"].tolist()[1:] for name, rounds in found.items()} == before
     assert RunDirectory(out / "b" / "other").overrides == ["seed=7"]
     assert RunDirectory(out / "b" / "other").values("test_accuracy") == before["one"]
-    assert report.main([str(out), "--out", str(tmp_path / "all")]) == 0
+    assert call("report", [str(out), "--out", str(tmp_path / "all")]) == 0
     assert len(pd.read_csv(tmp_path / "all.csv")) == 3
 
 
@@ -340,19 +340,19 @@ def test_what_cannot_be_restored(tmp_path, capsys):
         run_directory(sweep / name, run)
     first, second = evidence.keep_runs(sweep)
     (out / "a" / "two").mkdir(parents=True)
-    assert report.main([str(sweep), "--restore", str(out)]) == 2
+    assert call("report", [str(sweep), "--restore", str(out)]) == 2
     assert capsys.readouterr().err.endswith(
         "/out/a/two: exists already; name a directory without it\n"
     )
     assert [path.name for path in out.glob("*/*")] == ["two"]
     shutil.rmtree(out)
     second.write_bytes(first.read_bytes()[:-50])
-    assert report.main([str(sweep), "--restore", str(out)]) == 2
+    assert call("report", [str(sweep), "--restore", str(out)]) == 2
     assert not out.exists()
     shutil.rmtree(sweep / evidence.FOLDER)
-    assert report.main([str(sweep), "--restore", str(out)]) == 2
+    assert call("report", [str(sweep), "--restore", str(out)]) == 2
     assert "has no runs/*.json.xz of a finished run" in capsys.readouterr().err
-    assert report.main([str(sweep), "--restore", str(out), "--keep"]) == 2
+    assert call("report", [str(sweep), "--restore", str(out), "--keep"]) == 2
     assert not out.exists()
-    assert report.main([str(sweep), "--out", "."]) == 2
+    assert call("report", [str(sweep), "--out", "."]) == 2
     assert "--out=.: name the two files without their suffix" in capsys.readouterr().err

@@ -13,9 +13,9 @@ from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+from fedexp.cli.commands import call
 from fedexp.core.pictures import Pictures
 from fedexp.figures import draw, make_figures, missing_figures
-from fedexp.figures.__main__ import main
 from fedexp.figures.fonts import drawable_text
 from fedexp.figures.load import load_run
 from fedexp.figures.style import styled
@@ -83,9 +83,9 @@ def test_pictures_are_drawn_as_the_configuration_says(tmp_path):
     (tmp_path / "config.yaml").write_text(CONFIG + "figures: {format: [pdf]}\n")
     assert {p.suffix for p in make_figures(tmp_path)} == {".pdf"}
     assert missing_figures(tmp_path) == 0
-    assert main([str(tmp_path), "--format", "svg,pdf", "--no-titles"]) == 0
+    assert call("figures", [str(tmp_path), "--format", "svg,pdf", "--no-titles"]) == 0
     assert (tmp_path / "figures" / "loss.svg").exists()
-    assert main([str(tmp_path), "--format", "jpg"]) == 2
+    assert call("figures", [str(tmp_path), "--format", "jpg"]) == 2
 
 
 @pytest.mark.parametrize(

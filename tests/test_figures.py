@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
-from fedexp.figures.__main__ import main
 from fedexp.figures.load import columns_of, describe, load_run
 from fedexp.figures.style import styled
 from fedexp.rundir.reader import RunDirectory
@@ -541,9 +541,9 @@ def test_a_damaged_file_is_named(tmp_path, name):
 @pytest.mark.slow
 def test_command_line(tmp_path, capsys):
     make_run(tmp_path, local=False)
-    assert main([str(tmp_path)]) == 0
+    assert call("figures", [str(tmp_path)]) == 0
     assert capsys.readouterr().out.split() == [str(p) for p in make_figures(tmp_path)]
-    assert main([str(tmp_path / "nowhere")]) == 2
+    assert call("figures", [str(tmp_path / "nowhere")]) == 2
     assert "nowhere: no run to draw here" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from fedexp.analysis.measures import form, is_accuracy, less_is_better
 from fedexp.analysis.naming import displayed, ordered
 from fedexp.analysis.paper_table import Layout, escape, grid_of
 from fedexp.analysis.paper_table import latex as latex_of
-from fedexp.analysis.report import main
+from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from test_sweep_figures import make_run
 
@@ -171,14 +171,18 @@ def test_a_single_method_is_not_the_best_of_any(tmp_path):
 def test_flags_of_the_report(tmp_path, capsys):
     make(tmp_path, METHODS)
     assert (
-        main([str(tmp_path), "--no-figures", "--metrics", "best_accuracy", "--sort", "name"]) == 0
+        call(
+            "report",
+            [str(tmp_path), "--no-figures", "--metrics", "best_accuracy", "--sort", "name"],
+        )
+        == 0
     )
     assert r"Best accuracy (\%)" in (tmp_path / "table.tex").read_text()
-    assert main([str(tmp_path), "--no-figures", "--metrics", "acuracy"]) == 2
+    assert call("report", [str(tmp_path), "--no-figures", "--metrics", "acuracy"]) == 2
     assert "--metrics acuracy: no run has it (nearest: 'accuracy')" in capsys.readouterr().err
-    assert main([str(tmp_path), "--no-figures", "--rows", "local.lr"]) == 2
+    assert call("report", [str(tmp_path), "--no-figures", "--rows", "local.lr"]) == 2
     assert "--rows local.lr: no run has it" in capsys.readouterr().err
-    assert main([str(tmp_path), "--format", "jpg"]) == 2
+    assert call("report", [str(tmp_path), "--format", "jpg"]) == 2
     assert "figures.format=jpg: must be one of png, pdf, svg" in capsys.readouterr().err
 
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from fedexp.algorithms.label_text import read_matrix
-from fedexp.analysis import report
-from fedexp.analysis.view.__main__ import main as view
 from fedexp.cli import multirun, preview, push
+from fedexp.cli.commands import call
 from fedexp.cli.job import is_finished
 from fedexp.config.values import resolve
 from fedexp.core import storage
@@ -22,7 +21,6 @@ from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.npz import load_npz
 from fedexp.core.storage import regular
 from fedexp.data.partitioned import partition_hash
-from fedexp.figures.__main__ import main as figures
 from fedexp.metrics.history import load_history
 from fedexp.rundir import files, lock, origin
 from fedexp.rundir.reader import RunDirectory
@@ -69,11 +67,11 @@ def test_no_command_waits_for_a_pipe(sweep, command, capsys):
     hurt = sweep / "hurt"
     match command:
         case "report":
-            assert report.main([str(sweep), "--out", str(sweep / "all")]) == 0
+            assert call("report", [str(sweep), "--out", str(sweep / "all")]) == 0
         case "view":
-            assert view([str(sweep)]) == 0
+            assert call("view", [str(sweep)]) == 0
         case "push":
-            assert push.main([str(hurt), "--mode", "offline"]) == 2
+            assert call("push", [str(hurt), "--mode", "offline"]) == 2
         case "push the table":
             os.mkfifo(sweep / "table.csv")
             with pytest.raises(ConfigError, match=r"table\.csv: cannot be read"):
@@ -81,7 +79,7 @@ def test_no_command_waits_for_a_pipe(sweep, command, capsys):
             with pytest.raises(ConfigError, match="neither a file nor a folder"):
                 push.push(sweep, {})
         case "figures":
-            assert figures([str(hurt)]) == 2
+            assert call("figures", [str(hurt)]) == 2
             assert "partition.npz: " in capsys.readouterr().err
         case "preview":
             planned = [preview.Planned(hurt, resolve(composed()))]
@@ -258,18 +256,18 @@ def test_a_page_shows_no_file_that_a_link_leads_to(tmp_path):
     run = write_job(tmp_path / "run", 0)
     (run / files.SUMMARY).write_text('{"status": "failed", "error": "x"}')
     (run / files.ERROR).write_text("a traceback")
-    assert view([str(run)]) == 0
+    assert call("view", [str(run)]) == 0
     assert "a traceback" in (run / "view.html").read_text(encoding="utf-8")
     (run / files.ERROR).unlink()
     (run / files.ERROR).symlink_to(tmp_path / "secret")
-    assert view([str(run)]) == 0
+    assert call("view", [str(run)]) == 0
     assert "my password" not in (run / "view.html").read_text(encoding="utf-8")
 
 
 def test_a_push_of_a_run_whose_configuration_lacks_something_is_one_message(tmp_path, capsys):
     """Labels are made of it; the smallest job of these tests has no model."""
     run = write_job(tmp_path / "run", 0)
-    assert push.main([str(run), "--mode", "offline"]) == 2
+    assert call("push", [str(run), "--mode", "offline"]) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert "config.yaml: is not that of a whole run (KeyError('model'))" in told
     assert not (run / "wandb").exists()

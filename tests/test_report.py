@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fedexp.analysis.report import main
+from fedexp.cli.commands import call
 from fedexp.rundir import files
 
 BEFORE = (  # the columns of a table without streams of tasks
@@ -76,7 +76,7 @@ def stream(*averages, new=0.9):
     forgetting = 0.25 if len(averages) > 1 else None
     return {
         "scenario": "class_incremental",
-        "partition": "shards",
+        "partition": "equal_shards",
         "tasks": tasks,
         "task_forgetting": forgetting,
     }
@@ -84,7 +84,7 @@ def stream(*averages, new=0.9):
 
 def table(folder):
     """(columns, rows) of the csv file; the markdown file has the same columns and as many rows."""
-    assert main([str(folder), "--out", str(folder / "table")]) == 0
+    assert call("report", [str(folder), "--out", str(folder / "table")]) == 0
     with (folder / "table.csv").open(newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
@@ -155,7 +155,7 @@ def test_a_summary_without_a_key_leaves_its_cell_empty(tmp_path, key):
 
 
 def test_no_run(tmp_path, capsys):
-    assert main([str(tmp_path), "--out", str(tmp_path / "table")]) == 2
+    assert call("report", [str(tmp_path), "--out", str(tmp_path / "table")]) == 2
     assert "no finished run below" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -178,8 +178,8 @@ def test_a_table_that_cannot_be_written_is_one_message(tmp_path, capsys):
     would be."""
     make_run(tmp_path / "sweep" / "a")
     (tmp_path / "file").touch()
-    assert main([str(tmp_path / "sweep"), "--out", str(tmp_path / "file" / "table")]) == 1
+    assert call("report", [str(tmp_path / "sweep"), "--out", str(tmp_path / "file" / "table")]) == 1
     assert "cannot be written" in capsys.readouterr().err
     (tmp_path / "sweep" / "table.md").mkdir()
-    assert main([str(tmp_path / "sweep"), "--no-figures"]) == 1
+    assert call("report", [str(tmp_path / "sweep"), "--no-figures"]) == 1
     assert f"{tmp_path / 'sweep' / 'table.md'}: cannot be written" in capsys.readouterr().err

@@ -18,8 +18,9 @@ import yaml
 from fedexp.analysis import reproduction
 from fedexp.analysis.aggregate import mark, write_report, write_tables
 from fedexp.analysis.both_views import MARKER, filled
-from fedexp.analysis.reproduction import VALUE, document, facts, main, read_table, whole
+from fedexp.analysis.reproduction import VALUE, document, facts, read_table, whole
 from fedexp.analysis.sweep import load_sweep
+from fedexp.cli.commands import call
 from fedexp.config.options import list_options
 from fedexp.rundir import evidence
 from toy_federation import CONF
@@ -105,7 +106,7 @@ def test_runs_of_before_there_were_files_have_theirs(tmp_path):
 
 
 def test_the_committed_report_is_current(capsys):
-    assert main(["--root", str(ROOT), "--check"]) == 0, capsys.readouterr().out
+    assert call("reproduction", ["--root", str(ROOT), "--check"]) == 0, capsys.readouterr().out
 
 
 def test_all_sweeps_and_notes_are_in_it():
@@ -243,12 +244,12 @@ def test_a_note_has_the_runs_in_both_views():
 
 def test_it_is_written_and_checked(tmp_path, capsys):
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)
-    assert main(["--root", str(tmp_path), "--check"]) == 1
+    assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 1
     (tmp_path / "docs" / "reproduction" / "fedntd_table8.md").write_text(
         "## My heading\n\nWhat I saw.\n"
     )
     (tmp_path / "docs" / "reproduction" / "more.md").write_text("## More\n")
-    assert main(["--root", str(tmp_path)]) == 0
+    assert call("reproduction", ["--root", str(tmp_path)]) == 0
     text = (tmp_path / "REPRODUCTION.md").read_text()
     assert "| `fedntd_table8` | 50 | not run |" in text
     assert (
@@ -257,9 +258,9 @@ def test_it_is_written_and_checked(tmp_path, capsys):
         < text.index("What I saw.")
     )
     assert text.rstrip().endswith("## More")
-    assert main(["--root", str(tmp_path), "--check"]) == 0
+    assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 0
     capsys.readouterr()
-    assert main(["--root", str(tmp_path / "docs")]) == 2
+    assert call("reproduction", ["--root", str(tmp_path / "docs")]) == 2
     assert "--root names a checkout" in capsys.readouterr().err
 
 
@@ -274,8 +275,8 @@ def test_a_page_that_cannot_be_written_is_one_message(taken, tmp_path, capsys, m
         Path("docs/reproduction/curves/a.svg"): "<svg/>\n",
     }
     monkeypatch.setattr(reproduction, "all_files", lambda root: files)
-    assert main(["--root", str(tmp_path), "--check"]) == 1
-    assert main(["--root", str(tmp_path)]) == 1
+    assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 1
+    assert call("reproduction", ["--root", str(tmp_path)]) == 1
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
@@ -289,7 +290,7 @@ def write() -> None:
                 shutil.copy(path, MULTIRUN / sweep / evidence.FOLDER / path.name)
     for path in MULTIRUN.glob(f"*/{evidence.FOLDER}"):
         write_report(path.parent, figures=False)
-    main(["--root", str(ROOT)])
+    call("reproduction", ["--root", str(ROOT)])
 
 
 if __name__ == "__main__" and "--write" in sys.argv:

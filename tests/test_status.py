@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis import report, reproduction, status
+from fedexp.analysis import reproduction, status
 from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.sweep import load_sweep
+from fedexp.cli.commands import call
 from fedexp.rundir import evidence
 from fedexp.rundir.reader import RunDirectory
 from test_evidence import remove_runs
@@ -65,7 +66,7 @@ def test_what_is_measured_spent_and_left(tmp_path, capsys, monkeypatch):
     write_tables(sweep)
     evidence.keep_runs(sweep)
     remove_runs(sweep)
-    assert reproduction.main(["--root", str(tmp_path), "--status"]) == 0
+    assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 0
     out = capsys.readouterr().out
     found = row_of(out, "fedntd_table1")
     assert found["printed"] == "196"
@@ -119,17 +120,19 @@ def test_what_is_left_costs_what_committed_rounds_took(tmp_path, capsys, monkeyp
     in_both_views(sweep, "a")
     evidence.keep_runs(sweep)
     remove_runs(sweep)
-    assert report.main([str(sweep), "--no-figures"]) == 0
+    assert call("report", [str(sweep), "--no-figures"]) == 0
     capsys.readouterr()
     assert (
-        reproduction.main(["--root", str(tmp_path), "--status", "--data-dir", str(tmp_path / "a")])
+        call(
+            "reproduction", ["--root", str(tmp_path), "--status", "--data-dir", str(tmp_path / "a")]
+        )
         == 0
     )
     found = row_of(capsys.readouterr().out, "fedntd_table1")
     assert (found["spent"], found["missing"]) == ("3.0 core h", "data: cinic10, mnist")
     assert found["left (first seeds)"] == "97 of 98 jobs: ~165.0 core h for 55 of them"
     folders = [text for name in "ab" for text in ("--data-dir", str(tmp_path / name))]
-    assert reproduction.main(["--root", str(tmp_path), "--status", *folders]) == 0
+    assert call("reproduction", ["--root", str(tmp_path), "--status", *folders]) == 0
     assert row_of(capsys.readouterr().out, "fedntd_table1")["missing"] == ""
 
 
@@ -143,7 +146,7 @@ def test_values_of_a_committed_table_are_not_left(tmp_path, capsys):
     mark(sweep, "fedntd_table1")
     write_tables(sweep)
     remove_runs(sweep)
-    assert reproduction.main(["--root", str(tmp_path), "--status"]) == 0
+    assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 0
     found = row_of(capsys.readouterr().out, "fedntd_table1")
     assert found["left (first seeds)"] == "97 of 98 jobs: not measured"
     assert found["spent"] == "-"
@@ -195,7 +198,7 @@ def test_a_damaged_file_is_one_message(tmp_path, capsys):
     path = tmp_path / "multirun" / "fedntd_table1" / "runs" / "x.json.xz"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x")
-    assert reproduction.main(["--root", str(tmp_path), "--status"]) == 2
+    assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 2
     assert "x.json.xz: not the file of a run" in capsys.readouterr().err
 
 
@@ -215,7 +218,7 @@ def test_runs_of_an_early_version_have_no_times(tmp_path, capsys):
             seconds,
             {"name": "CPU", "device": "cpu", "precision": "fp32", "threads": 1},
         )
-    assert reproduction.main(["--root", str(tmp_path), "--status"]) == 0
+    assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 0
     assert (
         row_of(capsys.readouterr().out, "fedntd_table1")["spent"]
         == "4.0 core h (1 run without times)"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedexp.analysis import report
+from fedexp.cli.commands import call
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import task_forgetting
 from fedexp.rundir import files
@@ -104,7 +104,7 @@ def finished(tmp_path):
 
 
 def test_a_report_shows_any_measure(finished, capsys):
-    assert report.main([str(finished), "--metric", ",".join(MEASURES)]) == 0
+    assert call("report", [str(finished), "--metric", ",".join(MEASURES)]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     names = [cell.strip() for cell in head.strip("|").split("|")]
     cells = [
@@ -120,8 +120,9 @@ def test_a_report_shows_any_measure(finished, capsys):
 
 def test_measures_stand_in_a_table_too(finished, capsys):
     assert (
-        report.main(
-            [str(finished), "--out", str(finished / "table"), "--metric", "forward_transfer"]
+        call(
+            "report",
+            [str(finished), "--out", str(finished / "table"), "--metric", "forward_transfer"],
         )
         == 0
     )
@@ -129,7 +130,7 @@ def test_measures_stand_in_a_table_too(finished, capsys):
 
 
 def test_an_unknown_measure_is_named(finished, capsys):
-    assert report.main([str(finished), "--metric", "forgeting_from_best"]) == 2
+    assert call("report", [str(finished), "--metric", "forgeting_from_best"]) == 2
     said = capsys.readouterr().err
     assert "forgeting_from_best" in said
     assert "forgetting_from_best" in said

@@ -17,8 +17,8 @@ from browser import Page, chromium, find_chromium
 from fedexp.analysis.aggregate import write_tables
 from fedexp.analysis.sweep import load_sweep
 from fedexp.analysis.view import render
-from fedexp.analysis.view.__main__ import main
 from fedexp.analysis.view.collect import LEVELS, MOST_POINTS, collect
+from fedexp.cli.commands import call
 from toy_federation import CONF
 
 NAMES = ("FedNTD", "FedAvg")  # the better one first
@@ -230,9 +230,9 @@ def test_single_runs_and_several_directories(tmp_path, capsys):
     both = collect([sweep, other])
     assert [table["title"] for table in both["tables"]] == ["mine", "other"]
     assert {run["name"].split("/")[0] for run in both["runs"]} == {"mine", "other"}
-    assert main([str(runs[0])]) == 0
+    assert call("view", [str(runs[0])]) == 0
     assert (runs[0] / "view.html").exists()
-    assert main([str(path) for path in runs]) == 0
+    assert call("view", [str(path) for path in runs]) == 0
     assert (sweep / "view.html").exists(), "the directory that they share"
 
 
@@ -329,7 +329,7 @@ def test_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     sweep = write_sweep(tmp_path / "mine", seeds=1)
-    assert main([str(sweep), "--out", str(tmp_path / "page.html"), "--open"]) == 0
+    assert call("view", [str(sweep), "--out", str(tmp_path / "page.html"), "--open"]) == 0
     assert capsys.readouterr().out.strip().endswith("page.html")
     assert opened == [(tmp_path / "page.html").as_uri()]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "page.html"]
@@ -350,7 +350,7 @@ def test_bad_input(case, tmp_path, capsys):
         ),
     }[case]
     before = sorted(tmp_path.rglob("*"))
-    assert main(arguments) == 2
+    assert call("view", arguments) == 2
     told = capsys.readouterr().err
     assert message in told
     assert len(told.splitlines()) == 1
@@ -362,7 +362,7 @@ def test_the_selector_of_test_images_has_both_heat_maps(tmp_path):
     first alone."""
     sweep = write_sweep(tmp_path / "mine", seeds=1)
     accuracies = add_augmented(sweep / "fedavg_0.1_0")
-    main([str(sweep)])
+    call("view", [str(sweep)])
     text = (sweep / "view.html").read_text(encoding="utf-8")
     selector = text.partition('<select id="view">')[2].partition("</select>")[0]
     values = re.findall(r'value="(\w+)"', selector)
@@ -398,7 +398,7 @@ def shown(tmp_path_factory):
     add_augmented(sweep / "fedavg_0.1_0")
     summary = sweep / "fedntd_0.1_1/summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"personal_accuracy": 0.8125}))
-    assert main([str(sweep)]) == 0
+    assert call("view", [str(sweep)]) == 0
     with chromium() as page:
         page.look(1200, 900)
         page.open(sweep / "view.html")
@@ -607,7 +607,7 @@ def test_stays_fast_with_300_runs(tmp_path):
     sweep = write_sweep(
         tmp_path / "big", algorithms, [str(a / 10) for a in range(1, 11)], 5, rounds=60, classes=10
     )
-    assert main([str(sweep)]) == 0
+    assert call("view", [str(sweep)]) == 0
     assert (sweep / "view.html").stat().st_size < 2e6
     with chromium() as page:
         page.look(1200, 900)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from browser import Page, chromium
-from fedexp.analysis.view.__main__ import main
+from fedexp.cli.commands import call
 from test_view import NASTY, browser, choose, texts, write_run, write_sweep
 
 pytestmark = browser
@@ -30,7 +30,7 @@ def shown(tmp_path_factory):
         {"algorithm": "fedprox", "alpha": "1", "note": NASTY},
         names=[NASTY, "b", "c"],
     )
-    assert main([str(sweep)]) == 0
+    assert call("view", [str(sweep)]) == 0
     with chromium() as page:
         page.look(1200, 900)
         page.open(sweep / "view.html")

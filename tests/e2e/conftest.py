@@ -11,7 +11,7 @@ import pytest
 from forks import Forked, ForkServer
 
 from fedexp.cli import main
-from fedexp.cli.subcommands import SUBCOMMANDS
+from fedexp.cli.commands import SUBCOMMANDS
 
 
 @dataclass(frozen=True)

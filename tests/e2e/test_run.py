@@ -316,7 +316,7 @@ def test_other_spellings_and_a_directory_that_is_not_ascii(fedexp, tmp_path):
     assert "sort_by_label" not in answer.err
     answer = fedexp(
         "rounds=1",
-        "partition=shards",
+        "partition=equal_shards",
         "hydra.run.dir=shards",
         *(o for o in SMALL if o[:8] != "min_size"),
     )

@@ -5,8 +5,7 @@ FedNTD's Table 6 (statefulness, communication, extra data) and computation for a
 what they declare (`needs`).
 """
 
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from omegaconf import OmegaConf
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Needs
-from fedexp.config.options import conf_directory
 from fedexp.config.values import make_target
 
 HEAD = (
@@ -105,10 +103,3 @@ def table(folder: Path) -> str:
         kept = needs.client_state, needs.server_state
         lines.append(line((name, *kept, traffic, needs.data, computation(needs))))
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "fedexp requirements") -> int:
-    """Print the table of docs/algorithms/index.md."""
-    argparse.ArgumentParser(prog=prog, description=__doc__).parse_args(arguments)
-    print(table(conf_directory() / "algorithm"))
-    return 0

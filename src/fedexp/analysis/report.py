@@ -1,11 +1,4 @@
-"""`fedexp report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a
-name.
-
-With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and
-TABLE.md. With `--restore DIR`: run directories DIR/<sweep>/<run> from the files that `--keep`
-wrote, and no tables. With `--metric NAME,...`: measures of forgetting between tasks beside them, of
-old runs too (`task_matrix`).
-"""
+"""The reports of `fedexp report SWEEP ...`, and all runs below some directories as one table."""
 
 import argparse
 import sys
@@ -17,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis.aggregate import write_report
-from fedexp.analysis.paper_table import add_layout_flags
-from fedexp.core.errors import FAILED, ConfigError, StorageError, require_choice, say
-from fedexp.core.pictures import PNG, add_flags
+from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import PNG
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
@@ -189,51 +181,6 @@ def restored(sweep: Path, target: Path) -> None:
             f"{sweep}: has no {FOLDER}/*{SUFFIX} of a finished run, which --keep writes"
         )
     print(f"{len(made)} runs are restored in {display_path(target)}")
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") -> int:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
-    parser.add_argument("directories", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, help="path of the two files without their suffix")
-    parser.add_argument("--no-figures", action="store_true", help="tables alone")
-    parser.add_argument(
-        "--keep",
-        action="store_true",
-        help="write what the report needs of each run into SWEEP/runs, to be committed",
-    )
-    parser.add_argument(
-        "--restore",
-        type=Path,
-        metavar="DIR",
-        help="make run directories DIR/<sweep>/<run> of what --keep has written",
-    )
-    parser.add_argument(
-        "--metric",
-        default="",
-        help=f"measures of forgetting between tasks, with commas: {', '.join(MEASURES)}",
-    )
-    add_flags(parser)
-    add_layout_flags(parser)
-    options = parser.parse_args(arguments)
-    try:
-        if options.restore is not None and (
-            options.keep or options.out is not None or options.metric
-        ):
-            raise ConfigError("--restore: works alone, without --keep, --out and --metric")
-        if options.out is not None and not options.out.name:
-            raise ConfigError(
-                f"--out={options.out}: name the two files without their suffix, such as tables/all"
-            )
-        measures = [name for name in options.metric.split(",") if name]
-        for name in measures:
-            require_choice("--metric", name, tuple(MEASURES))
-        if options.out is None and not measures:
-            return sweep_reports(options)
-        return one_table(options.directories, options.out, measures)
-    except ConfigError as error:
-        return say(str(error))
-    except StorageError as error:
-        return say(str(error), FAILED)
 
 
 def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:

@@ -1,17 +1,6 @@
-"""`fedexp reproduction`: writes REPRODUCTION.md from the committed tables, runs and the notes
-beside them.
+"""REPRODUCTION.md, which `fedexp reproduction` writes from the committed tables, runs and notes."""
 
-Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written), `multirun/<sweep>/runs`
-(what `fedexp report --keep` has written), of which it draws learning curves into
-`docs/reproduction/curves`, and `docs/reproduction/<name>.md`: `intro.md` first, the notes on a
-sweep under its table, any others at the end. With `--check` nothing is written; the exit code is 1
-where a file is not current. `--status` writes nothing and shows what of each table is measured,
-what that has cost and what the rest would cost.
-"""
-
-import argparse
 import os
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +11,6 @@ from fedexp.analysis import both_views, compare, curves, layout, parts
 from fedexp.analysis.status import judged_orders, status
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
-from fedexp.core.errors import FAILED, ConfigError, StorageError, say
 from fedexp.core.storage import storing, write_atomically
 
 NUMBERS = (
@@ -254,54 +242,8 @@ def show_status(root: Path, data: Sequence[Path]) -> int:
     sweeps = all_sweeps()
     tables = [read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps]
     folders = data or [Path(os.environ.get("FEDEXP_DATA", root / "data"))]
-    try:
-        print(status(list(zip(sweeps, tables, strict=True)), root, folders), end="")
-    except ConfigError as error:
-        return say(str(error))
+    print(status(list(zip(sweeps, tables, strict=True)), root, folders), end="")
     return 0
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "fedexp reproduction") -> int:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
-    parser.add_argument(
-        "--root", type=Path, default=Path(), help="the checkout (default: the working directory)"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing; exit 1 where REPRODUCTION.md is not current",
-    )
-    parser.add_argument(
-        "--status", action="store_true", help="show what is measured and what the rest would cost"
-    )
-    parser.add_argument(
-        "--data-dir",
-        action="append",
-        type=Path,
-        metavar="DIR",
-        help=(
-            "with --status: where data sets lie (default: FEDEXP_DATA, else data/ of the checkout);"
-            " may be repeated"
-        ),
-    )
-    options = parser.parse_args(arguments)
-    if not (options.root / "docs" / "reproduction").is_dir():
-        print(
-            f"fedexp: no docs/reproduction in {options.root.absolute()}; --root names a checkout",
-            file=sys.stderr,
-        )
-        return 2
-    if options.status:
-        return show_status(options.root, options.data_dir)
-    try:
-        found = all_files(options.root)
-        return (
-            check_files(options.root, found) if options.check else write_files(options.root, found)
-        )
-    except ConfigError as error:
-        return say(str(error))
-    except StorageError as error:
-        return say(str(error), FAILED)
 
 
 def check_files(root: Path, found: Mapping[Path, str]) -> int:

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from fedexp.cli.arguments import config_directories
+from fedexp.cli.commands import SUBCOMMANDS
 from fedexp.cli.help import defaults
-from fedexp.cli.subcommands import SUBCOMMANDS
 from fedexp.config.options import GLOBAL_OPTION, list_groups, list_options
 from fedexp.core.errors import ConfigError, require_choice
 

@@ -1,70 +1,15 @@
-"""`fedexp evaluate RUN [dataset=...]`: a kept model of a run on a test set, class by class.
+"""The data set and the table of `fedexp evaluate RUN [dataset=...]`."""
 
-Without `dataset=` it is the run's own test set; with it, the test part of any data set with the
-same classes.
-"""
-
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedexp.cli.composition import composed, without_hydra
-from fedexp.core import storage
-from fedexp.core.errors import ConfigError, StorageError, say
-from fedexp.trackers.base import display_path
+from fedexp.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedexp.analysis.evaluation import Evaluation
     from fedexp.data.types import DataSource
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "fedexp evaluate") -> int:
-    """Print the table; exit code 2 with one message for bad input."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        help="dataset=<option>, dataset.<key>=<value>, data_dir=<directory> (as for a run)",
-    )
-    parser.add_argument(
-        "--round", type=int, help="after which the model was kept (default: the last)"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
-    parser.add_argument("--out", type=Path, help="write the table to this csv file too")
-    parser.add_argument("--config-dir", type=Path, help="a directory of your own groups")
-    options = parser.parse_args(arguments)
-    try:
-        found = evaluation_of(options)
-        print(table_of(found))
-        if options.out is not None:
-            storage.write_atomically(options.out, found.classes.to_csv(index=False).encode())
-            print(f"  {display_path(options.out)}")
-    except (ConfigError, StorageError) as error:
-        return say(str(error))
-    return 0
-
-
-def evaluation_of(options: argparse.Namespace) -> "Evaluation":
-    """Test the model that the command line asks for."""
-    from contextlib import nullcontext
-
-    from fedexp.cli.job import log_to_console
-    from fedexp.rundir.reader import MARKS, RunDirectory
-
-    if not any((options.run / name).exists() for name in MARKS):
-        raise ConfigError(f"{options.run}: no run is there (none of {', '.join(MARKS)})")
-    source, data_dir = dataset_of(options.overrides, options.config_dir)
-    log_to_console()
-    from fedexp.analysis.evaluation import evaluate_run
-
-    with composed([], options.config_dir) if options.config_dir else nullcontext():
-        return evaluate_run(
-            RunDirectory(options.run), source, options.round, options.device, data_dir
-        )
 
 
 def dataset_of(

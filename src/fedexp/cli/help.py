@@ -4,7 +4,7 @@ nothing heavy."""
 import textwrap
 from pathlib import Path
 
-from fedexp.cli.subcommands import SUBCOMMANDS
+from fedexp.cli.commands import SUBCOMMANDS
 from fedexp.config.options import list_groups, list_options
 
 HEADER = """\
@@ -59,8 +59,9 @@ def help_text(conf: Path, extra: list[Path]) -> str:
 def subcommands_text() -> str:
     """Every subcommand with what it does."""
     lines = ["Subcommands (each has a --help)"]
-    for name, (_, arguments, description) in SUBCOMMANDS.items():
-        lines.append(f"  {f'fedexp {name} {arguments}':<37}{description}")
+    for name, (function, arguments) in SUBCOMMANDS.items():
+        what = str(function.__doc__).splitlines()[0].rstrip(".")
+        lines.append(f"  {f'fedexp {name} {arguments}':<37}{what}")
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedexp.cli.arguments import config_directories, expand_resume, sort_out
-from fedexp.cli.subcommands import subcommand_of
+from fedexp.cli.commands import call, is_called
 from fedexp.config.options import conf_directory
 from fedexp.core import console, interrupts
 from fedexp.core.errors import FAILED, INTERRUPTED, ConfigError, lacks_memory, say, say_no_memory
@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
                 together = leading(ranks)
             check_arguments(arguments)
             with together:
-                if called := subcommand_of(arguments):
-                    return called(arguments[1:])
+                if is_called(arguments):
+                    return call(arguments[0], arguments[1:])
                 if (text := information(arguments)) is not None:
                     print(text)
                     return 0

@@ -1,12 +1,5 @@
-"""`fedexp push DIRECTORY ...`: builds W&B runs from the files of finished runs alone.
+"""W&B runs from the files of finished runs and sweeps alone (`fedexp push DIRECTORY ...`)."""
 
-DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was tracked or pushed
-before keeps its id (that of the newest run below DIRECTORY/wandb) and is completed: W&B takes the
-rounds that it lacks, and the results. `--new` makes a new run instead, for example where the old
-one has been deleted.
-"""
-
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,49 +8,18 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fedexp.cli.job import log_to_console
 from fedexp.config.options import conf_directory
-from fedexp.core.errors import FAILED, ConfigError, say
+from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular
 from fedexp.rundir import files
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import RunInfo
 from fedexp.trackers.replay import load_finished, replay
-from fedexp.trackers.wandb_tracker import MODES, Wandb, WandbTracker
+from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
 
 TABLES = ("table.csv", "rounds_to_target.csv")  # of a sweep
 UPLOAD_SECONDS = 600.0  # a push has nothing else to do than to wait for it
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "fedexp push") -> int:
-    """Exit code 0: all pushed; 1: W&B failed with one; 2: one is no finished run. The others are
-    pushed."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
-    parser.add_argument("--project", help="instead of that of the run's configuration")
-    parser.add_argument("--entity", help="user or team")
-    parser.add_argument(
-        "--mode", choices=[mode for mode in MODES if mode != "disabled"], default="auto"
-    )
-    parser.add_argument(
-        "--new", action="store_true", help="make a new W&B run also where there is one"
-    )
-    options = parser.parse_args(arguments)
-    changes = {"mode": options.mode, "finish_timeout": UPLOAD_SECONDS}
-    changes |= {
-        key: value for key in ("project", "entity") if (value := getattr(options, key)) is not None
-    }
-    log_to_console()
-    codes = []
-    for directory in expand(options.directory):
-        try:
-            codes.append(0 if push(directory, changes, options.new) else FAILED)
-        except (ConfigError, OSError) as error:
-            codes.append(say(str(error)))
-    return max(codes)
 
 
 def expand(directories: Sequence[Path]) -> list[Path]:

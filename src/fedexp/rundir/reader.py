@@ -301,6 +301,13 @@ class RunDirectory:
         )
 
 
+def require_run(directory: Path) -> RunDirectory:
+    """Return the run of a directory. Raises ConfigError where there is none."""
+    if not any((directory / name).exists() for name in MARKS):
+        raise ConfigError(f"{directory}: no run is there (none of {', '.join(MARKS)})")
+    return RunDirectory(directory)
+
+
 def finished_summary(directory: Path) -> dict[str, Any] | None:
     """Return the summary of a run that has come to its end and is whole; None where there is more
     to do."""

@@ -1,17 +1,8 @@
-"""`fedexp dashboard ENTITY/PROJECT`: a saved W&B workspace for runs of fedexp (extra `dashboard`).
+"""A saved W&B workspace for runs of fedexp (`fedexp dashboard`, extra `dashboard`)."""
 
-Sections for accuracy, classes, forgetting, local training, time and communication, bar charts of
-the results, and the pictures; runs are grouped by their configuration, so that curves are means
-over seeds with their standard deviation. `--print` shows the specification instead of saving it; it
-needs no network and no account.
-"""
-
-import argparse
-import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedexp.core.errors import ConfigError, say
+from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
 from fedexp.core.views import VIEWS, suffix
 from fedexp.trackers.wandb_names import target_name
@@ -51,27 +42,6 @@ PICTURES = (
 )
 SERVICE_SECONDS = 5.0  # for the end of wandb's background process
 TABLES = ("table", "rounds_to_target")  # of a sweep
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "fedexp dashboard") -> int:
-    """Exit code 2 with one message where the package, the account or the server is missing."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "project", metavar="ENTITY/PROJECT", help="where the runs are, such as team/fedexp"
-    )
-    parser.add_argument("--name", default="fedexp", help="of the workspace (default: fedexp)")
-    parser.add_argument(
-        "--print", action="store_true", dest="show", help="print the specification, save nothing"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        made = workspace(options.project, options.name)
-        print(json.dumps(specification(made), indent=2) if options.show else save(made))
-        return 0
-    except ConfigError as error:
-        return say(str(error))
 
 
 def workspace(project: str, name: str) -> "Workspace":

@@ -1,0 +1,314 @@
+"""The subcommands of `fedexp`, such as `fedexp report multirun/x`: a table from each command to its
+function.
+
+A function adds its arguments to the parser, whose help text is its docstring, and imports what does
+the work, so that help and completion answer at once.
+"""
+
+import os
+import re
+import webbrowser
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from inspect import getdoc
+from pathlib import Path
+
+from fedexp.core import interrupts
+from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
+
+WORD = re.compile(r"[A-Za-z][\w-]*")
+
+
+def is_called(arguments: Sequence[str]) -> bool:
+    """Return whether a command line is one of a subcommand. Raises ConfigError for a first word
+    that is none."""
+    if not arguments or not WORD.fullmatch(arguments[0]):
+        return False
+    if arguments[0] not in SUBCOMMANDS:
+        raise ConfigError(
+            f"{arguments[0]}: not of the form key=value, and no subcommand"
+            f"{nearest(arguments[0], SUBCOMMANDS)}; subcommands: {', '.join(SUBCOMMANDS)}"
+        )
+    return True
+
+
+def call(name: str, arguments: Sequence[str]) -> int:
+    """Run a subcommand; return its exit code."""
+    function, _ = SUBCOMMANDS[name]
+    parser = ArgumentParser(
+        prog=f"fedexp {name}",
+        description=getdoc(function),
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    try:
+        return function(parser, arguments)
+    except ConfigError as error:
+        return say(str(error))
+    except StorageError as error:
+        return say(str(error), FAILED)
+
+
+def parsed(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Parse the arguments once everything is imported: signals are held until then."""
+    interrupts.release()
+    return parser.parse_args(arguments)
+
+
+def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Tables and pictures of a sweep, beside the printed values.
+
+    With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and
+    TABLE.md. With `--restore DIR`: run directories DIR/<sweep>/<run> from the files that `--keep`
+    wrote, and no tables. With `--metric NAME,...`: measures of forgetting between tasks beside
+    them, of old runs too.
+    """
+    from fedexp.analysis.paper_table import add_layout_flags
+    from fedexp.analysis.report import one_table, sweep_reports
+    from fedexp.core.pictures import add_flags
+    from fedexp.metrics.task_matrix import MEASURES
+
+    add = parser.add_argument
+    add("directories", nargs="+", type=Path)
+    add("--out", type=Path, help="path of the two files without their suffix")
+    add("--no-figures", action="store_true", help="tables alone")
+    kept = "write what the report needs of each run into SWEEP/runs, to be committed"
+    add("--keep", action="store_true", help=kept)
+    restored = "make run directories DIR/<sweep>/<run> of what --keep has written"
+    add("--restore", type=Path, metavar="DIR", help=restored)
+    known = ", ".join(MEASURES)
+    add("--metric", default="", help=f"measures of forgetting between tasks, with commas: {known}")
+    add_flags(parser)
+    add_layout_flags(parser)
+    options = parsed(parser, arguments)
+    if options.restore is not None and (options.keep or options.out is not None or options.metric):
+        raise ConfigError("--restore: works alone, without --keep, --out and --metric")
+    if options.out is not None and not options.out.name:
+        raise ConfigError(
+            f"--out={options.out}: name the two files without their suffix, such as tables/all"
+        )
+    measures = [name for name in options.metric.split(",") if name]
+    for name in measures:
+        require_choice("--metric", name, tuple(MEASURES))
+    if options.out is None and not measures:
+        return sweep_reports(options)
+    return one_table(options.directories, options.out, measures)
+
+
+def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """A sweep, or runs, as one HTML page.
+
+    The page needs neither server nor network.
+    """
+    from fedexp.analysis.view import render
+    from fedexp.analysis.view.collect import collect
+    from fedexp.core.storage import shorten, write_atomically
+
+    directories = "a sweep (multirun/<sweep>) or a run; several share a page"
+    parser.add_argument("directories", nargs="+", type=Path, help=directories)
+    parser.add_argument("--out", type=Path, help="the page (default: view.html in the directory)")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    options = parsed(parser, arguments)
+    common = os.path.commonpath([path.absolute() for path in options.directories])
+    out = options.out or Path(common, "view.html")
+    try:
+        write_atomically(out, render(collect(options.directories)).encode())
+    except OSError as error:
+        return say(f"{out}: cannot be written ({error.strerror})")
+    print(shorten(out))
+    if options.open:
+        webbrowser.open(out.absolute().as_uri())
+    return 0
+
+
+def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """A kept model of a run on a test set, class by class.
+
+    Without `dataset=` it is the run's own test set; with it, the test part of any data set with the
+    same classes.
+    """
+    from fedexp.cli.composition import composed
+    from fedexp.cli.evaluate import dataset_of, table_of
+    from fedexp.cli.job import log_to_console
+    from fedexp.core.storage import shorten, write_atomically
+    from fedexp.rundir.reader import require_run
+
+    add = parser.add_argument
+    add("run", type=Path, help="a run directory")
+    overrides = "dataset=<option>, dataset.<key>=<value>, data_dir=<directory> (as for a run)"
+    add("overrides", nargs="*", help=overrides)
+    add("--round", type=int, help="after which the model was kept (default: the last)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
+    add("--out", type=Path, help="write the table to this csv file too")
+    add("--config-dir", type=Path, help="a directory of your own groups")
+    options = parsed(parser, arguments)
+    run = require_run(options.run)
+    source, data_dir = dataset_of(options.overrides, options.config_dir)
+    log_to_console()
+    from fedexp.analysis.evaluation import evaluate_run
+
+    with composed([], options.config_dir) if options.config_dir else nullcontext():
+        found = evaluate_run(run, source, options.round, options.device, data_dir)
+    print(table_of(found))
+    if options.out is not None:
+        write_atomically(options.out, found.classes.to_csv(index=False).encode())
+        print(f"  {shorten(options.out)}")
+    return 0
+
+
+def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Loss, curvature and features of a run's kept models.
+
+    It needs no more than a run of any algorithm; `keep_local_models=[<rounds>]` lets it show local
+    models too. Tables and pictures are written to <run>/analysis/.
+    """
+    from fedexp.cli.analyse import add_arguments, analyse, check
+
+    add_arguments(parser)
+    options = parsed(parser, arguments)
+    check(options)
+    print("\n".join(analyse(options)))
+    return 0
+
+
+def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """The pictures of a run, drawn again.
+
+    The run may be finished or interrupted.
+    """
+    from fedexp.core.pictures import add_flags
+    from fedexp.figures import look_of, make_figures
+
+    parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
+    add_flags(parser)
+    options, code = parsed(parser, arguments), 0
+    for run_dir in options.run_dir:
+        try:
+            paths = make_figures(run_dir, look=look_of(run_dir).changed(options))
+            if not paths:
+                needed = "rounds.csv, class_accuracy.csv or partition.npz"
+                raise ConfigError(f"{run_dir}: no run to draw here (needs {needed})")
+            print(*paths, sep="\n")
+        except ConfigError as error:
+            code = say(str(error))
+        except OSError as error:
+            place = error.filename or run_dir
+            code = say(f"{place}: cannot be read or written ({error.strerror})", FAILED)
+    return code
+
+
+def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """A finished run or sweep to W&B, from its files alone.
+
+    DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was tracked or
+    pushed before keeps its id (that of the newest run below DIRECTORY/wandb) and is completed: W&B
+    takes the rounds that it lacks, and the results. `--new` makes a new run instead, for example
+    where the old one has been deleted.
+
+    Exit code 0: all pushed; 1: W&B failed with one; 2: one is no finished run. The others are
+    pushed.
+    """
+    from fedexp.cli.job import log_to_console
+    from fedexp.cli.push import UPLOAD_SECONDS, expand, push
+    from fedexp.trackers.wandb_tracker import MODES
+
+    add = parser.add_argument
+    add("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
+    add("--project", help="instead of that of the run's configuration")
+    add("--entity", help="user or team")
+    add("--mode", choices=[mode for mode in MODES if mode != "disabled"], default="auto")
+    add("--new", action="store_true", help="make a new W&B run also where there is one")
+    options = parsed(parser, arguments)
+    given = {"project": options.project, "entity": options.entity, "mode": options.mode}
+    changes = {key: value for key, value in given.items() if value is not None}
+    log_to_console()
+    codes = []
+    for directory in expand(options.directory):
+        try:
+            done = push(directory, changes | {"finish_timeout": UPLOAD_SECONDS}, options.new)
+            codes.append(0 if done else FAILED)
+        except (ConfigError, OSError) as error:
+            codes.append(say(str(error)))
+    return max(codes)
+
+
+def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """A W&B workspace with panels for fedexp's runs.
+
+    Sections for accuracy, classes, forgetting, local training, time and communication, bar charts
+    of the results, and the pictures; runs are grouped by their configuration, so that curves are
+    means over seeds with their standard deviation. `--print` shows the specification instead of
+    saving it; it needs no network and no account. The extra `dashboard` brings the package.
+    """
+    import json
+
+    from fedexp.trackers.dashboard import save, specification, workspace
+
+    where = "where the runs are, such as team/fedexp"
+    parser.add_argument("project", metavar="ENTITY/PROJECT", help=where)
+    parser.add_argument("--name", default="fedexp", help="of the workspace (default: fedexp)")
+    shown = "print the specification, save nothing"
+    parser.add_argument("--print", action="store_true", dest="show", help=shown)
+    options = parsed(parser, arguments)
+    made = workspace(options.project, options.name)
+    print(json.dumps(specification(made), indent=2) if options.show else save(made))
+    return 0
+
+
+def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """REPRODUCTION.md from the committed tables, runs and notes.
+
+    Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written),
+    `multirun/<sweep>/runs` (what `fedexp report --keep` has written), of which it draws learning
+    curves into `docs/reproduction/curves`, and `docs/reproduction/<name>.md`: `intro.md` first, the
+    notes on a sweep under its table, any others at the end. With `--check` nothing is written; the
+    exit code is 1 where a file is not current. `--status` writes nothing and shows what of each
+    table is measured, what that has cost and what the rest would cost.
+    """
+    from fedexp.analysis.reproduction import all_files, check_files, show_status, write_files
+
+    add = parser.add_argument
+    add("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")
+    check = "write nothing; exit 1 where REPRODUCTION.md is not current"
+    add("--check", action="store_true", help=check)
+    status = "show what is measured and what the rest would cost"
+    add("--status", action="store_true", help=status)
+    data = "with --status: where data sets lie (default: FEDEXP_DATA, else data/ of the checkout)"
+    data += "; may be repeated"
+    add("--data-dir", action="append", type=Path, metavar="DIR", help=data)
+    options = parsed(parser, arguments)
+    root = options.root
+    if not (root / "docs" / "reproduction").is_dir():
+        raise ConfigError(f"no docs/reproduction in {root.absolute()}; --root names a checkout")
+    if options.status:
+        return show_status(root, options.data_dir)
+    found = all_files(root)
+    return check_files(root, found) if options.check else write_files(root, found)
+
+
+def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """What each algorithm needs beyond FedAvg.
+
+    The table of docs/algorithms/index.md: FedNTD's Table 6 (statefulness, communication, extra
+    data) for all algorithms, from what they declare (`needs`).
+    """
+    from fedexp.analysis.algorithm_costs import table
+    from fedexp.config.options import conf_directory
+
+    parsed(parser, arguments)
+    print(table(conf_directory() / "algorithm"))
+    return 0
+
+
+# name -> (function, the arguments that it cannot do without)
+SUBCOMMANDS = {
+    "report": (report, "<dir>"),
+    "view": (view, "<dir>"),
+    "evaluate": (evaluate, "<dir>"),
+    "analyse": (analyse, "<dir> <kind>"),
+    "figures": (figures, "<dir>"),
+    "push": (push, "<dir>"),
+    "dashboard": (dashboard, "<entity>/<project>"),
+    "reproduction": (reproduction, ""),
+    "requirements": (requirements, ""),
+}
