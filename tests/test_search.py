@@ -10,13 +10,12 @@ import yaml
 from omegaconf import OmegaConf, open_dict
 
 from fedexp.cli import launchers
-from fedexp.cli.job import TRIAL
 from fedexp.cli.search import check, open_study, space_of, watch_of
 from fedexp.core.errors import ConfigError
 from fedexp.core.objective import check_objective, direction_of, objective_name, value_of
 from fedexp.core.settings import NO_STOP, Stop
 from fedexp.core.views import VALIDATION
-from fedexp.training.stopping import Stopping, is_over, waited
+from fedexp.training.stopping import TRIAL, Stopping, is_over, waited
 from toy_federation import composed
 
 OPTIONS = {

@@ -31,8 +31,6 @@ from fedexp.core.storage import regular, remove_if_empty, shorten
 if TYPE_CHECKING:
     from fedexp.training.place import Job
 
-TRIAL = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the number of the trial of a search
-
 
 def run_job(config: Any) -> int:
     """Run one job of a run or sweep; return its exit code."""
@@ -85,6 +83,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
     from fedexp.cli.launchers import place_of
     from fedexp.training.deadline import deadline_of
     from fedexp.training.place import Job, Place
+    from fedexp.training.stopping import TRIAL
 
     runtime = runtime_of(hydra_config)
     go_to(Path(runtime["cwd"]))

@@ -18,7 +18,6 @@ from optuna import distributions, pruners, samplers
 from optuna.trial import TrialState
 
 from fedexp.cli.composition import plain, without_hydra
-from fedexp.cli.job import TRIAL
 from fedexp.config.values import resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, require, require_choice
@@ -27,7 +26,7 @@ from fedexp.core.private.of_optuna import reopened
 from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import standing_in
-from fedexp.training.stopping import SEARCH, Watch
+from fedexp.training.stopping import SEARCH, TRIAL, Watch
 
 LEAST = {"n_trials": 1, "n_jobs": 1, "seed": 0, "startup_trials": 0, "warmup_rounds": 0}
 

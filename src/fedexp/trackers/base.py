@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedexp.rundir.fingerprint import group_name, setting
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
     from fedexp.metrics.history import History
@@ -63,7 +62,7 @@ class RoundRecord:
     round: int
     values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
     # [C] on the test set, nan for a class without examples; None: not evaluated
-    class_accuracy: np.ndarray | None
+    class_accuracy: "np.ndarray | None"
     # all class accuracies up to this round; to be read at once, since it goes on
     history: "History | None" = None
     others: "Mapping[str, History]" = field(default_factory=dict)  # the same in each further view

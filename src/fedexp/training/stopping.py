@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedexp.training.state import State
 
 PATIENCE, MINUTES, SEARCH = "patience", "minutes", "search"
+TRIAL = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the number of the trial of a search
 # (round, summary so far) -> whether the run is of no more use
 Watch = Callable[[int, Mapping[str, Any]], bool]
 
