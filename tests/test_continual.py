@@ -16,6 +16,7 @@ from fedexp.algorithms.affcl import AFFCL
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
 from fedexp.algorithms.exemplars import Exemplars
+from fedexp.algorithms.families import OwnTraining
 from fedexp.algorithms.fedcbdr import FedCBDR
 from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel, centred
 from fedexp.algorithms.fedewc import FedEWC
@@ -899,7 +900,7 @@ def test_dmc_keeps_the_new_model_and_the_student_apart():
     assert_equal(spoiled.server["params"], state.server["params"])
     new, student = simulation.algorithm.exchanges(simulation.stages[1].federation)
     assert (student.epochs(LOCAL), student.local_lr(0.1)) == (4, 0.2)
-    assert (new.epochs(LOCAL), new.local_lr(0.1)) == (2, 0.1)
+    assert not isinstance(new, OwnTraining)
     assert optimizers.memory_of(simulation.initial, LOCAL).keys() == {"momentum"}
 
 

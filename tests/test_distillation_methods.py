@@ -617,14 +617,14 @@ def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
     4 rows are loaded for the generated data, and not 2 x 3 x 4."""
     rows, load, prepared = [], ClientRuntime.load_train, Clients._prepared
 
-    def counted(self, fixed):
+    def counted(self, *arguments):
         with monkeypatch.context() as counting:
             counting.setattr(
                 ClientRuntime,
                 "load_train",
                 lambda *args: rows.append(args[1].numel()) or load(*args),
             )
-            return prepared(self, fixed)
+            return prepared(self, *arguments)
 
     monkeypatch.setattr(Clients, "_prepared", counted)
     algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=2)

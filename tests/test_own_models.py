@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import Rehearsal
 from fedexp.algorithms.fedexp_step import FedExPStep
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -255,7 +256,7 @@ def test_tensors_without_a_dimension_are_averaged(algorithm):
     assert rows["network"]["l1"] == pytest.approx(abs(float(local[scale][3] - start[scale])))
 
 
-class Asked(FedAvg):
+class Asked(Rehearsal):
     """At the start of a task the server notes what the model in training says of one grey image."""
 
     def rehearse(self, net, server, pixels, info, rng):

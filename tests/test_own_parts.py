@@ -429,3 +429,12 @@ def test_lists_are_as_good_as_arrays():
     made = Fixed(parts=[[2, 0], [3]]).split(labels, 2, rng)
     assert [part.tolist() for part in made.parts] == [[0, 2], [3]]
     assert made.counts.tolist() == [[2, 0], [0, 1]]
+
+
+def test_an_optional_hook_needs_its_base():
+    """Without it the hook would never be called, and the run would be FedAvg."""
+    with pytest.raises(ConfigError, match=r"defines refine.*families\.ServerTraining"):
+
+        class Refining(FedAvg):
+            def refine(self, net, server, messages, round):
+                return server

@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedexp.algorithms import heads
+from fedexp.algorithms import families, heads
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.fedala import FedALA
@@ -31,7 +31,7 @@ from fedexp.rundir import checkpoint
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.trackers.wandb_names import metric_name
 from fedexp.training.checkpoint_fit import fits_run
-from fedexp.training.personal import ModelTest, evaluate_personal, has_personal_models, shares_body
+from fedexp.training.personal import ModelTest, evaluate_personal, shares_body
 from fedexp.training.rounds import evaluate
 from test_views import full_run, measured
 from toy_federation import Normed, assert_close, composed, make_simulation, play
@@ -329,8 +329,8 @@ def test_a_model_that_normalises_by_the_batch_is_tested_in_the_same_batches_as_t
 
 
 def test_which_algorithms_have_personal_models():
-    assert all(map(has_personal_models, PERSONAL.values()))
-    assert not has_personal_models(FedAvg())
+    assert all(isinstance(each, families.Personal) for each in PERSONAL.values())
+    assert not isinstance(FedAvg(), families.Personal)
 
 
 # --- in a run

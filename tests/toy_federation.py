@@ -20,9 +20,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.interfaces import ServerRound
-from fedexp.algorithms.structure import RoundStructure
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.core.private.of_hydra import ConfigLoaderImpl, parse_overrides
@@ -309,11 +310,14 @@ def is_value(override: str) -> bool:
 
 # --- which rows of a family are for `make test`
 
-DECLARED = {
-    name
-    for name in vars(FedAvg) | vars(RoundStructure)
-    if not name.startswith("_") and name != "needs"
-}
+FAMILIES = [each for each in vars(families).values() if inspect.isclass(each)]
+FAMILIES = [each for each in FAMILIES if issubclass(each, FedAvg)] + [Exemplars]
+# Hook or declaration -> its defaults, in FedAvg and in the optional bases.
+DECLARED: dict[str, list[Any]] = {}
+for base in FAMILIES:
+    for name, value in vars(base).items():
+        if not name.startswith("_") and name != "needs":
+            DECLARED.setdefault(name, [None]).append(value)
 KEPT = ("client_init", "server_init")
 DRAWN = ("host_plan", "personal_broadcast", "roles")
 ON_THE_SERVER = ("aggregate", "refine")
@@ -333,7 +337,7 @@ def own_names(cls: type[FedAvg]) -> frozenset[str]:
     return frozenset(
         name
         for name in DECLARED
-        if inspect.getattr_static(cls, name) is not inspect.getattr_static(FedAvg, name)
+        if all(inspect.getattr_static(cls, name, None) is not each for each in DECLARED[name])
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import start_of
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.cli.composition import composed, without_hydra
 from fedexp.config.build import build
@@ -159,7 +160,7 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
     personal, kept, local = cohort.personals[number], cohort.states[number], simulation.bench.local
     ctx = Context(sent, personal, kept, plan, {}, 0.1, steps, local)
     ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
-    initial = algorithm.initial_params(net, data, ctx)
+    initial = start_of(algorithm, net, data, ctx)
     start = {name: value for name, value in initial.items() if name not in sent["buffers"]}
     batch, generator = next(data.batches()), torch.Generator().manual_seed(3)
 

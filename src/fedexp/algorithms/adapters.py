@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import OwnModel, Rehearsal
 from fedexp.algorithms.feddmc import member
 from fedexp.algorithms.interfaces import Federation, Pixels, ServerNetwork
 from fedexp.core.errors import ConfigError
@@ -33,7 +33,7 @@ def layers(params: Params) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewAdapters(FedAvg):
+class NewAdapters(OwnModel, Rehearsal):
     """Base: with every task adapters begin anew, A as torch begins a linear layer and B at 0."""
 
     own_step = "its server makes the tested model of the adapters of all tasks"

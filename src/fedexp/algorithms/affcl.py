@@ -43,6 +43,7 @@ from torch import nn
 from fedexp.algorithms import heads
 from fedexp.algorithms.base import masked_mean
 from fedexp.algorithms.continual import Remembering, distillation_loss
+from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.flow import Density, Flow
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
 from fedexp.algorithms.prototypes import of_class
@@ -55,7 +56,7 @@ TEMPERATURE, VARIANCE = 2.0, 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class AFFCL(Remembering):
+class AFFCL(Remembering, OwnModel):
     needs_features = True
     needs_head = True
     must_train = heads.HEAD

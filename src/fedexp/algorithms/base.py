@@ -7,18 +7,17 @@ the 1/|S_t| of FedNTD Algorithm 1.
 
 Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no
 `if tensor`, no indexing by boolean masks, no in-place writes to trees that they were given. What
-they are given is explained in interfaces.py. The few algorithms whose rounds have another shape
-than FedAvg's find the hooks for that in structure.py.
+they are given is explained in interfaces.py. Algorithms that do more than replace these
+hooks name an optional base of families.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.interfaces import (
@@ -28,10 +27,8 @@ from fedexp.algorithms.interfaces import (
     Federation,
     Needs,
     Network,
-    ServerNetwork,
     ServerRound,
 )
-from fedexp.algorithms.structure import RoundStructure
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import check_limits
@@ -78,7 +75,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Yield the batches that `RoundStructure.after` has asked for, shuffled and augmented anew, and
+    """Yield the batches that `OwnTraining.after` has asked for, shuffled and augmented anew, and
     their masks [B]."""
     index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
     for step in range(len(index)):
@@ -95,8 +92,33 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
     return {"numbers": padded, "mask": mask}
 
 
+# Hook -> its optional base in families.py, without which it would never be called.
+OPTIONAL = {
+    "adapt": "OwnModel",
+    "fitted": "OwnModel",
+    "initial_params": "OwnStart",
+    "training_part": "OwnTraining",
+    "epochs": "OwnTraining",
+    "local_lr": "OwnTraining",
+    "after": "OwnTraining",
+    "prepare": "Prepared",
+    "refine": "ServerTraining",
+    "personal_model": "Personal",
+    "personal_broadcast": "Personal",
+    "counted": "Personal",
+    "exchanges": "MultiExchange",
+    "closing_exchanges": "MultiExchange",
+    "roles": "MultiExchange",
+    "begin_task": "Continual",
+    "heads": "TaskHeads",
+    "rehearse": "Rehearsal",
+    "keep_examples": "Exemplars",
+    "with_kept": "Exemplars",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(RoundStructure):
+class FedAvg:
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # with which local training makes sense
@@ -118,6 +140,8 @@ class FedAvg(RoundStructure):
     must_train: ClassVar[tuple[str, ...]] = ()
     needs_features: ClassVar[bool] = False  # of the model, beyond its logits
     needs_head: ClassVar[bool] = False  # its last layer; what is in must_train needs it too
+    # its clients keep running statistics: `client_init` gets the initial ones too
+    keeps_buffers: ClassVar[bool] = False
     augments: ClassVar[bool] = True  # its training examples, where the data set says how
 
     paradigm: str = "federated"  # or centralized: one client holds all training data
@@ -125,14 +149,21 @@ class FedAvg(RoundStructure):
     def __post_init__(self) -> None:
         check_limits(self, "algorithm.")
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise ConfigError for an optional hook without its base."""
+        super().__init_subclass__(**options)
+        bases = {base.__name__ for base in cls.__mro__}
+        for name, base in OPTIONAL.items():
+            if name in vars(cls) and base not in bases:
+                module = "exemplars" if base == "Exemplars" else "families"
+                raise ConfigError(
+                    f"algorithm: {cls.__name__} defines {name}, a hook of {base}; must inherit"
+                    f" fedexp.algorithms.{module}.{base}"
+                )
+
     @property
     def needs(self) -> Needs:
         return Needs()
-
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
-        """Return the model as this algorithm trains and tests it. Called with torch's generator
-        seeded."""
-        return module
 
     # --- what is kept and sent
 
@@ -151,24 +182,7 @@ class FedAvg(RoundStructure):
         where it is."""
         return {"params": server["params"]}
 
-    def personal_broadcast(
-        self,
-        server: Tree,
-        client: int,
-        kept: Mapping[int, Tree],
-        info: Federation,
-        rng: np.random.Generator,
-    ) -> Tree:
-        """Return what the server sends to one client alone. `kept`: the states of all clients that
-        have ever taken part, of which a server may know what it was sent."""
-        return {}
-
     # --- host side, before training
-
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        """Return the numbers of the examples that this client trains on; of several sets, each
-        batch comes from one."""
-        return info.parts[client]
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return numpy arrays such as extra example numbers or roles of this round, of one shape
@@ -181,11 +195,6 @@ class FedAvg(RoundStructure):
         """Return the constants of one client's round, such as outputs of a teacher on fixed
         inputs."""
         return {}
-
-    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        """Return the parameters from which local training starts; running statistics among them
-        replace the global model's."""
-        return ctx.server["params"]
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
@@ -228,8 +237,3 @@ class FedAvg(RoundStructure):
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         """Return the new server state. messages: leaves [|S|, ...] in the order of the cohort."""
         return server | {"params": tree.weighted_mean(messages["params"], round.weights)}
-
-    def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Return the server's state after work that follows aggregation, such as distillation;
-        server["buffers"] has been averaged."""
-        return server

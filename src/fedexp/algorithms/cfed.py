@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from fedexp.algorithms import distillation, optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import Remembering, distillation_loss
+from fedexp.algorithms.families import MultiExchange, OwnTraining, ServerTraining
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
@@ -51,7 +52,7 @@ from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class CFeD(Remembering):
+class CFeD(Remembering, MultiExchange, ServerTraining):
     lambda_d: NonNegative  # weight of the review
     temperature: Positive  # T of teacher and student
     review_fraction: Share  # alpha: of the sampled clients, from the second task on
@@ -124,7 +125,7 @@ class Learner(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reviewer(FedAvg):
+class Reviewer(OwnTraining):
     """Client that trains on its surrogate examples, as the old model answers them."""
 
     lambda_d: float

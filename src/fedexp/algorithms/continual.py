@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import Continual
 from fedexp.algorithms.interfaces import Federation
 from fedexp.core.tree import Params, Tree
 
@@ -29,7 +29,7 @@ def distillation_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remembering(FedAvg):
+class Remembering(Continual):
     """Base that keeps theta_{t-1}, with its running statistics, and sends it with the model; in
     task 1 there is none."""
 

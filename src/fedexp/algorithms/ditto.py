@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import MultiExchange, Personal
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
@@ -35,7 +36,7 @@ from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(FedAvg):
+class Ditto(Personal, MultiExchange):
     """Trains the clients' own models; a second exchange with the same clients is FedAvg."""
 
     trains_model = False

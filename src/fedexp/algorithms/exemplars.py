@@ -16,7 +16,7 @@ from itertools import zip_longest
 import numpy as np
 import torch
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import Continual
 from fedexp.algorithms.feddmc import member
 from fedexp.algorithms.interfaces import Features, Federation
 from fedexp.core.tree import Params, Tree
@@ -25,7 +25,7 @@ Kept = Sequence[np.ndarray]  # numbers of the examples that each client keeps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exemplars(FedAvg, ABC):
+class Exemplars(Continual, ABC):
     """Base that keeps the examples and tells new classes from old ones: "known" [C] is there from
     task 2 on."""
 

@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch.func import grad_and_value
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
+from fedexp.algorithms.base import masked_mean, padded_numbers
+from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
 from fedexp.core import tree
 from fedexp.core.limits import Count, NonNegative, Positive, PositiveShare
@@ -35,7 +36,7 @@ LAST = 10  # losses whose standard deviation is looked at
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedALA(FedAvg):
+class FedALA(Personal):
     must_train = heads.HEAD
     needs_features = True
 

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.base import masked_mean
+from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
 from fedexp.core.errors import ConfigError
@@ -48,7 +49,7 @@ def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAlign(FedAvg):
+class FedAlign(OwnModel):
     inputs = ("images",)
     hint = f"it learns less with a last stage without batch norm; use {NORMED}"
 

@@ -17,14 +17,14 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import OwnModel, Personal
 from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBN(FedAvg):
+class FedBN(Personal, OwnModel):
     keeps_buffers = True
 
     # names of what batch norm layers hold; known once it is `fitted`

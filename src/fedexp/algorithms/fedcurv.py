@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedexp.algorithms.base import FedAvg, fresh_pass
+from fedexp.algorithms.base import fresh_pass
+from fedexp.algorithms.families import OwnTraining
 from fedexp.algorithms.fisher import ESTIMATORS, squares
 from fedexp.algorithms.interfaces import (
     ClientData,
@@ -37,7 +38,7 @@ from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCurv(FedAvg):
+class FedCurv(OwnTraining):
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
     # s: the Fisher information is estimated on more than that many examples, or one pass
     samples: CountFrom0

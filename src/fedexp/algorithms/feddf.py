@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms import distillation
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import ServerTraining
 from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Needs, PublicData, ServerNetwork, ServerRound
 from fedexp.core.limits import Count, CountFrom0, NonNegative, OpenShare, Positive
@@ -33,7 +33,7 @@ from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDF(FedAvg):
+class FedDF(ServerTraining):
     lr: Positive  # of Adam
     batch_size: Count
     clip: NonNegative  # bound of the gradient's norm; 0: none

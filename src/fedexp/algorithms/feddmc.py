@@ -33,6 +33,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import Remembering
+from fedexp.algorithms.families import MultiExchange, OwnTraining
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
 from fedexp.core.limits import Count, Positive
@@ -46,7 +47,7 @@ def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDMC(Remembering):
+class FedDMC(Remembering, MultiExchange):
     own_step = "its server takes over a consolidated model that did not start from its own"
     scenarios = ("class_incremental",)
     separate_tasks = True
@@ -129,7 +130,7 @@ class NewModel(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consolidation(FedAvg):
+class Consolidation(OwnTraining):
     """Trains the student on surrogate examples."""
 
     targets: str

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.continual import TASKS
+from fedexp.algorithms.families import MultiExchange, OwnTraining
 from fedexp.algorithms.fisher import squares
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -44,7 +45,7 @@ from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedEWC(FedAvg):
+class FedEWC(MultiExchange):
     scenarios = TASKS
     # The penalty is a quadratic of curvature lambda_ F_j; SGD with momentum m is stable up to 2 (1
     # + m) / lr.
@@ -121,7 +122,7 @@ class Released(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fisher(FedAvg):
+class Fisher(OwnTraining):
     """The exchange at the end of a task, in which nothing is trained."""
 
     trains_model = False

@@ -40,7 +40,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
+from fedexp.algorithms.base import masked_mean, padded_numbers
+from fedexp.algorithms.families import OwnTraining, Personal, ServerTraining
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
@@ -68,7 +69,7 @@ def draws(examples: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFOMO(FedAvg):
+class FedFOMO(Personal, OwnTraining, ServerTraining):
     own_step = "it has no global model, each client has its own"
     keeps_buffers = True
 

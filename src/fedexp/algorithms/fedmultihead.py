@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import TASKS
+from fedexp.algorithms.families import OwnModel, TaskHeads
 from fedexp.algorithms.heads import HEAD, by_head
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.core.tree import Params, Tree
@@ -24,7 +24,7 @@ from fedexp.models import classifier_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMultiHead(FedAvg):
+class FedMultiHead(OwnModel, TaskHeads):
     own_step = "its server restores the heads of other tasks, which a momentum would move"
     scenarios = TASKS
     separate_tasks = True

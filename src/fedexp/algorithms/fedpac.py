@@ -34,6 +34,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import heads, prototypes
 from fedexp.algorithms.base import first_pass
+from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
@@ -52,7 +53,7 @@ SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(HeadThenBody):
+class FedPAC(HeadThenBody, Personal):
     needs_features = True
 
     lambda_: NonNegative  # weight of the alignment

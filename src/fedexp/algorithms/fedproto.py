@@ -27,7 +27,8 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms import heads, prototypes
-from fedexp.algorithms.base import FedAvg, first_pass
+from fedexp.algorithms.base import first_pass
+from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
@@ -45,7 +46,7 @@ NEVER = -1e30
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(FedAvg):
+class FedProto(Personal):
     own_step = "it has no global model, each client has its own"
     must_train = heads.HEAD
     needs_features = True
@@ -98,7 +99,7 @@ class FedProto(FedAvg):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        passed = first_pass(data, ctx, self.epochs(ctx.local))
+        passed = first_pass(data, ctx, ctx.local.epochs)
         found = prototypes.statistics(net, params, passed, ctx.server["prototypes"]["mean"])
         message = {"params": params, "mean": found["mean"], "count": found["count"]}
         return message, params | net.buffers()

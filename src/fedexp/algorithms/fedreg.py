@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import FedAvg, first_pass, masked_mean
+from fedexp.algorithms.base import first_pass, masked_mean
+from fedexp.algorithms.families import Prepared
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Needs, Network
 from fedexp.core import tree
 from fedexp.core.limits import Count, NonNegative, Positive, Share
@@ -38,7 +39,7 @@ SMALLEST = 1e-30  # in denominators, as in the authors' code
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReg(FedAvg):
+class FedReg(Prepared):
     inputs = ("images",)  # it moves them along a gradient
 
     gamma: Share  # how much of the local model is in the point of the gradient

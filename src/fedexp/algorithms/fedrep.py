@@ -24,13 +24,14 @@ has the initial one.
 from dataclasses import dataclass
 
 from fedexp.algorithms import heads
+from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
 from fedexp.algorithms.phases import HeadThenBody
 from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(HeadThenBody):
+class FedRep(HeadThenBody, Personal):
     @property
     def needs(self) -> Needs:
         return Needs(

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
@@ -28,7 +28,7 @@ ABSENT = -1e30  # log 0, finite: an absent class is never a label, but may be in
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRoD(FedAvg):
+class FedRoD(Personal):
     must_train = heads.HEAD
     needs_features = True
 

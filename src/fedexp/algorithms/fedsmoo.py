@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import OwnStart
 from fedexp.algorithms.feddyn import corrected_mean, moved
 from fedexp.algorithms.fedsam import ascent, plus
 from fedexp.algorithms.fedspeed import proximal
@@ -39,7 +39,7 @@ DUAL = "dual."  # prefix of mu_k's names among the parameters that change in loc
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSMOO(FedAvg):
+class FedSMOO(OwnStart):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
     rho: NonNegative  # radius of the ascent

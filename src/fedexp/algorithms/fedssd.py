@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import ServerTraining
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
@@ -51,7 +51,7 @@ def credibility(answers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSSD(FedAvg):
+class FedSSD(ServerTraining):
     m_max: NonNegative  # largest weight of a logit; 0 is FedAvg
     threshold: ShareBelow1  # credibility below which a logit is not distilled
 

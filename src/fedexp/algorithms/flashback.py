@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms import distillation, optimizers
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import ServerTraining
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
@@ -66,7 +66,7 @@ def distillation_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flashback(FedAvg):
+class Flashback(ServerTraining):
     gamma: PositiveShare  # part of a client's counts that each participation adds to pi
     epochs_on_server: Count  # E_s
     on_clients: bool

@@ -42,6 +42,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import first_pass, masked_mean
 from fedexp.algorithms.exemplars import Exemplars, Kept
+from fedexp.algorithms.families import ServerTraining
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
@@ -59,7 +60,7 @@ from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLFC(Exemplars):
+class GLFC(Exemplars, ServerTraining):
     inputs = ("images",)  # prototypes are sent
     hint = (
         "its losses are means over classes: the more there are, the larger local.lr may be (the"
@@ -153,7 +154,7 @@ class GLFC(Exemplars):
         new, batch_size = ctx.server["new"], ctx.local.batch_size
         total: torch.Tensor | float = 0.0
         count = torch.zeros_like(new)
-        for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
+        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             is_of = of_class(batch.y, new) * mask[:, None] * new
             total = total + is_of.T @ F.normalize(net(params, batch.x, mask).features)
             count = count + is_of.sum(0)
@@ -162,7 +163,7 @@ class GLFC(Exemplars):
             torch.full_like(new, torch.inf),
             data.take(ctx.plan["one"].repeat(len(new)))[0],
         )
-        for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
+        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             features = F.normalize(net(params, batch.x, mask).features)
             apart = (features - mean.index_select(0, batch.y)).norm(dim=1)
             # Two examples of a class are equally far from their mean: then the first counts,

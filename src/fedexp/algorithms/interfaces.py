@@ -86,7 +86,7 @@ class ClientData(Protocol):
         self, index: torch.Tensor, draws: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return training examples by number, normalised, and augmented where random numbers for
-        that are given (see RoundStructure.after): (x [n, ...], y [n])."""
+        that are given (see OwnTraining.after): (x [n, ...], y [n])."""
 
     @property
     def steps(self) -> int:

@@ -46,6 +46,7 @@ from torch import nn
 from fedexp.algorithms import label_generator, label_text
 from fedexp.algorithms.base import masked_mean
 from fedexp.algorithms.continual import distillation_loss
+from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
@@ -64,7 +65,7 @@ log = logging.getLogger("fedexp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LANDER(DataFree):
+class LANDER(DataFree, OwnModel):
     needs_features = True
     needs_head = True
 

@@ -136,7 +136,7 @@ class LoRM(NewAdapters):
             k: params[WEIGHT].new_zeros(width, width)
             for k, width in zip(names, widths, strict=True)
         }
-        for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
+        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             output = net(params, batch.x, mask)
             for name, inputs in zip(names, (*output.maps, output.features), strict=True):
                 rows = (inputs * mask.view(-1, *[1] * (inputs.dim() - 1))).flatten(0, -2)

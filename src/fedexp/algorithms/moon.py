@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
 from fedexp.core.limits import CountFrom0, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
@@ -27,7 +27,7 @@ from fedexp.models import Output, classifier_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moon(FedAvg):
+class Moon(OwnModel):
     needs_features = True
     keeps_buffers = True
 

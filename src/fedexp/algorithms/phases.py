@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from fedexp.algorithms import heads, optimizers
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import OwnTraining
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core.limits import Count
 from fedexp.core.settings import LocalTraining
@@ -13,7 +13,7 @@ from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadThenBody(FedAvg):
+class HeadThenBody(OwnTraining):
     """`head_epochs` epochs of the classifier, then the E epochs of `local.epochs` of all other
     parameters."""
 

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from fedexp.algorithms import generator
 from fedexp.algorithms.base import masked_mean
 from fedexp.algorithms.continual import Remembering, distillation_loss
+from fedexp.algorithms.families import Rehearsal
 from fedexp.algorithms.feddmc import member
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -49,7 +50,7 @@ NEVER = -1e30  # logit of a class that is left out; finite, so that no product w
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFree(Remembering):
+class DataFree(Remembering, Rehearsal):
     """Base of the methods whose server makes images of the old classes, on which clients distil the
     old model."""
 

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import heads_of
 from fedexp.analysis.networks import Parts, network_of
 from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
@@ -200,13 +200,6 @@ def matched(data: Data, classes: Sequence[str], own: str) -> tuple[torch.Tensor,
             data.name,
         )
     return labels, keeps
-
-
-def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> torch.Tensor | None:
-    """Return which output stands for a class in the test of a task, int64 [T, C]; see
-    RoundStructure.heads."""
-    heads = algorithm.heads(tasks)
-    return None if heads is None else torch.from_numpy(heads)
 
 
 def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.trust import find_class
 from fedexp.config.values import make_target
@@ -197,11 +198,16 @@ def network_of(
     shape = input_shape(run, parts, kept)
     facts = federation_of(parts)
     try:
-        require_room(
-            lambda: parts.algorithm.adapt(parts.model.build(shape, parts.num_classes), facts)
-        )
+
+        def build() -> nn.Module:
+            module = parts.model.build(shape, parts.num_classes)
+            if isinstance(parts.algorithm, OwnModel):
+                return parts.algorithm.adapt(module, facts)
+            return module
+
+        require_room(build)
         with seeded_torch(torch_seed(parts.seeds["training"], "initial model")):
-            module = parts.algorithm.adapt(parts.model.build(shape, parts.num_classes), facts)
+            module = build()
     except ConfigError as error:
         raise ConfigError(f"{run.directory}: {error}") from error
     load_weights(module, kept, run)

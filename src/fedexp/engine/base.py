@@ -173,7 +173,7 @@ class ClientRuntime:
     augmentation: Draws | None
     local: LocalTraining
     dtype: torch.dtype
-    heads: torch.Tensor | None = None  # int64 [T, C]: see RoundStructure.heads
+    heads: torch.Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
     views: tuple[str, ...] = (PLAIN,)  # of what is tested on, see fedexp.core.views
     seed: int = 0  # of the draws of the augmented view
 
@@ -332,9 +332,9 @@ class ScheduledData:
         return len(self.lengths)
 
 
-def has_own(algorithm: FedAvg, hook: str) -> bool:
-    """Return whether an algorithm replaces FedAvg's hook of this name."""
-    return getattr(type(algorithm), hook) is not getattr(FedAvg, hook)
+def has_own_step(algorithm: FedAvg) -> bool:
+    """Return whether an algorithm replaces FedAvg's local step."""
+    return type(algorithm).local_step is not FedAvg.local_step
 
 
 class Engine(ABC):

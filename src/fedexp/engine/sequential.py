@@ -9,6 +9,7 @@ import torch
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, ClientData, Context, FedAvg
+from fedexp.algorithms.families import OwnStart
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
@@ -21,7 +22,7 @@ from fedexp.engine.base import (
     Gather,
     ScheduledData,
     Trained,
-    has_own,
+    has_own_step,
     to_tensors,
 )
 from fedexp.engine.network import LiveNetwork, seeded_torch
@@ -90,7 +91,7 @@ def play_client(
         with torch.no_grad():
             ctx = replace(ctx, setup=algorithm.client_setup(live, data, ctx))
             hook = "initial_params"
-            if has_own(algorithm, "initial_params"):
+            if isinstance(algorithm, OwnStart):
                 load_start(live, algorithm.initial_params(live, data, ctx), server["buffers"])
         hook = "local training"
         watch = Watch(bench, server, alone.probes[0]) if alone.probes else None
@@ -166,7 +167,7 @@ def train_client(
     if watch is not None:
         watch.after(0, live, live.params)
     live.answers = answers_on(data.bench, data)
-    steps = functional_steps if has_own(algorithm, "local_step") else fused_steps
+    steps = functional_steps if has_own_step(algorithm) else fused_steps
     try:
         total = steps(algorithm, live, data, ctx, watch)
     finally:

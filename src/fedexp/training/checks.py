@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.exemplars import Exemplars
+from fedexp.algorithms.families import part_of
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.config.overrides import assigned
@@ -18,7 +20,6 @@ from fedexp.core.settings import LocalTraining, Settings
 from fedexp.core.views import AUGMENTED, TEST, evaluated
 from fedexp.data.tasks import DomainIncremental, Scenario, Several
 from fedexp.data.types import DataSource
-from fedexp.engine.base import has_own
 from fedexp.engine.network import trainable
 from fedexp.engine.schedule import left_out
 from fedexp.metrics.forgetting_metric import Metrics
@@ -315,7 +316,7 @@ def mixing(scenario: Scenario, algorithm: FedAvg) -> str:
         )
     return (
         f"scenario.replay={scenario.replay}"
-        if scenario.replay and not has_own(algorithm, "keep_examples")
+        if scenario.replay and not isinstance(algorithm, Exemplars)
         else ""
     )
 
@@ -355,7 +356,7 @@ def without_batches(
     """
     idle, lost = set(), 0
     for info in tasks:
-        sizes = [len(algorithm.training_part(info, client)) for client in range(info.num_clients)]
+        sizes = [len(part_of(algorithm, info, client)) for client in range(info.num_clients)]
         alone = [left_out(size, local.batch_size) for size in sizes]
         unable = {
             c for c, (size, single) in enumerate(zip(sizes, alone, strict=True)) if size == single

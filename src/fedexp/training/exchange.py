@@ -13,6 +13,14 @@ import numpy as np
 import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.exemplars import Exemplars
+from fedexp.algorithms.families import (
+    OwnTraining,
+    Personal,
+    epochs_of,
+    part_of,
+    roles_of,
+)
 from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
@@ -80,9 +88,11 @@ def run_exchange(
     losses = trained.losses.tolist()  # waits for the device, so that the clock is true
     clock.lap("train")
     messages = trained.messages | {"buffers": trained.buffers}
-    up = tree.num_bytes(exchange.counted(messages, up=True))
-    broadcasts = (sent | {"personal": personal} for personal in cohort.personals)
-    down = sum(tree.num_bytes(exchange.counted(each, up=False)) for each in broadcasts)
+    broadcasts = [sent | {"personal": personal} for personal in cohort.personals]
+    if isinstance(exchange, Personal):
+        messages = exchange.counted(messages, up=True)
+        broadcasts = [exchange.counted(each, up=False) for each in broadcasts]
+    up, down = tree.num_bytes(messages), sum(map(tree.num_bytes, broadcasts))
     model = {part: sent[part] for part in ("params", "buffers")}
     return CohortResult(
         cohort, trained, losses, describe(simulation, server, cohort, trained), up, down, model
@@ -146,20 +156,21 @@ def not_finite(done: Sequence[CohortResult]) -> list[int]:
 
 def train(simulation: Simulation, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
     """Train a cohort, those with one role together."""
-    bench, engine, lr = simulation.bench, simulation.engine, simulation.lr_at(cohort.round)
+    bench, engine, rate = simulation.bench, simulation.engine, simulation.lr_at(cohort.round)
+
+    def lr_of(role: FedAvg) -> float:
+        return role.local_lr(rate) if isinstance(role, OwnTraining) else rate
+
     positions: dict[FedAvg, list[int]] = {}
     for position, role in enumerate(cohort.roles):
         positions.setdefault(role, []).append(position)
     if len(positions) == 1:
-        return engine.train(
-            cohort.roles[0], bench, sent, cohort, cohort.roles[0].local_lr(lr), evaluate_local
-        )
+        (role,) = positions
+        return engine.train(role, bench, sent, cohort, lr_of(role), evaluate_local)
     gather = Gather(len(cohort.clients))
     for role, where in positions.items():
-        gather.add(
-            where,
-            engine.train(role, bench, sent, cohort.take(where), role.local_lr(lr), evaluate_local),
-        )
+        some = cohort.take(where)
+        gather.add(where, engine.train(role, bench, sent, some, lr_of(role), evaluate_local))
     return gather.result()
 
 
@@ -187,7 +198,7 @@ def assemble(
         simulation.bench,
         facts(simulation, server, number),
     )
-    roles = exchange.roles(info, clients, generator_for(seed, "roles", number))
+    roles = roles_of(exchange, info, clients, generator_for(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
     schedules = [schedule_of(simulation, role, info, number, client) for role, client in pairs]
     found = (kept[c] if c in kept else first_state(simulation, role, info) for role, c in pairs)
@@ -197,15 +208,13 @@ def assemble(
         | plan_after(simulation, role, info, number, c)
         for role, c in pairs
     ]
-    personals = [
-        to(
-            role.personal_broadcast(
-                server, c, kept, info, generator_for(seed, "personal", number, c)
-            ),
-            bench.device,
-        )
-        for role, c in pairs
-    ]
+    personals: list[Tree] = []
+    for role, c in pairs:
+        own: Tree = {}
+        if isinstance(role, Personal):
+            rng = generator_for(seed, "personal", number, c)
+            own = to(role.personal_broadcast(server, c, kept, info, rng), bench.device)
+        personals.append(own)
     return Cohort(number, clients, roles, schedules, states, plans, personals)
 
 
@@ -220,7 +229,10 @@ def first_state(simulation: Simulation, role: FedAvg, info: Federation) -> Tree:
 def facts(simulation: Simulation, server: Tree, number: int) -> Federation:
     """Return what the server knows of its clients in a round, with the examples of earlier tasks
     that they keep."""
-    return simulation.algorithm.with_kept(server, simulation.stage_of(number).federation)
+    federation = simulation.stage_of(number).federation
+    if isinstance(simulation.algorithm, Exemplars):
+        return simulation.algorithm.with_kept(server, federation)
+    return federation
 
 
 def schedule_of(
@@ -236,8 +248,8 @@ def schedule_of(
     has."""
     bench = simulation.bench
     return make_schedule(
-        part=role.training_part(info, client),
-        local=replace(bench.local, epochs=epochs or role.epochs(bench.local)),
+        part=part_of(role, info, client),
+        local=replace(bench.local, epochs=epochs or epochs_of(role, bench.local)),
         augmentation=bench.augmentation if role.augments else None,
         image_size=bench.data.image_size,
         seed=simulation.seeds.training,
@@ -251,12 +263,12 @@ def schedule_of(
 def plan_after(
     simulation: Simulation, role: FedAvg, info: Federation, number: int, client: int
 ) -> Tree:
-    """Return the batches of RoundStructure.after as a part of a client's plan."""
-    steps = role.after(info, simulation.bench.local)
+    """Return the batches of OwnTraining.after as a part of a client's plan."""
+    steps = role.after(info, simulation.bench.local) if isinstance(role, OwnTraining) else 0
     if not steps:
         return {}
     fresh = schedule_of(simulation, role, info, number, client, epochs=1, again=" after")
-    part = role.training_part(info, client)
+    part = part_of(role, info, client)
     own = int((part[0] if isinstance(part, tuple) else part)[0])
     return {f"after_{name}": array for name, array in padded_schedule(fresh, steps, own).items()}
 

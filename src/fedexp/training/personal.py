@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.structure import RoundStructure
+from fedexp.algorithms.families import Personal
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
 from fedexp.metrics.accuracy import class_accuracy
@@ -20,11 +19,6 @@ from fedexp.models.batch_norm import uses_batch_statistics
 from fedexp.rundir.client_states import to
 from fedexp.training.exchange import first_state
 from fedexp.training.simulation import Simulation
-
-
-def has_personal_models(algorithm: FedAvg) -> bool:
-    """Return whether clients of an algorithm have models of their own."""
-    return type(algorithm).personal_model is not RoundStructure.personal_model
 
 
 def evaluate_personal(
@@ -48,10 +42,13 @@ def evaluate_personal(
         for view in views
     }
     correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in tests}
-    first = first_state(simulation, simulation.algorithm, info)
+    algorithm = simulation.algorithm
+    first = first_state(simulation, algorithm, info)
     for client in range(len(holds)):
         state = to(kept.get(client, first), bench.device)
-        model = simulation.algorithm.personal_model(server, client, state, info)
+        model = server["params"]
+        if isinstance(algorithm, Personal):
+            model = algorithm.personal_model(server, client, state, info)
         for view, test in tests.items():
             correct[view][client] = test.right(model, holds[client]).cpu().numpy()
     shares = {view: class_accuracy(counts, tests[view].totals) for view, counts in correct.items()}

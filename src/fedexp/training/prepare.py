@@ -4,9 +4,9 @@ engine."""
 import logging
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
+from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
@@ -26,7 +26,6 @@ from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_frozen, check_kept, without_batches
 from fedexp.training.division import divide, orders_of
 from fedexp.training.model_fit import check_parts, check_reads, making, read_like
-from fedexp.training.personal import has_personal_models
 from fedexp.training.precision import with_precision
 from fedexp.training.simulation import Simulation
 
@@ -115,13 +114,20 @@ def make_model(built: Built, data: Data, info: Federation) -> tuple[nn.Module, F
     """Return the initial model as the algorithm changes it, and the algorithm fitted to the
     model."""
     model, algorithm = built.model, built.algorithm
-    require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), info))
+
+    def build() -> nn.Module:
+        return model.build(data.shape, data.num_classes)
+
+    own = algorithm if isinstance(algorithm, families.OwnModel) else None
+    require_room(build if own is None else lambda: own.adapt(build(), info))
     with making(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
-        module = model.build(data.shape, data.num_classes)
+        module = build()
         check_parts(module, algorithm)
         read_like(module, data)
-        module = algorithm.adapt(module, info)
-    return module, algorithm.fitted(module)
+        if own is None:
+            return module, algorithm
+        module = own.adapt(module, info)
+    return module, own.fitted(module)
 
 
 def runtime_of(
@@ -129,14 +135,14 @@ def runtime_of(
 ) -> ClientRuntime:
     """Return what every client trains and is tested with."""
     settings = built.settings
-    heads = built.algorithm.heads(info.tasks)
+    heads = families.heads_of(built.algorithm, info.tasks)
     return ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
         augmentation=augmentation_of(built.dataset, settings.augment),
         local=built.local,
         dtype=hardware.dtype,
-        heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
+        heads=None if heads is None else heads.to(hardware.device),
         views=evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0),
         seed=built.seeds.training,
     )
@@ -151,7 +157,7 @@ def metrics_of(built: Built) -> Metrics:
         built.forgetting_metric,
     ]
     if built.settings.tests_personal:
-        own = has_personal_models(built.algorithm)
+        own = isinstance(built.algorithm, families.Personal)
         chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
     return Metrics(tuple(chosen))
 

@@ -13,6 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from fedexp.algorithms.exemplars import Exemplars
+from fedexp.algorithms.families import (
+    Continual,
+    MultiExchange,
+    Rehearsal,
+    ServerTraining,
+    exchanges_of,
+)
 from fedexp.algorithms.interfaces import Pixels
 from fedexp.core import tree
 from fedexp.core.errors import BudgetSpent
@@ -20,7 +28,7 @@ from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.tree import Tree
 from fedexp.data.changes import in_words
 from fedexp.data.types import ImageData
-from fedexp.engine.base import Evaluation, has_own
+from fedexp.engine.base import Evaluation
 from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.training.analysing import analyse
@@ -139,7 +147,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     done: list[CohortResult] = []
 
     # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
-    for exchange in algorithm.exchanges(federation):
+    for exchange in exchanges_of(algorithm, federation):
         local = (
             simulation.is_evaluated(number)
             and simulation.metrics.needs_local
@@ -156,7 +164,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
 
     # 2. Refine on the server. Layers that draw random numbers, such as dropout, are seeded by the
     # round.
-    if has_own(algorithm, "refine"):
+    if isinstance(algorithm, ServerTraining):
         net = simulation.bench.net
         net.set_buffers(server["buffers"])
         with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
@@ -165,7 +173,8 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     clock.lap("refinement")
 
     # 3. At the end of a task that another follows, ask all clients.
-    if simulation.ends_task(number) and number < simulation.rounds:
+    closes_task = simulation.ends_task(number) and number < simulation.rounds
+    if closes_task and isinstance(algorithm, MultiExchange):
         for exchange in algorithm.closing_exchanges(federation):
             server, groups = aggregate_all(
                 simulation, exchange, server, state.clients, number, clock
@@ -280,16 +289,18 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
         simulation.stage_of(number).federation,
     )
     before = simulation.stage_of(number - 1).federation
-    server = algorithm.begin_task(server, simulation.initial | simulation.initial_buffers, info)
-    if has_own(algorithm, "keep_examples"):
+    if isinstance(algorithm, Continual):
+        initial = simulation.initial | simulation.initial_buffers
+        server = algorithm.begin_task(server, initial, info)
+    if isinstance(algorithm, Exemplars):
         rng = generator_for(simulation.seeds.training, "kept examples", number)
         model = server["params"] | server["buffers"]
         server = algorithm.keep_examples(
             server, lambda numbers: bench.features(model, numbers), before, info, rng
         )
-    if not has_own(algorithm, "rehearse"):
+    if not isinstance(algorithm, Rehearsal):
         return server
-    assert isinstance(bench.data, ImageData), "TARGET and its like are defined for images"
+    assert isinstance(bench.data, ImageData), "rehearsal is defined for images"
     bench.net.set_buffers(server["buffers"])
     pixels = Pixels(bench.data.shape, bench.data.mean, bench.data.std)
     rng = generator_for(simulation.seeds.training, "rehearsal", number)

@@ -11,10 +11,11 @@ from torch.func import vmap
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, FedAvg
+from fedexp.algorithms.families import OwnStart, Prepared, start_of
 from fedexp.core import tree
 from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, has_own
+from fedexp.engine.base import ClientRuntime, Cohort, has_own_step
 from fedexp.engine.schedule import Schedule
 from fedexp.engine.vectorised.network import ClientNetwork
 
@@ -118,9 +119,10 @@ class Clients:
         plans = stack_plans(cohort.plans, bench.device)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
         fixed = Fixed(personals, states, plans, {}, steps)
-        begun, buffers = (
-            self._prepared(fixed) if has_own(job.algorithm, "prepare") else self._begun(fixed)
-        )
+        if isinstance(job.algorithm, Prepared):
+            begun, buffers = self._prepared(job.algorithm, fixed)
+        else:
+            begun, buffers = self._begun(fixed)
         fixed = fixed._replace(begun=begun)
         params, buffers = self._start(fixed, buffers)
         memory = optimizers.memory_of(params, bench.local)
@@ -195,7 +197,7 @@ class Clients:
         """Return parameters and running statistics at the start of training, in memory that may be
         changed; leaves [C, ...]."""
         sent, held = self.job.server["params"], self.job.server["buffers"]
-        if not has_own(self.job.algorithm, "initial_params"):
+        if not isinstance(self.job.algorithm, OwnStart):
             received = self._received("params")
             params = {k: tree.room_for(p, self.count).copy_(received[k]) for k, p in sent.items()}
             return params, {name: value.clone() for name, value in buffers.items()}
@@ -214,11 +216,11 @@ class Clients:
         ...]."""
         return self._per_client(self._begin, None, *fixed)
 
-    def _prepared(self, fixed: Fixed) -> tuple[Tree, Params]:
+    def _prepared(self, algorithm: Prepared, fixed: Fixed) -> tuple[Tree, Params]:
         """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C,
         batches, ...], 0 where a client has none. Return that and the server's running statistics,
         leaves [C, ...]."""
-        bench, algorithm, sent = self.job.bench, self.job.algorithm, self.job.server["buffers"]
+        bench, sent = self.job.bench, self.job.server["buffers"]
 
         def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *values: Tree) -> Tree:
             net = ClientNetwork(bench.net, sent)
@@ -251,7 +253,7 @@ class Clients:
         return self.job.algorithm.client_setup(net, data, self._context(Fixed(*fixed)))
 
     def _initial(self, net: ClientNetwork, data: PaddedData, *fixed: Tree) -> Params:
-        return self.job.algorithm.initial_params(net, data, self._context(Fixed(*fixed)))
+        return start_of(self.job.algorithm, net, data, self._context(Fixed(*fixed)))
 
     def _finish(
         self, net: ClientNetwork, data: PaddedData, params: Params, *fixed: Tree
@@ -268,7 +270,7 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
         lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.fixed)
     )
     params, memory = head
-    own = has_own(job.algorithm, "local_step")
+    own = has_own_step(job.algorithm)
     step = partial(_client_step, job, frame, batch.step, own)
     *new, moved, losses = vmap(step)(params, memory, buffers, batch.x, batch.y, batch.mask, fixed)
     if buffers:

@@ -1,0 +1,232 @@
+"""Optional bases of algorithms: what only some of them do, and the loop asks for by `isinstance`.
+
+FedAvg (base.py) has the hooks that every algorithm may replace. An algorithm that does more names
+one of these bases, such as `class FedRep(HeadThenBody, Personal)`. The part of continual methods
+whose clients keep examples is in exemplars.py.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Network,
+    Pixels,
+    ServerNetwork,
+    ServerRound,
+)
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModel(FedAvg):
+    """Changes the model, or has to know its layers."""
+
+    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+        """Return the model as this algorithm trains and tests it. Called with torch's generator
+        seeded."""
+        return module
+
+    def fitted(self, module: nn.Module) -> Self:
+        """Return the algorithm with what it has to know of the model, such as the names of its
+        layers. Raises ConfigError for a model that it is not defined for."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnStart(FedAvg, ABC):
+    """Clients do not start local training from the global model."""
+
+    @abstractmethod
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        """Return the parameters from which local training starts; running statistics among them
+        replace the global model's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTraining(FedAvg):
+    """Clients train on other examples, for other epochs or at another rate."""
+
+    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Return the numbers of the examples that this client trains on; of several sets, each
+        batch comes from one."""
+        return info.parts[client]
+
+    def epochs(self, local: LocalTraining) -> int:
+        """Return the number of passes over the local data in a round."""
+        return local.epochs
+
+    def local_lr(self, lr: float) -> float:
+        """Return the learning rate of local training, from that of the round."""
+        return lr
+
+    def after(self, info: Federation, local: LocalTraining) -> int:
+        """Return the largest number of batches of another pass over the client's data that `finish`
+        looks at (`base.fresh_pass`)."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(FedAvg, ABC):
+    """`client_setup` computes the same of every batch of the first pass."""
+
+    @abstractmethod
+    def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
+        """Return what `client_setup` would of one batch, where it gives the same of every batch of
+        the first pass, stacked: so an engine need not ask for the padding of shorter clients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerTraining(FedAvg, ABC):
+    """The server trains the aggregated model."""
+
+    @abstractmethod
+    def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        """Return the server's state after work that follows aggregation, such as distillation;
+        server["buffers"] has been averaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Personal(OwnStart, ABC):
+    """Clients have models of their own."""
+
+    @abstractmethod
+    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+        """Return the model that a client uses for itself, for the personalised test.
+
+        Running statistics among its names replace the global model's. state: what the client keeps,
+        from `client_init` before it first takes part. An algorithm without this hook has no
+        personal models."""
+
+    def personal_broadcast(
+        self,
+        server: Tree,
+        client: int,
+        kept: Mapping[int, Tree],
+        info: Federation,
+        rng: np.random.Generator,
+    ) -> Tree:
+        """Return what the server sends to one client alone. `kept`: the states of all clients that
+        have ever taken part, of which a server may know what it was sent."""
+        return {}
+
+    def counted(self, sent: Tree, up: bool) -> Tree:
+        """Return the part of what is sent that counts as traffic. The rest, such as what makes the
+        generic model that is tested, is not sent by the method.
+
+        sent: with up the messages of a cohort, leaves [|S|, ...], else the broadcast with what one
+        client alone is sent under "personal"; both with the "buffers"."""
+        return sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiExchange(FedAvg):
+    """A round has several exchanges, or clients with different roles."""
+
+    def exchanges(self, info: Federation) -> Sequence[FedAvg]:
+        """Return the exchanges of a round: each sends, has the same cohort train, and aggregates,
+        one after the other."""
+        return (self,)
+
+    def closing_exchanges(self, info: Federation) -> Sequence[FedAvg]:
+        """Return the exchanges with all clients at the end of a task that another follows."""
+        return ()
+
+    def roles(
+        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+    ) -> Sequence[FedAvg]:
+        """Return the algorithm whose client-side hooks each client of a cohort follows."""
+        return [self] * len(clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continual(FedAvg):
+    """The server prepares each task after the first."""
+
+    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+        """Return the server's state at the start of a task after the first; `initial`: the initial
+        model with its buffers."""
+        return server
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskHeads(Continual, ABC):
+    """Each task has outputs of its own, which its test chooses."""
+
+    @abstractmethod
+    def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
+        """Return which output of the model stands for a class in the test of a task, int [tasks,
+        C], -1: not among the answers; None: output c stands for class c in every task. tasks: the
+        classes of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal(Continual, ABC):
+    """The server needs the network at the start of a task."""
+
+    @abstractmethod
+    def rehearse(
+        self,
+        net: ServerNetwork,
+        server: Tree,
+        pixels: Pixels,
+        info: Federation,
+        rng: np.random.Generator,
+    ) -> Tree:
+        """Return the server's state after work that follows `begin_task` and needs the network,
+        such as making images of the old classes."""
+
+
+def exchanges_of(algorithm: FedAvg, info: Federation) -> Sequence[FedAvg]:
+    """Return the exchanges of a round."""
+    if isinstance(algorithm, MultiExchange):
+        return algorithm.exchanges(info)
+    return (algorithm,)
+
+
+def roles_of(
+    algorithm: FedAvg, info: Federation, clients: Sequence[int], rng: np.random.Generator
+) -> Sequence[FedAvg]:
+    """Return the algorithm that each client of a cohort follows."""
+    if isinstance(algorithm, MultiExchange):
+        return algorithm.roles(info, clients, rng)
+    return [algorithm] * len(clients)
+
+
+def start_of(algorithm: FedAvg, net: Network, data: ClientData, ctx: Context) -> Params:
+    """Return the parameters from which local training starts."""
+    if isinstance(algorithm, OwnStart):
+        return algorithm.initial_params(net, data, ctx)
+    return ctx.server["params"]
+
+
+def part_of(
+    algorithm: FedAvg, info: Federation, client: int
+) -> np.ndarray | tuple[np.ndarray, ...]:
+    """Return the numbers of the examples that a client trains on, see `OwnTraining`."""
+    if isinstance(algorithm, OwnTraining):
+        return algorithm.training_part(info, client)
+    return info.parts[client]
+
+
+def epochs_of(algorithm: FedAvg, local: LocalTraining) -> int:
+    """Return the number of passes over the local data in a round."""
+    return algorithm.epochs(local) if isinstance(algorithm, OwnTraining) else local.epochs
+
+
+def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> torch.Tensor | None:
+    """Return which output stands for a class in each task, int64 [T, C], see `TaskHeads`; None:
+    output c stands for class c in every task."""
+    heads = algorithm.heads(tasks) if isinstance(algorithm, TaskHeads) else None
+    return None if heads is None else torch.from_numpy(heads)
