@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedexp.cli import budget, main, preview
-from fedexp.cli.arguments import sort_out
-from fedexp.cli.preview import Planned, known_runs, plan, states
+from fedexp.cli import main, preview
+from fedexp.cli.arguments import parse
+from fedexp.cli.preview import Planned, known_runs, planned, states
 from fedexp.core.errors import BudgetSpent
 from fedexp.rundir import elsewhere
 from fedexp.rundir.evidence import kept_below
@@ -81,7 +81,7 @@ def test_bad_budgets(arguments, message, capsys, here):
 
 
 def test_several_sweeps_have_a_directory_each():
-    asked = sort_out(["--multirun", "sweep=cfed_table1,cfed_table2", "budget=1.5"])
+    asked = parse(["--multirun", "sweep=cfed_table1,cfed_table2", "budget=1.5"])
     assert asked.budget == 1.5
     folders = {
         text
@@ -98,7 +98,7 @@ def test_several_sweeps_have_a_directory_each():
 
 def test_the_deadline_reaches_a_job_with_its_overrides():
     """1e9 seconds after the epoch."""
-    (overrides,) = budget.limited([["seed=0,1"]], 1e9)
+    (overrides,) = preview.limited([["seed=0,1"]], 1e9)
     assert overrides == ["seed=0,1", "+hydra.job.env_set.FEDEXP_DEADLINE='1000000000.000'"]
     config = {"env_set": {deadline.VARIABLE: "1000000000.000"}}
     found = deadline.deadline_of(type("Hydra", (), {"job": config}))
@@ -181,7 +181,7 @@ def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
     """The same job in two directories: one is run, the other names it; and so the preview says
     before."""
     assert fedexp("rounds=1", "hydra.sweep.dir=multirun/a", "budget=60") == 0
-    jobs = plan([["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"], [])
+    jobs = planned([["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"], [])
     made = jobs[0].directory.name
     found = [(state, note) for _, state, note in states(jobs)]
     assert found == [("completed", ""), ("completed", f"in a/{made}")]
@@ -236,8 +236,8 @@ def test_the_deadline_travels_with_launchers(launcher, plugin, here, capfd):
 
 def test_preview_says_how_far_the_budget_goes(capsys):
     """30 s a job: the minute is enough for two."""
-    budget.show_limit([30.0, 30.0, 30.0], 1)
-    budget.show_limit([30.0, None, 40.0], 1)
+    preview.show_limit([30.0, 30.0, 30.0], 1)
+    preview.show_limit([30.0, None, 40.0], 1)
     limit = "budget 0:01:00, one job at a time in this order:"
     assert capsys.readouterr().out.splitlines() == [
         f"{limit} 2 of 3 that are left would be complete",
@@ -253,7 +253,7 @@ def test_what_is_kept_says_how_long_a_round_takes(here, capsys):
     (kept,) = kept_below([here / "multirun"])
     shutil.rmtree(made)
     capsys.readouterr()
-    jobs = plan([["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [])
+    jobs = planned([["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [])
     left = preview.show(jobs, known_runs(jobs))
     seconds = [float(cell) for cell in kept["tables"]["rounds.csv"]["seconds"].split(",") if cell]
     # of two rounds: their median twice
@@ -270,7 +270,7 @@ def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here, monkeypa
     hardware is not."""
 
     def jobs(*overrides: str) -> list[Planned]:
-        return plan([[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], [])
+        return planned([[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], [])
 
     def is_kept(job: list[Planned], *kept: list[Planned]) -> bool:
         contents = [{"config": each[0].config} for each in kept]
@@ -310,7 +310,7 @@ def test_own_options_in_a_folder_with_commas_and_brackets(here):
     folder = here / "my conf, (x) [y]"
     (folder / "algorithm").mkdir(parents=True)
     (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
-    (job,) = plan([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], [folder])
+    (job,) = planned([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], [folder])
     assert job.config["algorithm"]["_target_"].endswith("FedAvg")
 
 

@@ -9,7 +9,7 @@ import yaml
 from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.compare import load_jobs
 from fedexp.cli import main
-from fedexp.cli.preview import plan, status
+from fedexp.cli.preview import planned, status
 from fedexp.config.values import resolve
 from fedexp.rundir import elsewhere
 from fedexp.rundir.elsewhere import alike, complete, exact, finished_runs
@@ -192,7 +192,7 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     }
     table = pd.read_csv(tmp_path / "multirun" / "b" / "table.csv")
     assert table["n"].tolist() == [2]
-    jobs = plan([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], [])
+    jobs = planned([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], [])
     assert status(jobs[0]) == "completed"
     # Once that run is gone the job is one again.
     (first / "summary.json").unlink()

@@ -97,7 +97,7 @@ def test_every_class_of_the_options_counts_by_its_name_alone():
     }
     names = [name.rpartition(".")[2] for name in found]
     assert len(set(names)) == len(names) > 50
-    for name in found - {"fedexp.cli.callbacks.Sweeps"}:
+    for name in found - {"fedexp.cli.sweeps.Sweeps"}:
         find_class(name, "_target_")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from e2e.helpers import SMALL
 from fedexp.cli import main
-from fedexp.cli.arguments import sort_out, together
+from fedexp.cli.arguments import parse, together
 from fedexp.cli.push import wandb_node
 from fedexp.config.build import build
 from fedexp.config.values import resolve
@@ -251,7 +251,7 @@ def test_a_list_of_trackers_is_short_for_several():
         "seed=1",
         "++tracker.options.wandb.mode=offline",
     ]
-    assert sort_out(["tracker=[wandb,tensorboard]"]).launches == [written[:2]]
+    assert parse(["tracker=[wandb,tensorboard]"]).launches == [written[:2]]
     for kept in (["tracker=wandb", "tracker.mode=offline"], ["tracker=none"], ["seed=0"]):
         assert together(kept) == kept
     built = build(composed(*written)).tracker

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from fedexp.algorithms.label_text import read_matrix
-from fedexp.cli import multirun, preview, push
+from fedexp.cli import preview, push
 from fedexp.cli.commands import call
 from fedexp.cli.job import is_finished
+from fedexp.cli.sweeps import failure
 from fedexp.config.values import resolve
 from fedexp.core import storage
 from fedexp.core.errors import FAILED, ConfigError
@@ -103,8 +104,7 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     assert SweepDirectory(sweep).name == "theirs"
     assert lock.owner_of(sweep / "hurt") == "another process"
     assert origin.read(sweep / "hurt") == {}
-    assert multirun.failure_code(pipe) == FAILED
-    assert multirun.error_in(pipe) == f"{pipe}: cannot be read"
+    assert failure(pipe) == (FAILED, f"{pipe}: cannot be read")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_history(sweep / "hurt")
     for name in ("summary.json", "class_accuracy.csv"):

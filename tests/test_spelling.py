@@ -7,7 +7,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedexp.cli import main
-from fedexp.cli.arguments import expand_resume
+from fedexp.cli.arguments import parse
 from fedexp.config.spelling import normalise
 from fedexp.core import packages
 from fedexp.core.errors import ConfigError, nearest
@@ -149,4 +149,4 @@ def test_a_resumed_run_stays_in_its_directory(tmp_path):
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- rounds=1\n")
     (tmp_path / "config.yaml").write_text("rounds: 1\n")
     with pytest.raises(ConfigError, match=r"^hydra\.run\.dir=b: does not go with resume="):
-        expand_resume([f"resume={tmp_path}", "hydra.run.dir=b"])
+        parse([f"resume={tmp_path}", "hydra.run.dir=b"])

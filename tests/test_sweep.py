@@ -18,7 +18,7 @@ from filelock import FileLock
 from fedexp.analysis import compare
 from fedexp.analysis.sweep import as_written, cell_of, expand, launches, load_sweep, protocol_of
 from fedexp.cli import main, preview
-from fedexp.cli.preview import Planned, plan, seconds_left, status
+from fedexp.cli.preview import Planned, planned, seconds_left, status
 from fedexp.config.build import build
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
@@ -398,7 +398,7 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
     assert all(line.split()[2] != "?" for line in lines[1:3])  # the measured round
     assert lines[-2].endswith(" one after the other (from measured rounds)")
-    jobs = plan([["seed=0,1", *small]], [])
+    jobs = planned([["seed=0,1", *small]], [])
     assert jobs[0].directory.is_dir()
     assert not jobs[1].directory.exists()
     (jobs[0].directory / "summary.json").unlink()
@@ -455,7 +455,7 @@ def test_a_preview_names_jobs_by_their_options_in_one_directory(tmp_path, monkey
     """The default directory is named by the time: the first job's, not one for each."""
     monkeypatch.chdir(tmp_path)
     options = ["rounds=2", "alpha=0.1,1", "algorithm=fedavg,fedntd"]
-    jobs = plan([options], [])
+    jobs = planned([options], [])
     assert len({job.directory.parent for job in jobs}) == 1
     preview.show(jobs, [])
     shown = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[:4]]

@@ -18,6 +18,7 @@ import hydra
 import numpy as np
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import nn
 
 from fedexp.algorithms import families
@@ -26,7 +27,7 @@ from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.interfaces import ServerRound
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.core.private.of_hydra import ConfigLoaderImpl, parse_overrides
+from fedexp.core.private.of_hydra import ConfigLoaderImpl
 from fedexp.core.settings import NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Validation
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
@@ -298,7 +299,9 @@ def composed(*overrides: str) -> Any:
     """
     values = tuple(each for each in overrides if is_value(each))
     config = copy.deepcopy(_composed(tuple(each for each in overrides if each not in values)))
-    ConfigLoaderImpl._apply_overrides_to_config(parse_overrides(list(values)), config)
+    ConfigLoaderImpl._apply_overrides_to_config(
+        OverridesParser.create().parse_overrides(list(values)), config
+    )
     return config
 
 

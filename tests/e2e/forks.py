@@ -113,7 +113,7 @@ def serve() -> None:
     import pandas  # noqa: F401 (what follows is imported for the forks)
 
     import fedexp.analysis.aggregate
-    import fedexp.cli.callbacks
+    import fedexp.cli.sweeps
     import fedexp.figures.draw
     import fedexp.training.job  # noqa: F401
 

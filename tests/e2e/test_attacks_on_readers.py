@@ -9,7 +9,7 @@ from test_attacks import BOMB
 
 import fedexp
 from fedexp.cli import push
-from fedexp.cli.version import version_text
+from fedexp.cli.help import version_text
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.figures import save

@@ -51,7 +51,7 @@ CASES = [
         ["group", "forgetting_metric=all measures all of them"],
     ),
     ("--multrun seed=0,1", ["--multrun", "nearest: '--multirun'"]),
-    ("--cfg nothing", ["fedexp: argument --cfg/-c: invalid choice: 'nothing'"]),
+    ("--cfg nothing", ["fedexp: --cfg=nothing: must be one of job, hydra, all"]),
     ("alpha=[", ["alpha=["]),
     ("rounds", ["rounds: not of the form key=value, and no subcommand"]),
     (

@@ -31,7 +31,7 @@ from PIL import Image
 
 from fedexp.analysis.sweep import expand
 from fedexp.cli.analyse import KINDS
-from fedexp.cli.arguments import sort_out
+from fedexp.cli.arguments import parse
 from fedexp.cli.commands import SUBCOMMANDS, call
 from fedexp.config.build import build
 from fedexp.config.options import known_keys
@@ -359,7 +359,7 @@ def help_of(name: str) -> str:
 def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
     """Overrides of as many jobs as it takes to see every value of a multirun; of a named sweep, its
     first ones."""
-    asked = sort_out([a for a in arguments if not a.startswith("resume=")])
+    asked = parse([a for a in arguments if not a.startswith("resume=")])
     if {"--help", "--config-dir", "--shell-completion"} & set(asked.flags):
         return
     for overrides in asked.launches:

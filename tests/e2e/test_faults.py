@@ -19,8 +19,7 @@ import pytest
 from helpers import SMALL, assert_same_run
 from kills import Tally, check_all
 
-from fedexp.cli.callbacks import failures
-from fedexp.cli.multirun import failed
+from fedexp.cli.sweeps import failed, failures
 from fedexp.core import storage
 from fedexp.core.errors import FAILED, StorageError
 from fedexp.rundir import checkpoint

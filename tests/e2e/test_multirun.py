@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers import ALGORITHM, SMALL, assert_same_run
 
-from fedexp.cli.push import main
+from fedexp.cli.commands import call
 from wandb_runs import read_run, run_folders
 
 
@@ -143,7 +143,7 @@ def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
     assert run["summary"]["tables/rounds_to_target"]["nrows"] == 1
     assert answer.err.count("wandb sync") == 3
     # Pushed again: the same ids.
-    assert main([str(sweep), "--mode", "offline"]) == 0
+    assert call("push", [str(sweep), "--mode", "offline"]) == 0
     assert {
         folder.name.rpartition("-")[2] for d in jobs(tmp_path) for folder in run_folders(d)
     } == identities

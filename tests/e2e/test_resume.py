@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from helpers import SMALL, assert_same_run
 
-from fedexp.cli.callbacks import failures
 from fedexp.cli.job import record_failure
-from fedexp.cli.multirun import failed
+from fedexp.cli.sweeps import failed, failures
 from fedexp.core import storage
 from fedexp.training import job
 

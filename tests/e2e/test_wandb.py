@@ -15,7 +15,8 @@ import pytest
 import yaml
 from helpers import SMALL, table
 
-from fedexp.cli.push import former_id, main
+from fedexp.cli.commands import call
+from fedexp.cli.push import former_id
 from fedexp.core.errors import ConfigError
 from fedexp.trackers.replay import load_finished
 from fedexp.trackers.wandb_service import _service_process
@@ -56,7 +57,7 @@ def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
     run = make_run(fedexp, *OFFLINE, "rounds=3", "tracker.tags=[mine]", *images)
     (tracked,) = run_folders(run)
     copy = bare_copy(run, tmp_path / "copy")
-    assert main([str(copy), "--mode", "offline"]) == 0
+    assert call("push", [str(copy), "--mode", "offline"]) == 0
     (pushed,) = run_folders(copy)
     assert content(pushed) == content(tracked)
     assert former_id(copy) != former_id(run)
@@ -84,7 +85,10 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
     (tmp_path / "empty").mkdir()
     first = former_id(run)
     assert (
-        main(["empty", "run", "--mode", "offline", "--project", "other", "--entity", "team"]) == 2
+        call(
+            "push", ["empty", "run", "--mode", "offline", "--project", "other", "--entity", "team"]
+        )
+        == 2
     )
     (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("fedexp:")]
     assert error == "fedexp: empty: no finished run there (it lacks summary.json)"
@@ -94,7 +98,7 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
         (first, "other", "team"),
     ]
     shutil.rmtree(run_folders(run)[1])
-    assert main(["run", "--mode", "offline", "--new"]) == 0
+    assert call("push", ["run", "--mode", "offline", "--new"]) == 0
     assert {folder.name.rpartition("-")[2] == first for folder in run_folders(run)} == {True, False}
 
     rounds = (run / "rounds.csv").read_text()
@@ -145,7 +149,7 @@ def test_pushed_runs_of_every_kind_equal_the_tracked_ones(fedexp, tmp_path, opti
     """With the pictures of the end, drawn anew."""
     run = make_run(fedexp, *OFFLINE, *options, "figures=true")
     copy = bare_copy(run, tmp_path / "copy")
-    assert main([str(copy), "--mode", "offline"]) == 0
+    assert call("push", [str(copy), "--mode", "offline"]) == 0
     (tracked,), (pushed,) = run_folders(run), run_folders(copy)
     assert content(pushed) == content(tracked)
     assert {path.name for path in (copy / "figures").iterdir()} == {
@@ -268,6 +272,6 @@ def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault
     for name, frame in REFERENCE.items():
         pd.testing.assert_frame_equal(table(tmp_path / "run", name), frame)
     if fault == "killed":
-        assert main(["run", "--mode", "offline"]) == 0  # later all of it, under the same id
+        assert call("push", ["run", "--mode", "offline"]) == 0  # later all of it, under the same id
         *_, pushed = run_folders(tmp_path / "run")
         assert [row["round"] for row in read_run(pushed)[1]][:4] == [0, 1, 2, 3]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedexp.api.directories import Run, Sweep, load_sweep
-from fedexp.cli.arguments import literal
-from fedexp.cli.callbacks import SweepWatch
+from fedexp.cli.arguments import literal, parse
 from fedexp.cli.composition import checked, composed, hydra_aside, listed, plain, without_hydra
 from fedexp.cli.job import holds_a_run, log_to_console, record_failure
-from fedexp.cli.main import run_hydra
+from fedexp.cli.main import run as run_plan
+from fedexp.cli.sweeps import SweepWatch
 from fedexp.config import composing
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.storage import remove_if_empty
@@ -74,7 +74,7 @@ def sweep(
     watch, before = SweepWatch(), sys.argv
     try:
         with composing.checked(), hydra_aside():
-            run_hydra(arguments, watch)
+            run_plan(parse(arguments), watch)
     finally:
         sys.argv = before
     if not watch.begun:

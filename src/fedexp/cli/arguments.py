@@ -1,127 +1,206 @@
-"""The command line before Hydra reads it: flags, overrides, `sweep=`, `budget=`, `preview=`,
-`resume=`, directories."""
+"""The command line before Hydra reads it: its flags, and the plan of what it asks for."""
 
 import math
 import re
 from collections import deque
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from fedexp.cli.messages import unknown_flag
-from fedexp.config.options import SEVERAL, conf_directory
-from fedexp.config.overrides import key_of, read_stored
-from fedexp.core.errors import ConfigError
+from fedexp.config.options import (
+    ONE_OPTION,
+    PRESETS,
+    SEVERAL,
+    conf_directory,
+    list_groups,
+)
+from fedexp.config.overrides import check_names, key_of, read_stored
+from fedexp.config.spelling import check_values, normalise
+from fedexp.core.errors import ConfigError, require_choice
 
+# flag -> its short form, and the values that it takes: () none, None any
+FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
+    "--help": ("-h", ()),
+    "--hydra-help": ("", ()),
+    "--version": ("", ()),
+    "--cfg": ("-c", ("job", "hydra", "all")),
+    "--package": ("-p", None),
+    "--resolve": ("", ()),
+    "--run": ("-r", ()),
+    "--multirun": ("-m", ()),
+    "--info": ("-i", ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
+    "--config-path": ("-cp", None),
+    "--config-name": ("-cn", None),
+    "--config-dir": ("-cd", None),
+    "--shell-completion": ("-sc", ()),
+}
 OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
 # Mappings whose keys are those of something else, and the choice with which each is there (None:
 # always).
 OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
+NO_FIGURES = {"figures=false", "figures.draw=false"}
 
 
-def config_directories(arguments: list[str]) -> list[Path]:
-    """Return the user's own groups (`--config-dir`)."""
-    found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
-    found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
-    return [Path(directory) for directory in found]
+class Plan(NamedTuple):
+    """What a command line asks for."""
 
-
-def check_hidden(directories: list[Path]) -> None:
-    """Raise ConfigError for an option of the user's own with the name of one of fedexp's, which
-    Hydra takes instead. A sweep is no such option: Hydra does not read it."""
-    for directory in directories:
-        for mine in sorted(directory.glob("*/**/*.yaml")):
-            name = mine.relative_to(directory)
-            theirs = conf_directory() / name
-            if (
-                name.parts[0] != "sweep"
-                and mine.is_file()
-                and theirs.is_file()
-                and not mine.samefile(theirs)
-            ):
-                raise ConfigError(
-                    f"{mine}: has the name of fedexp's own {theirs}, which would be taken instead;"
-                    f" rename yours, such as to my_{name.name}"
-                )
-
-
-class Asked(NamedTuple):
-    flags: list[str]
+    flags: Mapping[str, str | None]  # by their full names
+    folders: list[Path]  # the user's own groups (`--config-dir`)
     launches: list[list[str]]  # the overrides of each run of Hydra
     sweeps: list[str]  # of conf/sweep
     preview: bool  # nothing is to be run
-    budget: float | None = None  # minutes that all jobs together may take
+    budget: float | None  # minutes that all jobs together may take
+
+    @property
+    def words(self) -> list[str]:
+        """Return the flags as Hydra's parser takes them."""
+        given = self.flags.items()
+        return [name if value is None else f"{name}={value}" for name, value in given]
+
+    @property
+    def draws(self) -> bool:
+        """Return whether reports have pictures."""
+        return not NO_FIGURES & {text.lower() for each in self.launches for text in each}
 
     def name_of(self, directory: Path) -> str | None:
         """The named sweep whose jobs lie in this directory; None where none was asked for."""
         return directory.name if len(self.sweeps) > 1 else next(iter(self.sweeps), None)
 
 
-def sort_out(arguments: list[str]) -> Asked:
-    """Take out what is ours; flags come first, since Hydra's parser does not take overrides on both
-    sides of one."""
-    from fedexp.analysis.sweep import launches, load_sweep
-    from fedexp.config.options import ONE_OPTION, PRESETS, list_groups
-    from fedexp.config.overrides import check_names
-    from fedexp.config.spelling import check_values, normalise
-
+def parse(arguments: Sequence[str]) -> Plan:
+    """Return what a command line asks for. Raises ConfigError for what can be seen to be wrong
+    before Hydra composes."""
     flags, overrides = split_flags(arguments)
-    check_hidden(config_directories(arguments))
-    folders = [*config_directories(arguments), conf_directory()]
-    overrides = normalise(overrides, folders)
-    asked = {
-        key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in OURS
-    }
-    own = together([o for o in overrides if not o.startswith(tuple(f"{key}=" for key in OURS))])
-    if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
-        raise ConfigError(
-            f"{called[0]}: what Hydra calls can only be set in a directory of your own"
-            " (--config-dir)"
-        )
-    check_names(own, [*list_groups(folders), *PRESETS])
-    check_values(own, folders)
-    if lists := [
-        o
-        for o in own
-        if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)
-    ]:
-        every = (
-            "; forgetting_metric=all measures all of them"
-            if key_of(lists[0]) == "forgetting_metric"
-            else ""
-        )
-        raise ConfigError(
-            f"{lists[0]}: {ONE_OPTION}{every}; groups: {', '.join(list_groups(folders))}"
-        )
-    multirun = "--multirun" in flags or "-m" in flags
-    for key, values in asked.items():
-        if values and not multirun:
-            raise ConfigError(f"{key}={values[-1]}: goes with --multirun")
-    preview = asked["preview"][-1:]
-    if preview not in ([], ["true"], ["false"]):
-        raise ConfigError(f"preview={preview[0]}: must be true or false")
-    if preview == ["true"] and "hydra/sweeper=optuna" in own:
+    folders = config_directories(arguments)
+    check_hidden(folders)
+    searched, multirun = [*folders, conf_directory()], "--multirun" in flags
+    ours: dict[str, str] = {}
+    own = []
+    for text in normalise(resumed(overrides, multirun, searched), searched):
+        key, _, value = text.partition("=")
+        if key not in OURS:
+            own.append(text)
+        elif not multirun:
+            raise ConfigError(f"{text}: goes with --multirun")
+        else:
+            ours[key] = value
+    own = together(own)
+    check(own, searched)
+    if ours.get("preview", "false") not in ("true", "false"):
+        raise ConfigError(f"preview={ours['preview']}: must be true or false")
+    preview = ours.get("preview") == "true"
+    if preview and "hydra/sweeper=optuna" in own:
         raise ConfigError(
             "preview=true: cannot list the jobs of hydra/sweeper=optuna, which follow from each"
             " other"
         )
-    budget = (
-        read_budget(asked["budget"][-1], own, bool(asked["sweep"])) if asked["budget"] else None
-    )
-    if not asked["sweep"]:
-        return Asked(flags, [own], [], preview == ["true"], budget)
-    names = list(dict.fromkeys(asked["sweep"][-1].split(",")))
-    placed = [o for o in own if o.startswith("hydra.sweep.dir=")]
+    budget = read_budget(ours["budget"], own, "sweep" in ours) if "budget" in ours else None
+    if "sweep" not in ours:
+        return Plan(flags, folders, [own], [], preview, budget)
+    names = list(dict.fromkeys(ours["sweep"].split(",")))
+    return Plan(flags, folders, launches_of(names, own, searched), names, preview, budget)
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Split into (flags by their full names, overrides), which users write in any order. Raises
+    ConfigError for a flag or a value that cannot be."""
+    flags: dict[str, str | None] = {}
+    overrides, rest = [], deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        if not argument.startswith("-"):
+            overrides.append(argument)
+            continue
+        written, equals, value = argument.partition("=")
+        name = full_name(written, argument)
+        values = FLAGS[name][1]
+        if values == ():
+            if equals:
+                raise ConfigError(f"{argument}: {written} takes no value")
+            flags[name] = None
+            continue
+        if not equals:
+            if name == "--info" and (not rest or rest[0] not in (values or ())):
+                rest.appendleft("all")
+            if not rest:
+                raise ConfigError(f"{written}: needs a value")
+            value = rest.popleft()
+        if values is not None:
+            require_choice(name, value, values)
+        flags[name] = value
+    return flags, overrides
+
+
+def full_name(written: str, argument: str) -> str:
+    """Return the full name of a flag that is written so, or short, or with its first letters."""
+    if written == "--experimental-rerun":
+        raise ConfigError(
+            f"{written}: is refused, since it runs what a pickle holds; resume=DIR continues a run"
+        )
+    found = [name for name, (short, _) in FLAGS.items() if written in (name, short)]
+    found = found or [name for name in FLAGS if len(written) > 2 and name.startswith(written)]
+    if len(found) != 1:
+        known = {*FLAGS, *(short for short, _ in FLAGS.values())}
+        raise ConfigError(unknown_flag(argument, known, conf_directory()))
+    return found[0]
+
+
+def config_directories(arguments: Sequence[str]) -> list[Path]:
+    """Return the user's own groups (`--config-dir`) of a command line, complete or not."""
+    found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
+    found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
+    return [Path(directory) for directory in found]
+
+
+def check_hidden(directories: Sequence[Path]) -> None:
+    """Raise ConfigError for an option of the user's own with the name of one of fedexp's, which
+    Hydra takes instead. A sweep is no such option: Hydra does not read it."""
+    for directory in directories:
+        for mine in sorted(directory.glob("*/**/*.yaml")):
+            name = mine.relative_to(directory)
+            theirs = conf_directory() / name
+            if name.parts[0] == "sweep" or not mine.is_file() or not theirs.is_file():
+                continue
+            if not mine.samefile(theirs):
+                raise ConfigError(
+                    f"{mine}: has the name of fedexp's own {theirs}, which would be taken instead;"
+                    f" rename yours, such as to my_{name.name}"
+                )
+
+
+def check(overrides: Sequence[str], folders: list[Path]) -> None:
+    """Raise ConfigError for an override that Hydra must not see, or would not understand."""
+    groups = list_groups(folders)
+    for text in overrides:
+        if key_of(text).startswith("hydra") and "_target_" in text:
+            raise ConfigError(
+                f"{text}: what Hydra calls can only be set in a directory of your own"
+                " (--config-dir)"
+            )
+    check_names(overrides, [*groups, *PRESETS])
+    check_values(overrides, folders)
+    for text in overrides:
+        if key_of(text) in groups and text.partition("=")[2].startswith(("[", "{")):
+            every = ""
+            if key_of(text) == "forgetting_metric":
+                every = "; forgetting_metric=all measures all of them"
+            raise ConfigError(f"{text}: {ONE_OPTION}{every}; groups: {', '.join(groups)}")
+
+
+def launches_of(names: Sequence[str], own: list[str], folders: list[Path]) -> list[list[str]]:
+    """Return the overrides of each multirun that the named sweeps consist of."""
+    from fedexp.analysis.sweep import launches, load_sweep
+
+    placed = [text for text in own if text.startswith("hydra.sweep.dir=")]
     if placed and len(names) > 1:
         raise ConfigError(f"{placed[-1]}: goes with one sweep; several lie in multirun/<sweep>")
-    jobs = [
-        each
-        for name in names
-        for each in launches(
-            load_sweep(name, folders), own if placed else [*own, f"hydra.sweep.dir=multirun/{name}"]
-        )
-    ]
-    return Asked(flags, jobs, names, preview == ["true"], budget)
+    found = []
+    for name in names:
+        where = [] if placed else [f"hydra.sweep.dir=multirun/{name}"]
+        found += launches(load_sweep(name, folders), [*own, *where])
+    return found
 
 
 def together(overrides: list[str]) -> list[str]:
@@ -143,11 +222,11 @@ def adds_to_a_mapping(override: str, overrides: list[str]) -> bool:
 
 def several(overrides: list[str], group: str) -> list[str]:
     """Write the list of options of one group as overrides of its option `several`."""
-    form = re.compile(rf"{group}=\[([\w\s,.-]+)\]")
-    lists = [found for o in overrides if key_of(o) == group and (found := form.fullmatch(o))]
-    if not lists or lists[-1].string != [o for o in overrides if key_of(o) == group][-1]:
+    given = [text for text in overrides if key_of(text) == group]
+    found = re.fullmatch(rf"{group}=\[([\w\s,.-]+)\]", given[-1]) if given else None
+    if found is None:
         return overrides
-    names = [name.strip() for name in lists[-1][1].split(",")]
+    names = [name.strip() for name in found[1].split(",")]
     written = [f"{group}=several", f"{group}.members=[{','.join(names)}]"]
     for override in overrides:
         key, member = key_of(override), key_of(override).removeprefix(f"{group}.").partition(".")[0]
@@ -173,42 +252,42 @@ def read_budget(text: str, own: list[str], named: bool) -> float:
             " command goes on"
         )
     if other := [o for o in own if o.startswith("hydra/sweeper=")]:
-        raise ConfigError(f"budget={text}: cannot order the jobs of {other[-1]}")
+        raise ConfigError(f"budget={text}: cannot list the jobs of {other[-1]}")
     return minutes
 
 
-def expand_resume(arguments: list[str]) -> list[str]:
+def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[str]:
     """Expand `resume=DIR` to the overrides that DIR was started with, in DIR."""
-    from fedexp.config.options import PRESETS, list_groups
     from fedexp.rundir.links import require_run_directory
 
-    given = [a.split("=", 1)[1] for a in arguments if a.startswith("resume=")]
+    given = [text.split("=", 1)[1] for text in overrides if text.startswith("resume=")]
     if not given or given[-1] == "null":
-        return arguments
-    if not given[-1].strip("'\""):
+        return overrides
+    named = given[-1].strip("'\"")
+    if not named:
         raise ConfigError("resume=: must be a run directory")
-    if "--multirun" in arguments or "-m" in arguments:
+    if multirun:
         raise ConfigError("resume: goes with a single run, not with --multirun")
     try:
-        directory = Path(given[-1].strip("'\"")).expanduser().resolve()
+        directory = Path(named).expanduser().resolve()
     # links in a circle, an unknown user after ~
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"resume={given[-1]}: not a run directory ({error})") from error
     require_run_directory(directory, given[-1])
-    folders = [*config_directories(arguments), conf_directory()]
-    flags, now = split_flags(arguments)
-    later = [a for a in now if not a.startswith("resume=")]
-    if elsewhere := [a for a in later if key_of(a) == "hydra.run.dir"]:
+    later = [text for text in overrides if not text.startswith("resume=")]
+    typed = {key_of(text): text for text in later}
+    if "hydra.run.dir" in typed:
         raise ConfigError(
-            f"{elsewhere[-1]}: does not go with resume=, which names the directory of the run"
+            f"{typed['hydra.run.dir']}: does not go with resume=, which names the directory of the"
+            " run"
         )
     # A later override of the same key replaces the stored one, so that check_resume can compare the
     # two.
     stored = directory / ".hydra" / "overrides.yaml"
-    kept = read_stored(stored, [*list_groups(folders), *PRESETS], {key_of(a) for a in later})
+    kept = read_stored(stored, [*list_groups(folders), *PRESETS], typed.keys())
     path = literal(str(directory))
     # what this command says stands after resume=, see `typed_now`
-    return [*flags, *kept, f"resume={path}", *later, f"hydra.run.dir={path}"]
+    return [*kept, f"resume={path}", *later, f"hydra.run.dir={path}"]
 
 
 def literal(text: str) -> str:
@@ -221,67 +300,3 @@ def literal(text: str) -> str:
         text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
         text = re.sub(r"\\+$", lambda found: found[0] * 2, text)
     return QuotedString(text, Quote.single).with_quotes()
-
-
-# Hydra's flags that are followed by a value.
-WITH_VALUE = {
-    *(
-        "--cfg",
-        "-c",
-        "--package",
-        "-p",
-        "--config-path",
-        "-cp",
-        "--config-name",
-        "-cn",
-        "--config-dir",
-        "-cd",
-    ),
-}
-
-# what --info can show
-INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-FLAGS = WITH_VALUE | {
-    *(
-        "--help",
-        "-h",
-        "--hydra-help",
-        "--version",
-        "--resolve",
-        "--run",
-        "-r",
-        "--multirun",
-        "-m",
-        "--info",
-        "-i",
-    ),
-    *("--shell-completion", "-sc"),
-}
-
-
-def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split into (flags with their values, overrides), which users write in any order. Raises
-    ConfigError for an unknown flag."""
-    flags, overrides, rest = [], [], deque(arguments)
-    while rest:
-        argument = rest.popleft()
-        if not argument.startswith("-"):
-            overrides.append(argument)
-        # Hydra's parser would take any next override for its value
-        elif argument in ("--info", "-i"):
-            flags.append(f"--info={rest.popleft() if rest and rest[0] in INFORMATION else 'all'}")
-        else:
-            flags.append(argument)
-            if argument in WITH_VALUE and rest:
-                flags.append(rest.popleft())
-    for written in (flag for flag in flags if flag.startswith("-")):
-        flag = written.split("=")[0]
-        if flag == "--experimental-rerun":
-            raise ConfigError(
-                f"{flag}: is refused, since it runs what a pickle holds; resume=DIR continues a run"
-            )
-        if not any(
-            flag == known or (flag.startswith("--") and known.startswith(flag)) for known in FLAGS
-        ):
-            raise ConfigError(unknown_flag(written, FLAGS, conf_directory()))
-    return flags, overrides

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from fedexp.cli.arguments import config_directories
+from fedexp.cli.arguments import FLAGS, config_directories
 from fedexp.cli.commands import SUBCOMMANDS
 from fedexp.cli.help import defaults
 from fedexp.config.options import GLOBAL_OPTION, list_groups, list_options
@@ -28,7 +28,8 @@ _fedexp() {
   local line=${COMP_LINE:0:COMP_POINT} IFS=$'\n' word begun
   COMPREPLY=($(COMP_LINE=$line "${COMP_WORDS[0]}" --shell-completion query=bash 2>/dev/null))
   word=${line##*[[:space:]]}
-  begun=${word%"${word##*["${COMP_WORDBREAKS//[^=:]/}"]}"}  # bash replaces only what follows the last of = and :
+  # bash replaces only what follows the last of = and :
+  begun=${word%"${word##*["${COMP_WORDBREAKS//[^=:]/}"]}"}
   [[ $COMP_WORDBREAKS == *[=:]* ]] && COMPREPLY=("${COMPREPLY[@]#"$begun"}")
 }
 complete -o nospace -F _fedexp fedexp"""
@@ -37,7 +38,8 @@ complete -o nospace -F _fedexp fedexp"""
         r"""
 _fedexp() {
   local -a found
-  found=("${(@f)$(COMP_LINE="${(j: :)words[1,CURRENT-1]} $PREFIX" $words[1] --shell-completion query=zsh 2>/dev/null)}")
+  local line="${(j: :)words[1,CURRENT-1]} $PREFIX"
+  found=("${(@f)$(COMP_LINE=$line $words[1] --shell-completion query=zsh 2>/dev/null)}")
   compadd -S '' -- ${(M)found:#*[=./]}
   compadd -- ${found:#*[=./]}
 }
@@ -57,84 +59,68 @@ REMOVALS = {
     "zsh": "compdef -d fedexp; unfunction _fedexp",
     "fish": "complete -c fedexp -e; functions -e __fedexp_complete",
 }
-FLAGS: dict[str, tuple[str, ...] | None] = {  # flag -> values; (): it takes none, None: a path
-    **dict.fromkeys(
-        ("--help", "--hydra-help", "--info", "--multirun", "--resolve", "--version"), ()
-    ),
-    "--cfg": ("job", "hydra", "all"),
-    "--config-dir": None,
-    "--shell-completion": tuple(f"install={shell}" for shell in SCRIPTS),
-}
 OF_HYDRA = {
     "hydra/launcher": ("basic", "joblib", "submitit_slurm", "ray"),
     "hydra/sweeper": ("basic", "optuna"),
 }
 OWN = ("hydra.run.dir", "hydra.sweep.dir", *OF_HYDRA)  # of Hydra, what fedexp's users need
 PATHS = (
-    *(
-        "resume",
-        "data_dir",
-        "partition.path",
-        "cohorts.path",
-        "dataset.root",
-        "algorithm.embeddings",
-    ),
-    *("hydra.run.dir", "hydra.sweep.dir"),
+    *("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root"),
+    *("algorithm.embeddings", "hydra.run.dir", "hydra.sweep.dir"),
 )
 ONLY_SWEEP = ("sweep", "preview", "budget")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def answer_shell(arguments: list[str], folders: list[Path]) -> str:
-    """Return what `--shell-completion ACTION=SHELL` prints; folders: with config groups, those of
-    the user's first and conf/ last."""
-    actions = [
-        argument.partition("=")
-        for argument in arguments
-        if not argument.startswith("-") and "=" in argument
-    ]
-    action, _, shell = next(
-        (parts for parts in actions if parts[0] in ("install", "uninstall", "query")), ("", "", "")
-    )
-    if not action:
+def answer_shell(words: list[str], folders: list[Path]) -> str:
+    """Return what `--shell-completion ACTION=SHELL` prints.
+
+    words: of the command line without its flags; folders: with config groups, those of the user's
+    first and conf/ last."""
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    action = next((name for name in ("install", "uninstall", "query") if name in given), None)
+    if action is None:
         raise ConfigError(
             "--shell-completion: goes with install=, uninstall= or query= one of"
             f" {', '.join(SCRIPTS)}"
         )
-    require_choice(action, shell, SCRIPTS)
+    require_choice(action, shell := given[action], SCRIPTS)
     if action != "query":
         return (SCRIPTS if action == "install" else REMOVALS)[shell].strip()
-    words = os.environ.get("COMP_LINE", "").split()[1:]
-    if os.environ.get("COMP_LINE", "").endswith(" "):
-        words.append("")
-    found = sorted(set(candidates(words or [""], folders)))
+    line = os.environ.get("COMP_LINE", "")
+    typed = line.split()[1:] + [""] * line.endswith(" ")
     # bash is told not to end words by itself
-    whole = "" if shell != "bash" or is_multirun(words) else " "
+    whole = " " if shell == "bash" and not is_multirun(typed) else ""
+    found = candidates(typed or [""], folders)
     return "\n".join(text if text.endswith(("=", ".", "/")) else text + whole for text in found)
 
 
-def candidates(words: list[str], folders: list[Path]) -> Iterator[str]:
-    """Yield the words that the last word can become, up to the next `.`, `=` or `/`; words: of the
+def candidates(words: list[str], folders: list[Path]) -> list[str]:
+    """Return the words that the last word can become, up to the next `.`, `=` or `/`; words: of the
     command line after its name."""
     *before, word = words
+    return sorted({text for text in offers(before, word, folders) if text.startswith(word)})
+
+
+def offers(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
+    """Yield words that may come after those `before`, whether or not they begin with `word`."""
+    after = next((FLAGS[name] for name in before[-1:] if name in FLAGS), ("", ()))[1]
     if before and before[0] in SUBCOMMANDS:
-        yield from (
-            ("--help",) if word.startswith("-") and "--help".startswith(word) else paths(word)
-        )
-        return
-    if not before:
-        yield from (name for name in SUBCOMMANDS if name.startswith(word))
-    after = FLAGS.get(before[-1], ()) if before else ()
-    if after is None:
+        yield from ("--help",) if word.startswith("-") else paths(word)
+    elif before[-1:] == ["--shell-completion"]:
+        yield from (f"install={shell}" for shell in SCRIPTS)
+    elif after is None:
         yield from paths(word)
     elif after:
-        yield from (text for text in after if text.startswith(word))
+        yield from after
     elif word.startswith("-"):
-        yield from (flag for flag in FLAGS if flag.startswith(word))
+        yield from FLAGS
     else:
-        sign = word[: len(word) - len(word.lstrip("+~"))]
-        found = overrides(before, word.removeprefix(sign), [*config_directories(before), *folders])
-        yield from (sign + text for text in found)
+        yield from () if before else SUBCOMMANDS
+        name = word.lstrip("+~")
+        sign = word.removesuffix(name)
+        for text in overrides(before, name, [*config_directories(before), *folders]):
+            yield sign + text
 
 
 def is_multirun(words: Iterable[str]) -> bool:
@@ -142,66 +128,55 @@ def is_multirun(words: Iterable[str]) -> bool:
 
 
 def overrides(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
-    """Yield `group=option` and `key=value`."""
+    """Yield `group=option` and `key=value`, of keys the part up to the next `.`."""
     multirun = is_multirun(before)
     groups = [*list_groups(folders), "experiment", *(ONLY_SWEEP if multirun else ())]
     key, equals, value = word.partition("=")
     if not equals:
-        keys = [*settable(before, folders), *groups, *OWN]
-        yield from (begun for name in keys if (begun := step(name, word)))
+        for name in (*settable(before, folders), *groups, *OWN):
+            dot = name.find(".", len(word))
+            yield f"{name}=" if dot < 0 else name[: dot + 1]
         return
     done = value[: value.rfind(",") + 1] if multirun else ""  # values of a list that are complete
-    begin, last = f"{key}={done}", value.removeprefix(done)
+    last = value.removeprefix(done)
+    found: Iterable[str]
     if key in groups and key != "preview":
-        yield from (
-            begin + option for option in list_options(key, folders) if option.startswith(last)
-        )
+        found = list_options(key, folders)
     elif key in PATHS or last.startswith(("/", "./", "../", "~")):
-        yield from (begin + path for path in paths(last))
+        found = paths(last)
     elif key in OF_HYDRA:
-        yield from (begin + option for option in OF_HYDRA[key] if option.startswith(last))
+        found = OF_HYDRA[key]
     else:
-        present: Any = settable(before, folders).get(key, False if key == "preview" else None)
-        values = (
-            ("true", "false")
-            if isinstance(present, bool)
-            else ()
-            if present is None
-            else (as_typed(present),)
-        )
-        yield from (begin + text for text in values if text.startswith(last))
+        found = values_of(settable(before, folders).get(key, False if key == "preview" else None))
+    for text in found:
+        yield f"{key}={done}{text}"
 
 
-def step(name: str, word: str) -> str | None:
-    """Return a key from `word` on to its next `.`, or with `=`; None where it begins otherwise."""
-    if not name.startswith(word):
-        return None
-    dot = name.find(".", len(word))
-    return f"{name}=" if dot < 0 else name[: dot + 1]
+def values_of(present: object) -> list[str]:
+    """Return what to offer for a key with this value: only plain values, none that the shell would
+    interpret."""
+    if isinstance(present, bool):
+        return ["true", "false"]
+    if isinstance(present, list):
+        return [f"[{','.join(map(str, present))}]"]
+    return [] if present is None or "$" in str(present) else [str(present)]
 
 
 def settable(before: list[str], folders: list[Path]) -> dict[str, Any]:
     """Return the keys that exist beside the options that are chosen in `before`, with their values
     as yaml has them."""
-    given = {
-        key.lstrip("+~"): value
-        for key, equals, value in (text.partition("=") for text in before)
-        if equals
-    }
-    chosen = defaults(folders[-1]) | {
-        group: option for group, option in given.items() if "." not in group
-    }
+    given = dict(text.lstrip("+~").split("=", 1) for text in before if "=" in text)
+    groups = {group: option for group, option in given.items() if "." not in group}
     preset, _ = load(folders, "experiment", given.get("experiment", ""))
+    chosen = defaults(folders[-1])
     for entry in preset.get("defaults", ()):
-        for name, option in entry.items() if isinstance(entry, dict) else ():
-            group = name.removeprefix("override /")
-            chosen[group] = given.get(group, str(option))
+        if isinstance(entry, dict):
+            chosen |= {name.removeprefix("override /"): str(entry[name]) for name in entry}
+    chosen |= groups
     main = read(folders[-1] / "config.yaml")
-    keys = dict(
-        leaves({key: value for key, value in main.items() if key not in ("defaults", "hydra")})
-    )
+    keys = dict(leaves({key: main[key] for key in main if key != "hydra"}))
     for group in list_groups(folders):
-        option, whole = load(folders, group, str(chosen.get(group, "")).split(",")[0])
+        option, whole = load(folders, group, chosen.get(group, "").split(",")[0])
         keys |= leaves(option, "" if whole else f"{group}.")
     return keys | dict(leaves(preset))
 
@@ -240,13 +215,6 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def as_typed(value: object) -> str:
-    """Return a value as typed, empty where the shell would interpret it: only plain values are
-    worth offering."""
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f"[{text}]" if isinstance(value, list) else "" if "$" in text else text
-
-
 def paths(begin: str) -> Iterator[str]:
     """Yield files and, with a slash, directories; hidden ones where a dot is typed."""
     folder, _, name = begin.rpartition("/")
@@ -256,5 +224,5 @@ def paths(begin: str) -> Iterator[str]:
     except OSError:
         return
     for entry in entries:
-        if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):
-            yield f"{begin[: len(begin) - len(name)]}{entry.name}{'/' if entry.is_dir() else ''}"
+        if name.startswith(".") or not entry.name.startswith("."):
+            yield f"{begin.removesuffix(name)}{entry.name}{'/' if entry.is_dir() else ''}"

@@ -6,13 +6,29 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
-from fedexp.cli.arguments import expand_resume, literal, sort_out
+from fedexp.cli import launchers
+from fedexp.cli.arguments import literal, parse
 from fedexp.cli.messages import explain
-from fedexp.config import composing
+from fedexp.config import composing, run_names
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
+
+# errors of Hydra, OmegaConf and yaml that `explain` puts into words
+OF_COMPOSING = (
+    HydraException,
+    OmegaConfBaseException,
+    ValueError,
+    yaml.YAMLError,
+    RecursionError,
+)
 
 
 @contextmanager
@@ -24,27 +40,16 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     What Hydra held before is there again afterwards. Raises ConfigError with the messages of the
     command line.
     """
-    import yaml
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     extra = [] if config_dir is None else [checked(config_dir)]
-    own = arguments_of(overrides, extra)
+    plan = parse([*(f"--config-dir={path}" for path in extra), *listed(overrides)])
     with ExitStack() as held:
         held.enter_context(composing.checked())
         held.enter_context(hydra_aside())
         try:
-            config = compose_all(own, extra)
+            config = compose_all(plan.launches[0], extra)
         except ConfigError:
             raise
-        except (
-            HydraException,
-            OmegaConfBaseException,
-            ValueError,
-            yaml.YAMLError,
-            RecursionError,
-        ) as error:
+        except OF_COMPOSING as error:
             raise ConfigError(explain(error, conf_directory(), extra)) from error
         HydraConfig.instance().set_config(config)
         yield config
@@ -57,13 +62,6 @@ def checked(config_dir: Path) -> Path:
 
     check_directories([config_dir])
     return config_dir.expanduser().absolute()
-
-
-def arguments_of(overrides: Sequence[str], extra: Sequence[Path]) -> list[str]:
-    """Return the overrides as Hydra takes them; raise ConfigError for what starts several jobs."""
-    folders = [f"--config-dir={path}" for path in extra]
-    asked = sort_out(expand_resume([*folders, *listed(overrides)]))
-    return asked.launches[0]
 
 
 def listed(overrides: Sequence[str]) -> list[str]:
@@ -84,29 +82,27 @@ def listed(overrides: Sequence[str]) -> list[str]:
 
 def compose_all(overrides: Sequence[str], extra: Sequence[Path]) -> DictConfig:
     """Compose with Hydra, its own node included."""
-    from hydra import compose, initialize_config_dir
-
-    from fedexp.cli.launchers import register as register_launchers
-    from fedexp.config.run_names import register
-
     register()
-    register_launchers(conf_directory())
-    found = (
-        [f"hydra.searchpath=[{','.join(literal(f'file://{path}') for path in extra)}]"]
-        if extra
-        else []
-    )
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
-        return compose("config", [*overrides, *found], return_hydra_config=True)
+        return compose("config", [*overrides, *search_path(extra)], return_hydra_config=True)
+
+
+def register() -> None:
+    """Make fedexp's resolvers, launchers and sweepers known to Hydra."""
+    run_names.register()
+    launchers.register(conf_directory())
+
+
+def search_path(folders: Sequence[Path]) -> list[str]:
+    """Return the override with which Hydra finds the user's own groups."""
+    places = ",".join(literal(f"file://{folder.resolve()}") for folder in folders)
+    return [f"hydra.searchpath=[{places}]"] if folders else []
 
 
 @contextmanager
 def hydra_aside() -> Iterator[None]:
     """Put what Hydra holds in this process (an application's, a notebook's own) aside while the
     block runs."""
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
-
     application, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().clear()
     try:

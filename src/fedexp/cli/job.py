@@ -153,7 +153,7 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
 
     new: whether there was no run in the directory before.
     """
-    from fedexp.cli.callbacks import said_before
+    from fedexp.cli.sweeps import said_before
     from fedexp.rundir.lock import Occupied
 
     directory, in_sweep = job.directory, job.sweep is not None
@@ -263,7 +263,7 @@ def is_finished(directory: Path) -> bool:
 def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
     """Tell the process that launched the sweep what can or must not be written into the job's
     directory."""
-    from fedexp.cli.callbacks import NOTES
+    from fedexp.cli.sweeps import NOTES
     from fedexp.core import storage
 
     if sweep is None or not sweep.is_dir():

@@ -1,11 +1,17 @@
-"""`fedexp --multirun ... preview=true`: the jobs of a sweep, which are done, and the time that the
-others take by the nearest measured run."""
+"""The jobs of a sweep: which are done, and the time that the others take by the nearest measured
+run (`preview=true`); their start in this order until the time is over (`budget=<minutes>`).
+
+The moment at which a budget is over travels with the overrides of every job, so that each launcher
+knows it. After that moment no job starts, and a running one saves its state and ends before the
+round that it could not save in time (fedexp.training.deadline).
+"""
 
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +19,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from fedexp.analysis.sweep import expand
-from fedexp.cli.arguments import literal
-from fedexp.cli.composition import without_hydra
+from fedexp.cli.arguments import Plan
+from fedexp.cli.composition import search_path, without_hydra
 from fedexp.config.options import conf_directory
 from fedexp.config.run_names import run_name
 from fedexp.config.values import resolve
@@ -37,6 +43,7 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import value_of
 from fedexp.rundir.wholeness import OVER
 from fedexp.trackers.progress import duration
+from fedexp.training.deadline import VARIABLE
 from fedexp.training.stopping import is_over
 
 # A round of one run takes as long as a round of another when these values are equal.
@@ -67,11 +74,18 @@ class Measured:
     machine: str = ""  # of a run of which only the file of `--keep` is here
 
 
-def plan(launches: Sequence[Sequence[str]], extra: Sequence[Path]) -> list[Planned]:
-    """Compose all jobs of these multiruns, each directory once. extra: directories of the user's
-    own groups."""
-    folders = ",".join(literal(f"file://{folder.resolve()}") for folder in extra)
-    search = [f"hydra.searchpath=[{folders}]"] if extra else []
+def show_plan(plan: Plan) -> int:
+    """List the jobs of a sweep and run none."""
+    jobs = planned(plan.launches, plan.folders)
+    seconds = show(jobs, known_runs(jobs))
+    if plan.budget is not None:
+        show_limit(seconds, plan.budget)
+    return 0
+
+
+def planned(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[Planned]:
+    """Compose all jobs of these multiruns, each directory once. folders: the user's own groups."""
+    search = search_path(folders)
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
         for overrides in launches:
@@ -243,3 +257,31 @@ def names_of(jobs: Sequence[Planned]) -> list[str]:
         own = own or [job.directory.name]
         names.append(" ".join([job.directory.parent.name] * several + own))
     return names
+
+
+def limited(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
+    """Return the overrides of each multirun with those that hand the deadline to its jobs."""
+    return [[*each, f"+hydra.job.env_set.{VARIABLE}='{deadline:.3f}'"] for each in launches]
+
+
+def show_limit(seconds: Sequence[float | None], minutes: float) -> None:
+    """Print how far a budget goes. seconds: of the jobs that are left, None where unknown."""
+    known = [each for each in seconds if each is not None]
+    whole = sum(total <= 60 * minutes for total in accumulate(known))
+    unknown = len(seconds) - len(known)
+    more = f", {unknown} not measured" if unknown else ""
+    print(
+        f"budget {duration(60 * minutes)}, one job at a time in this order: {whole} of"
+        f" {len(seconds)} that are left would be complete{more}"
+    )
+
+
+def show_state(plan: Plan) -> None:
+    """Print the last line of the command: how many jobs are done, and whether there are more."""
+    reached = [state for _, state, _ in states(planned(plan.launches, plan.folders))]
+    found = Counter("done" if state in OVER else state.split()[0] for state in reached)
+    total, begun = found.total(), found["interrupted"] + found["running"]
+    parts = [f"{found['done']} of {total} done"]
+    parts += [f"{begun} begun"] if begun else []
+    parts += [f"{found['failed']} failed"] if found["failed"] else []
+    print(", ".join(parts) + ("; the same command goes on" if found["done"] < total else ""))

@@ -26,7 +26,7 @@ from fedexp.core.private.of_hydra import CORE_PLUGINS, ConfigLoaderImpl, ConfigR
 
 PLUGINS = "hydra_plugins.hydra"
 KNOWN = {
-    "fedexp.cli.callbacks.Sweeps",
+    "fedexp.cli.sweeps.Sweeps",
     *(
         "hydra.experimental.callbacks.LogJobReturnCallback",
         "hydra.experimental.callbacks.PickleJobInfoCallback",

@@ -1,11 +1,9 @@
-"""Hydra and OmegaConf: the loader that composes, the parser of flags, and nodes as they are
-written.
+"""Hydra and OmegaConf: the loader that composes, and nodes as they are written.
 
 The loader: Hydra instantiates what the composed configuration names before it calls anything of
 ours, and only the loader sees all ways in which a name can come in (see `fedexp.config.composing`);
-no plugin can take its place. The parser: it prints its usage and exits; to say one message instead,
-the same parser is asked before. The nodes: the public functions of OmegaConf resolve
-interpolations, which must be looked at first.
+no plugin can take its place. The nodes: the public functions of OmegaConf resolve interpolations,
+which must be looked at first.
 """
 
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 from hydra._internal import hydra as _application
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, ListConfig
 
 __all__ = ["CORE_PLUGINS", "ConfigLoaderImpl", "ConfigRepository"]
@@ -30,20 +27,6 @@ def replace_loader(loader: type[ConfigLoaderImpl]) -> None:
 def current_loader() -> type[ConfigLoaderImpl]:
     """Return the loader that Hydra composes with."""
     return _application.ConfigLoaderImpl
-
-
-def parse_flags(arguments: list[str]) -> None:
-    """Raise argparse.ArgumentError for what Hydra's parser would refuse."""
-    parser = get_args_parser()
-    parser.exit_on_error = False
-    parser.parse_args(arguments)
-
-
-def parse_overrides(arguments: list[str]) -> list[Any]:
-    """Return what Hydra reads in overrides."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    return OverridesParser.create().parse_overrides(arguments)
 
 
 def is_empty(node: Any) -> bool:

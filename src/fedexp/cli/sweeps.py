@@ -1,8 +1,12 @@
-"""Callbacks of Hydra at both ends of a sweep: its launchers may run jobs in other processes, on
-other machines."""
+"""Sweeps as the command line sees them: Hydra's callback at both ends, reports, and what failed
+jobs mean for the exit code.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+Hydra's launchers may run the jobs in other processes, on other machines.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +16,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
 from fedexp.cli import launchers
+from fedexp.cli.arguments import Plan
 from fedexp.core import interrupts
-from fedexp.core.storage import remove_if_empty
-from fedexp.rundir.files import ERROR
+from fedexp.core.errors import FAILED, StorageError, say
+from fedexp.core.storage import regular, remove_if_empty, shorten
+from fedexp.rundir.files import ERROR, SUMMARY
 
 Mark = tuple[int, int]  # inode, time of writing
 # the configuration of a sweep, which is there before the jobs are checked
@@ -110,3 +116,77 @@ def failures(sweep: Path) -> dict[Path, Mark]:
     paths = [*sweep.glob(f"*/{ERROR}"), *sweep.glob(f"{NOTES}/*.json")]
     found = ((path, path.stat()) for path in paths)
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}
+
+
+def show_report(directory: Path, name: str | None, figures: bool) -> None:
+    """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of
+    conf/sweep."""
+    from fedexp.analysis.aggregate import mark, write_report
+    from fedexp.cli.push import config_of_sweep, is_tracked, push_tables
+
+    if name is not None:
+        mark(directory, name)
+    paths = write_report(directory, figures)
+    if paths:
+        print((directory / "table.md").read_text(encoding="utf-8"))
+        print("\n".join(f"  {shorten(path)}" for path in paths))
+        if is_tracked(config := config_of_sweep(directory)):
+            push_tables(directory, config, {})
+
+
+def finish(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
+    """Write the reports of the sweeps that have ended; return the exit codes of their failures, and
+    of reports that cannot be written.
+
+    elsewhere: as for `failed`.
+    """
+    codes = []
+    for sweep in dict.fromkeys(watch.ended):
+        if not sweep.is_dir():
+            codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
+            continue
+        codes += failed(sweep, watch.begun[sweep], elsewhere)
+        try:
+            show_report(sweep, plan.name_of(sweep), plan.draws)
+        except StorageError as error:
+            codes.append(say(str(error), FAILED))
+    return codes
+
+
+def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
+    """Return the exit codes of the jobs of a sweep that have failed anew. before: `failures` as it
+    began; elsewhere: the jobs ran in other processes, so that what is in
+    no directory of a job is said here."""
+    codes = []
+    for path, mark in failures(sweep).items():
+        if mark == before.get(path):
+            continue
+        is_note = path.parent.name == NOTES
+        code, error = failure(path if is_note else path.parent / SUMMARY)
+        codes.append(code)
+        if is_note:
+            if elsewhere:
+                say(error)
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        (sweep / NOTES).rmdir()
+    return codes
+
+
+def failure(path: Path) -> tuple[int, str]:
+    """Return the exit code and the error of a failed job as `record_failure` has left them."""
+    try:
+        found = json.loads(regular(path).read_text(encoding="utf-8"))
+        return int(found["exit_code"]), str(found["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return FAILED, f"{path}: cannot be read"
+
+
+def broken(error: Exception, directory: Path, launcher: str) -> str:
+    """Return the message for an error of the launcher itself; those of jobs end in `run_job`."""
+    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    return (
+        f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher cannot work, or"
+        " the process of a job has ended before the job (killed, out of memory). The same command"
+        f" with hydra.sweep.dir={shorten(directory)} goes on with what is not complete."
+    )
