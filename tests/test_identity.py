@@ -29,7 +29,7 @@ CHOICES = dict.fromkeys(("algorithm", "dataset", "partition"), "x")
 
 
 def container(*overrides):
-    return resolve(composed(*overrides, "data_dir=data"))
+    return resolve(composed("data_dir=data", *overrides))
 
 
 def moved(node):
@@ -44,18 +44,21 @@ def moved(node):
     }
 
 
-def tree(root, names=("a", "b"), size=3):
+def tree(root, names=("a", "b"), content=b"ppp"):
     """<root>/{train,test}/{x,y}/<name>.png"""
     for split in ("train", "test"):
         for label in ("x", "y"):
             (root / split / label).mkdir(parents=True)
             for name in names:
-                (root / split / label / f"{name}.png").write_bytes(b"p" * size)
+                (root / split / label / f"{name}.png").write_bytes(content)
     return root
 
 
 def folder(root, *overrides):
-    return container("dataset=image_folder", f"dataset.root={root}", *overrides)
+    cache = Path(root).absolute().parent / "cache"
+    return container(
+        "dataset=image_folder", f"dataset.root={root}", f"data_dir={cache}", *overrides
+    )
 
 
 LINES = (
@@ -128,7 +131,7 @@ def test_the_data_count_and_not_their_path(tmp_path, monkeypatch):
     assert fingerprint(folder("a/photos")) == digest
     others = [
         tree(tmp_path / "c" / "photos", names=("a", "c")),
-        tree(tmp_path / "d" / "photos", size=4),
+        tree(tmp_path / "d" / "photos", content=b"ppq"),
     ]
     assert len({digest, *(fingerprint(folder(other)) for other in others)}) == 3
     (first / "valid").mkdir()  # not used
@@ -136,17 +139,18 @@ def test_the_data_count_and_not_their_path(tmp_path, monkeypatch):
     assert fingerprint(folder(first)) == digest
     # two jobs that will fail
     assert fingerprint(folder(tmp_path / "none")) != fingerprint(folder(tmp_path / "no"))
-    (first / "train" / "x" / "loop").symlink_to(first / "train")
+    assert data_marks(folder(first))["dataset.root"].startswith("8 files (bytes ")
     (first / "train" / "x" / "gone.png").symlink_to(tmp_path / "nothing")
-    assert data_marks(folder(first))["dataset.root"].startswith("9 files ")  # each folder once
+    assert data_marks(folder(first)) == {}  # a job that will fail
 
 
-def test_data_of_surrogates_and_domains_count_likewise(tmp_path):
+def test_data_of_surrogates_and_domains_count_likewise(tmp_path, monkeypatch):
     """Whose nodes lie deeper, and in a list."""
+    monkeypatch.chdir(tmp_path)
     options = ("surrogate.dataset=image_folder", "algorithm=cfed")
     roots = [
-        f"+surrogate.options={{root: '{tree(tmp_path / name, size=n)}'}}"
-        for name, n in (("a", 3), ("b", 3), ("c", 4))
+        f"+surrogate.options={{root: '{tree(tmp_path / name, content=text)}'}}"
+        for name, text in (("a", b"1"), ("b", b"1"), ("c", b"2"))
     ]
     digests = [fingerprint(container(*options, root)) for root in roots]
     assert digests[0] == digests[1] != digests[2]
@@ -179,7 +183,7 @@ def write(directory, values, data=None):
     directory.mkdir(exist_ok=True)
     (directory / "config.yaml").write_text(yaml.safe_dump(values))
     if data is not None:
-        origin.note(directory, values, data)
+        origin.note(directory, values, data, origin.marks_of(values, {}, data))
     return directory
 
 
@@ -196,21 +200,25 @@ def test_what_may_differ_on_resume(tmp_path):
             ConfigError, match=r"algorithm\._target_: FedAvg there, FedNTD asked for"
         ):
             check_resume(run, folder(tmp_path / "elsewhere", "algorithm=fedntd"))
-    other = tree(tmp_path / "other", names=("a",))
+    other = folder(tree(tmp_path / "other", names=("a",)))
+    check_resume(noted, other)
+    marks = origin.marks_of(other, {})
     with pytest.raises(
-        ConfigError, match=r"dataset\.root: 8 files \w+ there, 4 files \w+ asked for"
+        ConfigError,
+        match=r"\n  dataset\.root: 4 of 4 files differ\naccept_changed_data=",
     ):
-        check_resume(noted, folder(other))
+        origin.check_data(noted, marks, other)
+    origin.check_data(noted, marks, other | {"accept_changed_data": True})
     shutil.move(tmp_path / "elsewhere", photos)
     with pytest.raises(ConfigError, match=r"dataset\.root: 8 files"):
-        check_resume(former, folder(other))  # its data still lie where its config.yaml says
+        check_resume(former, other)  # its data still lie where its config.yaml says
 
 
 def test_what_a_directory_notes(tmp_path):
     """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see
     toy_federation.Noise."""
     data, values = make_simulation().bench.data, container()
-    origin.note(tmp_path, values, data)
+    origin.note(tmp_path, values, data, {})
     found = json.loads((tmp_path / "fingerprint.json").read_text())
     assert (found["fingerprint"], found["marks"], found["directory"]) == (
         fingerprint(values),
@@ -219,15 +227,17 @@ def test_what_a_directory_notes(tmp_path):
     )
     kept = {key: found["data"][key] for key in ("train", "test", "classes", "shape")}
     assert kept == {"train": 40, "test": 20, "classes": 4, "shape": [6, 6, 1]}
-    origin.check_data(tmp_path, data)
+    origin.check_data(tmp_path, {}, values, data)
     labels = data.y_train.clone()
     labels[0] = 1 - labels[0]
     with pytest.raises(
         ConfigError, match=r"the data are not those .*\n  labels: \w+ there, \w+ now"
     ):
-        origin.check_data(tmp_path, replace(data, y_train=labels))
+        origin.check_data(
+            tmp_path, {}, values | {"accept_changed_data": True}, replace(data, y_train=labels)
+        )
     (tmp_path / "fingerprint.json").write_text("[")
-    origin.check_data(tmp_path, data)  # of which nothing is known
+    origin.check_data(tmp_path, {}, values, data)  # of which nothing is known
 
 
 # --- the commit

@@ -72,6 +72,7 @@ CHANGED = {
 SLOW = {"figures.draw", "profile"}
 # key -> another value, which is refused since nothing would use it
 REFUSED = {
+    "accept_changed_data": "true",
     "schedule.clients": "[0]",
     "local.step_rounds": "1",
     "local.lr_min": "0.001",

@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from fedexp.analysis.compare import load_jobs, load_runs
+from fedexp.data.marks import checksums, joined
 from fedexp.rundir import elsewhere, origin
-from fedexp.rundir.fingerprint import data_marks, fingerprint, with_noted_code
-from fedexp.rundir.own_code import checksums, joined, marked
+from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
+from fedexp.rundir.own_code import marked
 from test_compare import make_run
+from toy_federation import make_simulation
 
 CONFIG = {
     "algorithm": {"_target_": "plug.decay.Decay", "mu": 1.0},
@@ -95,14 +97,14 @@ def test_a_fingerprint_counts_the_code_and_a_run_that_was_made_keeps_its_own(plu
     (plug / "helper.py").write_text("def help(): return 2\n")
     assert fingerprint(CONFIG) != before
     assert fingerprint(CONFIG, marks) == before
-    assert fingerprint(with_noted_code(CONFIG, marks)) == before
-    unknown = fingerprint(with_noted_code(CONFIG, {}))  # of a version that did not note it
+    assert fingerprint(as_made(CONFIG, marks)) == before
+    unknown = fingerprint(as_made(CONFIG, {}))  # of a version that did not note it
     assert unknown not in (before, fingerprint(CONFIG))
 
 
 def test_a_class_of_an_installed_package_is_the_same_in_a_run_that_was_made():
     config = {"model": {"_target_": "torch.nn.Linear"}}
-    assert fingerprint(with_noted_code(config, data_marks(config))) == fingerprint(config)
+    assert fingerprint(as_made(config, data_marks(config))) == fingerprint(config)
 
 
 def note(directory, config=CONFIG):
@@ -116,10 +118,13 @@ def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_
     first = fingerprint(CONFIG)
     (plug / "decay.py").write_text("class Decay: 2\n")
     assert origin.differences(tmp_path, CONFIG, CONFIG) == []
-    ((key, (then, now)),) = origin.changed_code(tmp_path, CONFIG).items()
+    marks = data_marks(CONFIG)
+    ((key, (then, now)),) = origin.changes(origin.noted_marks(tmp_path), marks).items()
     assert key == "algorithm._target_"
     assert then != now
-    origin.note_changed_code(tmp_path, CONFIG)
+    origin.check_data(tmp_path, marks, CONFIG)
+    data = make_simulation().bench.data
+    origin.note(tmp_path, CONFIG, data, marks)
     found = origin.read(tmp_path)
     assert (
         found["marks"][key]
@@ -130,7 +135,9 @@ def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_
         first,
         fingerprint(CONFIG),
     ), "it stands for a run with neither code"
-    assert origin.changed_code(tmp_path, CONFIG) == {}, "it is noted already"
+    assert origin.changes(origin.noted_marks(tmp_path), marks) == {}, "it is noted already"
+    origin.note(tmp_path, CONFIG, data, marks)
+    assert origin.read(tmp_path) == found
     assert origin.differences(tmp_path, CONFIG, CONFIG) == []
     other = CONFIG | {"algorithm": {"_target_": "plug.helper.Decay", "mu": 1.0}}
     assert len(origin.differences(tmp_path, CONFIG, other)) == 1, (
@@ -166,6 +173,9 @@ def test_a_table_has_one_run_of_those_that_differ_in_their_code(plug, tmp_path, 
         note(run)
     with caplog.at_level(logging.WARNING, "fedexp"):
         assert [run.directory.name for run in load_jobs(tmp_path / "sweep")] == ["run0", "run2"]
-    assert "runs left out, since the code of your own classes was another one: 1" in caplog.text
+    assert (
+        "runs left out, since the code of your own classes or the data were others: 1"
+        in caplog.text
+    )
     (plug / "helper.py").write_text(codes[1])
     assert [run.directory.name for run in load_runs(tmp_path / "sweep")] == ["run1", "run2"]

@@ -1,8 +1,9 @@
 """Classes of a user's own that do what no class of fedexp does: each is refused in one message."""
 
-import json
+import re
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedexp.config.build import build
 from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
+from fedexp.data.marks import joined
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
 from fedexp.rundir import origin
@@ -289,8 +291,10 @@ class Given(Dataset):
         return {key: value for key, value in (arrays | self.changed).items() if value is not None}
 
 
-class Decoding(Given):
-    decodes: ClassVar[bool] = True
+class FromFiles(Given):
+    @property
+    def paths(self):
+        return [Path(self.data_dir, "a.jpg")]
 
 
 GIVEN: dict[str, Any] = {
@@ -330,23 +334,38 @@ def test_arrays_of_the_wrong_kind_are_refused(changed, message):
 
 
 def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
-    data = Given(**GIVEN, changed={}).load()
-    origin.note(tmp_path, {}, data)
-    origin.check_data(tmp_path, Given(**GIVEN, changed={}).load())
+    """Those of a class that names no files; accepted, they are noted beside the first ones."""
+    source = Given(**GIVEN, changed={})
+    data = source.load()
+    marks = origin.marks_of({}, {"dataset": source}, data)
+    origin.note(tmp_path, {}, data, marks)
+    origin.check_data(tmp_path, marks, {}, data)
     for split in ("x_train", "x_test"):
         other = Given(**GIVEN, changed={split: IMAGES + np.uint8(1)}).load()
+        changed = origin.marks_of({}, {}, other)
         with pytest.raises(
-            ConfigError, match=r"the data are not those .*\n  inputs: \w+ there, \w+ now$"
+            ConfigError, match=r"\n  inputs: arrays \(bytes \w+\) there, arrays \(bytes \w+\) now\n"
         ):
-            origin.check_data(tmp_path, other)
-    noted = json.loads((tmp_path / origin.NAME).read_text())
-    del noted["data"]["inputs"]  # a run of before
-    (tmp_path / origin.NAME).write_text(json.dumps(noted))
-    origin.check_data(tmp_path, other)
+            origin.check_data(tmp_path, changed, {}, other)
+    origin.check_data(tmp_path, changed, {"accept_changed_data": True}, other)
+    origin.note(tmp_path, {}, other, changed)
+    assert origin.noted_marks(tmp_path)["inputs"] == joined(marks["inputs"], changed["inputs"])
+    origin.check_data(tmp_path, changed, {}, other)
+    (tmp_path / origin.NAME).unlink()  # of a run of before
+    origin.check_data(tmp_path, marks, {}, data)
 
 
-def test_pixels_of_decoded_pictures_may_change_with_the_decoder():
-    assert "inputs" not in origin.describe(Decoding(**GIVEN, changed={}).load())
+def test_of_a_class_that_names_its_files_their_bytes_count(tmp_path):
+    """And not its arrays, which another version of a decoder may make otherwise."""
+    (tmp_path / "a.jpg").write_bytes(b"1")
+    source = FromFiles(**GIVEN | {"data_dir": str(tmp_path)}, changed={})
+    marks = origin.marks_of({}, {"dataset": source}, source.load())
+    assert list(marks) == ["dataset.files"]
+    assert re.fullmatch(r"1 file \(bytes \w{16}\)", marks["dataset.files"])
+    (tmp_path / "a.jpg").write_bytes(b"2")
+    assert list(origin.changes(marks, origin.marks_of({}, {"dataset": source}))) == list(marks)
+    (tmp_path / "a.jpg").unlink()
+    assert origin.marks_of({}, {"dataset": source}) == {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,7 @@
-"""Runs and sweeps whose folders of images have moved."""
+"""Runs and sweeps whose data have moved or changed."""
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -73,7 +75,7 @@ def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
     (tmp_path / "pictures" / "train" / "x" / "0.png").unlink()
     answer = fedexp("resume=../run", "dataset.root=../pictures")
     assert answer.code == 2
-    assert "dataset.root: 30 files" in answer.err
+    assert "dataset.root: 1 of 29 files differ" in answer.err
 
 
 @pytest.mark.slow
@@ -92,3 +94,127 @@ def test_a_sweep_tells_folders_by_their_images(fedexp, tmp_path):
     assert answer.code == 0, answer.err
     assert "nothing to do" in answer.err
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
+
+
+def change(*paths: Path) -> None:
+    """Turn the last bit of files: same names, same sizes."""
+    for path in paths:
+        content, time = path.read_bytes(), path.stat().st_mtime_ns + 1
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        os.utime(path, ns=(time, time))
+
+
+def content_of(directory: Path) -> dict[str, bytes]:
+    paths = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path): path.read_bytes() for path in paths}
+
+
+def bitmaps(root: Path) -> list[Path]:
+    """`images` as files without a checksum in them; return the training files."""
+    from PIL import Image
+
+    images(root)
+    for path in sorted(root.rglob("*.png")):
+        Image.open(path).save(path.with_suffix(".bmp"))
+        path.unlink()
+    return sorted((root / "train").rglob("*.bmp"))
+
+
+def test_changed_images_are_refused_on_resume_unless_they_are_accepted(fedexp, tmp_path):
+    files = bitmaps(tmp_path / "photos")
+    options = (*PHOTOS, "dataset.root=photos", "data_dir=cache")
+    assert fedexp(*options, "hydra.run.dir=run").code == 0
+    shutil.copytree(tmp_path / "run", tmp_path / "complete")
+    interrupt(tmp_path / "run")
+    before = content_of(tmp_path / "run")
+    change(*files[:7])
+    for directory in ("run", "complete"):
+        answer = fedexp(f"resume={directory}")
+        assert answer.code == 2, answer.err
+        assert "dataset.root: 7 of 30 files differ\naccept_changed_data=true" in answer.err
+    assert content_of(tmp_path / "run") == before
+    answer = fedexp("resume=run", "accept_changed_data=true")
+    assert answer.code == 0, answer.err
+    assert "the data have changed, 7 of 30 files differ" in answer.err
+    noted = json.loads((tmp_path / "run/fingerprint.json").read_text())
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    first = json.loads((tmp_path / "complete/fingerprint.json").read_text())
+    mark = noted["marks"]["dataset.root"]
+    assert mark.startswith(first["marks"]["dataset.root"][:-1] + ", then ")
+    assert summary["fingerprint"] == noted["fingerprint"] != first["fingerprint"]
+    spans = summary["determinism"]["spans"]
+    assert [span["rounds"] for span in spans] == [[0, 1], [2, 2]]
+    now = mark.replace(first["marks"]["dataset.root"][16:-1] + ", then ", "")
+    assert [span["data"] for span in spans] == [first["marks"], {"dataset.root": now}]
+    change(files[0])
+    answer = fedexp("resume=run")
+    assert (answer.code, "1 of 30 files differ" in answer.err) == (2, True), "accepted once only"
+
+
+def test_changing_nothing_needs_no_acceptance(fedexp):
+    answer = fedexp("accept_changed_data=true")
+    assert answer.code == 2
+    assert "accept_changed_data=true: goes with resume=<run directory>" in answer.err
+
+
+TEXTS = (
+    *("dataset=thucnews", "model=textcnn", "dataset.vocabulary=null", "dataset.vectors=null"),
+    *("data_dir=texts", "partition=iid", "num_clients=2", "participation=1", "rounds=2"),
+    *("local.epochs=1", "dataset.length=6", "figures=false", "checkpoint_interval=1"),
+    *("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1"),
+)
+
+
+def test_changed_texts_are_refused_on_resume_and_run_again_by_another_sweep(fedexp, tmp_path):
+    """No option names their files: the job of the same sweep is refused, that of another is run
+    and not counted."""
+    folder = tmp_path / "texts/thucnews"
+    folder.mkdir(parents=True)
+    (folder / "class.txt").write_text("x\ny\n")
+    for split in ("train", "test"):
+        lines = [f"text {i % 7}\t{i % 2}\n" for i in range(12)]
+        (folder / f"{split}.txt").write_text("".join(lines))
+    assert fedexp("--multirun", "hydra.sweep.dir=multirun/a", *TEXTS).code == 0
+    (job,) = (tmp_path / "multirun/a").glob("*/summary.json")
+    text = (folder / "train.txt").read_text()
+    (folder / "train.txt").write_text(text.replace("text", "word"))
+    answer = fedexp("--multirun", "hydra.sweep.dir=multirun/a", *TEXTS)
+    assert answer.code != 0
+    assert "dataset.files: 1 of 3 files differ" in answer.err
+    assert json.loads(job.read_text())["status"] == "completed"
+    answer = fedexp("--multirun", "hydra.sweep.dir=multirun/a", *TEXTS, "accept_changed_data=true")
+    assert answer.code == 0, answer.err
+    assert "nothing to do" in answer.err
+    answer = fedexp("--multirun", "hydra.sweep.dir=multirun/b", *TEXTS)
+    assert answer.code == 0, answer.err
+    assert "counted, not run again" not in answer.err
+    (other,) = (tmp_path / "multirun/b").glob("*/summary.json")
+    assert (
+        json.loads(other.read_text())["fingerprint"] != json.loads(job.read_text())["fingerprint"]
+    )
+    interrupt(other.parent)
+    (folder / "train.txt").write_text(text)
+    answer = fedexp(f"resume={other.parent}")
+    assert (answer.code, "dataset.files: 1 of 3 files differ" in answer.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_jobs_on_changed_images_anew_and_shows_these(fedexp, tmp_path):
+    """A job is named by the bytes of its folder; the table has the run on the images as they
+    are."""
+    files = bitmaps(tmp_path / "photos")
+    sweep = ("--multirun", "hydra.sweep.dir=sweep", *PHOTOS, "rounds=1", "dataset.root=photos")
+    sweep = (*sweep, "data_dir=cache")
+    assert fedexp(*sweep).code == 0
+    (first,) = (tmp_path / "sweep").glob("*/summary.json")
+    change(*files[:2])
+    answer = fedexp(*sweep)
+    assert answer.code == 0, answer.err
+    assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
+    assert "runs left out, since the code of your own classes or the data were others: 1" in (
+        answer.err
+    )
+    change(*files[:2])
+    answer = fedexp(*sweep)
+    assert answer.code == 0, answer.err
+    assert f"{first.parent.name} is complete (1 rounds); nothing to do" in answer.err

@@ -22,7 +22,7 @@ from fedexp.core.views import VALIDATION, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import outdated
-from fedexp.rundir.sweeps import SweepDirectory, with_latest_code
+from fedexp.rundir.sweeps import SweepDirectory, with_latest
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 # what the papers' released code gives at the printed protocol, where known
@@ -53,7 +53,7 @@ WHERE = tuple(
 def load_jobs(directory: Path) -> list[RunDirectory]:
     """All runs of a sweep, also those that have failed or are not at their end, with the latest
     code of each."""
-    return with_latest_code(SweepDirectory(directory).jobs)
+    return with_latest(SweepDirectory(directory).jobs)
 
 
 def load_runs(directory: Path) -> list[RunDirectory]:

@@ -71,6 +71,15 @@ class Built:
     hardware: Hardware
     tracker: TrackerConfig
 
+    @property
+    def sources(self) -> dict[str, DataSource]:
+        """Return the data sets, by their keys in the configuration."""
+        domains = getattr(self.scenario, "domains", [])
+        found = {f"scenario.domains.{i}": domain for i, domain in enumerate(domains)}
+        if self.surrogate.dataset is not None:
+            found["surrogate.dataset"] = self.surrogate.dataset
+        return {"dataset": self.dataset, **found}
+
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
 NODES = ("server", "surrogate")  # beside FIRST_NODES

@@ -12,6 +12,7 @@ from fedexp.core.errors import ConfigError
 REFERENCE = re.compile(r"\$\{[\w.]+\}")
 # last parts of the keys that say where a tracker sends a run or writes it
 DESTINATIONS = {"entity", "project", "store", "logdir"}
+OF_COMMAND = ("resume", "accept_changed_data")  # keys that a run does not keep
 
 
 def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
@@ -48,7 +49,7 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
         stored = contents.read_overrides(path)
     except contents.Damaged as error:
         raise ConfigError(f"{path}: {error}") from error
-    kept = [text for text in stored if key_of(text) not in ("resume", *typed)]
+    kept = [text for text in stored if key_of(text) not in (*OF_COMMAND, *typed)]
     if "tracker" in typed:  # another one, which has other keys
         kept = [text for text in kept if not key_of(text).startswith("tracker.")]
     for text in kept:

@@ -221,6 +221,7 @@ class Settings:
     evaluate_on: str | None = None  # None: the validation set where there is one, else the test set
     objective: str | None = None  # a number of summary.json; None: the validation accuracy, or none
     objective_direction: str | None = None  # max or min; None: by the name
+    accept_changed_data: bool = False
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")

@@ -6,6 +6,7 @@ text is a sequence of characters; title and description are joined by a space.
 """
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +30,10 @@ class AgNews(TextSource):
     CLASSES: ClassVar[tuple[str, ...]] = ("World", "Sports", "Business", "Sci/Tech")
 
     url: str | None  # mirror: the web folder of the files
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        return self.with_vocabulary([self.folder / name for name in MD5])
 
     def read(self, length: int) -> Labelled:
         if not all((self.folder / name).is_file() for name in MD5):

@@ -1,39 +1,21 @@
 """Decoded arrays kept on disk, so that a data set is decoded once."""
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from fedexp.data.marks import CACHE, checksum
 
 log = logging.getLogger("fedexp")
 # x_train, y_train, x_test, y_test, classes and, where there are natural clients, owners
 Arrays = dict[str, np.ndarray]
 FORMAT = 2  # raise when the meaning of the cached arrays changes
-
-
-class SourceFile(NamedTuple):
-    """A file and what shows that its content changed (reading 60,000 files for a checksum would
-    take too long)."""
-
-    path: str
-    size: int  # bytes
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> "SourceFile":
-        stat = path.stat()
-        return cls(str(path), stat.st_size, stat.st_mtime_ns)
-
-    def stamp(self, data_dir: str) -> str:
-        """Return one line for `cached`, relative where below `data_dir`, so that a directory that
-        is moved keeps its cache."""
-        return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
 
 
 def cached(
@@ -50,19 +32,13 @@ def cached(
     them, or in an option, leads to a new entry. An unreadable entry is built again; a directory
     that cannot be written only costs the next run its time.
     """
-    path = _entry(data_dir, name, content, options)
+    chosen = checksum(json.dumps([FORMAT, dict(options)], sort_keys=True))[:8]
+    entry = f"{name}-{chosen}-{checksum(chr(10).join(content))}.npz"
+    path = Path(data_dir, CACHE, entry)
     if (arrays := _read(path)) is None:
         arrays = build()
         _write(path, arrays)
     return arrays
-
-
-def _entry(data_dir: str, name: str, content: Iterable[str], options: Mapping[str, Any]) -> Path:
-    chosen = hashlib.sha256(
-        json.dumps([FORMAT, dict(options)], sort_keys=True).encode()
-    ).hexdigest()[:8]
-    files = hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return Path(data_dir, ".fedexp_cache", f"{name}-{chosen}-{files}.npz")
 
 
 def _read(path: Path) -> Arrays | None:

@@ -6,14 +6,15 @@ folder in sorted order), otherwise from the official files, which are fetched if
 """
 
 import functools
-import hashlib
 import math
 import re
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,11 +22,13 @@ import torch
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data import leaf
 from fedexp.data.augment import Augmentation, Normalise
-from fedexp.data.cache import Arrays, SourceFile, cached
+from fedexp.data.cache import Arrays, cached
 from fedexp.data.download import Download
 from fedexp.data.image_files import (
     MODES,
+    Tree,
     class_folders,
+    drawn,
     join_classes,
     list_images,
     load_images,
@@ -34,6 +37,7 @@ from fedexp.data.image_files import (
     scan_tree,
     stratified_split,
 )
+from fedexp.data.marks import SourceFile, checksum
 from fedexp.data.tiny_imagenet import scan_official
 from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import DataSource, ImageData
@@ -50,9 +54,6 @@ class Dataset(DataSource):
     augmentation: Augmentation  # of the training data
 
     max_value: ClassVar[int] = 255
-    # Whether `read` decodes files of pictures: of a JPEG another version of Pillow may make other
-    # pixels.
-    decodes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(
@@ -108,7 +109,7 @@ class Dataset(DataSource):
         for split in ("train", "test"):
             self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
         names = ("x_train", "y_train", "x_test", "y_test")
-        inputs = None if self.decodes else checksum(arrays["x_train"], arrays["x_test"])
+        inputs = [np.ascontiguousarray(arrays[f"x_{split}"]).data for split in ("train", "test")]
         return ImageData(
             name=self.name,
             **{k: torch.from_numpy(np.ascontiguousarray(arrays[k])) for k in names},
@@ -117,7 +118,7 @@ class Dataset(DataSource):
             std=self.normalise.std,
             max_value=self.max_value,
             owners=arrays.get("owners"),
-            checksum=inputs,
+            checksum=None if self.files else checksum(*inputs),
         )
 
     def _check(self, split: str, x: np.ndarray, y: np.ndarray, num_classes: int) -> None:
@@ -151,24 +152,16 @@ class Dataset(DataSource):
                 f"dataset.mean={self.mean}: the images of {self.name} need {have}, one per channel"
             )
 
-    def _tree(self) -> Path | None:
+    def cached(self, build: Callable[[], Arrays], **options: Any) -> Arrays:
+        """Return what `build` makes of `files`, from the cache where possible; options: what else
+        decides it."""
+        content = [file.stamp(self.data_dir) for file in self.files]
+        return cached(self.data_dir, self.name, content, options, build)
+
+    def own_folder(self) -> Path | None:
         """Return `<data_dir>/<name>` where it is a tree of train and test images."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
-
-    def _load_tree(
-        self, root: Path, train_splits: tuple[str, ...] = ("train",), size: int | None = None
-    ) -> Arrays:
-        train, test, classes = scan_tree(root, train_splits)
-        return load_images(self.data_dir, self.name, train, test, classes, self.channels, size)
-
-
-def checksum(*arrays: np.ndarray) -> str:
-    """Return one of what all arrays hold."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +204,6 @@ class TorchvisionDataset(Dataset):
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100 through torchvision's class of that name, or an
     image tree."""
 
-    decodes: ClassVar[bool] = True
-
     torchvision_class: str
     url: str | None  # mirror: the web folder of MNIST's files, the address of CIFAR's archive
 
@@ -221,38 +212,78 @@ class TorchvisionDataset(Dataset):
         known = ["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"]
         require_choice("dataset.torchvision_class", self.torchvision_class, known)
 
+    @cached_property
+    def tree(self) -> Tree | None:
+        root = self.own_folder()
+        return None if root is None else scan_tree(root)
+
+    @cached_property
+    def archive(self) -> TorchvisionFiles:
+        return TorchvisionFiles(self.torchvision_class, self.data_dir)
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        return self.archive.paths()
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        return super().files if self.tree is None else self.tree.files
+
     def read(self) -> Arrays:
-        if (root := self._tree()) is not None:
-            return self._load_tree(root)
-        files = TorchvisionFiles(self.torchvision_class, self.data_dir)
-        if not all(path.is_file() for path in files.paths()):
-            files.download.fetch(self.name, self.url)
-        content = [SourceFile.of(path).stamp(self.data_dir) for path in files.paths()]
-        return cached(self.data_dir, self.name, content, {}, files.read)
+        if self.tree is not None:
+            return load_images(self.data_dir, self.name, self.tree, self.channels)
+        if not all(path.is_file() for path in self.paths):
+            self.archive.download.fetch(self.name, self.url)
+        return self.cached(self.archive.read)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Femnist(Dataset):
     """LEAF's FEMNIST, `<data_dir>/femnist/{train,test}/*.json`; `owners` are the writers."""
 
+    def splits(self) -> list[list[Path]]:
+        folder = Path(self.data_dir, self.name)
+        return [leaf.split_files(folder / split) for split in ("train", "test")]
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        train, test = self.splits()
+        return [*train, *test]
+
     def read(self) -> Arrays:
-        train, test = (
-            leaf.split_files(Path(self.data_dir, self.name, split)) for split in ("train", "test")
-        )
-        content = [SourceFile.of(path).stamp(self.data_dir) for path in (*train, *test)]
-        return cached(self.data_dir, self.name, content, {}, lambda: leaf.read_femnist(train, test))
+        return self.cached(lambda: leaf.read_femnist(*self.splits()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder(Dataset):
+class ImageFiles(Dataset):
+    """Base of the data sets whose images are files of their own."""
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The files. Raises ConfigError where they are missing."""
+        return self.scan()
+
+    @abstractmethod
+    def scan(self) -> Tree:
+        """Find the files."""
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        return self.tree.files
+
+    def read(self) -> Arrays:
+        size = getattr(self, "size", None)
+        return load_images(self.data_dir, self.name, self.tree, self.channels, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder(ImageFiles):
     """Any tree `<root>/{train,test}/<class>/<image>`; grey or colour as dataset.mean has 1 or 3
     values.
 
     With `test_fraction` a tree without a test part, `<root>/<class>/<image>`: each class gives that
     share of its images to the test set, drawn by `split_seed`.
     """
-
-    decodes: ClassVar[bool] = True
 
     root: str
     train_splits: tuple[str, ...]  # folders joined to the training data
@@ -271,25 +302,13 @@ class ImageFolder(Dataset):
         require_size(self.size)
         _require_split(0.5 if self.test_fraction is None else self.test_fraction, self.split_seed)
 
-    def read(self) -> Arrays:
+    def scan(self) -> Tree:
+        root = Path(self.root)
         if self.test_fraction is not None:
-            return self._read_split(Path(self.root), self.test_fraction)
-        require_test_part(Path(self.root), self.train_splits)
-        return self._load_tree(Path(self.root), tuple(self.train_splits), self.size)
-
-    def _read_split(self, root: Path, fraction: float) -> Arrays:
-        """Return the arrays of a tree without a test part."""
-        files, classes = scan_flat(root, self.train_splits)
-        train, test = stratified_split(files.labels, fraction, self.split_seed)
-        return load_images(
-            self.data_dir,
-            self.name,
-            files.take(train),
-            files.take(test),
-            classes,
-            self.channels,
-            self.size,
-        )
+            files, classes = scan_flat(root, self.train_splits)
+            return drawn(files, classes, self.test_fraction, self.split_seed)
+        require_test_part(root, self.train_splits)
+        return scan_tree(root, self.train_splits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,37 +327,37 @@ class Cinic10(ImageFolder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyImageNet(Dataset):
+class TinyImageNet(ImageFiles):
     """Tiny-ImageNet-200 as published, tested on its val images (its test images have no labels), or
     an image tree."""
 
-    decodes: ClassVar[bool] = True
-
     url: str | None  # mirror: address of the archive
 
-    def read(self) -> Arrays:
+    @property
+    def official(self) -> Path | None:
+        """Return the folder of the published files; None where they are not there."""
         folders = [Path(self.data_dir, folder) for folder in ("tiny-imagenet-200", self.name)]
-        official = [
-            folder for folder in folders if (folder / "val" / "val_annotations.txt").is_file()
-        ]
-        if not official and (root := self._tree()) is not None:
-            return self._load_tree(root)
-        if not official:
+        return next((f for f in folders if (f / "val" / "val_annotations.txt").is_file()), None)
+
+    def scan(self) -> Tree:
+        if self.official is not None:
+            return scan_official(self.official)
+        return scan_tree(Path(self.data_dir, self.name))
+
+    def read(self) -> Arrays:
+        if self.official is None and self.own_folder() is None:
             files = (("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),)
             Download(("http://cs231n.stanford.edu/",), files, Path(self.data_dir)).fetch(
                 self.name, self.url
             )
-            official = folders
-        train, test, classes = scan_official(official[0])
-        return load_images(self.data_dir, self.name, train, test, classes, self.channels)
+        return super().read()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caltech256(Dataset):
+class Caltech256(ImageFiles):
     """Caltech-256 as published (no official split: a stratified one is drawn), or an image tree;
     resized."""
 
-    decodes: ClassVar[bool] = True
     # its test part is drawn here; as a surrogate set it is all of its images
     splits_itself: ClassVar[bool] = True
 
@@ -352,29 +371,26 @@ class Caltech256(Dataset):
         require_size(self.size)
         _require_split(self.test_fraction, self.split_seed)
 
-    def read(self) -> Arrays:
-        if (root := self._tree()) is not None:
-            return self._load_tree(root, size=self.size)
-        folder = Path(self.data_dir, self.name, "256_ObjectCategories")
-        if not folder.is_dir():
-            host = "https://data.caltech.edu/records/nyy15-4j048/files/"
-            files = (("256_ObjectCategories.tar", "67b4f42ca05d46448c6bb8ecd2220f6d"),)
-            Download((host,), files, folder.parent).fetch(self.name, self.url)
-        folders = class_folders(folder)
+    @property
+    def official(self) -> Path:
+        return Path(self.data_dir, self.name, "256_ObjectCategories")
+
+    def scan(self) -> Tree:
+        if (root := self.own_folder()) is not None:
+            return scan_tree(root)
+        folders = class_folders(self.official)
         # some class folders hold other folders with strays: only the images directly in a class
         # folder belong to it
-        everything = join_classes([list_images(folder / name, recursive=False) for name in folders])
-        train, test = stratified_split(everything.labels, self.test_fraction, self.split_seed)
+        by_class = [list_images(self.official / name, recursive=False) for name in folders]
         classes = [name.partition(".")[2] or name for name in folders]  # 001.ak47
-        return load_images(
-            self.data_dir,
-            self.name,
-            everything.take(train),
-            everything.take(test),
-            classes,
-            self.channels,
-            self.size,
-        )
+        return drawn(join_classes(by_class), classes, self.test_fraction, self.split_seed)
+
+    def read(self) -> Arrays:
+        if self.own_folder() is None and not self.official.is_dir():
+            host = "https://data.caltech.edu/records/nyy15-4j048/files/"
+            files = (("256_ObjectCategories.tar", "67b4f42ca05d46448c6bb8ecd2220f6d"),)
+            Download((host,), files, self.official.parent).fetch(self.name, self.url)
+        return super().read()
 
 
 def _require_split(fraction: float, seed: int) -> None:

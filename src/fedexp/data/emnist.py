@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require_choice
-from fedexp.data.cache import Arrays, SourceFile, cached
+from fedexp.data.cache import Arrays
 from fedexp.data.datasets import Dataset
 from fedexp.data.download import Download
 from fedexp.data.torchvision_files import read_images, read_labels
@@ -57,23 +57,24 @@ class Emnist(Dataset):
         )
         return next((path for path in tried if path.is_file()), None)
 
+    @property
+    def paths(self) -> list[Path]:
+        """Return the files of PARTS that are there."""
+        return [path for part in PARTS if (path := self.find(part)) is not None]
+
     def read(self) -> Arrays:
-        if None in map(self.find, PARTS):
+        if len(self.paths) < len(PARTS):
             files = (("gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),)
             Download(("https://biometrics.nist.gov/cs_links/EMNIST/",), files, self.folder).fetch(
                 self.name, self.url
             )
-        paths = [path for part in PARTS if (path := self.find(part)) is not None]
-        if len(paths) < len(PARTS):
+        if len(self.paths) < len(PARTS):
             raise ConfigError(f"{self.folder}: gzip.zip has no files of the split {self.split}")
-        content = [SourceFile.of(path).stamp(self.data_dir) for path in paths]
-        return cached(
-            self.data_dir, self.name, content, {"split": self.split}, lambda: self._decode(paths)
-        )
+        return self.cached(self._decode, split=self.split)
 
-    def _decode(self, paths: list[Path]) -> Arrays:
+    def _decode(self) -> Arrays:
         found = {}
-        for part, path in zip(PARTS, paths, strict=True):
+        for part, path in zip(PARTS, self.paths, strict=True):
             try:
                 content = (
                     gzip.decompress(path.read_bytes())

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,7 +19,8 @@ from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.packages import how_to_install
 from fedexp.data.cache import Arrays, cached
 from fedexp.data.datasets import Dataset, require_size
-from fedexp.data.image_files import as_array
+from fedexp.data.image_files import as_array, list_files
+from fedexp.data.marks import SourceFile
 from fedexp.data.text import Labelled, TextSource
 from fedexp.data.text_files import Texts
 
@@ -39,6 +40,12 @@ class Hub:
     test_split: str
     column: str | None  # of the images or texts; None: by the usual names
     label: str | None  # column of the labels; None: by the usual names
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        """Return those of a local folder."""
+        local = self.path is not None and Path(self.path).is_dir()
+        return list_files(Path(str(self.path))) if local else ()
 
     def splits(self, kind: str) -> tuple[Any, Any, str, str]:
         """Return (training examples, test examples, column of the inputs, column of the labels).
@@ -121,8 +128,6 @@ def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int]
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(Hub, Dataset):
     """Images; grey or colour as dataset.mean has 1 or 3 values."""
-
-    decodes: ClassVar[bool] = True
 
     size: int | None  # pixels to which all images are resized; None: they have one size already
 

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays, SourceFile, cached
+from fedexp.data.cache import Arrays, cached
+from fedexp.data.marks import SourceFile, in_threads
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -36,6 +36,19 @@ class Labelled:
         return Labelled(self.files + other.files, np.concatenate([self.labels, other.labels]))
 
 
+@dataclass(frozen=True)
+class Tree:
+    """The image files of a data set."""
+
+    train: Labelled
+    test: Labelled
+    classes: Sequence[str]  # names; index = label
+
+    @property
+    def files(self) -> list[SourceFile]:
+        return self.train.files + self.test.files
+
+
 def class_folders(folder: Path) -> list[str]:
     """Return the names of the folders in `folder`, sorted: the position is the class index (as
     torchvision's ImageFolder)."""
@@ -58,16 +71,25 @@ def class_folders(folder: Path) -> list[str]:
 
 def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
     """Return the image files in `folder`, sorted by path."""
-    found = sorted(
-        _walk(folder, recursive, frozenset({_not_in_a_circle(str(folder), frozenset())}))
-    )
-    if not found:
+    if not (found := list_files(folder, recursive, SUFFIXES)):
         raise ConfigError(f"{folder}: has no images ({' '.join(SUFFIXES)})")
     return found
 
 
+def list_files(
+    folder: Path, recursive: bool = True, suffixes: tuple[str, ...] = ("",)
+) -> list[SourceFile]:
+    """Return the files in `folder` that have one of these suffixes and are not hidden, sorted by
+    path."""
+    above = frozenset({_not_in_a_circle(str(folder), frozenset())})
+    return sorted(_walk(folder, recursive, suffixes, above))
+
+
 def _walk(
-    folder: Path | str, recursive: bool, above: frozenset[tuple[int, int]] = frozenset()
+    folder: Path | str,
+    recursive: bool,
+    suffixes: tuple[str, ...],
+    above: frozenset[tuple[int, int]],
 ) -> Iterator[SourceFile]:
     """Walk a folder; above: (device, inode) of the folders that this one lies in, as far as links
     lead into them."""
@@ -79,10 +101,9 @@ def _walk(
             try:
                 if entry.is_dir():
                     if recursive:
-                        yield from _walk(
-                            entry.path, recursive, above | {_not_in_a_circle(entry.path, above)}
-                        )
-                elif entry.name.lower().endswith(SUFFIXES):
+                        own = _not_in_a_circle(entry.path, above)
+                        yield from _walk(entry.path, recursive, suffixes, above | {own})
+                elif entry.name.lower().endswith(suffixes):
                     yield _source_file(entry)
             except OSError as error:
                 raise ConfigError(
@@ -128,14 +149,11 @@ def join_classes(by_class: Sequence[list[SourceFile]]) -> Labelled:
     return Labelled([file for files in by_class for file in files], labels)
 
 
-def scan_tree(
-    root: Path, train_splits: Sequence[str] = ("train",)
-) -> tuple[Labelled, Labelled, list[str]]:
-    """Return (training files, test files, classes) of `<root>/{train,test}/<class>/*`; the
-    `train_splits` are joined."""
+def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> Tree:
+    """Return the files of `<root>/{train,test}/<class>/*`; the `train_splits` are joined."""
     classes = class_folders(root / train_splits[0])
     first, *others = (scan_classes(root / split, classes) for split in train_splits)
-    return sum(others, start=first), scan_classes(root / "test", classes), classes
+    return Tree(sum(others, start=first), scan_classes(root / "test", classes), classes)
 
 
 def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[str]]:
@@ -152,6 +170,13 @@ def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[s
         return sum(others, start=first), classes
     classes = class_folders(root)
     return join_classes([list_images(root / name) for name in classes]), classes
+
+
+def files_of_tree(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
+    """Return the files of a tree; undivided: without a test part."""
+    if undivided:
+        return scan_flat(root, train_splits)[0].files
+    return scan_tree(root, train_splits).files
 
 
 def require_test_part(root: Path, train_splits: Sequence[str]) -> None:
@@ -193,32 +218,25 @@ def stratified_split(
     return np.sort(train), np.sort(test)
 
 
+def drawn(files: Labelled, classes: Sequence[str], test_fraction: float, seed: int) -> Tree:
+    """Return files without a test part, some of each class drawn for the test."""
+    train, test = stratified_split(files.labels, test_fraction, seed)
+    return Tree(files.take(train), files.take(test), classes)
+
+
 def load_images(
-    data_dir: str,
-    name: str,
-    train: Labelled,
-    test: Labelled,
-    classes: Sequence[str],
-    channels: int,
-    size: int | None = None,
+    data_dir: str, name: str, tree: Tree, channels: int, size: int | None = None
 ) -> Arrays:
-    """Return the decoded arrays of both sets of files, from the cache where possible."""
+    """Return the decoded arrays of image files, from the cache where possible."""
+    train, test, n = tree.train.labels, tree.test.labels, len(tree.train.files)
 
     def build() -> Arrays:
-        x = decode(train.files + test.files, channels, size)
-        n = len(train.files)
-        return {
-            "x_train": x[:n],
-            "y_train": train.labels,
-            "x_test": x[n:],
-            "y_test": test.labels,
-            "classes": np.array(classes),
-        }
+        x = decode(tree.files, channels, size)
+        arrays = {"x_train": x[:n], "y_train": train, "x_test": x[n:], "y_test": test}
+        return arrays | {"classes": np.array(tree.classes)}
 
-    content = [file.stamp(data_dir) for file in train.files + test.files]
-    content += [
-        f"train {train.labels.tolist()} test {test.labels.tolist()} classes {list(classes)}"
-    ]
+    content = [file.stamp(data_dir) for file in tree.files]
+    content += [f"train {train.tolist()} test {test.tolist()} classes {list(tree.classes)}"]
     return cached(data_dir, name, content, {"channels": channels, "size": size}, build)
 
 
@@ -233,22 +251,17 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
     x = np.empty((len(files), *first.shape), np.uint8)
     log.info("decoding %s images, once", f"{len(files):,}")
 
-    def fill(chunk: range) -> None:
-        for i in chunk:
-            pixels = _pixels(files[i].path, channels, size)
-            if pixels.shape != first.shape:
-                (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
-                raise ConfigError(
-                    f"{files[i].path}: is {w}x{h} pixels, but {files[0].path} is {w0}x{h0}; all"
-                    " must be equal (with dataset=image_folder, dataset.size=<pixels> resizes"
-                    " them)"
-                )
-            x[i] = pixels
+    def fill(i: int) -> None:
+        pixels = _pixels(files[i].path, channels, size)
+        if pixels.shape != first.shape:
+            (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
+            raise ConfigError(
+                f"{files[i].path}: is {w}x{h} pixels, but {files[0].path} is {w0}x{h0}; all"
+                " must be equal (with dataset=image_folder, dataset.size=<pixels> resizes them)"
+            )
+        x[i] = pixels
 
-    # PIL decodes outside the interpreter lock
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        chunks = (range(start, min(start + 256, len(files))) for start in range(0, len(files), 256))
-        list(pool.map(fill, chunks))
+    in_threads(fill, range(len(files)))  # PIL decodes outside the interpreter lock
     return x
 
 

@@ -1,63 +1,130 @@
-"""Marks of data on disk: equal where the data are, wherever they lie."""
+"""Marks of data on disk: equal where the bytes are, wherever they lie.
+
+A mark reads `90 files (bytes 0123456789abcdef)`; that of data which have changed within a run
+`90 files (bytes 0123456789abcdef, then fedcba9876543210)`. The checksums of the files are kept in
+`<data_dir>/.fedexp_cache`, and the files are read again only where a size or a time has changed.
+"""
 
 import hashlib
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from fedexp.core.console import plural
+from fedexp.core.errors import ConfigError
+from fedexp.core.storage import write_atomically
+
+log = logging.getLogger("fedexp")
+CACHE = ".fedexp_cache"  # in a data_dir
+BYTES = " (bytes "
+MANY = 1000  # files, so that reading them takes seconds
+CHUNK = 256  # items that a thread takes at once
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def folder_mark(root: Path, splits: Sequence[str]) -> str | None:
-    """Return `<number> files <checksum of their names and sizes>` of the files in these folders of
-    `root`; None where one of them is not there. Hidden files and folders do not count: the cache of
-    decoded images is one."""
-    digest, count = hashlib.sha256(), 0
+class SourceFile(NamedTuple):
+    """A file, and what shows that it may have changed."""
+
+    path: str
+    size: int  # bytes
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "SourceFile":
+        stat = path.stat()
+        return cls(str(path), stat.st_size, stat.st_mtime_ns)
+
+    def stamp(self, data_dir: str) -> str:
+        """Return one line, relative where the file lies below `data_dir`, so that a directory that
+        is moved keeps its cache."""
+        return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
+
+
+def content_mark(find: Callable[[], Sequence[SourceFile]], data_dir: str) -> str | None:
+    """Return the mark of the files that `find` returns: of their bytes, and of their paths from the
+    folder that holds them all. None where there are none, or one cannot be read."""
     try:
-        for split in dict.fromkeys(splits):
-            lines = sorted(entries(root / split))
-            count += len(lines)
-            digest.update(f"{split} {len(lines)}\n".encode())
-            digest.update("\n".join(lines).encode("utf-8", "surrogateescape"))
-    except (OSError, ValueError):
+        if not (files := sorted(find())):
+            return None
+        stamps = checksum("\n".join(file.stamp(data_dir) for file in files))
+        kept = next(Path(data_dir, CACHE).glob(f"files-{stamps}-*.txt"), None)
+        digits = keep(files, data_dir, stamps) if kept is None else kept.stem.rpartition("-")[2]
+    except (ConfigError, OSError, ValueError):
         return None
-    return f"{count} files {digest.hexdigest()[:16]}"
+    return f"{plural(len(files), 'file')}{BYTES}{digits})"
 
 
-def entries(folder: Path) -> Iterator[str]:
-    """Yield a line for each file below a folder: its path from there and its bytes. Follows links,
-    each folder once."""
-    seen: set[tuple[int, int]] = set()
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for path, folders, names in os.walk(folder, followlinks=True, onerror=fail):
-        stat = os.stat(path)
-        if (stat.st_dev, stat.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((stat.st_dev, stat.st_ino))
-        # In sorted order, so that of two links to a folder always the same one is followed.
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        below = Path(os.path.relpath(path, folder)).as_posix()
-        yield from (
-            f"{below}/{name} {size(path, name)}" for name in names if not name.startswith(".")
-        )
+def keep(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
+    """Return the checksum of sorted files; list those of each in
+    `files-<stamps>-<checksum>.txt`."""
+    if len(files) >= MANY:
+        log.info("reading %s files for their checksum, once", f"{len(files):,}")
+    folders = [os.path.dirname(file.path) for file in (files[0], files[-1])]
+    start = len(os.path.commonpath(folders))  # of all of them, since they are sorted
+    digests = in_threads(lambda file: file_checksum(file.path), files)
+    lines = [f"{digest} {f.path[start:]}" for digest, f in zip(digests, files, strict=True)]
+    digits, folder = checksum("\n".join(lines)), Path(data_dir, CACHE)
+    with suppress(OSError):
+        for old in folder.glob(f"files-*-{digits}.txt"):
+            old.unlink()
+        content = "\n".join(lines).encode("utf-8", "surrogateescape")
+        write_atomically(folder / f"files-{stamps}-{digits}.txt", content)
+    return digits
 
 
-def size(folder: str, name: str) -> int:
-    """Return the bytes of a file; -1 for a link to nothing."""
-    try:
-        return os.stat(os.path.join(folder, name)).st_size
-    except FileNotFoundError:
-        return -1
+def number_changed(then: str, now: str, data_dir: str) -> int | None:
+    """Return how many files differ between two marks; None where one of them is not listed."""
+    listed: list[set[bytes]] = []
+    for mark in (then, now):
+        pattern = f"files-*-{''.join(checksums(mark)[-1:])}.txt"
+        path = next(Path(data_dir, CACHE).glob(pattern), None)
+        if path is None:
+            return None
+        listed.append(set(path.read_bytes().splitlines()))
+    return len({line.partition(b" ")[2] for line in listed[0] ^ listed[1]})
+
+
+def checksums(mark: str) -> list[str]:
+    """Return the checksums in a mark, the latest last."""
+    return re.findall(r"\b[0-9a-f]{16}\b", mark.partition(" (")[2])
+
+
+def joined(before: str, now: str) -> str:
+    """Return the mark of a run whose first rounds were made with one and the later with the
+    other."""
+    return f"{before.removesuffix(')')}, then {checksums(now)[-1]})"
+
+
+def checksum(*parts: str | bytes | memoryview) -> str:
+    """Return the first 16 hexadecimal digits of SHA-256."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
+    return digest.hexdigest()[:16]
+
+
+def file_checksum(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Return the results of all items, in their order: several files are read at once."""
+    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        parts = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
+        return [result for part in parts for result in part]
 
 
 def file_mark(path: Path) -> str | None:
-    """Return `<checksum of its bytes>`; None where it is no readable file."""
+    """Return the checksum of a file; None where it is no readable file."""
     try:
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return file_checksum(path) if path.is_file() else None
     except (OSError, ValueError):
         return None

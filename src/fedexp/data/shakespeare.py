@@ -46,13 +46,16 @@ class Shakespeare(TextSource):
         """Return the roles of a split."""
         return self._users[split]
 
+    def of_split(self, split: str) -> list[Path]:
+        return split_files(Path(self.data_dir, self.name, split), KIND, HOW)
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        return [*self.of_split("train"), *self.of_split("test")]
+
     @cached_property
     def _users(self) -> dict[str, Users]:
-        paths = {
-            split: split_files(Path(self.data_dir, self.name, split), KIND, HOW)
-            for split in ("train", "test")
-        }
-        return {split: read_users(found, sample, KIND) for split, found in paths.items()}
+        return {s: read_users(self.of_split(s), sample, KIND) for s in ("train", "test")}
 
     def _vocabulary(self, texts: Sequence[str]) -> tuple[tuple[str, ...], torch.Tensor | None]:
         return complete(tuple(LETTERS)), None

@@ -4,13 +4,14 @@ Y. Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Le
 workshop 2011. The label 10 stands for the digit 0 there, and is 0 here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays, SourceFile, cached
+from fedexp.data.cache import Arrays
 from fedexp.data.datasets import Dataset
 from fedexp.data.download import Download
 
@@ -23,28 +24,34 @@ class Svhn(Dataset):
     extra: bool  # 531,131 further training images, somewhat easier
     url: str | None  # mirror: the web folder of the files
 
-    def read(self) -> Arrays:
+    @property
+    def listed(self) -> dict[str, tuple[str, str, str]]:
+        """Return split -> (address, file, md5)."""
         from torchvision.datasets import SVHN
 
         splits = ("train", "extra", "test") if self.extra else ("train", "test")
-        # split -> (address, file, md5)
-        listed = {split: SVHN.split_list[split] for split in splits}
-        folders = (Path(self.data_dir, "svhn"), Path(self.data_dir))
-        folder = next(
-            (f for f in folders if all((f / name).is_file() for _, name, _ in listed.values())),
-            None,
-        )
-        if folder is None:
-            folder, (address, name, _) = folders[0], next(iter(listed.values()))
-            files = tuple((name, md5) for _, name, md5 in listed.values())
+        return {split: SVHN.split_list[split] for split in splits}
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """Return the files of the splits, all in the one folder or the other; none where they are
+        in neither."""
+        names = [name for _, name, _ in self.listed.values()]
+        for folder in (Path(self.data_dir, "svhn"), Path(self.data_dir)):
+            if all((folder / name).is_file() for name in names):
+                return [folder / name for name in names]
+        return ()
+
+    def read(self) -> Arrays:
+        if not self.paths:
+            address, name, _ = next(iter(self.listed.values()))
+            files = tuple((name, md5) for _, name, md5 in self.listed.values())
+            folder = Path(self.data_dir, "svhn")
             Download((address.removesuffix(name),), files, folder, packed=False).fetch(
                 self.name, self.url
             )
-        paths = {split: folder / name for split, (_, name, _) in listed.items()}
-        content = [SourceFile.of(path).stamp(self.data_dir) for path in paths.values()]
-        return cached(
-            self.data_dir, self.name, content, {"extra": self.extra}, lambda: decode(paths)
-        )
+        paths = dict(zip(self.listed, self.paths, strict=True))
+        return self.cached(lambda: decode(paths), extra=self.extra)
 
 
 def decode(paths: dict[str, Path]) -> Arrays:

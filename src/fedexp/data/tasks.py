@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.data.marks import checksum
 from fedexp.data.replay import POLICIES
 from fedexp.data.streams import ORDERS
 from fedexp.data.surrogate import inputs_like, load_like
@@ -251,7 +252,7 @@ class DomainIncremental(Several):
         renumber[chosen] = np.arange(len(chosen))
         sums = [data.checksum for data in every]
         kept = replace(first, classes=tuple(first.classes[c] for c in chosen))
-        kept = replace(kept, checksum=" ".join(map(str, sums)) if any(sums) else None)
+        kept = replace(kept, checksum=checksum(" ".join(map(str, sums))) if any(sums) else None)
         names, labels = [data.name for data in every], [list(range(len(chosen)))] * len(every)
         return assemble(kept, x, renumber[y], parts, names, labels)
 

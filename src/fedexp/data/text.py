@@ -20,6 +20,7 @@ import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.npz import load_npz
+from fedexp.data.marks import checksum
 from fedexp.data.text_files import (
     LAYOUTS,
     Texts,
@@ -117,16 +118,25 @@ class TextSource(DataSource):
             length = self.length
         else:
             length, vocabulary, vectors = like.shape.length, like.vocabulary, like.vectors
+        x_train, x_test = (
+            encode(part.texts, vocabulary, length) for part in (read.train, read.test)
+        )
         return TextData(
             name=self.name,
-            x_train=torch.from_numpy(encode(read.train.texts, vocabulary, length)),
+            x_train=torch.from_numpy(x_train),
             y_train=torch.tensor(read.y_train, dtype=torch.int64),
-            x_test=torch.from_numpy(encode(read.test.texts, vocabulary, length)),
+            x_test=torch.from_numpy(x_test),
             y_test=torch.tensor(read.y_test, dtype=torch.int64),
             classes=read.classes,
             vocabulary=vocabulary,
             vectors=vectors,
+            checksum=None if self.paths else checksum(x_train.data, x_test.data),
         )
+
+    def with_vocabulary(self, texts: Sequence[Path]) -> list[Path]:
+        """Return files of texts, and those of the vocabulary and its vectors that are there."""
+        named = [self.folder / name for name in (self.vocabulary, self.vectors) if name]
+        return [*texts, *filter(Path.is_file, named)]
 
     def _vocabulary(self, texts: Sequence[str]) -> tuple[tuple[str, ...], torch.Tensor | None]:
         if self.vocabulary is None:
@@ -160,6 +170,12 @@ class TextDataset(TextSource):
         if self.layout is not None:
             require_choice("dataset.layout", self.layout, LAYOUTS)
 
+    @property
+    def paths(self) -> Sequence[Path]:
+        train, test = find_files(self.folder, self.layout)
+        named = [self.folder / "class.txt"] if self.classes is None else []
+        return self.with_vocabulary([*train, *test, *filter(Path.is_file, named)])
+
     def read(self, length: int) -> Labelled:
         train, test = (read_texts(paths, length) for paths in find_files(self.folder, self.layout))
         classes = self._classes(train)
@@ -185,6 +201,10 @@ class UnlabelledTexts(TextSource):
     read."""
 
     file: str  # csv file, relative to data_dir
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        return self.with_vocabulary([Path(self.data_dir, self.file)])
 
     def read(self, length: int) -> Labelled:
         path = Path(self.data_dir, self.file)

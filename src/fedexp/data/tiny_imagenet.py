@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import SourceFile
-from fedexp.data.image_files import Labelled, class_folders, scan_classes
+from fedexp.data.image_files import Labelled, Tree, class_folders, scan_classes
+from fedexp.data.marks import SourceFile
 
 
-def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:
-    """Return (training files, val files, class names); class index = position of the wnid in sorted
-    order."""
+def scan_official(root: Path) -> Tree:
+    """Return the training and val files; class index = position of the wnid in sorted order."""
     wnids = class_folders(root / "train")
     train = scan_classes(root / "train", wnids)
     label = {wnid: i for i, wnid in enumerate(wnids)}
@@ -39,7 +38,8 @@ def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:
         files = [SourceFile.of(path) for path, _ in labelled]
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: named in {annotations} but missing") from error
-    return train, Labelled(files, np.array([k for _, k in labelled], np.int64)), _names(root, wnids)
+    test = Labelled(files, np.array([k for _, k in labelled], np.int64))
+    return Tree(train, test, _names(root, wnids))
 
 
 def _names(root: Path, wnids: list[str]) -> list[str]:

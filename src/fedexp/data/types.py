@@ -1,14 +1,17 @@
 """Types of a loaded data set: tensors that can live on a device."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 
 from fedexp.data.augment import Augmentation, Normalise, load_batch
+from fedexp.data.marks import SourceFile
 
 
 class Draws(Protocol):
@@ -44,8 +47,8 @@ class Data(ABC):
     validation_tasks: torch.Tensor | None = field(default=None, kw_only=True)
     """int64 [V]: task of each of them, where `test_tasks` is given."""
     checksum: str | None = field(default=None, kw_only=True)
-    """Of the inputs as they were read; None where they are decoded, so that another machine may
-    have others."""
+    """Of the inputs as they were read; None where they come from files, whose bytes are compared:
+    other versions of a decoder may make other inputs of them."""
 
     @property
     def num_classes(self) -> int:
@@ -114,6 +117,17 @@ class DataSource(ABC):
         @property
         def augmentation(self) -> Draws:
             """Return the source of what is drawn for each training example."""
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """Return the files that `load` reads; none where it reads no files. Raises ConfigError
+        where they are missing."""
+        return ()
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        """Return `paths`. Raises ConfigError or OSError where one is missing."""
+        return [SourceFile.of(path) for path in self.paths]
 
     @abstractmethod
     def load(self) -> Data:

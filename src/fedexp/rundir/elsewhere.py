@@ -6,7 +6,7 @@ the run.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import yaml
 from fedexp.core import storage
 from fedexp.core.views import PLAIN, views_of
 from fedexp.rundir import contents, files, origin
-from fedexp.rundir.fingerprint import fingerprint, with_noted_code
+from fedexp.rundir.fingerprint import as_made, fingerprint
 from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
@@ -75,8 +75,9 @@ def config_of(directory: Path) -> dict[str, Any]:
 
 
 def made_with(directory: Path) -> dict[str, Any]:
-    """Return `config_of` with the code of a user's own classes as it was when the run was made."""
-    return with_noted_code(config_of(directory), origin.mapping_of(origin.read(directory), "marks"))
+    """Return `config_of` with the code of a user's own classes, and the data, as they were when the
+    run was made."""
+    return as_made(config_of(directory), origin.noted_marks(directory))
 
 
 def training(config: Mapping[str, Any]) -> str:
@@ -100,18 +101,24 @@ def finished_by_training(directory: Path) -> Finished:
 
 
 def complete(
-    directory: Path, config: Mapping[str, Any], finished: Finished | None = None
+    directory: Path,
+    config: Mapping[str, Any],
+    finished: Finished | None = None,
+    marks: Callable[[], Mapping[str, str]] = dict,
 ) -> Path | None:
     """Return the run elsewhere that makes the job of this directory needless; None where there is
     none.
 
     It may have more test views, or test personal models too, since that changes no number of the
-    others, but never less. finished: the runs to look at, where they are known."""
+    others, but never less. finished: the runs to look at, where they are known. marks: gives those
+    of the data as they are now; a run that was made with others does not count."""
     views, subjects = {*views_of(config)}, subjects_of(config)
     known = finished_by_training(directory) if finished is None else finished
     for other, found in known.get(training(config), ()):
         enough = {*views_of(found)} >= views and subjects_of(found) >= subjects
-        if enough and other != directory.absolute() and finished_summary(other) is not None:
+        if not enough or other == directory.absolute() or finished_summary(other) is None:
+            continue
+        if not origin.changes(origin.noted_marks(other), marks()):
             return other
     return None
 

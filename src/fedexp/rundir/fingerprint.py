@@ -9,9 +9,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedexp.data.marks import checksums, content_mark, file_mark
 from fedexp.rundir.own_code import CODE, marked
 from fedexp.rundir.revisions import noted
 
@@ -24,6 +26,7 @@ TARGET = "_target_"
 FREE = (
     *(
         "resume",
+        "accept_changed_data",
         "tracker",
         "checkpoint_interval",
         "figures",
@@ -50,7 +53,8 @@ FREE = (
 DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
 # a name on a hub, or a folder
 HUB = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.path")
-FILES = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")
+SINGLE = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")
+FILES = ".files"  # ends the key of a mark of data whose files the configuration does not name
 
 # Options with which a run is what it was before there were any: the hash counts them only where
 # they say otherwise.
@@ -128,7 +132,8 @@ def essential(
     there.
     """
     marks = data_marks(container) if data is None else data
-    values: dict[str, Any] = dict(FORMER)
+    of_files = {key: mark for key, mark in marks.items() if key.endswith(FILES)}
+    values: dict[str, Any] = FORMER | of_files
     for key, value in flatten(numbered(without_neutral(with_revisions(container)))).items():
         if is_free(key):
             continue
@@ -210,10 +215,11 @@ def is_own_class(key: str, value: object) -> bool:
     return key.rpartition(".")[2] == TARGET and isinstance(value, str) and not value.startswith(OWN)
 
 
-def with_noted_code(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration of a run that was made, in which each class of a user's own is what
-    was noted of it, and not what its module is now; of a run that has not noted it, none that there
-    is. A class that has no mark, such as one of an installed package, stays what it is.
+def as_made(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
+    """Return the configuration of a run that was made, in which each class of a user's own and each
+    path of data is what was noted of it, and not what is there now. A class of which nothing was
+    noted is none that there is; one that has no mark, such as one of an installed package, stays
+    what it is.
 
     marks: `data_marks` of the run."""
 
@@ -223,10 +229,10 @@ def with_noted_code(container: Mapping[str, Any], marks: Mapping[str, str]) -> d
         if not isinstance(node, Mapping):
             return node
         kept = {key: noted(value, f"{prefix}{key}.") for key, value in node.items()}
-        if is_own_class(f"{prefix}{TARGET}", kept.get(TARGET)):
-            unknown = f"{kept[TARGET]}{CODE}unknown)" if marked(kept[TARGET]) else kept[TARGET]
-            kept[TARGET] = marks.get(f"{prefix}{TARGET}", unknown)
-        return kept
+        if is_own_class(f"{prefix}{TARGET}", kept.get(TARGET)) and marked(kept[TARGET]):
+            kept[TARGET] += f"{CODE}unknown)"
+        known = {key: marks.get(f"{prefix}{key}", "") for key in kept}
+        return kept | {key: mark for key, mark in known.items() if checksums(mark)}
 
     found: dict[str, Any] = noted(container, "")
     return found
@@ -243,24 +249,27 @@ def code_marks(container: Mapping[str, Any]) -> dict[str, str]:
 def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
     """Return key of each path of data -> what stands for the data there, and key of each class of a
     user's own -> what stands for its code; a key is absent where they cannot be read."""
-    from fedexp.data.marks import file_mark, folder_mark
+    from fedexp.data.image_files import files_of_tree, list_files
 
     values = flatten(numbered(dict(container)))
     marks: dict[str, str | None] = {}
     for key, value in values.items():
-        if (found := DATASET.fullmatch(key)) and found[2] == "root" and isinstance(value, str):
-            node = key.removesuffix(".root")
+        if not isinstance(value, str):
+            continue
+        node, _, name = key.rpartition(".")
+        data_dir = str(values.get(f"{node}.data_dir", value))
+        if DATASET.fullmatch(key) and name == "root":
             # published data, which may not be there before the first run fetches them
             if f"{node}.url" in values:
                 marks[key] = Path(value).name
-            else:
-                splits = values.get(f"{node}.train_splits")
-                parts = [*splits, "test"] if isinstance(splits, list) else ["."]
-                undivided = values.get(f"{node}.{SPLIT}") is not None
-                marks[key] = folder_mark(Path(value), ["."] if undivided else parts)
-        elif HUB.fullmatch(key) and isinstance(value, str) and Path(value).is_dir():
-            marks[key] = folder_mark(Path(value), ["."])
-        elif key in FILES and isinstance(value, str):
+                continue
+            splits = values.get(f"{node}.train_splits", ["train"])
+            undivided = values.get(f"{node}.{SPLIT}") is not None
+            find = partial(files_of_tree, Path(value), splits, undivided)
+            marks[key] = content_mark(find, data_dir)
+        elif HUB.fullmatch(key) and Path(value).is_dir():
+            marks[key] = content_mark(partial(list_files, Path(value)), data_dir)
+        elif key in SINGLE:
             marks[key] = file_mark(Path(value))
     return code_marks(container) | {key: mark for key, mark in marks.items() if mark is not None}
 

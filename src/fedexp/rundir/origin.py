@@ -1,18 +1,17 @@
 """Origin of a run: what its directory notes of how it began (fingerprint.json), and what a resume
 compares with it.
 
-{"fingerprint": "2:...",          as `identity.fingerprint`
- "marks": {"dataset.root": ...},  what stands in it for data that the configuration names by a path,
- and for the code of
-                                  a user's own classes
+{"fingerprint": "2:...",          as `fingerprint` of the configuration and the marks
+ "marks": {"dataset.files": ...}, of the data, and of the code of a user's own classes
  "data": {"train": ..., ...},     what the data were when they had been loaded
  "way": {"precision": ...},       in which steps are computed, where that was left to timing
  "directory": "..."}              the working directory, in which relative paths begin
 """
 
-import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,27 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.rundir.fingerprint import code_marks, data_marks, essential, fingerprint
-from fedexp.rundir.own_code import CODE, checksums, joined
+from fedexp.data.marks import (
+    BYTES,
+    checksum,
+    checksums,
+    content_mark,
+    joined,
+    number_changed,
+)
+from fedexp.rundir.fingerprint import (
+    FILES,
+    data_marks,
+    essential,
+    fingerprint,
+    flatten,
+    numbered,
+)
 
 if TYPE_CHECKING:
-    from fedexp.data.types import Data  # imports torch
+    from fedexp.data.types import Data, DataSource  # imports torch
+
+log = logging.getLogger("fedexp")
 
 NAME = "fingerprint.json"
 PATHS = (
@@ -33,27 +48,47 @@ PATHS = (
 )
 
 
+def marks_of(
+    container: Mapping[str, Any],
+    sources: Mapping[str, "DataSource"],
+    data: "Data | None" = None,
+) -> dict[str, str]:
+    """Return the marks of the code and the data of a run; absent where they cannot be read.
+
+    sources: key of each data set of the configuration -> what reads it. data: what was loaded, of
+    which only inputs that come from no files have a mark."""
+    found = data_marks(container)
+    for key, source in sources.items():
+        if not any(BYTES in found.get(f"{key}.{name}", "") for name in ("root", "path")):
+            mark = content_mark(partial(getattr, source, "files"), source.data_dir)
+            found |= {} if mark is None else {key + FILES: mark}
+    inputs = None if data is None else data.checksum
+    return found if inputs is None else found | {"inputs": f"arrays{BYTES}{inputs})"}
+
+
 def note(
     directory: Path,
     container: Mapping[str, Any],
     data: "Data",
+    marks: Mapping[str, str],
     way: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the file, where there is none. way: of computing, which a resumed run keeps."""
-    if read(directory):
-        return
-    marks = data_marks(container)
-    found = {"fingerprint": fingerprint(container, marks), "marks": marks, "data": describe(data)}
-    storage.write_json(
-        directory / NAME, found | {"way": dict(way or {}), "directory": str(Path.cwd())}
-    )
+    """Write the file, or what has changed of it. Where the rounds from here on are made with other
+    code or data, the marks are of both: the run stands for no run with one of them alone.
 
-
-def renew(directory: Path, container: Mapping[str, Any]) -> None:
-    """Note the fingerprint of a run that was given other options which a resume may change."""
-    if found := read(directory):
-        marks = mapping_of(found, "marks") or data_marks(container)
-        storage.write_json(directory / NAME, found | {"fingerprint": fingerprint(container, marks)})
+    marks: `marks_of` the run. way: of computing, which a resumed run keeps."""
+    found, before = read(directory), noted_marks(directory)
+    kept = before | dict(marks) | {key: mark for key, mark in before.items() if checksums(mark)}
+    kept |= {key: joined(then, now) for key, (then, now) in changes(before, marks).items()}
+    content = {
+        "fingerprint": fingerprint(container, kept),
+        "marks": kept,
+        "data": describe(data),
+        "way": mapping_of(found, "way") or dict(way or {}),
+        "directory": found.get("directory", str(Path.cwd())),
+    }
+    if content != found:
+        storage.write_json(directory / NAME, content)
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -71,16 +106,17 @@ def fingerprint_of(directory: Path) -> dict[str, Any]:
 
 
 def describe(data: "Data") -> dict[str, Any]:
-    """Describe data: sizes, number of classes, a checksum of class names and labels, and one of
-    inputs that are no decoded pictures: the same JPEG may be decoded to other pixels by another
-    version of Pillow."""
-    digest = hashlib.sha256("\n".join(data.classes).encode("utf-8", "surrogateescape"))
-    for labels in (data.y_train, data.y_test):
-        digest.update(labels.cpu().numpy().astype("<i8").tobytes())
-    shape = [int(n) for n in data.x_train.shape[1:]]
+    """Describe data: sizes, number of classes, and a checksum of class names and labels."""
+    labels = [y.cpu().numpy().astype("<i8").tobytes() for y in (data.y_train, data.y_test)]
     sizes = {"train": len(data.y_train), "test": len(data.y_test), "classes": data.num_classes}
-    inputs = {} if data.checksum is None else {"inputs": data.checksum}
-    return sizes | {"shape": shape, "labels": digest.hexdigest()[:16]} | inputs
+    shape = [int(n) for n in data.x_train.shape[1:]]
+    return sizes | {"shape": shape, "labels": checksum("\n".join(data.classes), *labels)}
+
+
+def noted_marks(directory: Path) -> dict[str, str]:
+    """Return the marks that a run has noted."""
+    found = mapping_of(read(directory), "marks")
+    return {key: mark for key, mark in found.items() if isinstance(mark, str)}
 
 
 def differences(
@@ -89,15 +125,14 @@ def differences(
     """Return a line for each value that decides the result and is another one in the run there.
     saved: its config.yaml.
 
-    Data that are there on one side only (moved before they were noted, or missing now) are left to
-    who loads them, to `check_data` and to the partition; other code of a class of a user's own is
-    no difference, see `changed_code`."""
-    noted = mapping_of(read(directory), "marks")
+    Data that were noted, or that are there on one side only (moved before they were noted, or
+    missing now), are left to `check_data` and to the partition. Other code of the same class is no
+    difference, see `changes`."""
+    noted = noted_marks(directory)
     there, asked = noted or data_marks(saved), data_marks(container)
     before, now = essential(saved, there), essential(container, asked)
-    unknown = there.keys() ^ asked.keys() | {
-        key for key, (then, now) in codes(noted, container).items() if same_class(then, now)
-    }
+    unknown = there.keys() ^ asked.keys()
+    unknown |= {key for key, mark in asked.items() if of_the_same(noted.get(key, ""), mark)}
     return [
         f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
         for key in sorted((now.keys() | before.keys()) - unknown)
@@ -105,50 +140,75 @@ def differences(
     ]
 
 
-def codes(noted: Mapping[str, str], container: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return key of each class of a user's own -> (mark noted, mark now)."""
-    return {key: (noted[key], mark) for key, mark in code_marks(container).items() if key in noted}
+def changes(noted: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return key -> (mark noted, mark now) of the data, and of the classes of a user's own, whose
+    latest checksums differ."""
+    found = {}
+    for key in sorted(noted.keys() & now.keys()):
+        then, mark = noted[key], now[key]
+        known = checksums(then) and of_the_same(then, mark)
+        if known and checksums(then)[-1] != checksums(mark)[-1]:
+            found[key] = then, mark
+    return found
 
 
-def same_class(then: str, now: str) -> bool:
-    """Return whether two marks are of the same class, whatever its code."""
-    return then.partition(CODE)[0] == now.partition(CODE)[0]
+def of_the_same(then: str, now: str) -> bool:
+    """Return whether two marks are of the data at one key, or of one class, whatever their
+    checksums."""
+    same = then.partition(" (")[0] == now.partition(" (")[0]
+    return bool(then and checksums(now)) and (same or BYTES in now)
 
 
-def changed_code(directory: Path, container: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return `codes` of the classes whose code is another than that of the rounds before, as noted
-    in the directory."""
-    found = codes(mapping_of(read(directory), "marks"), container)
-    return {
-        key: (then, now)
-        for key, (then, now) in found.items()
-        if same_class(then, now) and checksums(then)[-1] != checksums(now)[-1]
-    }
+def check_data(
+    directory: Path,
+    marks: Mapping[str, str],
+    container: Mapping[str, Any],
+    data: "Data | None" = None,
+) -> None:
+    """Raise ConfigError where the data are other than those that the run there was made with.
 
-
-def note_changed_code(directory: Path, container: Mapping[str, Any]) -> None:
-    """Note that rounds from here on are made with other code: the run stands for no run with one
-    code alone."""
-    found = read(directory)
-    both = {key: joined(*marks) for key, marks in changed_code(directory, container).items()}
-    marks = mapping_of(found, "marks") | both
-    storage.write_json(
-        directory / NAME, found | {"marks": marks, "fingerprint": fingerprint(container, marks)}
-    )
-
-
-def check_data(directory: Path, data: "Data") -> None:
-    """Raise ConfigError where the data are other than those that the run there began with."""
-    before, now = mapping_of(read(directory), "data"), describe(data)
-    if wrong := [
+    With `accept_changed_data` bytes may differ; sizes and labels never, since the partition rests
+    on them. marks: `marks_of` the run. data: None where they have not been loaded."""
+    before, now = mapping_of(read(directory), "data"), {} if data is None else describe(data)
+    lines = [
         f"{key}: {before[key]} there, {now[key]} now"
         for key in now
         if before.get(key, now[key]) != now[key]
-    ]:
+    ]
+    advice = "" if lines else "\naccept_changed_data=true goes on with them, which is noted"
+    found = changes(noted_marks(directory), marks)
+    if not lines and container.get("accept_changed_data"):
+        return
+    lines += [
+        f"{key}: {in_words(*found[key], container, key)}" for key in found if BYTES in marks[key]
+    ]
+    if lines:
         raise ConfigError(
-            f"resume={directory}: the data are not those that this run began with\n  "
-            + "\n  ".join(wrong)
+            f"{directory}: the data are not those that this run began with\n  "
+            + "\n  ".join(lines)
+            + advice
         )
+
+
+def say_what_changed(
+    directory: Path, marks: Mapping[str, str], container: Mapping[str, Any]
+) -> None:
+    """Log which code and data are others than in the rounds before."""
+    for key, (then, now) in changes(noted_marks(directory), marks).items():
+        if BYTES in now:
+            words = f"the data have changed, {in_words(then, now, container, key)}"
+        else:
+            words = f"the code of {now.partition(' ')[0]} has changed"
+        log.warning("%s: %s since the rounds before were made", key, words)
+
+
+def in_words(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
+    """Say how two marks of data differ: by the number of files, where it is known."""
+    data_dir = flatten(numbered(container)).get(f"{key.rpartition('.')[0]}.data_dir", "")
+    number = number_changed(then, now, str(data_dir))
+    if number is None:
+        return f"{then} there, {now} now"
+    return f"{number:,} of {now.partition(' (')[0]} differ"
 
 
 def mapping_of(node: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -29,17 +29,6 @@ def marked(target: str) -> str | None:
     return f"{target}{CODE}{digest.hexdigest()[:16]})" if files else None
 
 
-def joined(before: str, now: str) -> str:
-    """Return the mark of a run whose first rounds were made with one code and whose later ones with
-    another."""
-    return f"{before.removesuffix(')')}, then {checksums(now)[-1]})"
-
-
-def checksums(mark: str) -> list[str]:
-    """Return the checksums in a mark, that of the latest code last."""
-    return mark.partition(CODE)[2].removesuffix(")").split(", then ")
-
-
 def place_of(package: str) -> Path | None:
     """Return the directory that a package, or a module on the top level, lies in."""
     if package in ("", OWN):

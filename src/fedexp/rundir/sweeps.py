@@ -7,9 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 from fedexp.core import storage
+from fedexp.data.marks import checksums
 from fedexp.rundir import contents, files, origin
 from fedexp.rundir.elsewhere import noted
-from fedexp.rundir.fingerprint import TARGET
+from fedexp.rundir.fingerprint import TARGET, data_marks
 from fedexp.rundir.reader import MARKS, RunDirectory
 
 log = logging.getLogger("fedexp")
@@ -44,7 +45,7 @@ class SweepDirectory:
     @cached_property
     def complete(self) -> list[RunDirectory]:
         """Return those that are over and whole: what tables are made from."""
-        return with_latest_code([run for run in self.jobs if run.finished])
+        return with_latest([run for run in self.jobs if run.finished])
 
     @cached_property
     def begun(self) -> list[RunDirectory]:
@@ -75,27 +76,35 @@ class SweepDirectory:
         storage.write_json(self.directory / MARKER, {"sweep": sweep})
 
 
-def with_latest_code(runs: list[RunDirectory]) -> list[RunDirectory]:
-    """Return, of finished runs that differ in nothing but the code of a user's own classes, the one
-    with the code as it is now, else the one that was made last; and all others."""
-    own = [run for run in runs if run.finished and has_own_code(run.directory)]
-    latest = {frozenset(run.overrides): run.directory for run in sorted(own, key=code_and_time)}
-    others = {run.directory for run in own if latest[frozenset(run.overrides)] != run.directory}
+def with_latest(runs: list[RunDirectory]) -> list[RunDirectory]:
+    """Return, of finished runs that differ in nothing but the code of a user's own classes or the
+    bytes of the data, the one that was made with what is there now, else the one that was made
+    last; and all others."""
+    same: dict[frozenset[str], list[RunDirectory]] = {}
+    for run in runs:
+        if run.finished and has_marks(run.directory):
+            same.setdefault(frozenset(run.overrides), []).append(run)
+    others: set[Path] = set()
+    for found in same.values():
+        latest = found[0] if len(found) == 1 else max(found, key=as_now_and_time)
+        others |= {run.directory for run in found} - {latest.directory}
     if others:
         log.warning(
-            "runs left out, since the code of your own classes was another one: %d", len(others)
+            "runs left out, since the code of your own classes or the data were others: %d",
+            len(others),
         )
     return [run for run in runs if run.directory not in others]
 
 
-def has_own_code(directory: Path) -> bool:
-    marks = origin.mapping_of(origin.read(directory), "marks")
-    return any(key.endswith(TARGET) for key in marks)
+def has_marks(directory: Path) -> bool:
+    """Return whether a job with other code or data has another directory."""
+    marks = origin.noted_marks(directory).items()
+    return any(checksums(mark) and key.endswith((TARGET, ".root", ".path")) for key, mark in marks)
 
 
-def code_and_time(run: RunDirectory) -> tuple[bool, float]:
-    """Return (whether the code is as it is now, seconds when the run ended)."""
-    return not origin.changed_code(run.directory, run.config), (
+def as_now_and_time(run: RunDirectory) -> tuple[bool, float]:
+    """Return (whether code and data are as they are now, seconds when the run ended)."""
+    return not origin.changes(origin.noted_marks(run.directory), data_marks(run.config)), (
         run.directory / files.SUMMARY
     ).stat().st_mtime
 

@@ -67,7 +67,7 @@ def train_run(job: Job) -> dict[str, Any]:
             held.enter_context(occupied(job.directory))
         goes_on, summary = find_start(job, built, container)
         if summary is None and job.sweep is not None and not goes_on:
-            summary = find_elsewhere(job, container)
+            summary = find_elsewhere(job, built, container)
         if summary is not None:
             return summary
         require_named(built.tracker, job.overrides, job.directory)
@@ -92,11 +92,12 @@ def train_run(job: Job) -> dict[str, Any]:
         saved = (
             checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
         )
-        state = first_state(job, prepared, saved)
+        marks = origin.marks_of(container, built.sources, simulation.bench.data)
+        state = first_state(job, container, prepared, saved, marks)
         held.enter_context(failing(job, container, saved))
         clear_failed_attempt(job.directory)
         held.enter_context(run_log(job.directory, early))
-        note_beginning(job, built, container, prepared, state, saved)
+        note_beginning(job, built, container, prepared, state, saved, marks)
         info = run_info(
             job, container, simulation, state, resumed=saved is not None and saved.state is not None
         )

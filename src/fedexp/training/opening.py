@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from fedexp.config.build import Built
-from fedexp.config.overrides import key_of
+from fedexp.config.overrides import OF_COMMAND, key_of
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree
 from fedexp.core.errors import BudgetSpent, ConfigError, RunFailed, StorageError
@@ -58,6 +58,7 @@ def note_beginning(
     prepared: Prepared,
     state: State,
     saved: checkpoint.Saved | None,
+    marks: Mapping[str, str],
 ) -> None:
     """Note in the directory and in its log what is run, with what, from where on."""
     simulation = prepared.simulation
@@ -66,7 +67,7 @@ def note_beginning(
     log.info("hardware: %s", prepared.hardware.sentence())
     if slow := prepared.hardware.trouble():
         log.warning("hardware.precision=bf16: %s", slow)
-    begin_span(state, container, prepared.hardware)
+    begin_span(state, container, prepared.hardware, marks)
     place_states(simulation, state)
     (job.directory / files.SUMMARY).unlink(missing_ok=True)  # of a run that is given more rounds
     if saved is None or saved.state is None:
@@ -76,23 +77,15 @@ def note_beginning(
             log.warning("partition=%s: %s", job.choices["partition"], remark)
     else:
         say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
-        if changed := origin.changed_code(job.directory, container):
-            for key, (before, _) in changed.items():
-                log.warning(
-                    "%s: the code of %s has changed since the rounds before were made",
-                    key,
-                    before.split()[0],
-                )
-            origin.note_changed_code(job.directory, container)
+        origin.say_what_changed(job.directory, marks, container)
         if extension.asked(job.directory, container):
             for words in extension.notes(job.directory, container, state):
                 log.info("%s", words)
             write_options(job, container)
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
-    origin.note(
-        job.directory, container, simulation.bench.data, {"precision": prepared.hardware.precision}
-    )
+    way = {"precision": prepared.hardware.precision}
+    origin.note(job.directory, container, simulation.bench.data, marks, way)
 
 
 @contextmanager
@@ -157,10 +150,9 @@ def place_states(simulation: Simulation, state: State) -> None:
 def write_options(job: Job, container: Mapping[str, Any]) -> None:
     """Write what the run was asked to do: config.yaml last, by which `extension.asked` tells that
     a run is still to be given more rounds."""
-    typed = [override for override in job.overrides if key_of(override) != "resume"]
+    typed = [override for override in job.overrides if key_of(override) not in OF_COMMAND]
     overrides = yaml.safe_dump(typed, allow_unicode=True).encode()
     storage.write_atomically(job.directory / files.OVERRIDES, overrides)
-    origin.renew(job.directory, container)
     text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
     storage.write_atomically(job.directory / files.CONFIG, text)
 

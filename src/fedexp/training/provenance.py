@@ -13,6 +13,7 @@ import torch
 
 import fedexp
 from fedexp.core.packages import ROOT
+from fedexp.data.marks import BYTES
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir.fingerprint import code_marks, fingerprint
 from fedexp.training.state import State
@@ -53,11 +54,15 @@ def own_code(container: Mapping[str, Any]) -> dict[str, list[str]]:
     return {"code": marks} if marks else {}
 
 
-def begin_span(state: State, container: Mapping[str, Any], hardware: Resolved) -> None:
-    """Note the versions and hardware for the rounds from here on, unless they are as before."""
+def begin_span(
+    state: State, container: Mapping[str, Any], hardware: Resolved, marks: Mapping[str, str]
+) -> None:
+    """Note the versions, hardware and data for the rounds from here on, unless they are as before.
+    marks: `origin.marks_of` the run."""
     now = (
         {"versions": versions(*NUMERIC), "commit": commit()}
         | own_code(container)
+        | {"data": {key: mark for key, mark in marks.items() if BYTES in mark}}
         | hardware.arithmetic()
     )
     # a checkpoint of an older version, which has not kept it

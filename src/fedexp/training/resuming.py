@@ -44,6 +44,11 @@ def find_start(
     None)."""
     resumed = built.settings.resume is not None
     if job.sweep is None and not resumed:
+        if built.settings.accept_changed_data:
+            raise ConfigError(
+                "accept_changed_data=true: goes with resume=<run directory> or with a sweep that"
+                " has been begun"
+            )
         check_new(job.directory)
         return False, None
     if not resumed:
@@ -52,6 +57,7 @@ def find_start(
         # a job of a sweep that is new, or that ended before it had anything to resume from
         return False, None
     check_resume(job.directory, container, alone=job.sweep is None)
+    origin.check_data(job.directory, origin.marks_of(container, built.sources), container)
     summary = finished_summary(job.directory)
     if (
         summary is None
@@ -70,10 +76,12 @@ def find_start(
     return False, summary
 
 
-def find_elsewhere(job: Job, container: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_elsewhere(job: Job, built: Built, container: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the summary of the same run where another sweep has made it, which is noted; None
     where none has."""
-    other = elsewhere.complete(job.directory, container)
+    other = elsewhere.complete(
+        job.directory, container, marks=lambda: origin.marks_of(container, built.sources)
+    )
     if other is None:
         return None
     elsewhere.note(job.directory, other, job.overrides)
@@ -86,14 +94,20 @@ def precision_before(directory: Path) -> str | None:
     return origin.mapping_of(origin.read(directory), "way").get("precision")
 
 
-def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) -> State:
+def first_state(
+    job: Job,
+    container: Mapping[str, Any],
+    prepared: Prepared,
+    saved: checkpoint.Saved | None,
+    marks: Mapping[str, str],
+) -> State:
     """Return the state that the rounds begin from: a saved one, if the run and its data are still
     the same, or new."""
     simulation = prepared.simulation
     if saved is None or saved.state is None:
         return simulation.initial_state()
     state = State.from_tree(saved.state, prepared.hardware.device, job.directory)
-    origin.check_data(job.directory, simulation.bench.data)
+    origin.check_data(job.directory, marks, container, simulation.bench.data)
     check_partition(job.directory, simulation)
     check_begun(job.directory, simulation.cohorts, state.round)
     if state.status in ("completed", "stopped") and state.round < simulation.rounds:

@@ -1,0 +1,320 @@
+"""Marks of data: every file that a data set reads counts with its bytes, which are read again only
+where its size or time has changed."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from fedexp.core.errors import ConfigError
+from fedexp.data import marks
+from fedexp.data.marks import SourceFile, checksums, content_mark, joined, number_changed
+from fedexp.rundir import elsewhere, origin
+from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
+from test_compare import make_run
+from test_datasets import (
+    dataset,
+    leaf_json,
+    mnist_files,  # noqa: F401
+    pixels,
+    write_image,
+    write_leaf,
+    write_raw,
+    write_tiny,
+    write_tree,
+)
+from test_more_data import write_emnist, write_news, write_roles, write_svhn
+from test_text import TXT, write, write_vocabulary
+from toy_federation import make_simulation
+
+CLASSES = {"a": 2, "b": 2}
+
+
+def write_femnist(root: Path) -> None:
+    for split in ("train", "test"):
+        write_leaf(root / "femnist" / split, one=leaf_json({"w": (pixels(0, 2, 28, 28), [1, 2])}))
+
+
+def write_caltech(root: Path) -> None:
+    for name in ("001.ak47", "002.flag"):
+        for i in range(5):
+            folder = root / "caltech256/256_ObjectCategories" / name
+            write_image(folder / f"{i}.png", pixels(i, 4, 4, 3))
+
+
+def write_shakespeare(root: Path) -> None:
+    for split in ("train", "test"):
+        write_roles(root / "shakespeare" / split, ROMEO=(["a" * 80], ["b"]))
+
+
+def write_both_news(root: Path) -> None:
+    for split in ("train", "test"):
+        write_news(root / "ag_news", split, '"3","Oil ","rises"')
+
+
+def write_texts(root: Path) -> None:
+    folder = write(root, **TXT, posts_csv="content\nabc\n")
+    write_vocabulary(folder, ["a", "b"], embeddings=np.ones((2, 2)))
+
+
+def write_svhns(root: Path) -> None:
+    for split in ("train", "test"):
+        write_svhn(root / "svhn", split, [10, 1])
+
+
+NEWS = ("dataset.name=news",)
+WITH_FILES = ("dataset.vocabulary=vocab.json", "dataset.vectors=vectors.npz")
+WITHOUT = ("dataset.vocabulary=null", "dataset.vectors=null")
+# option, overrides, what writes its files below a data_dir, names of files that only name classes
+# or labels, which have a checksum of their own
+SETS = [
+    ("cifar10", (), lambda root: write_tree(root / "cifar10", CLASSES), ()),
+    ("cinic10", (), lambda root: write_tree(root / "cinic10", CLASSES), ()),
+    ("image_folder", (), lambda root: write_tree(root / "images", CLASSES), ()),
+    (
+        "image_folder",
+        ("dataset.test_fraction=0.5",),
+        lambda root: write_tree(root / "images", CLASSES, splits=("train",)),
+        (),
+    ),
+    (
+        "tiny_imagenet",
+        (),
+        lambda root: write_tiny(root / "tiny_imagenet"),
+        ("val_annotations.txt", "words.txt"),
+    ),
+    ("caltech256", (), write_caltech, ()),
+    ("femnist", (), write_femnist, ()),
+    ("emnist", (), lambda root: write_emnist(root / "EMNIST/raw", "balanced", [0, 1]), ()),
+    ("svhn", (), write_svhns, ()),
+    ("shakespeare", (), write_shakespeare, ()),
+    ("ag_news", (), write_both_news, ()),
+    ("thucnews", (*NEWS, *WITH_FILES), write_texts, ()),
+    ("thucnews", (*NEWS, *WITHOUT), write_texts, ()),
+    ("weibo", ("dataset.file=news/posts.csv",), write_texts, ()),
+]
+opened: list[str] | None = None
+
+
+def note_opened(event: str, arguments: tuple) -> None:
+    if opened is not None and event == "open" and isinstance(arguments[0], str | os.PathLike):
+        opened.append(os.fspath(arguments[0]))
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The paths that are opened from here on."""
+    if not getattr(sys, "fedexp_test_hook", False):
+        sys.addaudithook(note_opened)  # stays for good
+        sys.fedexp_test_hook = True
+    found: list[str] = []
+    monkeypatch.setitem(globals(), "opened", found)
+    return found
+
+
+def source_of(name, overrides, root):
+    if name == "weibo":
+        from fedexp.data.text import UnlabelledTexts
+
+        return UnlabelledTexts(
+            name="weibo",
+            data_dir=str(root),
+            file="news/posts.csv",
+            length=9,
+            max_words=9,
+            vocabulary=None,
+            vectors=None,
+        )
+    extra = ("dataset.split=balanced",) if name == "emnist" else ()
+    place = (f"dataset.root={root}/images",) if name == "image_folder" else ()
+    return dataset(name, root, *extra, *place, *overrides)
+
+
+def change(path: Path) -> None:
+    """Turn the last bit of a file: same name, same size."""
+    content, time = path.read_bytes(), path.stat().st_mtime_ns + 1
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(time, time))  # the file system's clock may stand still
+
+
+@pytest.mark.parametrize(("name", "overrides", "write", "naming"), SETS)
+def test_every_file_that_a_data_set_reads_counts(
+    name, overrides, write, naming, tmp_path, recorded
+):
+    write(tmp_path)
+    source = source_of(name, overrides, tmp_path)
+    recorded.clear()
+    data = source.load()
+    assert data.checksum is None
+    read = {path for path in recorded if path.startswith(str(tmp_path)) and ".fedexp_c" not in path}
+    files = {file.path for file in source.files}
+    assert files <= read
+    assert {Path(path).name for path in read - files} <= {*naming}
+    (before,) = origin.marks_of({}, {"dataset": source}).values()
+    assert before.startswith(f"{len(files)} file")
+    for path in sorted(files):
+        change(Path(path))
+        source = source_of(name, overrides, tmp_path)
+        (now,) = origin.marks_of({}, {"dataset": source}).values()
+        assert checksums(now) != checksums(before)
+        assert number_changed(before, now, str(tmp_path)) == 1
+        before = now
+
+
+def test_mnist_counts_its_four_files(mnist_files, tmp_path):  # noqa: F811
+    write_raw(tmp_path / "MNIST/raw", mnist_files)
+    source = dataset("mnist", tmp_path)
+    (mark,) = origin.marks_of({}, {"dataset": source}).values()
+    assert mark.startswith("4 files (bytes ")
+    (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte").unlink()
+    assert origin.marks_of({}, {"dataset": source}) == {}, "they are fetched by the run"
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Paths whose checksum is made."""
+    calls, original = [], marks.file_checksum
+    monkeypatch.setattr(marks, "file_checksum", lambda path: calls.append(path) or original(path))
+    return calls
+
+
+def files_in(folder: Path) -> list[SourceFile]:
+    return [SourceFile.of(path) for path in folder.rglob("*") if path.is_file()]
+
+
+def test_files_are_read_again_only_where_a_size_or_time_has_changed(read, tmp_path):
+    for name in ("a/1", "a/2", "b/1"):
+        path = tmp_path / "set" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "data").mkdir()
+    files = files_in(tmp_path / "set")
+    before = content_mark(lambda: files, str(tmp_path / "data"))
+    assert len(read) == 3
+    assert content_mark(lambda: files[::-1], str(tmp_path / "data")) == before
+    assert len(read) == 3
+    os.utime(tmp_path / "set/a/1", ns=(0, 0))
+    assert content_mark(lambda: files_in(tmp_path / "set"), str(tmp_path / "data")) == before
+    assert len(read) == 6
+    assert len(list((tmp_path / "data/.fedexp_cache").iterdir())) == 1, "the older list is removed"
+    (tmp_path / "set").rename(tmp_path / "moved")
+    assert content_mark(lambda: files_in(tmp_path / "moved"), str(tmp_path / "data")) == before
+    (tmp_path / "moved/a/1").write_text("a/9")
+    now = content_mark(lambda: files_in(tmp_path / "moved"), str(tmp_path / "data"))
+    assert now != before
+    assert number_changed(before, now, str(tmp_path / "data")) == 1
+    (tmp_path / "moved/b/1").rename(tmp_path / "moved/b/2")
+    (tmp_path / "moved/b/3").write_text("new")
+    later = content_mark(lambda: files_in(tmp_path / "moved"), str(tmp_path / "data"))
+    assert number_changed(now, later, str(tmp_path / "data")) == 3, "renamed: two names"
+    assert number_changed(now, later, str(tmp_path / "none")) is None
+
+
+def test_a_data_dir_that_cannot_be_written_costs_only_time(read, tmp_path):
+    (tmp_path / ".fedexp_cache").write_text("a file in the way")
+    (tmp_path / "x").write_text("1")
+    found = [content_mark(lambda: files_in(tmp_path), str(tmp_path)) for _ in range(2)]
+    assert found[0] == found[1] is not None
+    assert len(read) == 4
+
+
+def test_a_mark_that_somebody_else_wrote_leads_to_no_file(tmp_path):
+    for odd in ("../../x", "*", "x (bytes ../../etc/passwd)", "x (bytes *)", ""):
+        assert number_changed(odd, odd, str(tmp_path)) is None
+        assert checksums(odd) == []
+
+
+# --- what a run is
+
+PHOTOS = {"dataset": {"_target_": "fedexp.data.datasets.ImageFolder", "train_splits": ["train"]}}
+
+
+def photos(tmp_path: Path) -> dict:
+    write_tree(tmp_path / "photos", CLASSES)
+    place = {"root": str(tmp_path / "photos"), "data_dir": str(tmp_path)}
+    return {"dataset": PHOTOS["dataset"] | place}
+
+
+def note(directory: Path, config: dict, found: dict[str, str]) -> None:
+    directory.mkdir(exist_ok=True, parents=True)
+    origin.note(directory, config, make_simulation().bench.data, found)
+
+
+def test_the_fingerprint_counts_bytes(tmp_path):
+    config = photos(tmp_path)
+    before, found = fingerprint(config), data_marks(config)
+    change(tmp_path / "photos/train/a/000.png")
+    assert fingerprint(config) != before
+    assert fingerprint(as_made(config, found)) == before
+    former = {"dataset.root": "8 files 0123456789abcdef"}  # of names and sizes
+    assert fingerprint(as_made(config, former)) == fingerprint(config)
+
+
+def test_files_that_no_option_names_count_in_what_a_run_notes(tmp_path):
+    found = []
+    for digits in ("0" * 16, "1" * 16):
+        note(tmp_path / digits, {}, {"dataset.files": f"2 files (bytes {digits})"})
+        found.append(origin.read(tmp_path / digits)["fingerprint"])
+    assert len({*found, fingerprint({})}) == 3
+
+
+def test_a_run_that_noted_no_bytes_is_resumed_and_notes_them(tmp_path):
+    """Nothing can be said of its data; those of the rounds from here on are known."""
+    config = photos(tmp_path)
+    for former in ({}, {"dataset.root": "8 files 0123456789abcdef"}):
+        directory = tmp_path / f"run{len(former)}"
+        note(directory, config, former)
+        assert origin.differences(directory, config, config) == []
+        now = origin.marks_of(config, {})
+        origin.check_data(directory, now, config)
+        note(directory, config, now)
+        assert origin.noted_marks(directory) == now
+
+
+def test_changed_data_are_refused_or_noted(tmp_path, caplog):
+    config, directory = photos(tmp_path), tmp_path / "run"
+    first = origin.marks_of(config, {})
+    note(directory, config, first)
+    change(tmp_path / "photos/train/a/000.png")
+    now = origin.marks_of(config, {})
+    with pytest.raises(ConfigError, match=r"dataset\.root: 1 of 8 files differ\naccept_changed_"):
+        origin.check_data(directory, now, config)
+    accepted = config | {"accept_changed_data": True}
+    origin.check_data(directory, now, accepted)
+    origin.say_what_changed(directory, now, accepted)
+    assert "dataset.root: the data have changed, 1 of 8 files differ since" in caplog.text
+    note(directory, config, now)
+    both = joined(first["dataset.root"], now["dataset.root"])
+    assert origin.noted_marks(directory) == {"dataset.root": both}
+    assert origin.read(directory)["fingerprint"] not in (
+        fingerprint(config, first),
+        fingerprint(config, now),
+    )
+    origin.check_data(directory, now, config)
+    change(tmp_path / "photos/train/a/000.png")  # as it was
+    with pytest.raises(ConfigError, match="1 of 8 files differ"):
+        origin.check_data(directory, origin.marks_of(config, {}), config)
+
+
+@pytest.mark.parametrize("key", ["dataset.root", "dataset.files"])
+def test_a_run_elsewhere_on_other_data_does_not_stand_for_a_job(key, tmp_path):
+    """It is found again by what it noted; a run that noted nothing counts."""
+    config = photos(tmp_path) if key.endswith("root") else {"dataset": {"name": "news"}}
+    now = data_marks(config) or {key: "2 files (bytes 0123456789abcdef)"}
+    make_run(tmp_path / elsewhere.ROOT / "sweep", [], [0.5])
+    run, job = tmp_path / elsewhere.ROOT / "sweep/run0", tmp_path / elsewhere.ROOT / "other/job"
+    config = yaml.safe_load((run / "config.yaml").read_text()) | config
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert elsewhere.complete(job, config, marks=lambda: now) == run
+    note(run, config, now)
+    assert elsewhere.complete(job, config, marks=lambda: now) == run
+    other = {key: now[key].replace(checksums(now[key])[0], "f" * 16)}
+    if key.endswith("files"):
+        assert elsewhere.complete(job, config, marks=lambda: other) is None
+        assert elsewhere.complete(job, config, marks=dict) == run, "the data are not there"
+    (run / origin.NAME).unlink()
+    note(run, config, other)
+    assert elsewhere.complete(job, config, marks=lambda: now) is None
