@@ -17,12 +17,12 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.engine.base import EVALUATION_BATCH, EVALUATION_BATCH_CUDA, ClientRuntime
+from fedexp.engine.batch_norm import batch_norm, leaving_out_padding, uses_batch_statistics
 from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import FunctionalNetwork, LiveNetwork
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.engine.vectorised.network import ClientNetwork
-from fedexp.models.batch_norm import batch_norm, leaving_out_padding, uses_batch_statistics
 from fedexp.models.resnet import BottleneckResNet, CifarResNet, TorchvisionResNet
 from fedexp.models.textcnn import TextCNN
 from fedexp.training.rounds import play_round

@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedexp.core.errors import ConfigError
-from fedexp.models.cnn import CNN
+from fedexp.models.cnn import CNN, pooled
 from fedexp.models.resnet import CifarResNet, TorchvisionResNet
 
 CONF = Path(__file__).parents[1] / "conf" / "model"
@@ -335,3 +335,17 @@ VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
 def test_bad_values_name_their_key(cls, values, key):
     with pytest.raises(ConfigError, match=key):
         cls(**values)
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 7)])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_pooling_without_gradient(size, layout):
+    """Bit for bit what torch's two operations give with one, NaN included."""
+    x = torch.randn(3, 8, *size, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 0, 0] = torch.nan
+    x = x.to(memory_format=layout)
+    with torch.no_grad():
+        actual = pooled(x)
+    expected = pooled(x.requires_grad_()).detach()
+    assert expected.isnan().sum() == 1
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)

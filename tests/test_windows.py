@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
-from fedexp.models import windows as module
-from fedexp.models.windows import maxima
+from fedexp.models import textcnn as module
+from fedexp.models.textcnn import maxima
 
 SHAPE = (5, 7, 6, 11)  # texts, windows, numbers of a window, filters
 

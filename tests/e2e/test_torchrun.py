@@ -43,25 +43,24 @@ HALF = """
 import os, signal, sys, time
 import torch
 import torch.distributed as dist
-from fedexp.engine.processes.distributed import CPU, Packet, RankLost, join, receive
+from fedexp.engine.processes.distributed import RankLost, join, packed, receive, send
 from fedexp.engine.processes.ranks import find_ranks
 
 sends = sys.argv[1] == "sends"
 ranks = find_ranks(os.environ)
 join(ranks)
-packet = Packet.pack(torch.ones(2**28, dtype=torch.uint8), CPU)
+packet = packed(torch.ones(2**28, dtype=torch.uint8))
 try:
     if ranks.rank == 0:
-        receive(1) if sends else packet.send(1)
-    pickled = torch.frombuffer(bytearray(packet.pickled), dtype=torch.uint8)
-    header = torch.tensor([len(pickled), packet.flat.numel(), 0])
+        receive(1) if sends else send(packet, 1)
+    header = torch.tensor([len(packet)])
     if sends:
-        works = [dist.isend(part, 0) for part in (header, pickled, packet.flat)]
-        works[1].wait()
+        works = [dist.isend(part, 0) for part in (header, packet)]
+        works[0].wait()
         time.sleep(0.02)
     else:
-        arriving = torch.zeros_like(packet.flat)
-        works = [dist.irecv(part, 0) for part in (header, pickled, arriving)]
+        arriving = torch.zeros_like(packet)
+        works = [dist.irecv(part, 0) for part in (header, arriving)]
         while not arriving[0]:
             pass
     os.kill(os.getpid(), signal.SIGKILL)

@@ -18,9 +18,9 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.data.types import Data, Draws
+from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
-from fedexp.models.batch_norm import uses_batch_statistics
 
 # so few that what a layer gives is still in a cache when the next one reads it
 EVALUATION_BATCH = 100

@@ -14,9 +14,8 @@ from fedexp.core.memory import free_memory, size_of
 from fedexp.core.private.of_torch import outside_transforms, without_compiler
 from fedexp.core.tree import Params
 from fedexp.engine.answers import Answers
+from fedexp.engine.batch_norm import has_batch_norm, keeps_statistics, leaving_out_padding
 from fedexp.models import Output
-from fedexp.models.batch_norm import keeps_statistics, leaving_out_padding
-from fedexp.models.own import has_batch_norm
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 

@@ -25,9 +25,9 @@ from fedexp.engine.base import (
     has_own_step,
     to_tensors,
 )
+from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.network import LiveNetwork, seeded_torch
 from fedexp.engine.probes import Watch
-from fedexp.models.batch_norm import uses_batch_statistics
 
 
 class ClientFailure(RuntimeError):

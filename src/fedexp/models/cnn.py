@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.core.errors import ConfigError, require
+from fedexp.core.private.of_torch import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_channels
-from fedexp.models.pooling import pooled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,3 +152,22 @@ class CNNModule(nn.Module):
         if self.unit is not None:
             features = F.normalize(self.unit(features), dim=-1)
         return Output(features, self.classifier(features), maps if self.keeps_maps else ())
+
+
+def pooled(x: torch.Tensor) -> torch.Tensor:
+    """ReLU of 2 x 2 max-pooling of x [N, C, H, W]: ReLU is monotone, so it commutes with max, 4
+    times fewer of them."""
+    if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
+        ordinary = torch.is_grad_enabled() or in_transform() or x.device.type != "cpu"
+        if not ordinary and x.is_contiguous(memory_format=torch.channels_last):
+            return _maxima(x).relu_()
+    return F.relu(F.max_pool2d(x, 2, 2))
+
+
+def _maxima(x: torch.Tensor) -> torch.Tensor:
+    """torch's pooling notes where each maximum was, which only a gradient needs: a third of the
+    time without."""
+    n, c, h, w = x.shape
+    rows = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)
+    pairs = torch.maximum(rows[:, :, 0], rows[:, :, 1]).view(n, h // 2, w // 2, 2, c)
+    return torch.maximum(pairs[..., 0, :], pairs[..., 1, :]).permute(0, 3, 1, 2)

@@ -242,9 +242,3 @@ class LogitsOnly(nn.Module):
     def forward(self, x: torch.Tensor) -> Output:
         logits = self.network(x if self.reading is None else self.reading(x))
         return Output(None, logits)  # type: ignore[arg-type]  # no algorithm that reads features gets this far
-
-
-def has_batch_norm(module: nn.Module) -> bool:
-    """Return whether a network has batch normalisation, which needs batches of at least two
-    examples."""
-    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())

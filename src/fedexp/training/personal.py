@@ -14,8 +14,8 @@ from fedexp.algorithms import heads
 from fedexp.algorithms.families import Personal
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
+from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.metrics.accuracy import class_accuracy
-from fedexp.models.batch_norm import uses_batch_statistics
 from fedexp.rundir.client_states import to
 from fedexp.training.exchange import first_state
 from fedexp.training.simulation import Simulation

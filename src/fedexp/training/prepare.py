@@ -17,11 +17,11 @@ from fedexp.core.views import evaluated
 from fedexp.data.partition import IID
 from fedexp.data.types import Data, DataSource, Draws
 from fedexp.engine.base import ClientRuntime
+from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_room, seeded_torch, trainable
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
-from fedexp.models.own import has_batch_norm
 from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_frozen, check_kept, without_batches
 from fedexp.training.division import divide, orders_of

@@ -6,15 +6,10 @@ The others follow: they hold nothing but what rank 0 has sent them, and obey unt
 them. So nothing has to be the same on all hosts but the installed packages, and the result is that
 of one process: every client is trained alone, and what comes back is put in the order of the
 cohort.
-
-A message is a short pickle and one flat tensor with the bytes of all tensors in it, sent from one
-rank to another: by gloo, or by nccl where every rank has a GPU of its own and the tensors lie on
-GPUs at both ends.
 """
 
 import io
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -22,34 +17,34 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Tree
 from fedexp.core.views import PLAIN
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Trained
-from fedexp.engine.processes.channel import Place, TensorPickler
+from fedexp.engine.processes import channel
 from fedexp.engine.processes.ranks import Ranks
 from fedexp.engine.processes.worker import (
+    CPU,
+    Begin,
     Evaluate,
     Failure,
     Publish,
     Setup,
     Train,
     Worker,
+    cut_evenly,
     move,
     picklable,
 )
 
-CPU = torch.device("cpu")
 GATHERING = timedelta(minutes=10)  # until all processes have started
 # Rank 0 may take long between two orders (a download, pictures). A process that ends is noticed at
 # once all the same, because its connections close (see messages); only a host that vanishes without
@@ -62,24 +57,6 @@ class RankLost(RuntimeError):
     has."""
 
 
-@dataclass(frozen=True)
-class Prepare:
-    """The order that carries what stays the same for the whole run; the answer is the name of the
-    GPU, or an empty text."""
-
-    hardware: Any  # fedexp.engine.hardware.Resolved
-    bench: ClientRuntime  # on the CPU
-    engine: Engine  # how a rank trains what it is given
-
-
-@dataclass(frozen=True)
-class Call:
-    """An order, and whether its answer goes from GPU to GPU."""
-
-    order: Any  # None: go home
-    direct: bool = False
-
-
 class Distributed(Engine):
     """Engine over all ranks. `inner`: how each rank trains its share of a cohort; `hardware`: of
     each rank, which adapts the GPU's number."""
@@ -87,7 +64,6 @@ class Distributed(Engine):
     def __init__(self, inner: Engine, hardware: Any):
         self.inner, self.hardware = inner, hardware
         self._own: Worker | None = None  # rank 0's part of the work
-        self._direct = False
         self._published: Tree = None
 
     def start(self, bench: ClientRuntime, server: Tree) -> None:
@@ -104,16 +80,11 @@ class Distributed(Engine):
     ) -> Trained:
         self._prepare(bench, server)
         shares = cohort.shares(dist.get_world_size())
-        orders = [
-            Train(algorithm, cohort.take(positions), lr, evaluate_local) for positions in shares
-        ]
+        parts = [cohort.take(positions) for positions in shares]
+        answers = self._ask([Train(algorithm, part, lr, evaluate_local) for part in parts])
         gather = Gather(len(cohort.clients))
-        for positions, part in zip(shares, self._ask(orders, self._direct), strict=True):
-            values = move(part.tree(), bench.device)
-            # Kept states must not hold on to the flat tensor that they came in, which has the
-            # messages in it too.
-            values["states"] = tree.map(torch.clone, values["states"])
-            gather.add(positions, Trained(**values))
+        for positions, answer in zip(shares, answers, strict=True):
+            gather.add(positions, Trained(**move(vars(answer), bench.device)))
         return gather.result(parallel=len(shares))
 
     def evaluate(
@@ -121,9 +92,8 @@ class Distributed(Engine):
     ) -> Evaluation:
         self._prepare(bench, server)
         tested = bench.tested_on(view)
-        count = min(dist.get_world_size(), tested.evaluation_batches)
-        edges = [tested.evaluation_batches * i // count for i in range(count + 1)]
-        parts = self._ask([Evaluate(range(*edge), view, round) for edge in pairwise(edges)])
+        pieces = cut_evenly(tested.evaluation_batches, dist.get_world_size())
+        parts = self._ask([Evaluate(piece, view, round) for piece in pieces])
         return tested.combine([replace(part, **move(vars(part), bench.device)) for part in parts])
 
     def close(self) -> None:
@@ -131,30 +101,26 @@ class Distributed(Engine):
 
     def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
         """Send every rank what it needs, once, and the server's state whenever it is another."""
-        everyone = dist.get_world_size()
+        others = dist.get_world_size() - 1
         if self._own is None:
-            own = Worker()
-            own.device, own.bench, own.engine = bench.device, bench, self.inner
-            order = Prepare(self.hardware, bench.to(CPU), self.inner)
-            gpus = [gpu_name(bench.device), *self._ask([None, *[order] * (everyone - 1)])[1:]]
-            self._direct = all(gpus) and len(set(gpus)) == everyone
-            self._own = own
+            for order in (Begin(self.hardware), Setup(bench.to(CPU), self.inner)):
+                self._ask([None, *[order] * others])
+            self._own = Worker()
+            self._own.device, self._own.bench, self._own.engine = bench.device, bench, self.inner
         if self._published is not server:
-            self._ask([Publish(server)] * everyone, self._direct)
+            self._ask([Publish(server)] * (1 + others))
             self._published = server
 
-    def _ask(self, orders: Sequence[Any], direct: bool = False) -> list[Any]:
+    def _ask(self, orders: Sequence[Any]) -> list[Any]:
         """Have rank i carry out order i, all at the same time; return the answers. After a failure,
         too, no rank owes an answer."""
         answers: list[Any] = [None] * len(orders)
-        # The same order for several ranks is packed once (and not compared by its content).
-        for _, group in groupby(range(1, len(orders)), key=lambda rank: id(orders[rank])):
-            same = list(group)
-            order = orders[same[0]]
-            packet = Packet.pack(Call(order, direct), self._link(order, direct))
-            for rank in same:
-                with noting(answers, rank):
-                    packet.send(rank)
+        packet, before = None, None
+        for rank in range(1, len(orders)):
+            if packet is None or orders[rank] is not before:  # the same order is packed once
+                packet, before = packed(orders[rank]), orders[rank]
+            with noting(answers, rank):
+                send(packet, rank)
         if orders[0] is not None:
             assert self._own is not None
             answers[0] = attempt(self._own.obey, orders[0])
@@ -168,9 +134,6 @@ class Distributed(Engine):
                     answer.error.add_note(f"in rank {rank}:\n{answer.report}")
                 raise answer.error
         return answers
-
-    def _link(self, order: Any, direct: bool) -> torch.device:
-        return self.hardware.device if direct and isinstance(order, Publish) else CPU
 
 
 @contextmanager
@@ -210,7 +173,7 @@ def leading(ranks: Ranks) -> Iterator[None]:
 def dismiss(ranks: Ranks) -> None:
     for rank in range(1, ranks.size):
         with suppress(RankLost):
-            Packet.pack(Call(None), CPU).send(rank)
+            send(packed(None), rank)
     dist.destroy_process_group()
 
 
@@ -221,9 +184,13 @@ def follow(ranks: Ranks) -> int:
         signal.signal(number, signal.SIG_DFL)
     try:
         join(ranks)
-        follower = Follower(ranks)
-        while follower.serve():
-            pass
+        worker = Worker()
+        while (order := receive(0)) is not None:
+            # an order that cannot be read, such as for a package that is not here, is its answer
+            answer = order if isinstance(order, Failure) else attempt(obey, worker, order, ranks)
+            if isinstance(answer, Failure):
+                answer = replace(answer, error=picklable(answer.error))
+            send(packed(answer), 0)
     except (ConfigError, RankLost) as error:
         print(f"fedexp: rank {ranks.rank} on {socket.gethostname()}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -231,57 +198,23 @@ def follow(ranks: Ranks) -> int:
     return 0
 
 
-class Follower:
-    """Receiver of the orders of rank 0, each of which has an answer."""
+def obey(worker: Worker, order: Any, ranks: Ranks) -> Any:
+    """Carry out an order on this rank's own device; return the answer, which each has."""
+    if isinstance(order, Begin):
+        device = own_device(order.hardware.device, ranks)
+        order = Begin(replace(order.hardware, device=device))
+    return worker.obey(order) or "done"
 
-    def __init__(self, ranks: Ranks):
-        self.ranks, self.worker = ranks, Worker()
 
-    def serve(self) -> bool:
-        """Carry out the next order; return False when there is none any more."""
-        call = receive(0)
-        # it could not be read, such as for a package that is not here
-        if isinstance(call, Failure):
-            answer, direct = call, False
-        elif call.order is None:
-            return False
-        else:
-            answer, direct = (
-                attempt(self.obey, call.order),
-                call.direct and isinstance(call.order, Train),
-            )
-        if isinstance(answer, Failure):
-            answer = replace(answer, error=picklable(answer.error))
-            direct = False
-        Packet.pack(answer, self.worker.device if direct else CPU).send(0)
-        return True
-
-    def obey(self, order: Any) -> Any:
-        match order:
-            case Prepare(hardware, bench, engine):
-                hardware = replace(hardware, device=self.own_device(hardware.device))
-                self.worker.obey(hardware)
-                self.worker.obey(Setup(bench, engine))
-                return gpu_name(self.worker.device)
-        return self.worker.obey(order) or "done"
-
-    def own_device(self, device: torch.device) -> torch.device:
-        """Return the GPU whose number is that of this process on its host."""
-        if device.type == "cpu":
-            return device
-        if not torch.cuda.device_count():
-            raise ConfigError(
-                f"hardware.device={device}: rank {self.ranks.rank} ({socket.gethostname()}) has"
-                " no GPU"
-            )
-        device = torch.device("cuda", self.ranks.local % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+def own_device(device: torch.device, ranks: Ranks) -> torch.device:
+    """Return the GPU whose number is that of this process on its host."""
+    if device.type == "cpu":
         return device
-
-
-def gpu_name(device: torch.device) -> str:
-    """Return the name of all GPUs in the world; empty for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    if not torch.cuda.device_count():
+        raise ConfigError(
+            f"hardware.device={device}: rank {ranks.rank} ({socket.gethostname()}) has no GPU"
+        )
+    return torch.device("cuda", ranks.local % torch.cuda.device_count())
 
 
 def join(ranks: Ranks) -> None:
@@ -294,20 +227,15 @@ def join(ranks: Ranks) -> None:
         store, _, _ = next(dist.rendezvous(query, timeout=GATHERING))
         store.set(names[ranks.rank], "here")
         store.wait(names, GATHERING)
-        backend = (
-            "cpu:gloo,cuda:nccl"
-            if torch.cuda.is_available() and dist.is_nccl_available()
-            else "gloo"
-        )
         dist.init_process_group(
-            backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE
+            "gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"{ranks.size} processes should have met at MASTER_ADDR:MASTER_PORT = {where} and did"
-            f" not ({reason}); with several network interfaces, GLOO_SOCKET_IFNAME and"
-            " NCCL_SOCKET_IFNAME name the one to use"
+            f" not ({reason}); with several network interfaces, GLOO_SOCKET_IFNAME names the one"
+            " to use"
         ) from error
 
 
@@ -324,75 +252,36 @@ RECEIPT = 1  # the tag; messages have 0
 _receipts: dict[int, Any] = {}
 
 
-@dataclass(frozen=True)
-class Packet:
-    """A value ready to be sent, once or to several ranks."""
+def packed(value: Any) -> torch.Tensor:
+    """Return the bytes of a value, uint8 [n]."""
+    file = io.BytesIO()
+    channel.save(value, file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
-    pickled: bytes
-    flat: torch.Tensor  # uint8: the bytes of its tensors
 
-    @classmethod
-    def pack(cls, value: Any, device: torch.device) -> "Packet":
-        """Pack a value: tensors keep values, dtype and strides, and arrive on the CPU, or from GPU
-        to GPU where that is `device`."""
-        buffer = io.BytesIO()
-        pickler = TensorPickler(buffer)
-        pickler.dump(value)
-        flat = torch.empty(pickler.size, dtype=torch.uint8, device=device)
-        for tensor, place in pickler.tensors:
-            view(flat, place).copy_(tensor.detach())
-        return cls(buffer.getvalue(), flat)
-
-    def send(self, rank: int) -> None:
-        """Send it; return when the other side has it."""
-        direct = self.flat.is_cuda
-        header = torch.tensor([len(self.pickled), self.flat.numel(), int(direct)])
-        pickled = torch.frombuffer(bytearray(self.pickled), dtype=torch.uint8)
-        parts = [header, pickled, *([self.flat] if self.flat.numel() and not direct else [])]
-        with connection(rank):
-            receipt: Any = dist.irecv(torch.empty(1), rank, tag=RECEIPT)
-            sent: list[Any] = [dist.isend(part, rank) for part in (*parts, torch.zeros(1))]
-            receipt.wait()
-            for part in sent:
-                part.wait()
-            if direct and self.flat.numel():
-                dist.send(self.flat, rank)
+def send(packet: torch.Tensor, rank: int) -> None:
+    """Send packed bytes; return when the other side has them."""
+    with connection(rank):
+        receipt: Any = dist.irecv(torch.empty(1), rank, tag=RECEIPT)
+        parts = (torch.tensor([len(packet)]), packet, torch.zeros(1))
+        sent: list[Any] = [dist.isend(part, rank) for part in parts]
+        receipt.wait()
+        for part in sent:
+            part.wait()
 
 
 def receive(rank: int) -> Any:
     """Return the next value from a rank, or a Failure where it cannot be read here."""
     with connection(rank):
-        header = torch.zeros(3, dtype=torch.int64)
-        dist.recv(header, rank)  # comes in one piece
-        length, size, direct = header.tolist()
-        pickled = torch.empty(length, dtype=torch.uint8)
-        flat = torch.empty(size, dtype=torch.uint8, device="cuda" if direct else "cpu")
-        coming = [pickled, flat] if size and not direct else [pickled]
-        parts: list[Any] = [dist.irecv(part, rank) for part in (*coming, torch.empty(1))]
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, rank)  # comes in one piece
+        packet = torch.empty(int(size), dtype=torch.uint8)
+        parts: list[Any] = [dist.irecv(part, rank) for part in (packet, torch.empty(1))]
         for part in reversed(parts):  # the mark first
             part.wait()
         receipt = torch.zeros(1)
         _receipts[rank] = receipt, dist.isend(receipt, rank, tag=RECEIPT)
-        if direct and size:
-            dist.recv(flat, rank)
-    return attempt(_Unpickler(io.BytesIO(pickled.numpy().tobytes()), flat).load)
-
-
-class _Unpickler(pickle.Unpickler):
-    """An unpickler that only ever reads what this run's own processes have sent."""
-
-    def __init__(self, file: io.BytesIO, flat: torch.Tensor):
-        super().__init__(file)
-        self.flat = flat
-
-    def persistent_load(self, place: Any) -> torch.Tensor:
-        return view(self.flat, place)
-
-
-def view(flat: torch.Tensor, place: Place) -> torch.Tensor:
-    """Return the tensor that lies at a place of a flat one."""
-    part = flat[place.offset : place.offset + place.count * place.dtype.itemsize]
-    return part.view(place.dtype).as_strided(place.shape, place.strides)
+    return attempt(channel.load, io.BytesIO(packet.numpy().tobytes()))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import socket
 import sys
 import traceback
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,11 +20,21 @@ from fedexp.engine.base import ClientRuntime, Cohort, Engine, PartialEvaluation,
 from fedexp.engine.network import subnormals_as_zero
 from fedexp.engine.processes.channel import Channel
 
+CPU = torch.device("cpu")
+
+# --- orders
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The first order."""
+
+    hardware: Any  # fedexp.engine.hardware.Resolved, of this process
+
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings that stay the same for the whole run; the first order, after the `Resolved`
-    hardware of this process."""
+    """What stays the same for the whole run."""
 
     bench: ClientRuntime  # on the CPU
     engine: Engine  # how this process trains what it is given
@@ -76,13 +87,16 @@ class Worker:
     """Obeys orders; it knows only what it was sent."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
+        self.device = CPU
         self.server: Tree = None
 
     @subnormals_as_zero()
     def obey(self, order: Any) -> Trained | PartialEvaluation | torch.Tensor | Ready | None:
         """Carry out an order and return the answer, on the CPU; None where none is sent."""
         match order:
+            case Begin(hardware):
+                hardware.apply()
+                self.device = hardware.device
             case Setup(bench, engine):
                 self.bench, self.engine = bench.to(self.device), engine
             case Publish(server):
@@ -103,10 +117,14 @@ class Worker:
                 )
             case Ask(model, numbers):
                 return self.bench.logits(move(model, self.device), numbers)
-            case hardware:
-                hardware.apply()
-                self.device = hardware.device
         return None
+
+
+def cut_evenly(total: int, most: int) -> list[range]:
+    """Return consecutive numbers 0 ... total - 1 in at most so many pieces of about one size."""
+    count = min(most, total)
+    edges = [total * i // count for i in range(count + 1)]
+    return [range(*edge) for edge in pairwise(edges)]
 
 
 def move(values: Tree, device: torch.device) -> Tree:

@@ -15,8 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 
@@ -33,15 +32,18 @@ from fedexp.engine.base import (
     PartialEvaluation,
     Trained,
 )
-from fedexp.engine.processes.channel import Channel, Parcel
+from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import (
+    CPU,
     Ask,
+    Begin,
     Evaluate,
     Failure,
     Publish,
     Ready,
     Setup,
     Train,
+    cut_evenly,
     move,
 )
 
@@ -100,8 +102,8 @@ class Workers(Engine):
         else one client after the other."""
         self.inner, self.hardware, self.share = inner, hardware, share
         self._processes: list[Process] = []
-        self._setup: tuple[ClientRuntime, Parcel] | None = None
-        self._published: tuple[Tree, Parcel] | None = None
+        self._setup: tuple[ClientRuntime, BinaryIO] | None = None
+        self._published: tuple[Tree, BinaryIO] | None = None
 
     def start(self, bench: ClientRuntime, server: Tree) -> None:
         published = server if self._published is None else self._published[0]
@@ -142,12 +144,10 @@ class Workers(Engine):
         self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
     ) -> Evaluation:
         tested = bench.tested_on(view)
-        count = min(len(self.hardware), tested.evaluation_batches)
-        edges = [tested.evaluation_batches * i // count for i in range(count + 1)]
-        pieces = [range(*edge) for edge in pairwise(edges)]
+        pieces = cut_evenly(tested.evaluation_batches, len(self.hardware))
         name = "evaluating the global model"
         orders = [Order(name, Evaluate(piece, view, round), [i]) for i, piece in enumerate(pieces)]
-        parts: list[PartialEvaluation] = [None] * count  # type: ignore[list-item]
+        parts: list[PartialEvaluation] = [None] * len(pieces)  # type: ignore[list-item]
         for order, answer in self._do(bench, server, orders):
             parts[order.positions[0]] = PartialEvaluation(
                 *move(tuple(vars(answer).values()), bench.device)
@@ -203,19 +203,17 @@ class Workers(Engine):
         """Start the processes once, and send model and data once and each new state of the server
         once."""
         if self._setup is None or self._setup[0] is not bench:
-            self._setup = self._send(
-                bench, Setup(bench.to(torch.device("cpu")), self.inner), self._setup
-            )
+            self._setup = self._send(bench, Setup(bench.to(CPU), self.inner), self._setup)
         if self._published is None or self._published[0] is not server:
             self._published = self._send(server, Publish(server), self._published)
         if not self._processes:
             self._processes = [self._start(i) for i in range(len(self.hardware))]
 
-    def _send(self, source: T, value: Any, before: tuple[T, Parcel] | None) -> tuple[T, Parcel]:
+    def _send(self, source: T, value: Any, before: tuple[T, BinaryIO] | None) -> tuple[T, BinaryIO]:
         """Send to all processes; kept, for those that are started later."""
         if before is not None:
             before[1].close()
-        parcel = Parcel.pack(value)
+        parcel = pack(value)
         for process in self._processes:
             self._tell(process, parcel)
         return source, parcel
@@ -243,11 +241,11 @@ class Workers(Engine):
         process = Process(popen, Channel(ours))
         assert self._setup is not None
         assert self._published is not None
-        for parcel in (Parcel.pack(hardware), self._setup[1], self._published[1]):
+        for parcel in (pack(Begin(hardware)), self._setup[1], self._published[1]):
             self._tell(process, parcel)
         return process
 
-    def _tell(self, process: Process, parcel: Parcel) -> None:
+    def _tell(self, process: Process, parcel: BinaryIO) -> None:
         """Send a message without an answer; that the process is gone shows when an answer is waited
         for."""
         try:

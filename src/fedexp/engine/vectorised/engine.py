@@ -17,10 +17,10 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Trained
+from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.probes import no_counts, right_on_own
 from fedexp.engine.vectorised.clients import Clients, Frame, Job
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
-from fedexp.models.batch_norm import uses_batch_statistics
 
 log = logging.getLogger("fedexp")
 # of what is free, for the clients that are trained at once; graphs and evaluation need some too
