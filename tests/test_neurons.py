@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedexp.cli import main
+from fedexp.engine.measures import class_means
 from fedexp.engine.network import FunctionalNetwork
-from fedexp.engine.neurons import class_means
 from fedexp.metrics.neurons import alignment, dead, preferences
 from fedexp.models.cnn import CNN
 from fedexp.training.neurons import local_models, measure

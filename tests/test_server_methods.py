@@ -17,7 +17,7 @@ from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.base import ScheduledData, to_tensors
+from fedexp.engine.base import ScheduledData
 from toy_federation import (
     LOCAL,
     PLAIN,
@@ -365,7 +365,7 @@ def fisher_context(estimator, samples, local):
     state = simulation.initial_state()
     cohort = assemble(simulation, state, 1)
     data = ScheduledData(simulation.bench, cohort.schedules[0])
-    plan = to_tensors(cohort.plans[0], simulation.bench.device)
+    plan = {name: torch.as_tensor(values) for name, values in cohort.plans[0].items()}
     ctx = Context(
         {}, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local
     )

@@ -757,7 +757,7 @@ def test_gpu_is_the_cpu(algorithm):
             algorithm, simulation.bench, state.server, cohort, 0.1 / number, True
         )
         trained = gpu.train(engine, state.server, cohort, 0.1 / number)
-        on_host = {name: move(value, "cpu") for name, value in trained.tree().items()}
+        on_host = {name: move(value, "cpu") for name, value in vars(trained).items()}
         assert_same_training(replace(trained, **on_host), expected, atol=1e-11)
         state.advance(play_round(simulation, state))
     assert engine._graphs is None

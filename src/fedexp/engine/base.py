@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from fedexp.data.types import Data, Draws
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
+from fedexp.models import Output
 
 # so few that what a layer gives is still in a cache when the next one reads it
 EVALUATION_BATCH = 100
@@ -54,16 +56,11 @@ class Cohort:
 
     def take(self, positions: Sequence[int]) -> "Cohort":
         """Return a part of the cohort."""
-        return Cohort(
-            self.round,
-            clients=[self.clients[i] for i in positions],
-            roles=[self.roles[i] for i in positions],
-            schedules=[self.schedules[i] for i in positions],
-            states=[self.states[i] for i in positions],
-            plans=[self.plans[i] for i in positions],
-            personals=[self.personals[i] for i in positions],
-            probes=[self.probes[i] for i in positions] if self.probes else (),
-        )
+        part: dict[str, Any] = {}
+        for name, values in vars(self).items():
+            if name != "round" and len(values):
+                part[name] = [values[i] for i in positions]
+        return replace(self, **part)
 
     def longest_first(self) -> list[int]:
         """Return the positions in the order of falling numbers of steps."""
@@ -83,7 +80,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Trained:
-    """Results that came back from a cohort or a part of it."""
+    """The results that came back from a cohort or a part of it."""
 
     messages: Tree  # leaves [|S|, ...]
     states: list[Tree]
@@ -96,9 +93,9 @@ class Trained:
     """Right answers at the marks of the probes: `test` int64 [|S|, room, C], `train` [|S|, room];
     -1: not tested."""
 
-    def tree(self) -> dict[str, Tree]:
-        """Return the fields by name."""
-        return dict(vars(self))
+
+# of Trained: trees whose leaves begin with the client
+STACKED = ("messages", "losses", "buffers", "class_correct", "probed")
 
 
 class Gather:
@@ -108,22 +105,24 @@ class Gather:
     def __init__(self, count: int):
         self.count = count
         self._states: list[Tree] = [None] * count
-        self._stacked: Tree = None
-        self.evaluation_seconds = 0.0
+        self._stacked: dict[str, Tree] = {}  # of Trained -> leaves [count, ...]
+        self._seconds = 0.0
 
     def add(self, positions: Sequence[int], part: Trained) -> None:
         """Add a part of the results. `positions`: where its clients stand in the cohort."""
-        leaves = (part.messages, part.losses, part.buffers, part.class_correct, part.probed)
-        if self._stacked is None:
+
+        def put(room: torch.Tensor | None, leaf: torch.Tensor | None) -> None:
+            if room is not None and leaf is not None:
+                for row, position in enumerate(positions):
+                    room[position].copy_(leaf[row])
+
+        leaves = {name: getattr(part, name) for name in STACKED}
+        if not self._stacked:
             self._stacked = tree.map(self._room, leaves)
-        tree.map(
-            lambda room, leaf: None if leaf is None else _put(room, positions, leaf),
-            self._stacked,
-            leaves,
-        )
+        tree.map(put, self._stacked, leaves)
         for position, state in zip(positions, part.states, strict=True):
             self._states[position] = state
-        self.evaluation_seconds += part.evaluation_seconds
+        self._seconds += part.evaluation_seconds
 
     def _room(self, leaf: torch.Tensor | None) -> torch.Tensor | None:
         return None if leaf is None else leaf.new_empty(self.count, *leaf.shape[1:])
@@ -131,37 +130,31 @@ class Gather:
     def result(self, parallel: int = 1) -> Trained:
         """Return the whole cohort's results. `parallel`: parts trained at the same time, which
         divides the time spent on evaluation."""
-        messages, losses, buffers, correct, probed = self._stacked
-        return Trained(
-            messages,
-            self._states,
-            losses,
-            buffers,
-            correct,
-            self.evaluation_seconds / parallel,
-            probed,
-        )
-
-
-def _put(room: torch.Tensor, positions: Sequence[int], leaf: torch.Tensor) -> None:
-    for row, position in enumerate(positions):
-        room[position].copy_(leaf[row])
+        seconds = self._seconds / parallel
+        return Trained(states=self._states, evaluation_seconds=seconds, **self._stacked)
 
 
 @dataclass(frozen=True)
 class Evaluation:
+    """Right answers and losses on the test set, or on some batches of it."""
+
     class_correct: torch.Tensor  # int64 [C]
     task_correct: torch.Tensor  # int64 [T], of the test examples of each task
-    loss: torch.Tensor  # scalar: mean cross-entropy over the test set
-
-
-@dataclass(frozen=True)
-class PartialEvaluation:
-    """Right answers and losses on some batches of the test set."""
-
-    class_correct: torch.Tensor  # int64 [C]
-    task_correct: torch.Tensor  # int64 [T]
     losses: torch.Tensor  # float64 [batches]: sum of the cross-entropy over each batch
+    examples: int  # of the whole test set
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """Return the mean cross-entropy over the test set; a scalar."""
+        return self.losses.sum() / self.examples
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Evaluation]") -> "Evaluation":
+        """Return that of the whole test set, of parts in the order of its batches: the same numbers
+        however the batches were split."""
+        correct = torch.stack([part.class_correct for part in parts]).sum(0)
+        tasks = torch.stack([part.task_correct for part in parts]).sum(0)
+        return cls(correct, tasks, torch.cat([part.losses for part in parts]), parts[0].examples)
 
 
 @dataclass(frozen=True)
@@ -195,9 +188,8 @@ class ClientRuntime:
         """Return test examples by number, index [B]: (x, y), augmented where draws of all test
         examples are given."""
         drawn = None if draws is None else draws[index]
-        return self.data.inputs(
-            self.data.x_test, index, drawn, self.augmentation, self.dtype
-        ), self.data.y_test[index]
+        x = self.data.inputs(self.data.x_test, index, drawn, self.augmentation, self.dtype)
+        return x, self.data.y_test[index]
 
     def tested_on(self, view: str) -> "ClientRuntime":
         """Return the bench whose test set is what a view shows: itself, or one with the validation
@@ -230,44 +222,40 @@ class ClientRuntime:
     def evaluation_batch(self) -> int:
         """Return the number of examples that are evaluated at a time: where it is part of the
         result, the same on every device."""
-        if uses_batch_statistics(self.net.module):
-            return EVALUATION_BATCH
-        return EVALUATION_BATCH_CUDA if self.device.type == "cuda" else EVALUATION_BATCH
+        if self.device.type == "cuda" and not uses_batch_statistics(self.net.module):
+            return EVALUATION_BATCH_CUDA
+        return EVALUATION_BATCH
 
     @property
     def evaluation_batches(self) -> int:
         """Return the number of batches into which the test set is cut."""
         return -(-len(self.data.y_test) // self.evaluation_batch)
 
-    def evaluate(self, params: Params, draws: torch.Tensor | None = None) -> Evaluation:
-        """Return class-wise right answers and mean loss on the whole test set; draws: see
-        `test_draws`."""
-        return self.combine([self.evaluate_batches(params, range(self.evaluation_batches), draws)])
-
     @torch.no_grad()
-    def evaluate_batches(
-        self, params: Params, batches: range, draws: torch.Tensor | None = None
-    ) -> PartialEvaluation:
-        """Return class-wise right answers and loss of consecutive batches of the test set."""
+    def evaluate(
+        self, params: Params, draws: torch.Tensor | None = None, batches: range | None = None
+    ) -> Evaluation:
+        """Return class-wise right answers and losses on the test set, or on consecutive batches of
+        it. draws: see `test_draws`."""
         self.net.hold(params)
+        batches = range(self.evaluation_batches) if batches is None else batches
         labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
-        size = self.evaluation_batch
         correct = torch.zeros(self.data.num_classes, dtype=torch.int64, device=device)
         task_correct = torch.zeros(self.data.num_tasks, dtype=torch.int64, device=device)
-        losses = torch.zeros(len(batches), dtype=torch.float64, device=self.device)
+        losses = torch.zeros(len(batches), dtype=torch.float64, device=device)
         for row, number in enumerate(batches):
-            start = number * size
-            index = torch.arange(start, min(start + size, len(labels)), device=self.device)
+            start = number * self.evaluation_batch
+            end = min(start + self.evaluation_batch, len(labels))
+            index = torch.arange(start, end, device=device)
             x, y = self.load_test(index, draws)
             logits = self.class_logits(self.net(params, x).logits, index)
             losses[row] = F.cross_entropy(logits, y, reduction="sum")
             right = (logits.argmax(-1) == y).to(torch.int64)
             # Not bincount, which on CUDA waits for the device to learn the size of its result.
             correct.index_add_(0, y, right)
-            task_correct.index_add_(
-                0, torch.zeros_like(y) if tasks is None else tasks[index], right
-            )
-        return PartialEvaluation(correct, task_correct, losses)
+            task = torch.zeros_like(y) if tasks is None else tasks[index]
+            task_correct.index_add_(0, task, right)
+        return Evaluation(correct, task_correct, losses, len(labels))
 
     def class_logits(self, outputs: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the logits of test examples by number, [B, outputs] -> [B, C]: by the head of each
@@ -276,34 +264,20 @@ class ClientRuntime:
             return outputs
         return by_head(outputs, self.heads[self.data.test_tasks[index]])
 
-    @torch.no_grad()
     def logits(self, model: Params, numbers: torch.Tensor) -> torch.Tensor:
         """Return the logits of a model (with its buffers) on training examples by number, not
         augmented: [n, C]."""
-        chunks = numbers.to(self.device).split(self.evaluation_batch)
-        return torch.cat(
-            [self.net(model, self.load_train(chunk, None)[0]).logits for chunk in chunks]
-        )
+        return torch.cat([output.logits for output in self._outputs(model, numbers)])
+
+    def features(self, model: Params, numbers: np.ndarray) -> torch.Tensor:
+        """Return the features of training examples, likewise: [n, D]."""
+        found = self._outputs(model, torch.as_tensor(numbers))
+        return torch.cat([output.features for output in found])
 
     @torch.no_grad()
-    def features(self, model: Params, numbers: np.ndarray) -> torch.Tensor:
-        """Return the features of training examples by number under a model with its buffers, not
-        augmented: [n, D]."""
-        chunks = torch.as_tensor(numbers, device=self.device).split(self.evaluation_batch)
-        return torch.cat(
-            [self.net(model, self.load_train(chunk, None)[0]).features for chunk in chunks]
-        )
-
-    def combine(self, parts: Sequence[PartialEvaluation]) -> Evaluation:
-        """Combine parts in the order of their batches: the same numbers however the batches were
-        split."""
-        correct, tasks = (
-            torch.stack([getattr(part, name) for part in parts]).sum(0)
-            for name in ("class_correct", "task_correct")
-        )
-        return Evaluation(
-            correct, tasks, torch.cat([part.losses for part in parts]).sum() / len(self.data.y_test)
-        )
+    def _outputs(self, model: Params, numbers: torch.Tensor) -> list[Output]:
+        chunks = numbers.to(self.device).split(self.evaluation_batch)
+        return [self.net(model, self.load_train(chunk, None)[0]) for chunk in chunks]
 
 
 class ScheduledData:
@@ -373,8 +347,3 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Give back what the engine holds, such as processes."""
-
-
-def to_tensors(plan: Tree, device: torch.device) -> Tree:
-    """Return a plan's numpy arrays on the device."""
-    return {k: torch.as_tensor(np.asarray(v), device=device) for k, v in plan.items()}

@@ -13,8 +13,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.memory import free_memory, size_of
 from fedexp.core.private.of_torch import outside_transforms, without_compiler
 from fedexp.core.tree import Params
-from fedexp.engine.answers import Answers
 from fedexp.engine.batch_norm import has_batch_norm, keeps_statistics, leaving_out_padding
+from fedexp.engine.teachers import Kept
 from fedexp.models import Output
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
@@ -192,7 +192,7 @@ class LiveNetwork(FunctionalNetwork):
         self._own: Params = trainable(self.module)
         self.params: Params = self._own
         self._moving: Params | None = None
-        self.answers: Answers | None = None  # of references, while a client is trained
+        self.kept: Kept | None = None  # outputs of references, while a client is trained
 
     def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
         if params is self.params:
@@ -201,9 +201,9 @@ class LiveNetwork(FunctionalNetwork):
             return self._forward(
                 lambda: functional_call(self.module, self.own(params), (x,)), x, mask
             )
-        if self.answers is None or mask is not None:
+        if self.kept is None or mask is not None:
             return self.frozen(params, x, mask)
-        return self.answers.of(params, x, lambda: self.frozen(params, x))
+        return self.kept.of(params, x, lambda: self.frozen(params, x))
 
     def norm_inputs(
         self, params: Params, x: torch.Tensor

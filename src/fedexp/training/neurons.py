@@ -9,7 +9,7 @@ import numpy as np
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
-from fedexp.engine.neurons import class_means
+from fedexp.engine.measures import class_means
 from fedexp.metrics import neurons
 from fedexp.training.exchange import CohortResult
 

@@ -12,7 +12,7 @@ from fedexp.analysis.after.subject import (
     subject_of,
 )
 from fedexp.core.errors import ConfigError
-from fedexp.engine.neurons import class_means
+from fedexp.engine.measures import class_means
 from fedexp.metrics.neurons import preferences
 from fedexp.rundir.kept_models import LOCAL_HINT
 from fedexp.rundir.reader import RunDirectory

@@ -91,10 +91,11 @@ class Distributed(Engine):
         self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
     ) -> Evaluation:
         self._prepare(bench, server)
-        tested = bench.tested_on(view)
-        pieces = cut_evenly(tested.evaluation_batches, dist.get_world_size())
+        batches = bench.tested_on(view).evaluation_batches
+        pieces = cut_evenly(batches, dist.get_world_size())
         parts = self._ask([Evaluate(piece, view, round) for piece in pieces])
-        return tested.combine([replace(part, **move(vars(part), bench.device)) for part in parts])
+        here = [replace(part, **move(vars(part), bench.device)) for part in parts]
+        return Evaluation.joined(here)
 
     def close(self) -> None:
         self._own, self._published = None, None

@@ -16,7 +16,7 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, PartialEvaluation, Trained
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Trained
 from fedexp.engine.network import subnormals_as_zero
 from fedexp.engine.processes.channel import Channel
 
@@ -91,7 +91,7 @@ class Worker:
         self.server: Tree = None
 
     @subnormals_as_zero()
-    def obey(self, order: Any) -> Trained | PartialEvaluation | torch.Tensor | Ready | None:
+    def obey(self, order: Any) -> Trained | Evaluation | torch.Tensor | Ready | None:
         """Carry out an order and return the answer, on the CPU; None where none is sent."""
         match order:
             case Begin(hardware):
@@ -112,9 +112,7 @@ class Worker:
             case Evaluate(batches, view, number):
                 self.bench.net.set_buffers(self.server["buffers"])
                 draws = self.bench.test_draws(view, number)
-                return self.bench.tested_on(view).evaluate_batches(
-                    self.server["params"], batches, draws
-                )
+                return self.bench.tested_on(view).evaluate(self.server["params"], draws, batches)
             case Ask(model, numbers):
                 return self.bench.logits(move(model, self.device), numbers)
         return None

@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
 
 import torch
 
@@ -23,15 +24,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN
-from fedexp.engine.base import (
-    ClientRuntime,
-    Cohort,
-    Engine,
-    Evaluation,
-    Gather,
-    PartialEvaluation,
-    Trained,
-)
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Trained
 from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import (
     CPU,
@@ -48,7 +41,6 @@ from fedexp.engine.processes.worker import (
 )
 
 log = logging.getLogger("fedexp")
-T = TypeVar("T")
 TRIES = 2  # an order that has killed two processes is not given to a third
 
 
@@ -62,17 +54,39 @@ class Order:
 
     name: str  # for messages
     value: Any
-    positions: Sequence[int] = ()  # of its clients in the cohort
+    positions: Sequence[int]  # of its clients in the cohort, or of its answer among all
     tries: int = 0
 
 
-@dataclass
 class Process:
     """A worker and the connection to it."""
 
-    popen: subprocess.Popen
-    channel: Channel
-    order: Order | None = field(default=None)  # what it is working on
+    def __init__(self, hardware: Any, parcels: Sequence[BinaryIO]):
+        """Start the process and send it what others have been sent."""
+        ours, theirs = socket.socketpair()
+        # The same modules can be imported there, whatever made them importable here.
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(hardware.threads)}
+        arguments = f"{theirs.fileno()}, {os.getpid()}"
+        program = f"from fedexp.engine.processes.worker import main; main({arguments})"
+        self.popen = subprocess.Popen(
+            [sys.executable, "-P", "-c", program],  # -P: not the modules of the current directory
+            pass_fds=[theirs.fileno()],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl+C in a terminal reaches the parent only, which then decides
+        )
+        theirs.close()
+        self.channel = Channel(ours)
+        self.order: Order | None = None  # what it is working on
+        with pack(Begin(hardware)) as begin:
+            for parcel in (begin, *parcels):
+                self.send(parcel)
+
+    def send(self, parcel: BinaryIO) -> None:
+        """Send a message; that the process is gone shows when an answer is waited for."""
+        with suppress(ConnectionError):
+            self.channel.send(parcel)
 
     def end(self) -> str:
         """Make sure that the process is gone; return how it ended."""
@@ -102,14 +116,13 @@ class Workers(Engine):
         else one client after the other."""
         self.inner, self.hardware, self.share = inner, hardware, share
         self._processes: list[Process] = []
-        self._setup: tuple[ClientRuntime, BinaryIO] | None = None
-        self._published: tuple[Tree, BinaryIO] | None = None
+        # kind of order -> what it was made of and the order itself, of what all processes have
+        self._sent: dict[type, tuple[Any, BinaryIO]] = {}
 
     def start(self, bench: ClientRuntime, server: Tree) -> None:
-        published = server if self._published is None else self._published[0]
-        orders = [Order(f"starting worker {i}", Ready()) for i in range(len(self.hardware))]
-        for _ in self._do(bench, published, orders):  # each has one
-            pass
+        published = self._sent[Publish][0] if Publish in self._sent else server
+        orders = [Order(f"starting worker {i}", Ready(), [i]) for i in range(len(self.hardware))]
+        self._answers(bench, published, orders)  # each has one
 
     def train(
         self,
@@ -120,58 +133,54 @@ class Workers(Engine):
         lr: float,
         evaluate_local: bool,
     ) -> Trained:
+        shares = [[position] for position in cohort.longest_first()]
         if self.share:
             shares = cohort.shares(len(self.hardware))
-        else:
-            shares = [[position] for position in cohort.longest_first()]
         orders = []
         for positions in shares:
             part = cohort.take(positions)
-            name = (
-                f"round {cohort.round}, training client {', '.join(str(c) for c in part.clients)}"
-            )
+            name = f"round {cohort.round}, training client {', '.join(map(str, part.clients))}"
             orders.append(Order(name, Train(algorithm, part, lr, evaluate_local), positions))
         gather = Gather(len(cohort.clients))
         for order, answer in self._do(bench, server, orders):
-            part = move(answer.tree(), bench.device)
+            part = move(vars(answer), bench.device)
             # Kept states must not hold on to the file that they came in, which has the messages in
             # it too.
-            part["states"] = tree.map(lambda leaf: leaf.clone(), part["states"])
+            part["states"] = tree.map(torch.clone, part["states"])
             gather.add(order.positions, Trained(**part))
         return gather.result(parallel=min(len(self.hardware), len(orders)))
 
     def evaluate(
         self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
     ) -> Evaluation:
-        tested = bench.tested_on(view)
-        pieces = cut_evenly(tested.evaluation_batches, len(self.hardware))
+        pieces = cut_evenly(bench.tested_on(view).evaluation_batches, len(self.hardware))
         name = "evaluating the global model"
         orders = [Order(name, Evaluate(piece, view, round), [i]) for i, piece in enumerate(pieces)]
-        parts: list[PartialEvaluation] = [None] * len(pieces)  # type: ignore[list-item]
-        for order, answer in self._do(bench, server, orders):
-            parts[order.positions[0]] = PartialEvaluation(
-                *move(tuple(vars(answer).values()), bench.device)
-            )
-        return tested.combine(parts)
+        parts = self._answers(bench, server, orders)
+        here = [replace(part, **move(vars(part), bench.device)) for part in parts]
+        return Evaluation.joined(here)
 
     def logits(
         self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        questions = [Ask(model, each) for model, each in zip(models, numbers, strict=True)]
-        orders = [Order(f"asking model {i}", question, [i]) for i, question in enumerate(questions)]
-        answers: list[torch.Tensor] = [None] * len(orders)  # type: ignore[list-item]
-        assert self._published is not None, "models are asked after training"
-        for order, answer in self._do(bench, self._published[0], orders):
-            answers[order.positions[0]] = answer.to(bench.device)
-        return answers
+        assert Publish in self._sent, "models are asked after training"
+        orders = []
+        for i, (model, each) in enumerate(zip(models, numbers, strict=True)):
+            orders.append(Order(f"asking model {i}", Ask(model, each), [i]))
+        answers = self._answers(bench, self._sent[Publish][0], orders)
+        return [answer.to(bench.device) for answer in answers]
 
     def close(self) -> None:
         for process in self._processes:
             process.kill()
-        for sent in (self._setup, self._published):
-            if sent is not None:
-                sent[1].close()
-        self._processes, self._setup, self._published = [], None, None
+        for _, parcel in self._sent.values():
+            parcel.close()
+        self._processes, self._sent = [], {}
+
+    def _answers(self, bench: ClientRuntime, server: Tree, orders: Sequence[Order]) -> list[Any]:
+        """Return the answers in the places that the orders name."""
+        found = {order.positions[0]: answer for order, answer in self._do(bench, server, orders)}
+        return [found[i] for i in range(len(orders))]
 
     def _do(
         self, bench: ClientRuntime, server: Tree, orders: Sequence[Order]
@@ -186,7 +195,7 @@ class Workers(Engine):
                     for i, process in enumerate(self._processes):
                         if left and process.order is None:
                             self._give(i, left.popleft())
-                            selector.register(self._processes[i].channel, selectors.EVENT_READ, i)
+                            selector.register(process.channel, selectors.EVENT_READ, i)
                     for key, _ in selector.select():
                         selector.unregister(key.fileobj)
                         order, answer = self._take(key.data)
@@ -202,65 +211,32 @@ class Workers(Engine):
     def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
         """Start the processes once, and send model and data once and each new state of the server
         once."""
-        if self._setup is None or self._setup[0] is not bench:
-            self._setup = self._send(bench, Setup(bench.to(CPU), self.inner), self._setup)
-        if self._published is None or self._published[0] is not server:
-            self._published = self._send(server, Publish(server), self._published)
-        if not self._processes:
-            self._processes = [self._start(i) for i in range(len(self.hardware))]
+        self._send(Setup, bench, lambda: Setup(bench.to(CPU), self.inner))
+        self._send(Publish, server, lambda: Publish(server))
+        while len(self._processes) < len(self.hardware):
+            self._processes.append(self._start(len(self._processes)))
 
-    def _send(self, source: T, value: Any, before: tuple[T, BinaryIO] | None) -> tuple[T, BinaryIO]:
-        """Send to all processes; kept, for those that are started later."""
-        if before is not None:
-            before[1].close()
-        parcel = pack(value)
+    def _send(self, kind: type, source: Any, order: Callable[[], Any]) -> None:
+        """Send an order to all processes unless they have it; it is kept for those that are started
+        later."""
+        if kind in self._sent:
+            before, parcel = self._sent[kind]
+            if before is source:
+                return
+            parcel.close()
+        parcel = pack(order())
+        self._sent[kind] = source, parcel
         for process in self._processes:
-            self._tell(process, parcel)
-        return source, parcel
+            process.send(parcel)
 
     def _start(self, i: int) -> Process:
-        hardware = self.hardware[i]
-        ours, theirs = socket.socketpair()
-        # The same modules can be imported there, whatever made them importable here.
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)
-        }
-        environment["OMP_NUM_THREADS"] = str(hardware.threads)
-        program = (
-            f"from fedexp.engine.processes.worker import main; main({theirs.fileno()},"
-            f" {os.getpid()})"
-        )
-        popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", program],  # -P: not the modules of the current directory
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl+C in a terminal reaches the parent only, which then decides
-        )
-        theirs.close()
-        process = Process(popen, Channel(ours))
-        assert self._setup is not None
-        assert self._published is not None
-        for parcel in (pack(Begin(hardware)), self._setup[1], self._published[1]):
-            self._tell(process, parcel)
-        return process
-
-    def _tell(self, process: Process, parcel: BinaryIO) -> None:
-        """Send a message without an answer; that the process is gone shows when an answer is waited
-        for."""
-        try:
-            process.channel.send(parcel)
-        except ConnectionError:
-            log.debug("process %d is gone", process.popen.pid)
+        return Process(self.hardware[i], [parcel for _, parcel in self._sent.values()])
 
     def _give(self, i: int, order: Order) -> None:
-        process = self._processes[i]
-        process.order = order
+        self._processes[i].order = order
         order.tries += 1
-        try:
-            process.channel.send_value(order.value)
-        except ConnectionError:
-            log.debug("process %d is gone", process.popen.pid)
+        with pack(order.value) as parcel:
+            self._processes[i].send(parcel)
 
     def _take(self, i: int) -> tuple[Order, Any]:
         """Return the order of a process and its answer; None when it has died, and another has

@@ -18,7 +18,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Trained
 from fedexp.engine.batch_norm import uses_batch_statistics
-from fedexp.engine.probes import no_counts, right_on_own
+from fedexp.engine.measures import no_counts, right_on_own
 from fedexp.engine.vectorised.clients import Clients, Frame, Job
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 

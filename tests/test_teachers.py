@@ -1,4 +1,4 @@
-"""References are asked once for each example, where it comes again unchanged: engine/answers.py."""
+"""References are asked once for each example that comes again unchanged: engine/teachers.py."""
 
 from dataclasses import dataclass, replace
 
@@ -14,9 +14,9 @@ from fedexp.algorithms.moon import Moon
 from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params
 from fedexp.data.text import DropoutKeys
-from fedexp.engine import answers, sequential
-from fedexp.engine.answers import MODELS, Answers
+from fedexp.engine import sequential, teachers
 from fedexp.engine.network import FunctionalNetwork
+from fedexp.engine.teachers import MODELS, Kept
 from fedexp.models import Output
 from test_algorithms import SHIPPED
 from test_continual import EVERY
@@ -78,7 +78,7 @@ def test_of_augmented_images_every_epoch_is_asked(asked):
 def test_the_models_are_those_without_it(algorithm, optimizer, monkeypatch):
     local = replace(THREE, optimizer=optimizer)
     found = play(make_simulation(algorithm, local, augment=False))
-    monkeypatch.setattr(sequential, "answers_on", lambda *_: None)
+    monkeypatch.setattr(sequential, "outputs_to_keep", lambda *_: None)
     expected = play(make_simulation(algorithm, local, augment=False))
     assert_close(found.server["params"], expected.server["params"])
 
@@ -88,14 +88,14 @@ def test_random_numbers_for_dropout_do_not_change_what_a_reference_says(asked, m
     it."""
     simulation = make_simulation(NTD, THREE)
     changes = []
-    monkeypatch.setattr(sequential, "Answers", lambda *given: changes.append(given))
+    monkeypatch.setattr(sequential, "Kept", lambda *given: changes.append(given))
     data = type(
         "Scheduled",
         (),
         {"draws": torch.zeros(2, 4, 1), "index": torch.zeros(2, 4), "lengths": [4, 4]},
     )()
     for draws in (DropoutKeys(), simulation.bench.augmentation):
-        sequential.answers_on(replace(simulation.bench, augmentation=draws), data)
+        sequential.outputs_to_keep(replace(simulation.bench, augmentation=draws), data)
     assert len(changes) == 1
 
 
@@ -104,9 +104,10 @@ def test_none_are_kept_where_a_layer_looks_across_the_batch():
     module = NormedModule(1, 4)
     module.norm = nn.BatchNorm2d(3, track_running_stats=False)
     data = type("Scheduled", (), {"draws": None, "index": torch.zeros(2, 4), "lengths": [4, 4]})()
-    assert sequential.answers_on(bench, data) is not None
+    assert sequential.outputs_to_keep(bench, data) is not None
     assert (
-        sequential.answers_on(replace(bench, net=FunctionalNetwork(module, "fp64")), data) is None
+        sequential.outputs_to_keep(replace(bench, net=FunctionalNetwork(module, "fp64")), data)
+        is None
     )
 
 
@@ -129,7 +130,7 @@ W = {"w": torch.tensor(2.0)}
 
 
 def passes(
-    kept: Answers, reference: Doubled, params: Params = W, steps: tuple[int, ...] = (0, 1, 2, 3)
+    kept: Kept, reference: Doubled, params: Params = W, steps: tuple[int, ...] = (0, 1, 2, 3)
 ):
     """The logits of two epochs, of inputs that are the examples' numbers."""
     logits = []
@@ -143,13 +144,13 @@ def passes(
 
 def test_answers_come_back_in_the_order_of_the_batch():
     reference = Doubled()
-    found = passes(Answers(INDEX, EXAMPLES), reference)
+    found = passes(Kept(INDEX, EXAMPLES), reference)
     assert reference.calls == 2
     assert [each.flatten().tolist() for each in found] == [[14.0, 6.0], [10.0], [6.0, 14.0], [10.0]]
 
 
 def test_a_reference_that_changes_is_asked_again():
-    reference, kept, params = Doubled(), Answers(INDEX, EXAMPLES), {"w": torch.tensor(2.0)}
+    reference, kept, params = Doubled(), Kept(INDEX, EXAMPLES), {"w": torch.tensor(2.0)}
     passes(kept, reference, params)
     params["w"].mul_(10)
     found = passes(kept, reference, params)
@@ -164,7 +165,7 @@ def test_a_reference_that_an_optimizer_trains_is_asked_again(optimizer):
     local = replace(LOCAL, optimizer=optimizer)
     reference, kept, params = (
         Doubled(),
-        Answers(INDEX, EXAMPLES),
+        Kept(INDEX, EXAMPLES),
         {"w": torch.tensor(2.0, dtype=torch.float64)},
     )
     passes(kept, reference, params)
@@ -181,7 +182,7 @@ def test_a_reference_whose_tensors_are_replaced_is_asked_again():
     for _ in range(50):
         reference, kept, params = (
             Doubled(),
-            Answers(INDEX, EXAMPLES),
+            Kept(INDEX, EXAMPLES),
             {"w": torch.full((), 1.0, dtype=torch.float64)},
         )
         for value in (1.0, 2.0, 3.0, 4.0):
@@ -192,7 +193,7 @@ def test_a_reference_whose_tensors_are_replaced_is_asked_again():
 def test_the_same_tensors_under_other_names_are_another_reference():
     reference, kept, w, v = (
         Doubled(),
-        Answers(INDEX, EXAMPLES),
+        Kept(INDEX, EXAMPLES),
         torch.tensor(2.0),
         torch.tensor(3.0),
     )
@@ -201,7 +202,7 @@ def test_the_same_tensors_under_other_names_are_another_reference():
 
 
 def test_inputs_that_need_a_gradient_or_have_changed_are_not_looked_up():
-    reference, kept, x = Doubled(), Answers(INDEX, EXAMPLES), torch.ones(2, 1, dtype=torch.float64)
+    reference, kept, x = Doubled(), Kept(INDEX, EXAMPLES), torch.ones(2, 1, dtype=torch.float64)
     kept.show(x, 0)
     kept.of(W, x, lambda: reference(W, x))
     x.requires_grad_()
@@ -216,21 +217,21 @@ def test_inputs_that_need_a_gradient_or_have_changed_are_not_looked_up():
 
 def test_nothing_is_kept_where_no_example_comes_again():
     """Of a single epoch."""
-    kept = Answers(INDEX[:2], 3)
+    kept = Kept(INDEX[:2], 3)
     passes(kept, Doubled(), steps=(0, 1))
-    assert [*kept._kept.values()] == [None]
+    assert [*kept._models.values()] == [None]
 
 
 def test_too_much_room_is_never_asked_for():
     """Of a client with a million examples and features of a million numbers."""
     kept, x = (
-        Answers(torch.arange(2_000_000).remainder(1_000_000)[:, None], 2_000_000),
+        Kept(torch.arange(2_000_000).remainder(1_000_000)[:, None], 2_000_000),
         torch.ones(1, 1),
     )
     kept.show(x, 0)
     output = kept.of(W, x, lambda: Output(torch.zeros(()).expand(1, 1_000_000), x))
     assert output.features.shape == (1, 1_000_000)
-    assert [*kept._kept.values()] == [None]
+    assert [*kept._models.values()] == [None]
 
 
 # The vectorised engine asks references in every epoch.
@@ -252,7 +253,7 @@ def test_engines_agree_on_images_that_are_not_augmented(name):
 
 
 def test_other_inputs_and_parameters_in_training_are_not_looked_up():
-    reference, kept, x = Doubled(), Answers(INDEX, EXAMPLES), torch.ones(2, 1)
+    reference, kept, x = Doubled(), Kept(INDEX, EXAMPLES), torch.ones(2, 1)
     kept.show(x, 0)
     kept.of(W, x, lambda: reference(W, x))
     kept.of(W, x, lambda: reference(W, x))
@@ -269,26 +270,26 @@ def test_other_inputs_and_parameters_in_training_are_not_looked_up():
 
 
 def test_memory_has_a_limit(monkeypatch):
-    reference, kept = Doubled(), Answers(INDEX, EXAMPLES)
+    reference, kept = Doubled(), Kept(INDEX, EXAMPLES)
     models = [{"w": torch.tensor(float(i))} for i in range(MODELS + 1)]
     for params in models:
         passes(kept, reference, params)
     assert reference.calls == 2 * MODELS + 4
     # three examples, a feature and a logit of eight bytes each
-    monkeypatch.setattr(answers, "BYTES", 3 * 8 * 2 - 1)
+    monkeypatch.setattr(teachers, "BYTES", 3 * 8 * 2 - 1)
     reference = Doubled()
-    passes(Answers(INDEX, EXAMPLES), reference)
+    passes(Kept(INDEX, EXAMPLES), reference)
     assert reference.calls == 4
 
 
 def test_maps_are_not_kept():
     reference = Doubled(maps=(torch.zeros(1),))
-    passes(Answers(INDEX, EXAMPLES), reference)
+    passes(Kept(INDEX, EXAMPLES), reference)
     assert reference.calls == 4
 
 
 def test_a_model_without_features_has_none_either():
-    kept, x = Answers(INDEX, EXAMPLES), torch.ones(2, 1)
+    kept, x = Kept(INDEX, EXAMPLES), torch.ones(2, 1)
     kept.show(x, 0)
     outputs = [kept.of(W, x, lambda: Output(None, x)) for _ in range(2)]
     assert [output.features for output in outputs] == [None, None]

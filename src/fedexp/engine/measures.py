@@ -1,9 +1,11 @@
-"""Tests of local models in the middle of local training: on the test set, and on the client's own
-examples."""
+"""What is measured of a model beside its accuracy on the test set: right answers in the middle of
+local training, also on the client's own examples, and mean activations of neurons."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from fedexp.core.tree import Params, Tree
@@ -54,3 +56,23 @@ class Watch:
         self.counts["train"][0, place] = right_on_own(self.bench, model, self.probe.numbers)
         self.bench.net.hold(self.server["params"])
         self.seconds += time.perf_counter() - start
+
+
+@torch.no_grad()
+def class_means(bench: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
+    """Return the mean activation on the test examples of each class, float64 [C, d] for each fully
+    connected hidden layer; nan for a class that the test set lacks. model: `params` and
+    `buffers`."""
+    labels, classes = bench.data.y_test, bench.data.num_classes
+    bench.net.set_buffers(model["buffers"])
+    sums: list[torch.Tensor] = []
+    for index in torch.arange(len(labels), device=bench.device).split(bench.evaluation_batch):
+        x, y = bench.load_test(index)
+        layers = [
+            layer.to(torch.float64) for layer in bench.net.hidden_activations(model["params"], x)
+        ]
+        sums = sums or [layer.new_zeros(classes, layer.shape[1]) for layer in layers]
+        for total, layer in zip(sums, layers, strict=True):
+            total.index_add_(0, y, layer)
+    counts = torch.bincount(labels, minlength=classes).to(torch.float64)[:, None]
+    return [(total / counts).cpu().numpy() for total in sums]
