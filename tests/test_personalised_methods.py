@@ -20,7 +20,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.changes import NewShares, Schedule
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
-from fedexp.engine.sequential import load_start
 from test_continual import TWO_TASKS
 from toy_federation import (
     LARGER,
@@ -464,7 +463,7 @@ def test_fedfomo_s_models_keep_their_running_statistics():
     start = simulation.algorithm.initial_params(simulation.bench.net, data, ctx)
     assert not torch.equal(start[name], state.server["buffers"][name])
     live = LiveNetwork(simulation.bench.net)
-    load_start(live, start, state.server["buffers"])
+    live.load(start, state.server["buffers"])
     assert_close(live.buffers()[name], start[name], 0.0)
     assert name not in live.params
 

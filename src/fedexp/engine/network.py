@@ -227,12 +227,15 @@ class LiveNetwork(FunctionalNetwork):
 
     @torch.no_grad()
     def load(self, params: Params, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Start from this model; running statistics among `params` go before `buffers`."""
         for name, parameter in self._own.items():
             parameter.copy_(params[name])
-        extra = {k: v.clone().requires_grad_() for k, v in params.items() if k not in self._own}
+        # what an algorithm trains beside the model
+        names = params.keys() - self._own.keys() - buffers.keys()
+        extra = {k: v.clone().requires_grad_() for k, v in params.items() if k in names}
         self.params = self._own | extra if extra else self._own
         for name, buffer in self.module.named_buffers():
-            buffer.copy_(buffers[name])
+            buffer.copy_(params.get(name, buffers[name]))
 
     def snapshot(self) -> Params:
         """Return the parameters as tensors of their own, without gradient."""

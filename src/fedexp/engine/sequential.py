@@ -99,7 +99,8 @@ class OneClient:
                 self.ctx = replace(self.ctx, setup=setup)
                 hook = "initial_params"
                 if isinstance(self.algorithm, OwnStart):
-                    self.load(self.algorithm.initial_params(self.live, self.data, self.ctx))
+                    initial = self.algorithm.initial_params(self.live, self.data, self.ctx)
+                    self.live.load(initial, self.server["buffers"])
             hook = "local training"
             loss = self.train()
             hook = "finish"
@@ -121,13 +122,6 @@ class OneClient:
             seconds, probed = seconds + self.watch.seconds, self.watch.counts
         messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
         return Trained(messages, [state], loss[None], buffers, correct, seconds, probed)
-
-    def load(self, start: Params) -> None:
-        """Load the parameters that training starts from, with running statistics among them or, if
-        there are none, those that were sent."""
-        sent = self.server["buffers"]
-        params = {name: value for name, value in start.items() if name not in sent}
-        self.live.load(params, {name: start.get(name, sent[name]) for name in sent})
 
     def train(self) -> torch.Tensor:
         """Run the local steps; return the mean objective, 0 where the client has no step."""
