@@ -40,7 +40,7 @@ def check(overrides: list[str]) -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
 def test_every_option_has_a_description(group: str, option: str):
-    (line,) = [line for line in section(group) if line[4:].split()[0] == option]
+    (line,) = [line for line in section(group) if line[4:].startswith(f"{option} ")]
     assert len(line[4:].split()) > 3, line
 
 
@@ -54,6 +54,10 @@ def test_the_stars_are_the_defaults():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         choices = compose("config", return_hydra_config=True).hydra.runtime.choices
     assert starred == {group: choices[group] for group in list_groups([CONF])}
+
+
+def test_lines_fit_into_100_columns():
+    assert max(map(len, TEXT.splitlines())) <= 100
 
 
 @pytest.mark.slow

@@ -2,58 +2,61 @@
 `fedexp --version`. Nothing heavy is imported for the help."""
 
 import platform
-import textwrap
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from textwrap import fill, indent, wrap
 
 import fedexp
 from fedexp.cli.commands import SUBCOMMANDS
 from fedexp.config.options import list_groups, list_options
 
 PACKAGES = ("fedexp", "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "wandb")
+WIDTH = 100
 
 HEADER = """\
 fedexp: federated-learning experiments that measure forgetting.
 
-  fedexp [group=option ...] [key=value ...]          one run
-  fedexp --multirun group=a,b key=1,2,3              a sweep over all combinations, below multirun/
-  fedexp resume=<run directory>                      resume an interrupted run
+  fedexp [group=option ...] [key=value ...]   one run
+  fedexp --multirun group=a,b key=1,2,3       a sweep over all combinations, below multirun/
+  fedexp resume=<run directory>               resume an interrupted run
 """
 
 KNOBS = """\
-Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg job` shows what a run would use)
-  alpha=0.1 min_size=10           with partition=lda        shards_per_client=2     with partition=sharding
-  rounds=200                      communication rounds      num_clients=100         clients in total
-  participation=0.1               fraction sampled a round  weighting=examples      or uniform
-  local.epochs=5                  local.batch_size=50       local.lr=0.01           local.lr_decay=0.99
-  local.optimizer=sgd             adam, adamw, adagrad ...  local.schedule=cosine   or exponential, step, constant
-  server.optimizer=yogi           sgd, adam, adagrad        server.lr=0.01          of the server
-  local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout, rotation
-  public.fraction=0.025           examples for the server   public.balanced=false   at random
-  surrogate.dataset=caltech256    unlabelled examples, or   surrogate.fraction=0.2  a part of the training data
-  scenario.rounds_per_task=20     in continual learning (scenario=class_incremental, domain_incremental, rotations)
-  targets=[0.5,0.6]               for rounds-to-target      checkpoint_interval=1   save every n-th round
-  seed=0                          or one for each of        seeds.partition  seeds.sampling  seeds.training
-  algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1         parameters by the papers' symbols
-  hardware.precision=fp32         fp32, tf32, bf16, fp64    hardware.engine=auto    sequential, workers, vectorised
-  hardware.workers=2              processes                 hardware.threads=1      CPU threads of each
-  figures=false                   no pictures at the end    profile=true            trace of one round
-  eval_interval=1                 evaluate every n rounds   test_views=[plain,augmented]   two tests
-  validation.fraction=0.1         held out of training      evaluate_on=both        or validation, test
-  stop.patience=10                rounds without progress   stop.minutes=30         then the run is saved
-  data_dir=data                   or the variable FEDEXP_DATA; where data sets lie or are downloaded to
-  hydra.run.dir=<directory>       where a run is written (default: outputs/<date>/<time>_...)
+Common knobs (defaults: conf/config.yaml and the dataset's; see `fedexp --cfg job`)
+  alpha=0.1 min_size=10         with partition=lda       shards_per_client=2   partition=sharding
+  rounds=200                    communication rounds     num_clients=100       clients in total
+  participation=0.1             sampled in a round       weighting=examples    or uniform
+  local.epochs=5                of a client in a round   local.batch_size=50   of its examples
+  local.lr=0.01                 learning rate            local.lr_decay=0.99   a round
+  local.optimizer=sgd           adam, adamw, adagrad...  local.schedule=cosine or exponential, step
+  local.momentum=0.9            of SGD                   local.weight_decay=1e-5
+  server.optimizer=yogi         sgd, adam, adagrad       server.lr=0.01        of the server
+  augment=false                 no crop, flip, cutout    eval_interval=1       every n rounds
+  public.fraction=0.025         examples for the server  public.balanced=false at random
+  surrogate.dataset=caltech256  unlabelled examples, or  surrogate.fraction=0.2 of the training data
+  scenario.rounds_per_task=20   in continual learning (scenario=class_incremental)
+  targets=[0.5,0.6]             for rounds to target     checkpoint_interval=1 save every n-th round
+  seed=0                        or one for each: seeds.partition seeds.sampling seeds.training
+  algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1      parameters by the papers' symbols
+  hardware.precision=fp32       fp32, tf32, bf16, fp64   hardware.engine=auto  or workers ...
+  hardware.workers=2            processes                hardware.threads=1    CPU threads of each
+  figures=false                 no pictures              profile=true          trace of one round
+  test_views=[plain,augmented]  two tests                evaluate_on=both      or validation, test
+  validation.fraction=0.1       held out of training     stop.patience=10      without progress
+  stop.minutes=30               then the run is saved    data_dir=data         or FEDEXP_DATA
+  hydra.run.dir=<directory>     where a run is written (default: outputs/<date>/<time>_...)
 """
 
 EXAMPLES = """\
 Examples
-  fedexp                                                        digits, 20 clients, lda, FedAvg: under a minute
-  fedexp algorithm=fedntd partition=lda alpha=0.1               the same with not-true distillation
-  fedexp dataset=cifar10 partition=sharding shards_per_client=2 algorithm=fedntd    FedNTD's protocol, Table 1
-  fedexp dataset=mnist forgetting_metric=all tracker=none       every notion of forgetting, no W&B
-  fedexp --multirun algorithm=fedavg,fedntd seed=0,1,2          six runs, each complete in its own directory
+  fedexp                                                   digits, 20 clients, under a minute
+  fedexp algorithm=fedntd partition=lda alpha=0.1          the same with not-true distillation
+  fedexp experiment=fedntd/cifar10_s2 algorithm=fedntd     a setting of FedNTD's Table 1
+  fedexp dataset=mnist forgetting_metric=all tracker=none  every notion of forgetting, no W&B
+  fedexp --multirun algorithm=fedavg,fedntd seed=0,1,2     six runs, each in its own directory
 
-More: --cfg job (the composed configuration), --config-dir DIR (your own groups), --hydra-help (Hydra's own flags)."""
+More: --cfg job (the composed configuration), --config-dir DIR (your own groups), --hydra-help"""
 
 
 def help_text(conf: Path, extra: list[Path]) -> str:
@@ -71,51 +74,42 @@ def subcommands_text() -> str:
 
 
 def groups_text(conf: Path, extra: list[Path]) -> str:
-    """Return every group with its options and their one-line descriptions; the default is
-    starred."""
-    chosen = defaults(conf)
+    """Return every group with its options and their descriptions, the default starred, and the
+    papers' settings and tables by name."""
+    chosen, folders = defaults(conf), [*extra, conf]
     lines = ["Groups (* = default)"]
-    for group in list_groups([conf, *extra]):
-        lines.append(f"  {group}")
-        for option in list_options(group, [conf, *extra]):
-            star = "*" if chosen.get(group) == option else " "
-            path = next(
-                d / group / f"{option}.yaml"
-                for d in [*extra, conf]
-                if (d / group / f"{option}.yaml").exists()
-            )
-            lines.append(f"   {star}{option:<20} {description(path)}")
-    return "\n".join(lines) + "\n\n" + presets_text(conf, extra)
-
-
-def presets_text(conf: Path, extra: list[Path]) -> str:
-    """Return the papers' settings and tables, by name."""
-    experiments = list_options("experiment", [conf, *extra])
-    lines = ["Settings of the papers: experiment=<name>"]
+    for group in list_groups(folders):
+        lines += [f"  {group}", *entries(group, folders, chosen.get(group))]
+    lines += ["", "Settings of the papers: experiment=<name>"]
+    experiments = list_options("experiment", folders)
     for paper in dict.fromkeys(name.partition("/")[0] for name in experiments):
-        names = [name for name in experiments if name.startswith(f"{paper}/")]
-        lines += textwrap.wrap(
-            " ".join(names), 118, initial_indent="    ", subsequent_indent="    "
-        )
+        lines.append(names(name for name in experiments if name.startswith(f"{paper}/")))
     lines.append(
-        "Their tables and figures: fedexp --multirun sweep=<name>, and preview=true to see what it"
-        " would run"
+        "Their tables and figures: fedexp --multirun sweep=<name>; preview=true lists jobs"
     )
-    sweeps = " ".join(list_options("sweep", [conf, *extra]))
-    lines += textwrap.wrap(sweeps, 118, initial_indent="    ", subsequent_indent="    ")
-    lines.append(
-        "Where the jobs of a sweep run: hydra/launcher=<name>; the default, basic, runs one after"
-        " the other"
-    )
-    for name in list_options("launcher", [conf]):
-        lines.append(f"    {name:<20} {description(conf / 'launcher' / f'{name}.yaml')}")
-    lines.append(
-        "How the values of options are searched for: hydra/sweeper=<name>; basic runs all"
-        " combinations"
-    )
-    for name in list_options("sweeper", [conf]):
-        lines.append(f"    {name:<20} {description(conf / 'sweeper' / f'{name}.yaml')}")
+    lines.append(names(list_options("sweep", folders)))
+    lines.append("Where the jobs of a sweep run: hydra/launcher=<name>; basic: one after the other")
+    lines += entries("launcher", [conf])
+    lines.append("How values are searched for: hydra/sweeper=<name>; basic: all combinations")
+    lines += entries("sweeper", [conf])
     return "\n".join(lines) + "\n"
+
+
+def entries(group: str, folders: list[Path], default: str | None = None) -> list[str]:
+    """Return each option of a group with its description."""
+    found = []
+    for option in list_options(group, folders):
+        paths = [folder / group / f"{option}.yaml" for folder in folders]
+        text = description(next(path for path in paths if path.exists()))
+        start = f"   {'*' if option == default else ' '}{option:<20} "
+        found.append(fill(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start)))
+    return found
+
+
+def names(found: Iterable[str]) -> str:
+    """Return names in lines."""
+    lines = wrap(" ".join(found), WIDTH - 4, break_on_hyphens=False)
+    return indent("\n".join(lines), " " * 4)
 
 
 def defaults(conf: Path) -> dict[str, str]:

@@ -64,10 +64,8 @@ class View:
 
 def note(error: Exception) -> None:
     global problem
-    problem = (
-        problem
-        or f"the console cannot be written ({getattr(error, 'strerror', None) or error}); the run goes on"
-    )
+    reason = getattr(error, "strerror", None) or error
+    problem = problem or f"the console cannot be written ({reason}); the run goes on"
 
 
 def install() -> None:

@@ -105,11 +105,12 @@ class Download:
         kind = (
             "the address of this file" if len(self.files) == 1 else "the web folder of these files"
         )
+        unpacked = " (they are unpacked there by the next run)" * self.packed
         return (
             f"dataset={name}: its files are missing or incomplete and could not be fetched from"
             f" {mirror or ' or '.join(self.hosts)}"
             f" ({error}).{self.note and f' Note: {self.note}.'}\nPut into"
-            f" {self.folder.absolute()}{' (they are unpacked there by the next run)' * self.packed}:\n{files}\nor"
+            f" {self.folder.absolute()}{unpacked}:\n{files}\nor"
             f" name a mirror: dataset.url=<{kind}>"
         )
 

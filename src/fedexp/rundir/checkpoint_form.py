@@ -62,7 +62,8 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-# Key -> whether a value has the right type: what the tests in one view have found, and a whole checkpoint.
+# Key -> whether a value has the right type: what the tests in one view have found, and a whole
+# checkpoint.
 TESTED: Mapping[str, Callable[[object], bool]] = {
     "accuracy": is_list(is_pair(is_share)),
     "tasks": is_list(is_pair(is_list(is_share))),
