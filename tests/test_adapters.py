@@ -64,10 +64,11 @@ def test_a_prototype_answers_by_distance():
 
 
 def test_the_local_loss_by_loops():
-    """In task 2: cross-entropy over all distances, the own distance, |A| and the overlap with the A
-    of task 1."""
-    simulation = stream(PILORA, model=Adapted())
-    state = play(simulation, 3)
+    """In task 3: cross-entropy over all distances, the own distance, |A| and the overlap with the A
+    of tasks 1 and 2."""
+    three = replace(TWO_TASKS, num_tasks=3, classes=[[0, 1], [2], [3]])
+    simulation = stream(PILORA, model=Adapted(), scenario=three, surrogate=0.0)
+    state = play(simulation, 5)
     ctx, data = context(simulation, state)
     batch, params, net = next(data.batches()), ctx.server["params"], simulation.bench.net
     features, centers = net(params, batch.x).features, params[CENTERS]
@@ -77,11 +78,12 @@ def test_the_local_loss_by_loops():
         expected += (
             np.log(sum(np.exp(-each / 0.5) for each in d)) + d[y] / 0.5 + 0.5 * d[y]
         ) / len(features)
-    earlier = play(simulation, 2).server["local"]
+    earlier = [play(simulation, rounds).server["local"] for rounds in (2, 4)]
     for layer in LAYERS:
-        now, old = params[f"{layer}.down.weight"], earlier[f"{layer}.down.weight"]
+        now, *old = (each[f"{layer}.down.weight"] for each in (params, *earlier))
         expected += 0.1 * float(now.abs().sum())
-        expected += 0.5 * sum(abs(float(old[i] @ now[j])) for i in range(2) for j in range(2))
+        for task in old:
+            expected += 0.5 * sum(abs(float(task[i] @ now[j])) for i in range(2) for j in range(2))
     found = PILORA.objective(net, params, batch, ctx)
     assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-10)
 
@@ -218,13 +220,14 @@ def test_a_client_without_a_batch_sends_gram_matrices_of_zeros():
 
 
 def test_a_round_trains_b_and_the_next_one_a():
-    """From the first round of each task on; the others' values stay to the bit, weight decay and
-    momentum or not."""
-    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted())
+    """From the first round of each task on, here with an odd number of rounds; the others' values
+    stay to the bit, weight decay and momentum or not."""
+    three = replace(TWO_TASKS, rounds_per_task=3)
+    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(), scenario=three, rounds=3)
     state = simulation.initial_state()
-    for trains_b in (True, False, True, False):
+    for trains_b in (True, False, True) * 2:
         # with adapters that the server has not yet
-        result, begins = play_round(simulation, state), state.round == 2
+        result, begins = play_round(simulation, state), state.round == 3
         before, after = state.server["local"], result.server["local"]
         for layer in LAYERS:
             up, down = f"{layer}.up.weight", f"{layer}.down.weight"

@@ -97,9 +97,10 @@ def test_several_sweeps_have_a_directory_each():
 
 
 def test_the_deadline_reaches_a_job_with_its_overrides():
-    """1e9 seconds after the epoch."""
-    (overrides,) = preview.limited([["seed=0,1"]], 1e9)
-    assert overrides == ["seed=0,1", "+hydra.job.env_set.FEDEXP_DEADLINE='1000000000.000'"]
+    """1e9 seconds after the epoch. The multiruns stay in their order."""
+    moment = "+hydra.job.env_set.FEDEXP_DEADLINE='1000000000.000'"
+    launches = preview.limited([["seed=0,1"], ["seed=2"]], 1e9)
+    assert launches == [["seed=0,1", moment], ["seed=2", moment]]
     config = {"env_set": {deadline.VARIABLE: "1000000000.000"}}
     found = deadline.deadline_of(type("Hydra", (), {"job": config}))
     assert found == Deadline(1e9)
@@ -235,13 +236,15 @@ def test_the_deadline_travels_with_launchers(launcher, plugin, here, capfd):
 
 
 def test_preview_says_how_far_the_budget_goes(capsys):
-    """30 s a job: the minute is enough for two."""
+    """30 s a job: the minute is enough for two. A job that takes longer is not passed over."""
     preview.show_limit([30.0, 30.0, 30.0], 1)
     preview.show_limit([30.0, None, 40.0], 1)
+    preview.show_limit([70.0, 30.0], 1)
     limit = "budget 0:01:00, one job at a time in this order:"
     assert capsys.readouterr().out.splitlines() == [
         f"{limit} 2 of 3 that are left would be complete",
         f"{limit} 1 of 3 that are left would be complete, 1 not measured",
+        f"{limit} 0 of 2 that are left would be complete",
     ]
 
 

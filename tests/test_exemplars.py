@@ -122,6 +122,13 @@ def test_herding_by_hand():
     assert sorted(herding(features, 9).tolist()) == [0, 1, 2, 3]
 
 
+def test_of_equals_herding_takes_the_first():
+    """Features at -20, 20 and 0 degrees: after that at 0, the others are as far from the mean. A
+    rounding, here of 1e-5 degrees, by which the mean lies nearer to the second, decides nothing."""
+    angles = torch.deg2rad(torch.tensor([-20.0, 20 + 1e-5, 0], dtype=torch.float64))
+    assert herding(torch.stack([angles.cos(), angles.sin()], 1), 2).tolist() == [2, 0]
+
+
 def test_a_client_of_glfc_keeps_equally_many_of_each_class():
     labels = np.array([0] * 5 + [1] * 2 + [2] * 5)
     points = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -135,7 +142,9 @@ def test_a_client_of_glfc_keeps_equally_many_of_each_class():
 
 
 def test_prototypes_are_the_images_closest_to_the_mean_of_their_class():
-    simulation = stream(GLFC_, augment=False)
+    """Of two examples of a class, which are equally far from their mean, the one that the client
+    trains on first."""
+    simulation = stream(GLFC_, augment=False, sizes=(1, 3, 5, 2))
     cohort = assemble(simulation, simulation.initial_state(), 1)
     algorithm, net, info = (
         simulation.algorithm,
@@ -151,6 +160,8 @@ def test_prototypes_are_the_images_closest_to_the_mean_of_their_class():
     )
     found = algorithm.prototypes(net, sent["params"], data, ctx)
     part = info.parts[cohort.clients[position]]
+    passed = cohort.schedules[position].index.flatten().tolist()
+    part = sorted(part, key=passed.index)
     x, y = data.take(torch.as_tensor(part))
     features = F.normalize(net(sent["params"], x).features)
     assert found["is_there"].tolist() == [float(c in y.tolist()) for c in range(4)]
@@ -158,6 +169,8 @@ def test_prototypes_are_the_images_closest_to_the_mean_of_their_class():
         apart = (features[y == c] - features[y == c].mean(0)).norm(dim=1)
         chosen = [bool((image == found["x"][c]).all()) for image in x[y == c]].index(True)
         assert apart[chosen] <= apart.min() + 1e-4
+        assert chosen == 0 or len(apart) != 2
+    assert 2 in y.bincount()
 
 
 def test_the_proxy_server_hands_out_the_best_model_of_the_task():

@@ -15,6 +15,7 @@ from fedexp.algorithms.fedbn import FedBN
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
+from fedexp.algorithms.prototypes import combined
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
@@ -233,6 +234,17 @@ def test_fedproto_s_round_by_loops(weighting):
     # 8 numbers of a mean and one more, of the classes held up, of the 3 known ones to 3 clients
     assert result.bytes_up == 8 * 9 * int((info.counts > 0).sum())
     assert result.bytes_down == 8 * 9 * 3 * 3
+
+
+def test_a_class_that_nobody_holds_keeps_its_prototype():
+    """By hand: two clients hold class 0 with 1 and 3 examples, (1 * 2 + 3 * 6) / 4 = 5; none of
+    this round holds class 1, none ever held class 2."""
+    old = {"mean": torch.tensor([[9.0], [7.0], [0.0]]), "known": torch.tensor([1.0, 1.0, 0.0])}
+    means, weights = torch.zeros(2, 3, 1), torch.zeros(2, 3)
+    means[:, 0, 0], weights[:, 0] = torch.tensor([2.0, 6.0]), torch.tensor([1.0, 3.0])
+    new = combined(old, means, weights)
+    assert new["mean"].tolist() == [[5], [7], [0]]
+    assert new["known"].tolist() == [1, 1, 0]
 
 
 FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1")

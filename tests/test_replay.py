@@ -76,18 +76,15 @@ def test_class_balanced_of_tasks_without_a_common_class_is_the_first_of_a_shuffl
         assert held[tasks].tolist() == sorted(np.concatenate(first).tolist())
 
 
-@pytest.mark.slow
 def test_a_reservoir_is_uniform():
-    """Ten of forty examples, 4,000 draws: each is held 1,000 times in the mean, with a deviation of
-    27."""
-    held = Counter()
-    for seed in range(4000):
-        held.update(
-            buffers(PARTS, LABELS, 10, "reservoir", np.random.default_rng(seed))[2].tolist()
-        )
-    counts = np.array([held[number] for number in range(40)])
-    assert counts.sum() == 40_000
-    assert np.abs(counts - 1000).max() < 5 * np.sqrt(4000 * 0.25 * 0.75)
+    """One of the four examples of two tasks, 4,000 draws: each is held 1,000 times in the mean,
+    with a deviation of sqrt(4000 / 4 * 3 / 4) = 27. Were there a place more to draw from for each
+    example, an earlier one would be held 4000 * 3 / 10 times, one of the second task 800 times."""
+    parts, rng = [np.arange(2), np.arange(2, 4), np.arange(4, 5)], np.random.default_rng(0)
+    draws = [buffers(parts, LABELS, 1, "reservoir", rng)[2] for _ in range(4000)]
+    counts = np.bincount(np.concatenate(draws))
+    assert counts.sum() == 4000
+    assert np.abs(counts - 1000).max() < 4 * 27
 
 
 def federations(*overrides):

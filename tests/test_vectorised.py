@@ -334,6 +334,17 @@ def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatc
     assert_same_training(train(Vectorised(), simulation, state), expected, atol=0)
 
 
+def test_padding_shows_an_example_of_the_same_client():
+    """Never one of another's, such as example 0, whose label may have no meaning here."""
+    simulation = make_simulation(participation=1.0)
+    cohort = assemble(simulation, simulation.initial_state(), 1)
+    padded = clients_module.pad(cohort.schedules, simulation.bench)
+    parts = simulation.stages[0].federation.parts
+    assert len(set(padded.steps)) > 1
+    for i, client in enumerate(cohort.clients):
+        assert set(padded.index[:, i].flatten().tolist()) == set(parts[client].tolist())
+
+
 # --- local models on the test set
 
 
