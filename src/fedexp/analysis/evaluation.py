@@ -218,9 +218,9 @@ def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved
     """Return the hardware to evaluate on, in the run's precision; one process, whatever it trained
     with. exact: in fp32 (fp64 where the run is)."""
     asked: Any = run.config.get("hardware")
-    precision = str(asked.get("precision", "fp32")) if isinstance(asked, dict) else "fp32"
+    precision: Any = asked.get("precision", "fp32") if isinstance(asked, dict) else "fp32"
     if precision == "auto":  # what timing has chosen
-        precision = str((run.summary.get("hardware") or {}).get("precision", "fp32"))
+        precision = (run.summary.get("hardware") or {}).get("precision", "fp32")
     if exact:
         precision = "fp64" if precision == "fp64" else "fp32"
     elif precision == "tf32" and (device == "cpu" or not torch.cuda.is_available()):

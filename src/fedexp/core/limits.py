@@ -11,10 +11,10 @@ from fedexp.core.errors import require, require_choice
 
 @dataclass(frozen=True)
 class Limit:
-    """A condition on a number, and its words in a message."""
+    """A condition on a value, and its words in a message."""
 
     words: str
-    holds: Callable[[float], bool]
+    holds: Callable[[Any], bool]
 
 
 NonNegative = Annotated[float, Limit("finite and at least 0", lambda value: 0 <= value < math.inf)]
@@ -25,6 +25,11 @@ OpenShare = Annotated[float, Limit("greater than 0 and less than 1", lambda v: 0
 ShareBelow1 = Annotated[float, Limit("at least 0 and less than 1", lambda v: 0 <= v < 1)]
 Count = Annotated[int, Limit("at least 1", lambda value: value >= 1)]
 CountFrom0 = Annotated[int, Limit("at least 0", lambda value: value >= 0)]
+CountOrNone = Annotated[int | None, Limit("at least 1, or null", lambda v: v is None or v >= 1)]
+Counts = Annotated[
+    tuple[int, ...],
+    Limit("a non-empty list of positive integers", lambda v: len(v) > 0 and min(v) > 0),
+]
 
 
 def check_limits(owner: Any, prefix: str) -> None:
@@ -34,7 +39,8 @@ def check_limits(owner: Any, prefix: str) -> None:
         if get_origin(field.type) is Literal:
             require_choice(key, value, get_args(field.type))
         for limit in getattr(field.type, "__metadata__", ()):
-            require(limit.holds(value), key, value, limit.words)
+            shown = list(value) if isinstance(value, tuple) else value
+            require(limit.holds(value), key, shown, limit.words)
 
 
 def without_limits(annotation: Any) -> Any:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 
 from fedexp.core.console import plural
-from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Count, CountOrNone, Limit, check_limits
 from fedexp.engine.base import Engine
 from fedexp.engine.processes.distributed import Distributed
 from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
@@ -22,9 +23,16 @@ from fedexp.engine.vectorised.engine import Vectorised
 
 # options of the vectorised engine -> their defaults
 VECTORISED = {"chunk": None, "cuda_graphs": True}
-PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp64")
-ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
 SLOW, EMULATED = 1.2, 3.0  # times that bf16 takes of fp32 on a CPU, from which it is called so
+
+
+def is_device(name: str) -> bool:
+    return name in ("auto", "cpu", "cuda") or name.removeprefix("cuda:").isdigit()
+
+
+def few_threads(number: int | None) -> bool:
+    """OpenMP ends the process when it gets more threads."""
+    return number is None or 1 <= number <= 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,44 +40,23 @@ class Hardware:
     """The user's choice of hardware; `resolve` turns `auto` into a choice and says why, but for
     the precision, which is timed (fedexp.training.precision)."""
 
-    device: str  # auto | cpu | cuda | cuda:N
-    engine: str  # auto | sequential | workers | vectorised | distributed
+    device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
+    engine: Literal["auto", "sequential", "workers", "vectorised", "distributed"]
     # processes of the workers engine; None: one per core or GPU, at most one per sampled client
-    workers: int | None
-    precision: str  # auto | fp32 | tf32 | bf16 | fp64
+    workers: CountOrNone
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"]
     # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
-    threads: int | None
-    chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
+    threads: Annotated[int | None, Limit("at least 1 and at most 1024, or null", few_threads)]
+    chunk: CountOrNone  # clients at a time in the vectorised engine; None: as many as fit
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     # of a sweep, at a time, where several jobs run on one machine (fedexp.training.gpus)
-    jobs_per_gpu: int
+    jobs_per_gpu: Count
 
     def __post_init__(self) -> None:
-        known = (
-            self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
-        )
-        require(known, "hardware.device", self.device, "one of auto, cpu, cuda, cuda:<number>")
-        require_choice("hardware.engine", self.engine, ENGINES)
-        require_choice("hardware.precision", self.precision, PRECISIONS)
-        # OpenMP ends the process when it gets no more
-        sound = self.threads is None or 1 <= self.threads <= 1024
-        require(sound, "hardware.threads", self.threads, "at least 1 and at most 1024, or null")
-        require(
-            self.workers is None or self.workers >= 1,
-            "hardware.workers",
-            self.workers,
-            "at least 1, or null",
-        )
+        check_limits(self, "hardware.")
         only = self.workers is None or self.engine in ("auto", "workers")
         wanted = f"null with hardware.engine={self.engine} (hardware.workers=null)"
         require(only, "hardware.workers", self.workers, wanted)
-        require(self.jobs_per_gpu >= 1, "hardware.jobs_per_gpu", self.jobs_per_gpu, "at least 1")
-        require(
-            self.chunk is None or self.chunk >= 1,
-            "hardware.chunk",
-            self.chunk,
-            "at least 1, or null",
-        )
 
     @property
     def takes_any_gpu(self) -> bool:

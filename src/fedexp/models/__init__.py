@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from fedexp.core.limits import check_limits
 from fedexp.core.tree import Params
 
 
@@ -27,6 +28,9 @@ class Model(ABC):
 
     reads: ClassVar[str] = "images"  # or text
     has_neurons: ClassVar[bool] = False  # its network has `hidden_activations`
+
+    def __post_init__(self) -> None:
+        check_limits(self, "model.")
 
     @property
     @abstractmethod

@@ -2,13 +2,14 @@
 train."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Count, Counts, Limit
 from fedexp.core.private.of_torch import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_channels
@@ -25,11 +26,13 @@ class CNN(Model):
     vectorises: ClassVar[bool] = True  # torch.func.vmap knows all layers
     has_neurons: ClassVar[bool] = True  # hidden_activations
 
-    channels: tuple[int, ...]  # output channels of each convolution
-    kernel: int  # side of the convolution kernels, pixels
+    channels: Counts  # output channels of each convolution
+    kernel: Count  # side of the convolution kernels, pixels
     padding: int  # zero padding of the convolutions on every side, pixels
-    hidden: tuple[int, ...]  # width of each fully connected layer; the last one gives the features
-    unit_features: int | None = None
+    hidden: Counts  # width of each fully connected layer; the last one gives the features
+    unit_features: Annotated[
+        int | None, Limit("at least 2, or null", lambda n: n is None or n >= 2)
+    ] = None
     """D: one more layer without ReLU, whose outputs are put onto the unit sphere of D dimensions
     and are the features (FedNTD appendix N, whose network is not printed); None: there is no such
     layer."""
@@ -37,22 +40,9 @@ class CNN(Model):
     """Batch norm (Ioffe and Szegedy, ICML 2015) after each convolution, which then has no bias."""
 
     def __post_init__(self) -> None:
-        for key, widths in (("model.channels", self.channels), ("model.hidden", self.hidden)):
-            require(
-                len(widths) > 0 and min(widths) > 0,
-                key,
-                list(widths),
-                "a non-empty list of positive integers",
-            )
-        unit = self.unit_features
-        require(unit is None or unit >= 2, "model.unit_features", unit, "at least 2, or null")
-        require(self.kernel >= 1, "model.kernel", self.kernel, "at least 1")
-        require(
-            0 <= self.padding < self.kernel,
-            "model.padding",
-            self.padding,
-            "at least 0 and less than model.kernel",
-        )
+        super().__post_init__()
+        fits = 0 <= self.padding < self.kernel
+        require(fits, "model.padding", self.padding, "at least 0 and less than model.kernel")
 
     @property
     def mixes_examples(self) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedexp.core.errors import ConfigError, nearest, require
+from fedexp.core.limits import CountFrom0, check_limits
 
 Layer = nn.Linear | nn.Conv2d  # what can be adapted
 
@@ -25,14 +26,14 @@ Layer = nn.Linear | nn.Conv2d  # what can be adapted
 class LoRA:
     """Layers that have adapters, and their size. All else but the head is frozen."""
 
-    rank: int = 0  # r; 0: no adapters
+    rank: CountFrom0 = 0  # r; 0: no adapters
     alpha: float | None = None  # scale times r; None: r, a scale of 1
     targets: tuple[str, ...] = ()  # ends of the names of layers; (): all linear layers but the head
     # only B is trained, so that the mean of products is that of B (FFA-LoRA)
     freeze_a: bool = False
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "model.lora.rank", self.rank, "at least 0 (0 = no adapters)")
+        check_limits(self, "model.lora.")
         good = self.alpha is None or (math.isfinite(self.alpha) and self.alpha > 0)
         require(good, "model.lora.alpha", self.alpha, "greater than 0, or null")
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedexp.core.errors import require
+from fedexp.core.limits import Count
 from fedexp.data.types import TextShape
 from fedexp.models import Model, Output
 
@@ -21,13 +21,9 @@ class LSTM(Model):
     mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
     vectorises: ClassVar[bool] = False  # torch.func.vmap does not know torch's LSTM
 
-    dimension: int  # of the characters' vectors, unless the data set brings pre-trained ones
-    hidden: int  # units of each layer
-    layers: int
-
-    def __post_init__(self) -> None:
-        for name in ("dimension", "hidden", "layers"):
-            require(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "at least 1")
+    dimension: Count  # of the characters' vectors, unless the data set brings pre-trained ones
+    hidden: Count  # units of each layer
+    layers: Count
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
         """Return a freshly initialised network for texts of `shape`; its vectors begin as

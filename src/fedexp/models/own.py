@@ -37,6 +37,7 @@ class OwnModel(Model):
     lora: LoRA = field(default_factory=LoRA)  # low-rank adapters, or none
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.head != "", "model.head", repr(self.head), "the name of a layer, or null")
 
     @abstractmethod

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedexp.core.errors import ConfigError, nearest, require
+from fedexp.core.limits import CountOrNone
 from fedexp.core.packages import how_to_install
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading, finished
 from fedexp.models.resnet import load_weights
@@ -50,14 +51,12 @@ class Pretrained(OwnModel):
 
     name: str
     weights: str | None  # a file, DEFAULT or None: random ones
-    image_size: int | None  # pixels to which images are resized
+    image_size: CountOrNone  # pixels to which images are resized
 
     def __post_init__(self) -> None:
         super().__post_init__()
         there = self.weights in (None, DEFAULT) or Path(str(self.weights)).is_file()
         require(there, "model.weights", self.weights, "a file that exists, DEFAULT or null")
-        size = self.image_size
-        require(size is None or size >= 1, "model.image_size", size, "at least 1 (pixels), or null")
 
     def resized(self) -> tuple[int, int] | None:
         return None if self.image_size is None else (self.image_size, self.image_size)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.limits import Count, Counts
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_channels
 
@@ -29,11 +30,7 @@ class CifarResNet(Model):
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = True
 
-    widths: tuple[int, ...]  # channels of each stage; every stage after the first halves the image
-
-    def __post_init__(self) -> None:
-        valid = len(self.widths) > 0 and min(self.widths) > 0
-        require(valid, "model.widths", list(self.widths), "a non-empty list of positive integers")
+    widths: Counts  # channels of each stage; every stage after the first halves the image
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Return a freshly initialised network for images of `shape` (channels, height, width).
@@ -115,14 +112,11 @@ class TorchvisionResNet(Model):
     weights: str | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_choice("model.depth", str(self.depth), map(str, DEPTHS))
         there = self.weights is None or Path(self.weights).is_file()
-        require(
-            there,
-            "model.weights",
-            self.weights,
-            "a file such as torchvision's resnet18-f37072fd.pth, or null",
-        )
+        wanted = "a file such as torchvision's resnet18-f37072fd.pth, or null"
+        require(there, "model.weights", self.weights, wanted)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Return a freshly initialised network for images of `shape` (channels, height, width) of
@@ -209,14 +203,8 @@ class BottleneckResNet(Model):
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = True
 
-    # inner channels of each stage; every stage after the first halves the image
-    widths: tuple[int, ...]
-    blocks: int  # of each stage
-
-    def __post_init__(self) -> None:
-        valid = len(self.widths) > 0 and min(self.widths) > 0
-        require(valid, "model.widths", list(self.widths), "a non-empty list of positive integers")
-        require(self.blocks >= 1, "model.blocks", self.blocks, "at least 1")
+    widths: Counts  # inner channels of each stage; every stage after the first halves the image
+    blocks: Count  # of each stage
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Return a freshly initialised network for images of `shape` (channels, height, width) of

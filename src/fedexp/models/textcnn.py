@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd import Function
 
-from fedexp.core.errors import ConfigError, require
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Count, Counts, ShareBelow1
 from fedexp.core.private.of_torch import in_transform
 from fedexp.data.types import TextShape
 from fedexp.models import Model, Output
@@ -29,19 +30,13 @@ class TextCNN(Model):
     mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
     vectorises: ClassVar[bool] = True  # dropout is a function of each example's key
 
-    filters: int  # of each height
-    heights: tuple[int, ...]  # characters that a filter sees
-    hidden: int  # width of the features
-    dropout: float  # probability that an output of the convolutions is set to zero in training
-    dimension: int  # of the characters' vectors, unless the data set brings pre-trained ones
-
-    def __post_init__(self) -> None:
-        require(self.filters >= 1, "model.filters", self.filters, "at least 1")
-        valid = len(self.heights) > 0 and min(self.heights) > 0
-        require(valid, "model.heights", list(self.heights), "a non-empty list of positive integers")
-        require(self.hidden >= 1, "model.hidden", self.hidden, "at least 1")
-        require(0 <= self.dropout < 1, "model.dropout", self.dropout, "at least 0 and less than 1")
-        require(self.dimension >= 1, "model.dimension", self.dimension, "at least 1")
+    filters: Count  # of each height
+    heights: Counts  # characters that a filter sees
+    hidden: Count  # width of the features
+    dropout: (
+        ShareBelow1  # probability that an output of the convolutions is set to zero in training
+    )
+    dimension: Count  # of the characters' vectors, unless the data set brings pre-trained ones
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
         """Return a freshly initialised network for texts of `shape`; its vectors begin as
