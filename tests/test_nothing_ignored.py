@@ -211,6 +211,13 @@ def test_typed_options_that_another_choice_leaves_without_effect(choice, tmp_pat
     assert [line.partition("=")[0] for line in str(error.value).splitlines()] == keys
 
 
+def test_a_search_may_try_what_another_choice_leaves_without_effect(tmp_path):
+    given = [*BASE, "rounds=1", "local.optimizer=adam", "local.momentum=0.5"]
+    watch = {"watch": lambda round, summary: False}
+    summary = train_run(Job(composed(*given), tmp_path / "run", given, CHOICES, "search", **watch))
+    assert summary["status"] == "completed"
+
+
 def test_options_of_presets_are_not_judged():
     values = OmegaConf.to_container(composed("dataset=digits"), resolve=True)
     check_used(values | {"local": {**values["local"], "optimizer": "adam"}}, ["local.lr=0.1"])

@@ -71,7 +71,8 @@ def train_run(job: Job) -> dict[str, Any]:
         if summary is not None:
             return summary
         require_named(built.tracker, job.overrides, job.directory)
-        if not goes_on or job.sweep is None:  # what has begun goes on as it was asked for
+        # a job of a sweep that has begun goes on as it was asked for, and a search tries everything
+        if job.watch is None and (not goes_on or job.sweep is None):
             check_used(container, typed_now(job.overrides))
         if job.sweep is not None:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
