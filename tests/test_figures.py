@@ -230,7 +230,7 @@ def test_normalised_columns_sum_to_one_and_a_zero_column_stays_zero(tmp_path):
     accuracy = np.array([[0.0, 0.0, 0.0], [0.2, 0.0, 0.6], [0.5, np.nan, 0.0], [0.3, 0.3, 0.3]])
     make_run(tmp_path, classes=3, accuracy=accuracy, local=False)
     run = load_run(tmp_path)
-    shown = map_array(draw.class_accuracy_normalised(run, run.history))
+    shown = map_array(draw.class_accuracy(run, run.history, normalised=True))
     expected = [[0, 0.25, 1, 1 / 3], [0, 0, np.nan, 1 / 3], [0, 0.75, 0, 1 / 3]]
     np.testing.assert_allclose(shown, expected)
     np.testing.assert_allclose(np.nansum(shown, 0), [0, 1, 1, 1])
@@ -387,7 +387,10 @@ def test_lines_where_tasks_begin(tmp_path, shape, in_curves, in_maps):
     run = load_run(tmp_path)
     for axes in (*draw.curves(run).axes, *draw.loss(run).axes):
         assert upright(axes) == in_curves
-    maps = (draw.class_accuracy(run, run.history), draw.class_accuracy_normalised(run, run.history))
+    maps = (
+        draw.class_accuracy(run, run.history),
+        draw.class_accuracy(run, run.history, normalised=True),
+    )
     for axes in (*draw.tasks(run, run.tasks).axes[:2], *(figure.axes[0] for figure in maps)):
         assert upright(axes) == in_maps
 

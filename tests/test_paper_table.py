@@ -8,10 +8,10 @@ import pytest
 
 from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.compare import load_runs
+from fedexp.analysis.layout import latex as layout_tex
 from fedexp.analysis.measures import form, is_accuracy, less_is_better
 from fedexp.analysis.naming import displayed, ordered
-from fedexp.analysis.paper_table import Layout, escape, grid_of
-from fedexp.analysis.paper_table import latex as latex_of
+from fedexp.analysis.paper_table import Layout, table_of
 from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from test_sweep_figures import make_run
@@ -30,7 +30,7 @@ def make(folder, results):
 
 
 def latex(runs, layout):
-    return latex_of(grid_of(runs, layout))
+    return layout_tex([table_of(runs, layout)])
 
 
 def body(text: str) -> list[list[str]]:
@@ -67,8 +67,7 @@ def test_methods_as_rows_and_metrics_as_columns(tmp_path):
         ["FedProx mu=1.0", "diverged", "diverged"],
     ]
     assert "without the seeds that diverged" in text
-    said = "Mean ± standard deviation over 2 seeds; best in bold."
-    assert text.splitlines()[0] == f"% Needs the package booktabs. {said}"
+    assert text.startswith("% Mean ± standard deviation over 2 seeds; best in bold.\n")
 
 
 def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
@@ -205,11 +204,29 @@ def test_a_named_sweep_keeps_the_table_beside_the_print_unless_asked(tmp_path):
     ]
 
 
-def test_names_are_escaped_and_sorted_by_value():
-    assert (
-        escape("a_b & 5% #1 {x} $y^2~\\")
-        == r"a\_b \& 5\% \#1 \{x\} \$y\textasciicircum{}2\textasciitilde{}\textbackslash{}"
+def test_names_are_escaped(tmp_path):
+    make(
+        tmp_path, {"algorithm=a_b note=5%": ((0.5,), 0.1), "algorithm=b note=#{x}$": ((0.4,), 0.1)}
     )
+    heads = [row[0] for row in body(latex(load_runs(tmp_path), Layout()))]
+    assert heads[1:] == [r"a\_b note=5\%", r"b note=\#\{x\}\$"]
+
+
+def test_measures_of_several_kinds_of_runs_have_columns_where_they_are(tmp_path):
+    """A stream of tasks in one setting, none in the other."""
+    tasks = {"average_accuracy": 0.6, "task_forgetting": 0.2}
+    for name in ("fedavg", "fedntd"):
+        make_run(tmp_path, ["experiment=a", f"algorithm={name}"], accuracy=0.5)
+        make_run(tmp_path, ["experiment=b", f"algorithm={name}"], **tasks)
+    assert list(table_of(load_runs(tmp_path), Layout()).table) == [
+        ("a", "Accuracy (%)"),
+        ("a", "Forgetting"),
+        ("b", "Average accuracy (%)"),
+        ("b", "Task forgetting"),
+    ]
+
+
+def test_names_are_sorted_by_value():
     assert ordered(["mu=10", "mu=9", "", "mu=0.5"]) == ["", "mu=0.5", "mu=9", "mu=10"]
 
 

@@ -103,7 +103,7 @@ def test_without_tasks_the_table_is_as_it_was(tmp_path, capsys):
     text = (tmp_path / "table.md").read_text()
     assert (
         text.splitlines()[2]
-        == "| digits | fedavg | 0 | completed | 2 | 0.5000 | 0.3750 | 0.7500 | 0.125 |  | 2.0 |"
+        == "| digits | fedavg | 0 | completed | 2 | 0.5000 | 0.3750 | 0.7500 | 0.125 |  | 2.00 |"
         " 2.00 | 1.00 |"
     )
     assert capsys.readouterr().out == text
@@ -114,7 +114,6 @@ def test_accuracies_after_each_task(tmp_path):
     columns, (row,) = table(tmp_path)
     after = ["average_task2", "new_task2", "average_task3", "new_task3", "task_forgetting"]
     assert columns == ["dataset", "scenario", "partition", *BEFORE[1:], *after]
-    # as it is called now
     assert (row["scenario"], row["partition"]) == ("class_incremental", "equal_shards")
     assert [float(row[name]) for name in after] == [0.625, 0.9, 0.5, 0.9, 0.25]
     assert (
@@ -160,17 +159,18 @@ def test_no_run(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_options_are_what_runs_on_one_data_set_do_not_share(tmp_path):
-    from fedexp.analysis.report import what_differs
-
-    base = {"dataset": "mnist"}
-    runs = [
-        base | {"overrides": ["dataset=mnist", "local.lr=0.1", "seed=0"]},
-        base
-        | {"overrides": ["local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]},
-        {"dataset": "digits", "overrides": ["local.lr=0.2"]},
-    ]
-    assert what_differs(runs) == ["", "algorithm.lambda_d=1", ""]
+def test_options_are_what_not_all_runs_share(tmp_path):
+    """Without what other columns say."""
+    given = (
+        ("a", ["local.lr=0.1", "seed=0"]),
+        ("b", ["local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]),
+    )
+    for name, overrides in given:
+        make_run(tmp_path / name)
+        (tmp_path / name / files.OVERRIDES).write_text(json.dumps(overrides) + "\n")
+    columns, rows = table(tmp_path)
+    assert columns[:3] == ["dataset", "algorithm", "options"]
+    assert sorted(row["options"] for row in rows) == ["", "algorithm.lambda_d=1"]
 
 
 def test_a_table_that_cannot_be_written_is_one_message(tmp_path, capsys):

@@ -315,8 +315,8 @@ def test_the_tables_of_a_search_show_what_it_has_measured(tmp_path):
     assert r"local.lr=0.0953 & \textbf{70.00} & \textbf{0.300} \\" in tex
     assert r"\textdaggerdbl} stopped by the search" in tex
     lines = (tmp_path / "table.md").read_text().splitlines()
-    assert lines[2] == "One seed; best in bold. 4 runs: 3 completed, 1 pruned."
-    assert lines[6:12] == [
+    assert lines[2:5] == ["4 runs: 3 completed, 1 pruned.", "", "One seed; best in bold."]
+    assert lines[8:14] == [
         "| local.lr=0.0953 | **70.00** | **0.300** |",
         "| local.lr=0.01 | 60.00 | 0.400 |",
         "| local.lr=0.00113 | 50.00 | 0.500 |",

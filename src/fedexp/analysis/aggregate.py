@@ -200,13 +200,13 @@ def write_tables(
         return []
     sweep, finished = sweep_of(directory), [run for run in jobs if run.finished]
     wanted = paper_table.Layout() if asked is None else asked
-    grid = paper_table.grid_of(without_repeats(finished), wanted)
+    own = paper_table.table_of(without_repeats(finished), wanted)
     if tables.sweep is not None:
         shown, head = parts.all_parts(tables.tidy), heading(tables.sweep, tables.tidy)
     elif sweep is not None and sweep.ranks and (ranked := benchmark_sections(sweep, finished)):
         shown, head = ranked, f"# {sweep.title}\n"
     else:
-        shown, head = [grid.section], f"# {directory.name}\n\n{grid.about}{states_of(jobs)}\n"
+        shown, head = [own], f"# {directory.name}\n{states_of(jobs)}"
         if sweep is not None and sweep.choose:
             shown += sections(sweep, finished)
     head += "".join(f"\n{line}\n" for line in left_out)
@@ -222,7 +222,7 @@ def write_tables(
                 layout.markdown(targets.map(layout.plain_number)),
             ]
         ),
-        "table.tex": layout.latex(shown) if beside_print else paper_table.latex(grid),
+        "table.tex": layout.latex(shown if beside_print else [own]),
         "rounds_to_target.csv": tables.targets.to_csv(index=False),
     }
     for name, content in contents.items():
@@ -238,7 +238,7 @@ def states_of(jobs: Iterable[RunDirectory]) -> str:
     if not found.keys() - {"completed"}:
         return ""
     counts = ", ".join(f"{number} {state}" for state, number in sorted(found.items()))
-    return f" {found.total()} runs: {counts}."
+    return f"\n{found.total()} runs: {counts}.\n"
 
 
 def labels_of(table: pd.DataFrame) -> list[str]:

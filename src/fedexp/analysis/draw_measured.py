@@ -9,9 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from fedexp.analysis.draw_sweep import entitle, legend, look
-from fedexp.figures.draw_analyses import EPOCH_PANELS, TOTAL, accuracy_panel, spread
-from fedexp.figures.style import BLUE, GREEN, ORANGE, integers, stroke, width
+from fedexp.analysis.draw_sweep import look, shortened
+from fedexp.figures.draw_analyses import TOTAL, accuracy_panel, epochs
+from fedexp.figures.style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    entitle,
+    legend,
+    panels,
+    round_axis,
+    stroke,
+    width,
+)
 from fedexp.metrics.forgetting import in_out_joint, in_out_local
 from fedexp.metrics.history import History
 from fedexp.rundir.files import LOCAL_EPOCHS, WEIGHT_DIVERGENCE
@@ -52,53 +62,37 @@ def table_of(method: "Method", name: str) -> "pd.DataFrame | None":
 def local_epochs(setting: "Setting") -> Figure:
     """Draw accuracies against the local epoch in the last measured round, mean and standard
     deviation over clients and seeds, 0 before training (FedNTD Fig. 6)."""
-    figure = Figure(figsize=(width(), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(EPOCH_PANELS))
-    last = 0
+    series, last = [], 0
     for method in setting.methods:
         if (table := table_of(method, LOCAL_EPOCHS)) is not None:
             last = int(table["round"].max())
-            for axes, column in zip(panels, EPOCH_PANELS, strict=True):
-                spread(
-                    axes,
-                    table[table["round"] == last],
-                    "epoch",
-                    column,
-                    look(method.number) | {"label": method.label},
-                )
-    for axes, label in zip(panels, EPOCH_PANELS.values(), strict=True):
-        accuracy_panel(axes, label, "local epoch", 8)
-    panels[0].set_ylabel("accuracy")
-    legend(figure, panels[0])
-    entitle(figure, f"Local models during the local training of round {last}", setting.title)
-    return figure
+            style = look(method.number) | {"label": method.label}
+            series.append((table[table["round"] == last], style))
+    return epochs(series, f"Local training in round {last}\n{shortened(setting.title)}")
 
 
 def local_training(setting: "Setting") -> Figure:
     """Draw the accuracy of local models after local training on their own training examples and on
     their own distribution, and of the global model, against the round (FedNTD Fig. 11 and 12)."""
-    figure = Figure(figsize=(width(), 3.4), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
+    title = f"Local models after training, and the global model\n{shortened(setting.title)}"
+    figure, ((*every,),) = panels(title, 3.4, columns=3, sharey=True)
     titles = {
         "train_accuracy": "local training examples",
         "in_local_accuracy": "own distribution (in-local)",
     }
     for method in setting.methods:
-        style = look(method.number) | {"linewidth": stroke(0.8)}
+        style = look(method.number) | {"linewidth": stroke(0.8), "label": method.label}
         if (table := table_of(method, LOCAL_EPOCHS)) is not None:
-            after = table[
-                table["epoch"] == table.groupby(["round", "client"])["epoch"].transform("max")
-            ]
-            for axes, column in zip(panels, titles, strict=False):
-                mean = after.groupby("round")[column].mean()
-                axes.plot(mean.index, mean, **style, label=method.label)
+            last = table.groupby(["round", "client"])["epoch"].transform("max")
+            means = table[table["epoch"] == last].groupby("round")[list(titles)].mean()
+            for axes, column in zip(every, titles, strict=False):
+                axes.plot(means.index, means[column], **style)
         rounds, values = method.curve("test_accuracy")
-        panels[2].plot(rounds, values.mean(0), **style, label=method.label)
-    for axes, title in zip(panels, [*titles.values(), "global model, test set"], strict=True):
-        accuracy_panel(axes, title, "round", 6)
-    panels[0].set_ylabel("accuracy")
-    legend(figure, panels[2])
-    entitle(figure, "Local models after local training, and the global model", setting.title)
+        every[2].plot(rounds, values.mean(0), **style)
+    for axes, name in zip(every, [*titles.values(), "global model, test set"], strict=True):
+        accuracy_panel(axes, name, "round", 6)
+    every[0].set_ylabel("accuracy")
+    legend(figure, every[2])
     return figure
 
 
@@ -108,30 +102,24 @@ def weight_divergence(setting: "Setting") -> Figure:
     8)."""
     figure = Figure(figsize=(width(), 6.2), layout="constrained")
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1)).flat
-    found = [
-        (m, table[table["layer"] == TOTAL])
-        for m in setting.methods
-        if (table := table_of(m, WEIGHT_DIVERGENCE)) is not None
-    ]
+    tables = [(method, table_of(method, WEIGHT_DIVERGENCE)) for method in setting.methods]
+    found = [(m, table[table["layer"] == TOTAL]) for m, table in tables if table is not None]
     clouds = above.subplots(1, min(len(found), MOST), squeeze=False, sharex=True, sharey=True)[0]
     curves = below.subplots(1, 2)
-    for place, (method, total) in enumerate(found):
-        if place < MOST:
-            cloud(clouds[place], total, look(method.number)["color"], method.label)
-        for axes, column in zip(curves, ("l1", "distribution_distance"), strict=True):
-            mean = total.groupby("round")[column].mean().dropna()
-            axes.plot(
-                mean.index, mean, **look(method.number), linewidth=stroke(0.8), label=method.label
-            )
+    for axes, (method, total) in zip(clouds, found, strict=False):
+        cloud(axes, total, look(method.number)["color"], method.label)
     clouds[0].set_ylabel(DISTANCE)
-    for axes, label in zip(curves, (DISTANCE, MISFIT), strict=True):
+    names = {"l1": DISTANCE, "distribution_distance": MISFIT}
+    for axes, (column, label) in zip(curves, names.items(), strict=True):
+        for method, total in found:
+            mean = total.groupby("round")[column].mean().dropna()
+            style = look(method.number) | {"linewidth": stroke(0.8), "label": method.label}
+            axes.plot(mean.index, mean, **style)
         axes.set_ylabel(label)
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(integers(8))
         axes.set_ylim(bottom=0)
-        axes.grid(True)
+        round_axis(axes, 8)
     curves[0].legend()
-    entitle(figure, "Weight divergence and distance of distributions", setting.title)
+    entitle(figure, f"Weight divergence and distance of distributions\n{shortened(setting.title)}")
     return figure
 
 
@@ -146,33 +134,27 @@ def cloud(axes: Axes, total: "pd.DataFrame", colour: str, label: str) -> None:
     varied = len(x) > 1 and x.std() > 0 and y.std() > 0
     axes.set_title(f"{label}: correlation {np.corrcoef(x, y)[0, 1]:.2f}" if varied else label)
     axes.set_xlabel(MISFIT)
-    axes.grid(True)
 
 
 def in_out(setting: "Setting") -> Figure:
     """Draw in- and out-local accuracy against the round: of the global model before and after it,
     on the joint distribution of the round's clients, and of the local models, mean and standard
     deviation (FedNTD Fig. 4)."""
-    shown = [
-        (m, m.files[0].history)
-        for m in setting.methods
-        if m.files[0].history and m.files[0].history.local_rounds
-    ]
+    every = [(method, method.files[0].history) for method in setting.methods]
+    shown = [(method, history) for method, history in every if history and history.local_rounds]
     shown = shown[:MOST]
-    figure = Figure(figsize=(width(), 1.0 + 2.6 * len(shown)), layout="constrained")
-    grid = figure.subplots(len(shown), 2, squeeze=False, sharex=True, sharey=True)
+    title = f"Accuracy before and after local training\n{shortened(setting.title)}"
+    height = 1.0 + 2.6 * len(shown)
+    figure, grid = panels(title, height, len(shown), 2, sharex=True, sharey=True)
     for row, (method, history) in zip(grid, shown, strict=True):
-        assert history is not None
         values = before_and_after(history)
         for axes, side in zip(row, ("in", "out"), strict=True):
             draw_side(axes, np.array(history.local_rounds), values, side)
             axes.set_title(f"{method.label}: {side}-local distribution")
         row[0].set_ylabel("accuracy")
     for axes in grid[-1]:
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(integers(8))
+        round_axis(axes, 8)
     legend(figure, grid[0, 0])
-    entitle(figure, "Accuracy before and after local training", setting.title)
     return figure
 
 
@@ -184,12 +166,13 @@ def before_and_after(history: History) -> dict[str, np.ndarray]:
     for index, number in enumerate(history.local_rounds):
         counts, local = history.sampled_counts(index), history.local_class_accuracy[index]
         after = history.class_accuracy[history.rounds.index(number)]
+        own = in_out_local(local, counts)
         pairs = {
             "before": in_out_joint(history.distributed(number), counts),
             "after": in_out_joint(after, counts),
+            "local": (own[0].mean(), own[1].mean()),
+            "spread": (own[0].std(), own[1].std()),
         }
-        own = in_out_local(local, counts)
-        pairs |= {"local": (own[0].mean(), own[1].mean()), "spread": (own[0].std(), own[1].std())}
         for name, pair in pairs.items():
             for side, value in zip(("in", "out"), pair, strict=True):
                 found.setdefault(f"{side} {name}", []).append(float(value))
@@ -204,4 +187,3 @@ def draw_side(axes: Axes, rounds: np.ndarray, values: dict[str, np.ndarray], sid
     axes.plot(rounds, mean, color=ORANGE, label="local models", **style)
     axes.fill_between(rounds, mean - spread_, mean + spread_, color=ORANGE, alpha=0.2, linewidth=0)
     axes.set_ylim(0, 1.03)
-    axes.grid(True)

@@ -5,16 +5,15 @@ Every function has the settings of a sweep (`sweep_figures.Setting`), the title 
 options of its own.
 """
 
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedexp.analysis import draw_sweep
 from fedexp.analysis.after import draw as draw_models
 from fedexp.analysis.after.neurons import preferred_classes
+from fedexp.analysis.draw_sweep import panels_of, shortened
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw
@@ -22,11 +21,11 @@ from fedexp.figures.load import RunData
 from fedexp.figures.style import (
     class_axis,
     colour_bar,
-    colour_map,
-    integers,
+    legend,
     map_height,
+    panels,
+    round_axis,
     stroke,
-    width,
 )
 from fedexp.metrics import forgetting
 from fedexp.metrics.history import History
@@ -71,41 +70,30 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     """Draw the accuracy of each class over the rounds, and that of all together, a panel a run
     (FedKA Fig. 1)."""
     shown = flat(settings)
-    figure = Figure(figsize=(width(), 3.7), layout="constrained")
-    panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-    for axes, method in zip(panels, shown, strict=True):
+    text = f"Class-wise test accuracy of the global model\n{said_of(settings, title)}"
+    figure, ((*every,),) = panels(shortened(text), 3.7, columns=len(shown), sharey=True)
+    for axes, method in zip(every, shown, strict=True):
         history = history_of(method)
         count = history.matrix.shape[1]
         for c, values in enumerate(history.matrix.T):
-            axes.plot(
-                history.rounds,
-                values,
-                **draw_models.class_look(c, count),
-                linewidth=stroke(0.5),
-                alpha=0.8,
-            )
-        mean = np.nanmean(history.matrix, 1)
-        axes.plot(
-            history.rounds, mean, color="black", linewidth=stroke(1.6), label="mean of the classes"
-        )
+            style = draw_models.class_look(c, count) | {"linewidth": stroke(0.5), "alpha": 0.8}
+            axes.plot(history.rounds, values, **style)
+        mean, style = np.nanmean(history.matrix, 1), {"color": "black", "linewidth": stroke(1.6)}
+        axes.plot(history.rounds, mean, **style, label="mean of the classes")
         axes.set_title(method.name)
-        finish(axes)
-    panels[0].set_ylabel("test accuracy")
-    panels[0].legend(loc="lower right")
+        round_axis(axes, 8)
+    every[0].set_ylabel("test accuracy")
+    every[0].legend(loc="lower right")
     classes = shown[0].files[0].classes
-    draw_models.class_key(figure, list(panels), np.arange(len(classes)), classes, lines=True)
-    draw_sweep.entitle(
-        figure, "Class-wise test accuracy of the global model", said_of(settings, title)
-    )
+    draw_models.class_key(figure, every, np.arange(len(classes)), classes, lines=True)
     return figure
 
 
 def consistency(settings: Sequence[Setting], title: str) -> Figure:
     """Draw the cosine of the class accuracies of consecutive rounds (FedNTD Fig. 2b), mean over
     seeds."""
-    figure, axes = one_panel(
-        settings, title, "Cosine similarity of class accuracies with the round before"
-    )
+    subject = "Cosine similarity of class accuracies with the round before"
+    figure, (axes,) = panels_of(f"{subject}\n{said_of(settings, title)}")
     for method in flat(settings):
         histories = [file.history for file in method.files if file.history]
         history_of(method)
@@ -114,8 +102,8 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
         rounds = np.array(histories[0].rounds[1:size])
         draw_sweep.curve(axes, rounds, values, method.number, method.name)
     axes.set_ylabel("cosine similarity")
-    finish(axes)
-    draw_sweep.legend(figure, axes)
+    round_axis(axes, 8)
+    legend(figure, axes)
     return figure
 
 
@@ -124,14 +112,15 @@ def curves(
 ) -> Figure:
     """Draw a column of rounds.csv over the rounds, mean over seeds in a band of one standard
     deviation."""
-    figure, axes = one_panel(settings, title, label or column.replace("_", " "))
+    label = label or column.replace("_", " ")
+    figure, (axes,) = panels_of(f"{label}\n{said_of(settings, title)}")
     for method in flat(settings):
         draw_sweep.curve(axes, *method.curve(column), method.number, method.name)
     if not axes.lines:
         raise ConfigError(f"no run has the column {column} in its rounds.csv")
-    axes.set_ylabel(label or column.replace("_", " "))
-    finish(axes)
-    draw_sweep.legend(figure, axes)
+    axes.set_ylabel(label)
+    round_axis(axes, 8)
+    legend(figure, axes)
     return figure
 
 
@@ -139,35 +128,28 @@ def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -
     """Draw a value of summary.json by setting, a line of bars for each method (FedNTD Fig. 2c,
     whose settings are levels of heterogeneity and whose "methods" are data sets): mean over seeds,
     bars of one standard deviation."""
-    figure, axes = one_panel(settings, title, f"{value.capitalize()} by heterogeneity")
+    subject = f"{value.capitalize()} by heterogeneity"
+    figure, (axes,) = panels_of(f"{subject}\n{said_of(settings, title)}")
     names = list(dict.fromkeys(method.name for setting in settings for method in setting.methods))
     for number, name in enumerate(names):
         points = [
-            (i, found)
+            (i, *found)
             for i, setting in enumerate(settings)
             for method in setting.methods
             if method.name == name and (found := draw_sweep.mean_and_spread(method.runs, value))
         ]
         if points:
-            mean, spread = np.array([found for _, found in points]).T
-            places = np.array([i for i, _ in points]) + (number - (len(names) - 1) / 2) * 0.8 / len(
-                names
-            )
+            at, mean, spread = np.array(points).T
+            places = at + (number - (len(names) - 1) / 2) * 0.8 / len(names)
             bars = spread if np.isfinite(spread).any() else None  # one seed alone has none
-            axes.bar(
-                places,
-                mean,
-                0.75 / len(names),
-                yerr=bars,
-                capsize=3,
-                color=f"C{number}",
-                label=name,
-            )
+            look = f"C{number}"
+            wide = 0.75 / len(names)
+            axes.bar(places, mean, wide, yerr=bars, color=look, label=name, capsize=3)
     axes.set_xticks(range(len(settings)), [setting.name for setting in settings])
     axes.set_ylabel(value)
-    axes.grid(True, axis="y")
+    axes.grid(False, axis="x")
     if len(names) > 1:
-        draw_sweep.legend(figure, axes)
+        legend(figure, axes)
     return figure
 
 
@@ -187,21 +169,16 @@ def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> 
     run, (rounds, degree, _) = method.files[0], series_of(method, client)
     kinds = kinds_of_classes(counts_of(run, client))
     subject = f"Forgetting degree of each class, client {client}"
-    figure, axes = one_panel(settings, f"{title}: {method.label}", subject)
+    figure, (axes,) = panels_of(f"{subject}\n{said_of(settings, title)}: {method.label}")
     for c, kind in enumerate(kinds):
         style = draw_models.class_look(c, len(kinds)) | {"color": KINDS[kind]}
         share = f"{run.classes[c]} ({kind})" if len(kinds) <= 20 else None
-        axes.plot(
-            rounds,
-            degree[:, c],
-            **style,
-            linewidth=stroke(1.3 if kind == "dominant" else 0.6),
-            label=share,
-        )
+        thick = stroke(1.3 if kind == "dominant" else 0.6)
+        axes.plot(rounds, degree[:, c], **style, linewidth=thick, label=share)
     axes.axhline(0, color="0.45", linewidth=0.8)
     axes.set_ylabel("forgetting degree (gains clipped at -1)")
-    finish(axes)
-    draw_sweep.legend(figure, axes)
+    round_axis(axes, 8)
+    legend(figure, axes)
     return figure
 
 
@@ -216,16 +193,16 @@ def client_class(
     chosen = non_dominant(counts, client) if label is None else label
     name = shown[0].files[0].classes[chosen]
     subject = f"Class {name} of client {client} ({counts[chosen]} of its {counts.sum()} examples)"
-    figure, panels = draw_sweep.panels_of(2, said_of(settings, title), subject)
+    figure, grid = panels_of(f"{subject}\n{said_of(settings, title)}", 2)
     for method in shown:
         rounds, *series = series_of(method, client)
-        for axes, values in zip(panels, series, strict=True):
-            shown_values = values[None, :, chosen]
-            draw_sweep.curve(axes, rounds, shown_values, method.number, method.name)
-    panels[0].set_ylabel("forgetting degree\n(gains clipped at -1)")
-    panels[1].set_ylabel("test accuracy of the\nlocal model on the class")
-    panels[1].set_xlabel("round")
-    draw_sweep.finish_panels(figure, panels)
+        for axes, values in zip(grid, series, strict=True):
+            own = values[None, :, chosen]
+            draw_sweep.curve(axes, rounds, own, method.number, method.name)
+    grid[0].set_ylabel("forgetting degree\n(gains clipped at -1)")
+    grid[1].set_ylabel("test accuracy of the\nlocal model on the class")
+    round_axis(grid[1])
+    legend(figure, grid[0])
     return figure
 
 
@@ -276,36 +253,25 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
     global model after it, a panel a run (Flashback Fig. 2, 10). round: None, or past the end: the
     last with local models."""
     shown = [(method.name, history_of(method, local=True)) for method in flat(settings)]
-    columns = min(len(shown), draw_sweep.PER_ROW)
+    columns = min(len(shown), draw.PER_ROW)
     rows = -(-len(shown) // columns)
     cohort = max(len(history.sampled[-1]) for _, history in shown) + 2
-    size = (max(width(), 2.5 * columns + 1.0), 1.0 + rows * (0.6 + min(map_height(cohort), 2.6)))
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
+    height = 1.0 + rows * (0.6 + min(map_height(cohort), 2.6))
+    text = f"Class accuracies within a round\n{said_of(settings, title)}"
+    figure, grid = panels(shortened(text), height, rows, columns, 2.5 * columns + 1.0)
     maps = []
     for axes, (label, history) in zip(grid.flat, shown, strict=False):
         past = history if round is None else history.upto(max(round, history.local_rounds[0]))
         maps.append(draw.round_picture(past))
-        image = axes.imshow(
-            maps[-1], aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1
-        )
-        for border in (0.5, len(maps[-1]) - 1.5):
-            axes.axhline(border, color="white", linewidth=2)
-        axes.set_yticks(
-            [0, (len(maps[-1]) - 1) / 2, len(maps[-1]) - 1], ["before", "clients", "after"]
-        )
+        image = draw.round_map(axes, maps[-1])
+        last = len(maps[-1]) - 1
+        axes.set_yticks([0, last / 2, last], ["before", "clients", "after"])
         axes.set_title(f"{label}, round {past.local_rounds[-1]}")
         class_axis(axes, [str(c) for c in range(maps[-1].shape[1])], horizontal=True)
-    for axes in list(grid.flat)[len(shown) :]:
+    for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
-    colour_bar(
-        figure,
-        list(grid.flat),
-        image,
-        "test accuracy of the class",
-        np.concatenate([m.ravel() for m in maps]),
-    )
-    draw_sweep.entitle(figure, "Class accuracies within a round", said_of(settings, title))
+    values = np.concatenate([each.ravel() for each in maps])
+    colour_bar(figure, list(grid.flat), image, "test accuracy of the class", values)
     return figure
 
 
@@ -328,24 +294,10 @@ def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Fi
     shown = flat(settings)
     found = [preferred_classes(method.runs[0], examples) for method in shown]
     classes = len(shown[0].files[0].classes)
-    wrapped = "\n".join(textwrap.wrap(said_of(settings, title), 80))
-    return draw_models.neurons([method.name for method in shown], found, classes, wrapped)
-
-
-def one_panel(settings: Sequence[Setting], title: str, subject: str) -> tuple[Figure, Axes]:
-    """Return a figure with one panel and its title."""
-    figure = Figure(figsize=(width(), 3.7), layout="constrained")
-    draw_sweep.entitle(figure, subject, said_of(settings, title))
-    return figure, figure.subplots()
+    names = [method.name for method in shown]
+    return draw_models.neurons(names, found, classes, shortened(said_of(settings, title)))
 
 
 def said_of(settings: Sequence[Setting], title: str) -> str:
     """Return the title of a sweep with what was changed in all of its runs."""
     return f"{title} ({settings[0].common})" if settings[0].common else title
-
-
-def finish(axes: Axes) -> None:
-    """Draw ticks and grid of curves against rounds."""
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(integers(8))
-    axes.grid(True)

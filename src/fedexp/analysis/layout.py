@@ -1,5 +1,6 @@
 """Tables as people read them: laid out like the paper's, in Markdown and LaTeX."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ NOTES = {  # what the legend under a table says of the marks in it
     PRUNED: "stopped by the search before its last round; never the best",
 }
 MARKED = re.compile(r"(?<=[\dd])[*!?~^†‡]+")  # after a number or "failed"
+SYMBOLS = {
+    "±": r"$\pm$",
+    SOME_DIVERGED: r"\textsuperscript{\textdagger}",
+    PRUNED: r"\textsuperscript{\textdaggerdbl}",
+}
 IN_PARENTHESES = re.compile(r"\d\S* \(-?\d")
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # of the tidy table
@@ -41,8 +47,9 @@ class Section:
     """A part of a table: methods x settings."""
 
     title: str
-    table: pd.DataFrame
+    table: pd.DataFrame  # its columns may have two levels
     corner: str = ""  # head of the first column
+    about: str = ""  # above the table
 
     @property
     def legend(self) -> str:
@@ -221,10 +228,11 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> 
 
 def markdown(table: pd.DataFrame, corner: str = "") -> str:
     """Write Markdown without another package; the index is the first column."""
-    lines = [
-        (f"| {corner} | " if corner else "| | ") + " | ".join(map(str, table.columns)) + " |",
-        "|" + " --- |" * (len(table.columns) + 1),
-    ]
+    levels = [table.columns.get_level_values(i) for i in range(table.columns.nlevels)]
+    heads = [": ".join(filter(None, map(str, names))) for names in zip(*levels, strict=True)]
+    lines = [f"| {corner} | " if corner else "| | "]
+    lines[0] += " | ".join(heads) + " |"
+    lines.append("|" + " --- |" * (len(heads) + 1))
     for name, row in zip(table.index, table.to_numpy(), strict=True):
         lines.append("| " + " | ".join([str(name), *map(str, row)]) + " |")
     return "\n".join(lines) + "\n"
@@ -232,22 +240,41 @@ def markdown(table: pd.DataFrame, corner: str = "") -> str:
 
 def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
     """Write all sections, each with its legend. level: of their headings."""
-    texts = []
+    texts: list[str] = []
     for part in parts:
-        head = f"{'#' * level} {part.title}\n\n" if part.title else ""
-        legend = f"\n{part.legend}\n" if part.legend else ""
-        texts.append(head + markdown(part.table, part.corner) + legend)
-    return "\n".join(texts)
+        title = f"{'#' * level} {part.title}" if part.title else ""
+        table = markdown(part.table, part.corner).strip()
+        texts += filter(None, [title, part.about, table, part.legend])
+    return "\n\n".join(texts) + "\n"
 
 
 def latex(parts: Sequence[Section]) -> str:
     """Return a tabular of booktabs for each section, for `\\input` in a table environment."""
-    texts = []
-    for part in parts:
-        body = part.table.to_latex(escape=True, column_format="l" + "c" * len(part.table.columns))
-        about = "".join(f"% {line}\n" for line in (part.title, part.legend) if line)
-        texts.append(about + body.replace("±", r"$\pm$"))
-    return "\n".join(texts)
+    return "\n".join(map(tabular, parts))
+
+
+def tabular(part: Section) -> str:
+    """Return the tabular of a section, with rows that explain the marks which LaTeX prints."""
+    table = part.table.rename_axis(columns=part.corner) if part.corner else part.table
+    heads = list(table.columns.get_level_values(0)) * (table.columns.nlevels > 1)
+    if heads and not any(heads):
+        table, heads = table.droplevel(0, axis="columns"), []
+    wide = len(table.columns)
+    text = table.to_latex(column_format="l" + "c" * wide, escape=True, multicolumn_format="c")
+    text = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
+    rules, start = [], 2
+    for _, group in itertools.groupby(heads):
+        start, first = start + len(list(group)), start
+        rules.append(f"\\cmidrule(lr){{{first}-{start - 1}}}")
+    if rules:
+        text = text.replace("\\\\\n", f"\\\\\n{' '.join(rules)}\n", 1)
+    notes = [mark for mark in marks_in(map(str, table.to_numpy().ravel())) if mark in SYMBOLS]
+    rows = [f"\\multicolumn{{{wide + 1}}}{{l}}{{{mark} {NOTES[mark]}}} \\\\\n" for mark in notes]
+    text = text.replace("\\end{tabular}", "".join([*rows, "\\end{tabular}"]))
+    for mark, command in SYMBOLS.items():
+        text = text.replace(mark, command)
+    about = [part.title, part.about, part.legend, "Needs the package booktabs."]
+    return "".join(f"% {line}\n" for line in about if line) + text
 
 
 def plain_number(value: object) -> str:

@@ -3,15 +3,14 @@ columns, mean ± standard deviation in a cell, the best of each column in bold."
 
 import argparse
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.layout import NOTES, PRUNED, SOME_DIVERGED, Section, marks_in
+from fedexp.analysis.layout import PRUNED, SOME_DIVERGED, Section
 from fedexp.analysis.measures import form, is_pruned, less_is_better, main_measures, title_of
 from fedexp.analysis.naming import DATA, chosen, displayed, ordered, said
 from fedexp.core.errors import ConfigError, nearest
@@ -20,13 +19,6 @@ from fedexp.rundir.reader import RunDirectory
 OF_COLUMNS = ("experiment", *DATA)  # everything else that varies makes rows
 # whose value says what it is
 UNNAMED = ("experiment", "dataset", "scenario", "partition", "algorithm", "model")
-SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-SPECIAL |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-SYMBOLS = {
-    "±": r"$\pm$",
-    SOME_DIVERGED: r"\textsuperscript{\textdagger}",
-    PRUNED: r"\textsuperscript{\textdaggerdbl}",
-}
 
 
 @dataclass(frozen=True)
@@ -96,113 +88,63 @@ class Cell:
         return text + SOME_DIVERGED * bool(self.diverged) + PRUNED * self.pruned
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The texts of a table."""
-
-    metrics: tuple[str, ...]
-    columns: tuple[str, ...]  # labels; one that is empty where nothing of the data varies
-    rows: Mapping[str, Sequence[str]]  # label -> text by column and metric, the metrics innermost
-    about: str
-
-    @property
-    def section(self) -> Section:
-        heads = [
-            ": ".join(filter(None, [column, title_of(metric) if self.shows_metrics else ""]))
-            for column in self.columns
-            for metric in self.metrics
-        ]
-        frame = pd.DataFrame(list(self.rows.values()), index=list(self.rows), columns=heads)
-        return Section("", frame, self.corner)
-
-    @property
-    def shows_metrics(self) -> bool:
-        return len(self.metrics) > 1 or self.columns == ("",)
-
-    @property
-    def corner(self) -> str:
-        """Return the head of the first column: the metric, where columns do not say it."""
-        return "" if self.shows_metrics else title_of(self.metrics[0])
-
-
-def latex(grid: Grid) -> str:
-    """Return a tabular of booktabs, for `\\input` in a table environment."""
-    width = len(grid.metrics)
-    wide = len(grid.columns) * width
-    lines = [f"% Needs the package booktabs. {grid.about}", f"\\begin{{tabular}}{{l{'c' * wide}}}"]
-    lines.append("\\toprule")
-    if not grid.shows_metrics:
-        lines.append(row_of(grid.corner, grid.columns))
-    else:
-        if grid.columns != ("",):
-            spans = [f"\\multicolumn{{{width}}}{{c}}{{{escape(label)}}}" for label in grid.columns]
-            ends = range(2, 2 + wide, width)
-            rules = [f"\\cmidrule(lr){{{first}-{first + width - 1}}}" for first in ends]
-            lines += [" & ".join(["", *spans]).lstrip() + r" \\", " ".join(rules)]
-        lines.append(row_of("", [title_of(metric) for metric in grid.metrics] * len(grid.columns)))
-    lines.append("\\midrule")
-    lines += [row_of(label, texts) for label, texts in grid.rows.items()]
-    lines.append("\\bottomrule")
-    for mark in marks_in(text for texts in grid.rows.values() for text in texts):
-        note = f"\\footnotesize {SYMBOLS[mark]} {NOTES[mark]}"
-        lines.append(f"\\multicolumn{{{wide + 1}}}{{l}}{{{note}}} \\\\")
-    return "\n".join([*lines, "\\end{tabular}"]) + "\n"
-
-
-def grid_of(runs: Sequence[RunDirectory], layout: Layout) -> Grid:
+def table_of(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     """Group runs by what varies between them, but for the seed. Raises ConfigError for a metric or
     a key that no run has."""
     found = [fields(run) for run in runs]
     keys = list(dict.fromkeys(key for each in found for key in each))
     varying = [key for key in keys if len({each.get(key) for each in found}) > 1]
     require_known(layout.rows, keys, "--rows")
-    rows = layout.rows or tuple(key for key in varying if key not in OF_COLUMNS)
-    columns = tuple(key for key in varying if key not in rows)
-    rows = rows or tuple(key for key in ("algorithm",) if key in keys)
-    metrics = metrics_of(runs, layout.metrics)
+    of_rows = layout.rows or tuple(key for key in varying if key not in OF_COLUMNS)
+    of_columns = tuple(key for key in varying if key not in of_rows)
+    of_rows = of_rows or ("algorithm",)
     groups: dict[tuple[str, str], list[RunDirectory]] = {}
     for run, each in zip(runs, found, strict=True):
-        groups.setdefault((label(rows, each), label(columns, each)), []).append(run)
-    cells = {
-        (*place, metric): cell_of(group, metric)
-        for place, group in groups.items()
-        for metric in metrics
-    }
-    across = ordered({column for _, column in groups})
-    down = ordered({row for row, _ in groups})
+        groups.setdefault((label(of_rows, each), label(of_columns, each)), []).append(run)
+    rows, columns = (ordered({place[i] for place in groups}) for i in (0, 1))
+    known = {key for run in runs for key, value in run.summary.items() if is_number(value)}
+    require_known(layout.metrics, sorted(known), "--metrics")
+    metrics = layout.metrics or tuple(measure.key for measure in main_measures(runs))
+    cells: dict[tuple[str, str, str], Cell] = {}
+    for place, group in groups.items():
+        for metric in layout.metrics or [measure.key for measure in main_measures(group)]:
+            cells[*place, metric] = cell_of(group, metric)
     if layout.sort != "name":
         by = layout.sort or metrics[0]
         require_known([by], ("name", *metrics), "--sort")
-        down.sort(key=lambda row: mean_rank([cells.get((row, each, by)) for each in across]))
-    best = {
-        (column, metric): min(
-            cell.rank for (_, *at), cell in cells.items() if at == [column, metric]
-        )
-        for column in across
+        rows.sort(key=lambda row: mean_rank(cells.get((row, each, by)) for each in columns))
+    texts = marked(cells)
+    if layout.transpose:
+        rows, columns = columns, rows
+        texts = {(column, row, metric): text for (row, column, metric), text in texts.items()}
+    heads = [
+        (column, metric)
+        for column in columns
         for metric in metrics
-    }
-
-    def texts(row: str, column: str) -> list[str]:
-        """Return the texts of a row in a column, metric by metric."""
-        mine = [cells.get((row, column, metric), Cell(metric)) for metric in metrics]
-        lead = [best[column, metric] for metric in metrics]
-        bold = [
-            len(down) > 1 and cell.rank == to < math.inf
-            for cell, to in zip(mine, lead, strict=True)
-        ]
-        return [cell.text(each) for cell, each in zip(mine, bold, strict=True)]
-
-    outer, inner = (across, down) if layout.transpose else (down, across)
-    body = [
-        [text for b in inner for text in (texts(b, a) if layout.transpose else texts(a, b))]
-        for a in outer
+        if any((row, column, metric) in texts for row in rows)
     ]
-    return Grid(
-        metrics,
-        tuple(displayed(inner)),
-        dict(zip(displayed(outer), body, strict=True)),
-        about(sorted({len(group) for group in groups.values()})),
+    body = [[texts.get((row, *head), "-") for head in heads] for row in rows]
+    shown = dict(zip(columns, displayed(columns), strict=True))
+    names = [(shown[column], title_of(metric)) for column, metric in heads]
+    corner = names[0][1] if len(metrics) == 1 and columns != [""] else ""
+    frame = pd.DataFrame(body, index=displayed(rows))
+    frame.columns = (
+        pd.Index([column for column, _ in names]) if corner else pd.MultiIndex.from_tuples(names)
     )
+    return Section("", frame, corner, about({len(group) for group in groups.values()}))
+
+
+def marked(cells: Mapping[tuple[str, str, str], Cell]) -> dict[tuple[str, str, str], str]:
+    """Return the text of each cell (row, column, metric); the best of several rows is bold."""
+    ranks: dict[tuple[str, str], list[float]] = {}
+    for (_, column, metric), cell in cells.items():
+        ranks.setdefault((column, metric), []).append(cell.rank)
+    found = {}
+    for (row, column, metric), cell in cells.items():
+        every = ranks[column, metric]
+        best = len(every) > 1 and cell.rank == min(every) < math.inf
+        found[row, column, metric] = cell.text(best)
+    return found
 
 
 def mean_rank(cells: Iterable[Cell | None]) -> float:
@@ -219,13 +161,6 @@ def fields(run: RunDirectory) -> dict[str, str]:
     if "experiment" in given:  # which says the rest
         groups = [key for key in groups if key == "algorithm"]
     return given | {key: str(of[key]) for key in groups}
-
-
-def metrics_of(runs: Sequence[RunDirectory], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics asked for, else the main ones."""
-    known = {key for run in runs for key, value in run.summary.items() if is_number(value)}
-    require_known(wanted, sorted(known), "--metrics")
-    return tuple(wanted) or tuple(measure.key for measure in main_measures(runs))
 
 
 def is_number(value: object) -> bool:
@@ -263,20 +198,8 @@ def label(keys: Sequence[str], values: Mapping[str, str]) -> str:
     return " ".join(texts)
 
 
-def escape(text: str) -> str:
-    """Return a text of Markdown as LaTeX shows it."""
-    plain = "".join(SPECIAL.get(letter, letter) for letter in text)
-    for mark, command in SYMBOLS.items():
-        plain = plain.replace(mark, command)
-    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", plain)
-
-
-def row_of(head: str, cells: Iterable[str]) -> str:
-    return " & ".join(map(escape, [head, *cells])) + r" \\"
-
-
-def about(sizes: Sequence[int]) -> str:
+def about(sizes: Collection[int]) -> str:
     """Return what stands above a table. sizes: the different numbers of seeds in a cell."""
-    counts = " to ".join(map(str, sorted({sizes[0], sizes[-1]})))
-    seeds = f"Mean ± standard deviation over {counts} seeds" if sizes[-1] > 1 else "One seed"
+    counts = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
+    seeds = f"Mean ± standard deviation over {counts} seeds" if max(sizes) > 1 else "One seed"
     return f"{seeds}; best in bold."

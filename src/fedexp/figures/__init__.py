@@ -108,7 +108,7 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
         yield f"class_accuracy{suffix(view)}", partial(draw.class_accuracy, run, history, view)
         yield (
             f"class_accuracy_normalised{suffix(view)}",
-            partial(draw.class_accuracy_normalised, run, history, view),
+            partial(draw.class_accuracy, run, history, view, normalised=True),
         )
     for view, tasks in (({PLAIN: run.tasks} if run.tasks else {}) | run.other_tasks).items():
         yield f"tasks{suffix(view)}", partial(draw.tasks, run, tasks, view)

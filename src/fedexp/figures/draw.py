@@ -1,11 +1,14 @@
 """The pictures of a run: one function each, from RunData to a matplotlib Figure."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from fedexp.core.views import PLAIN, VALIDATION, named
 from fedexp.figures.load import RunData, TaskFile
@@ -19,13 +22,13 @@ from fedexp.figures.style import (
     class_axis,
     colour_bar,
     colour_map,
-    entitle,
-    heat_map,
     integers,
     label_size,
     line,
+    map_cells,
     map_height,
-    round_panel,
+    panels,
+    round_axis,
     say,
     small,
     width,
@@ -35,52 +38,82 @@ from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import average_accuracy, new_task_accuracy
 
+PER_ROW = 4  # heat maps beside each other
 BUBBLES = (50, 30)  # most clients and classes for a bubble chart
 MOST_COLUMNS = 400  # in a heat map of clients: two pixels each
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0}
 
 
-def class_accuracy(run: RunData, history: History, view: str = PLAIN) -> Figure:
-    """Heat map classes x rounds of class-wise test accuracy (FedNTD Fig. 2a, Flashback Fig. 5);
-    colour 0 to 1."""
-    subject = f"Class-wise test accuracy{_of(view)}"
-    return _class_map(run, history, subject, history.matrix, "test accuracy of the class", top=1.0)
+def class_accuracy(
+    run: RunData, history: History, view: str = PLAIN, normalised: bool = False
+) -> Figure:
+    """Heat map classes x rounds of class-wise test accuracy (FedNTD Fig. 2a, Flashback Fig. 5)."""
+    return class_maps([("", run, history)], run.title, normalised, _of(view))
 
 
-def class_accuracy_normalised(run: RunData, history: History, view: str = PLAIN) -> Figure:
-    """Heat map of class accuracy, every round divided by its sum over the classes (FedNTD Fig. 10).
+def class_maps(
+    shown: Sequence[tuple[str, RunData, History]], title: str, normalised: bool, of: str = ""
+) -> Figure:
+    """Draw heat maps classes x rounds of labelled runs beside each other, in one scale.
 
-    The colour ends at 3/C, three times the share of a class in a balanced model, so that runs
-    compare; more is clipped.
+    normalised: every round divided by its sum over the classes (FedNTD Fig. 10); the colour ends at
+    3/C, three times the share of a class in a balanced model, so that runs compare, and more is
+    clipped.
     """
-    share = normalised_heat_map(history.matrix)
-    top = min(1.0, 3 / share.shape[1])
-    label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / share.shape[1]:.3g})"
-    subject = f"Class-wise test accuracy{_of(view)}, normalised in every round"
-    return _class_map(run, history, subject, share, label, top=top)
+    classes = shown[0][1].classes
+    columns = min(len(shown), PER_ROW)
+    rows = -(-len(shown) // columns)
+    height = 0.9 + rows * (0.6 + map_height(len(classes)) * (1 if len(shown) == 1 else 0.75))
+    end = ", normalised in every round" if normalised else ""
+    figure, grid = panels(
+        f"Class-wise test accuracy{of}{end}\n{title}",
+        height,
+        rows,
+        columns,
+        wide=2.6 * columns + 1.6,
+        sharex=True,
+        sharey=True,
+    )
+    top, label = 1.0, "test accuracy of the class"
+    if normalised:
+        top = min(1.0, 3 / len(classes))
+        label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / len(classes):.3g})"
+    maps = []
+    for axes, (name, run, history) in zip(grid.flat, shown, strict=False):
+        maps.append(normalised_heat_map(history.matrix) if normalised else history.matrix)
+        image = map_cells(axes, np.array(history.rounds), maps[-1], top, ticks=12 // columns + 3)
+        task_lines(run, axes, "white", cells=True)
+        axes.tick_params(labelbottom=True)
+        axes.set_title(name)
+    grid.flat[0].set_ylim(len(classes) - 0.5, -0.5)
+    for axes in grid.flat[len(shown) :]:
+        axes.set_axis_off()
+    for axes in grid[:, 0]:
+        class_axis(axes, classes)
+    figure.supxlabel("round", fontsize=rcParams["axes.labelsize"])
+    values = np.concatenate([each.ravel() for each in maps])
+    colour_bar(figure, list(grid.flat), image, label, values)
+    return figure
 
 
 def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     """Heat map tasks x rounds of test accuracy, above the two accuracies of CFeD (Fig. 3)."""
     height = map_height(file.accuracy.shape[1])
-    figure, (above, below) = _figure(
-        run, f"Test accuracy on the tasks{_of(view)}", 3.7 + height, rows=2, ratio=(height, 2.2)
-    )
-    heat_map(
-        figure, above, file.rounds, file.accuracy, "test accuracy\non the task", top=1.0, first=1
-    )
-    above.set_xlabel("")
+    subject = f"Test accuracy on the tasks{_of(view)}"
+    figure, (above, below) = _figure(run, subject, 3.7 + height, (height, 2.2))
+    image = map_cells(above, file.rounds, file.accuracy, 1.0, first=1)
+    colour_bar(figure, above, image, "test accuracy\non the task", file.accuracy)
     above.tick_params(labelbottom=False)
     above.set_ylabel("task")
     above.yaxis.set_major_locator(integers(NAMED_CLASSES))
     task_lines(run, above, "white", cells=True)
-    series = {
-        "average accuracy on the learned tasks": (average_accuracy, BLUE),
-        "new-task accuracy": (new_task_accuracy, ORANGE),
-    }
-    for label, (measure, colour) in series.items():
-        values = np.array(
-            [measure(row, task) for row, task in zip(file.accuracy, file.learning, strict=True)]
-        )
+    for label, measure, colour in (
+        ("average accuracy on the learned tasks", average_accuracy, BLUE),
+        ("new-task accuracy", new_task_accuracy, ORANGE),
+    ):
+        pairs = zip(file.accuracy, file.learning, strict=True)
+        values = np.array([measure(row, task) for row, task in pairs])
         defined = np.isfinite(values)
         line(below, file.rounds[defined], values[defined], colour, label)
     if not below.lines:
@@ -88,10 +121,10 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     below.set_ylim(0, 1.03)
     below.set_ylabel("test accuracy")
     task_lines(run, below, GREY, cells=True)
-    # beside it would move the colour bar away
-    round_panel(below, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=3)
     below.sharex(above)
-    below.set_xlabel("round")
+    round_axis(below)
+    if below.lines:
+        below.legend(**ABOVE, ncols=3)  # beside it would move the colour bar away
     return figure
 
 
@@ -100,43 +133,27 @@ def curves(run: RunData) -> Figure:
     forgetting). The best round and those that reach a target are of the validation set where there
     is one."""
     figure, (above, below) = _figure(
-        run, "Accuracy and forgetting of the global model", 5.6, rows=2
+        run, "Accuracy and forgetting of the global model", 5.6, (1, 1)
     )
-    on = "test" if run.has("test_accuracy") else VALIDATION
+    view = PLAIN if run.has("test_accuracy") else VALIDATION
+    on = "test" if view == PLAIN else VALIDATION
     rounds, accuracy = run.points(f"{on}_accuracy")
     line(above, rounds, accuracy, BLUE, f"{on} accuracy")
-    second = run.points("test_accuracy_augmented")
-    if second[0].size:
-        line(above, *second, GREEN, "the same, augmented\ntest images")
-    if on == "test" and run.has("validation_accuracy"):
+    augmented = run.points("test_accuracy_augmented")
+    line(above, *augmented, GREEN, "the same, augmented\ntest images")
+    if view == PLAIN and run.has("validation_accuracy"):
         rounds, accuracy = run.points("validation_accuracy")
         line(above, rounds, accuracy, GREY, "validation accuracy")
     best = int(np.argmax(accuracy))
+    look: dict[str, Any] = {"color": ORANGE, "markersize": 11, "clip_on": False, "zorder": 3}
     label = f"best: {accuracy[best]:.3f}, round {rounds[best]:.0f}"
-    above.plot(
-        rounds[best],
-        accuracy[best],
-        "*",
-        color=ORANGE,
-        markersize=11,
-        label=label,
-        clip_on=False,
-        zorder=3,
-    )
-    for target, crossed in rounds_to_target(
-        rounds.tolist(), accuracy.tolist(), sorted(run.targets), ()
-    ).items():
-        when = "never" if crossed is None else f"round {crossed}"
-        above.axhline(
-            float(target),
-            color=GREY,
-            linewidth=0.8,
-            linestyle="--",
-            label=f"target {target}: {when}",
-        )
+    above.plot(rounds[best], accuracy[best], "*", **look, label=label)
+    reached = rounds_to_target(rounds.tolist(), accuracy.tolist(), sorted(run.targets), ())
+    for target, crossed in reached.items():
+        label = f"target {target}: {'never' if crossed is None else f'round {crossed}'}"
+        above.axhline(float(target), color=GREY, linewidth=0.8, linestyle="--", label=label)
     above.set_ylim(0, 1.06 * max(accuracy.max(), *run.targets, 1e-3))
     above.set_ylabel(f"{on} accuracy")
-    view = PLAIN if on == "test" else VALIDATION
     for name, colour, label, faint in (
         ("round_forgetting", BLUE, "round forgetting", True),
         ("local_round_forgetting", GREEN, "local round forgetting,\nmean of clients", True),
@@ -147,22 +164,26 @@ def curves(run: RunData) -> Figure:
     below.set_ylabel("forgetting")
     if not below.lines:
         say(below, "undefined before the second evaluated round")
-    _round_axis(run, above, below)
+    _round_axes(run, above, below)
     return figure
 
 
 def loss(run: RunData) -> Figure:
     """Training loss of the clients and test loss of the global model."""
     figure, (axes,) = _figure(run, "Loss", 3.6)
-    series = [run.points(f"{name}_loss") for name in ("train", "test", VALIDATION)]
-    line(axes, *series[0], BLUE, "train loss,\nmean of clients")
-    line(axes, *series[1], ORANGE, "test loss")
-    line(axes, *series[2], GREEN, "validation loss")
-    values = np.concatenate([v for _, v in series])
-    if values.min() > 0 and values.max() > 50 * values.min():
+    every = []
+    for name, colour, label in (
+        ("train", BLUE, "train loss,\nmean of clients"),
+        ("test", ORANGE, "test loss"),
+        (VALIDATION, GREEN, "validation loss"),
+    ):
+        rounds, values = run.points(f"{name}_loss")
+        line(axes, rounds, values, colour, label)
+        every += values.tolist()
+    if min(every) > 0 and max(every) > 50 * min(every):
         axes.set_yscale("log")
     axes.set_ylabel("cross-entropy")
-    _round_axis(run, axes)
+    _round_axes(run, axes)
     return figure
 
 
@@ -171,16 +192,14 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
     many, a heat map."""
     clients, classes = counts.shape
     height = 1.6 + map_height(classes)
-    subject = "Training data of the clients" + (
-        ", all tasks together" if run.tasks is not None else ""
-    )
-    figure, (sizes, axes) = _figure(run, subject, height, rows=2, ratio=(1, height - 1))
-    edges = np.arange(clients + 1) - 0.5
-    sizes.stairs(counts.sum(1), edges, fill=True, color=GREY)
+    more = ", all tasks together" if run.tasks is not None else ""
+    subject = f"Training data of the clients{more}"
+    figure, (sizes, axes) = _figure(run, subject, height, (1, height - 1))
+    sizes.stairs(counts.sum(1), np.arange(clients + 1) - 0.5, fill=True, color=GREY)
     sizes.set_ylabel("examples")
     sizes.set_ylim(bottom=0)
     if clients <= BUBBLES[0] and classes <= BUBBLES[1]:
-        _bubbles(figure, axes, counts)
+        _bubbles(axes, counts)
     else:
         _count_map(figure, axes, counts)
     axes.set_xlim(-0.5, clients - 0.5)
@@ -196,20 +215,13 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     """The round picture of the last round (Flashback Fig. 2): global model before, local models,
     global model after."""
     rows, last = round_picture(history), history.local_rounds[-1]
-    names = [
-        f"global, round {last - 1}",
-        *(f"client {k}" for k in history.sampled[-1]),
-        f"global, round {last}",
-    ]
+    clients = [f"client {k}" for k in history.sampled[-1]]
+    names = [f"global, round {last - 1}", *clients, f"global, round {last}"]
     subject = (
         f"Class-wise test accuracy{_of(view)} within round {last}: before, local models, after"
     )
     figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
-    image = axes.imshow(
-        rows, aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1
-    )
-    for boundary in (0.5, len(rows) - 1.5):
-        axes.axhline(boundary, color="white", linewidth=2.5 if len(rows) < 30 else 1)
+    image = round_map(axes, rows)
     colour_bar(figure, axes, image, "test accuracy of the class", rows)
     # name at most 30 rows, none of them beside the two global ones unless all fit
     step = -(-len(names) // 30)
@@ -217,6 +229,17 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     axes.set_yticks(shown, [names[i] for i in shown], fontsize=small())
     class_axis(axes, run.classes, horizontal=True)
     return figure
+
+
+def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
+    """Draw a round picture, with lines between the global models and the local ones."""
+    image = axes.imshow(
+        rows, aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1
+    )
+    axes.grid(False)
+    for boundary in (0.5, len(rows) - 1.5):
+        axes.axhline(boundary, color="white", linewidth=2.5 if len(rows) < 30 else 1)
+    return image
 
 
 def round_picture(history: History) -> np.ndarray:
@@ -237,23 +260,12 @@ def _of(view: str) -> str:
 
 
 def _figure(
-    run: RunData, subject: str, height: float, rows: int = 1, ratio: Sequence[float] | None = None
+    run: RunData, subject: str, height: float, ratio: Sequence[float] = (1,)
 ) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width(), height), layout="constrained")
-    axes = figure.subplots(rows, 1, squeeze=False, height_ratios=ratio)[:, 0]
-    entitle(figure, f"{subject}\n{run.title}")
-    return figure, list(axes)
-
-
-def _class_map(
-    run: RunData, history: History, subject: str, values: np.ndarray, label: str, top: float
-) -> Figure:
-    """Draw `values` [R, C] as a figure of one heat map."""
-    figure, (axes,) = _figure(run, subject, 1.5 + map_height(values.shape[1]))
-    heat_map(figure, axes, np.array(history.rounds), values, label, top)
-    class_axis(axes, run.classes)
-    task_lines(run, axes, "white", cells=True)
-    return figure
+    """Return a figure with panels below each other. ratio: of their heights."""
+    title = f"{subject}\n{run.title}"
+    figure, grid = panels(title, height, rows=len(ratio), height_ratios=ratio)
+    return figure, list(grid[:, 0])
 
 
 def task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> None:
@@ -262,54 +274,42 @@ def task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> No
     if run.tasks is None:
         return
     rounds, ends = run.tasks.rounds, run.tasks.ends
-    for i, border in enumerate(cell_edges(rounds)[ends + 1] if cells else rounds[ends] + 0.5):
-        axes.axvline(
-            border,
-            color=colour,
-            linewidth=0.8,
-            linestyle=":",
-            label="" if i else "a new task begins",
-        )
+    borders = cell_edges(rounds)[ends + 1] if cells else rounds[ends] + 0.5
+    for i, border in enumerate(borders):
+        label = "" if i else "a new task begins"
+        axes.axvline(border, color=colour, linewidth=0.8, linestyle=":", label=label)
 
 
-def _bubbles(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
+def _bubbles(axes: Axes, counts: np.ndarray) -> None:
     """Draw one disc per client and class, its area proportional to the number of examples."""
     clients, classes = counts.shape
     cell = min(72 * 0.75 * width() / clients, 72 * 0.9 * map_height(classes) / classes)  # points
     scale = 1.2 * cell**2 / max(counts.max(), 1)
     client, label = counts.nonzero()
-    axes.scatter(
-        client,
-        label,
-        s=np.maximum(counts[client, label] * scale, 0.8),
-        color=BLUE,
-        alpha=0.75,
-        linewidth=0,
-    )
+    look: dict[str, Any] = {"color": BLUE, "alpha": 0.75, "linewidth": 0}
+    axes.scatter(client, label, s=np.maximum(counts[client, label] * scale, 0.8), **look)
     for example in sorted({max(int(counts.max() * part), 1) for part in (0.1, 0.5, 1)}):
-        axes.scatter(
-            [], [], s=example * scale, color=BLUE, alpha=0.75, linewidth=0, label=f"{example}"
-        )
+        axes.scatter([], [], s=example * scale, **look, label=f"{example}")
     axes.set_ylim(classes - 0.3, -0.7)
-    axes.grid(True)
-    axes.legend(
-        title="examples", loc="upper left", bbox_to_anchor=(1.01, 1), labelspacing=1.2, frameon=True
-    )
+    axes.legend(**BESIDE, title="examples", labelspacing=1.2, frameon=True)
 
 
 def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
     """Draw counts as colours on a logarithmic scale; white = none."""
     edges, pooled = pool_clients(counts, MOST_COLUMNS)
     size = int(edges[1] - edges[0])
-    present = np.ma.masked_equal(pooled.T, 0)
-    norm = LogNorm(1, max(counts.max(), 2))
     rows, colours = np.arange(counts.shape[1] + 1) - 0.5, colour_map().with_extremes(bad="white")
-    image = axes.pcolormesh(edges - 0.5, rows, present, cmap=colours.reversed(), norm=norm)
+    image = axes.pcolormesh(
+        edges - 0.5,
+        rows,
+        np.ma.masked_equal(pooled.T, 0),
+        cmap=colours.reversed(),
+        norm=LogNorm(1, max(counts.max(), 2)),
+    )
     axes.invert_yaxis()
     pooling = f"\n(largest of {size} neighbouring clients)" if size > 1 else ""
-    figure.colorbar(image, ax=axes, pad=0.02).set_label(
-        f"examples, white: none{pooling}", fontsize=label_size()
-    )
+    label = f"examples, white: none{pooling}"
+    figure.colorbar(image, ax=axes, pad=0.02).set_label(label, fontsize=label_size())
 
 
 def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -323,14 +323,16 @@ def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]
     return np.append(starts, len(counts)), np.maximum.reduceat(counts, starts, axis=0)
 
 
-def _round_axis(run: RunData, *panels: Axes) -> None:
+def _round_axes(run: RunData, *every: Axes) -> None:
     """Give all panels the same round axis, from the first row of rounds.csv to the last, and
     legends beside them."""
     rounds = run.columns["round"]
     first, last = np.nanmin(rounds), np.nanmax(rounds)
     margin = 0.02 * max(last - first, 1)
-    for axes in panels:
+    for axes in every:
         task_lines(run, axes, GREY)
         axes.set_xlim(first - margin, last + margin)
-        round_panel(axes, loc="upper left", bbox_to_anchor=(1.01, 1))
-    panels[-1].set_xlabel("round")
+        round_axis(axes)
+        axes.label_outer()
+        if axes.lines:
+            axes.legend(**BESIDE)

@@ -1,6 +1,7 @@
 """The pictures of the group `analysis`: one function each, from a table of a run to a matplotlib
 Figure."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -8,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedexp.figures.draw import ABOVE
 from fedexp.figures.load import RunData
 from fedexp.figures.style import (
     BLUE,
@@ -16,14 +18,14 @@ from fedexp.figures.style import (
     NAMED_CLASSES,
     ORANGE,
     colour_bar,
-    entitle,
     integers,
+    legend,
     map_cells,
     map_height,
-    round_panel,
+    panels,
+    round_axis,
     small,
     stroke,
-    width,
 )
 from fedexp.metrics.forgetting import forgetting_degree
 from fedexp.metrics.history import History
@@ -38,70 +40,56 @@ EPOCH_PANELS = {
     "train_accuracy": "accuracy on the client's\ntraining examples",
 }
 BARS: dict[str, Any] = {"marker": "o", "markersize": 3.5, "capsize": 2.5}
+Epochs = Sequence[tuple["pd.DataFrame", Mapping[str, Any]]]
 
 
 def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
     """Distances of local models against the round, mean and standard deviation over clients (FedNTD
     Fig. 8c), above the part that each layer has in the squared distance from the global model."""
-    layers = layers_of(table)
-    figure, (above, below) = _panels(run, "Weight divergence after local training", layers)
     total = table[table["layer"] == TOTAL]
-    for column, colour, label in (
-        ("l1", BLUE, "from the global model"),
-        ("others_l1", ORANGE, "from other local models"),
-    ):
-        spread(above, total, "round", column, {"color": colour, "label": label})
-    above.set_ylabel(r"distance, $\ell_1$ norm")
-    above.set_ylim(bottom=0)
-    round_panel(above, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2)
     squared = table.assign(l2=table["l2"] ** 2).pivot_table(
         index="round", columns="layer", values="l2"
     )
-    _layer_map(
-        figure,
-        below,
-        squared[layers].div(squared[TOTAL], axis=0),
-        "share of the squared\ndistance",
-        1.0,
-    )
-    above.set_xlim(below.get_xlim())
+    shares = squared[layers_of(table)].div(squared[TOTAL], axis=0)
+    label = "share of the squared\ndistance"
+    subject = "Weight divergence after local training"
+    figure, above = layered(run, subject, shares, label, 1.0)
+    spread(above, total, "round", "l1", {"color": BLUE, "label": "from the global model"})
+    others = {"color": ORANGE, "label": "from other local models"}
+    spread(above, total, "round", "others_l1", others)
+    above.set_ylabel(r"distance, $\ell_1$ norm")
+    above.set_ylim(bottom=0)
+    above.legend(**ABOVE, ncols=2)
     return figure
 
 
 def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
     """Gradient diversity (FedNTD Eq. 8) against the round, of all layers together and of each."""
-    layers = layers_of(table)
-    figure, (above, below) = _panels(run, "Gradient diversity of the clients of a round", layers)
-    total = table[table["layer"] == TOTAL]
-    for column, colour, label in (
-        ("gradient_diversity", BLUE, "equal weights"),
-        ("weighted_gradient_diversity", GREEN, "weights of the aggregation"),
-    ):
-        above.plot(
-            total["round"], total[column], color=colour, label=label, marker="o", markersize=3.5
-        )
-    above.set_ylabel("gradient diversity")
-    round_panel(above, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2)
-    values = table.pivot_table(index="round", columns="layer", values="gradient_diversity")[layers]
+    total, name = table[table["layer"] == TOTAL], "gradient_diversity"
+    values = table.pivot_table(index="round", columns="layer", values=name)[layers_of(table)]
     finite = np.append(values.to_numpy()[np.isfinite(values.to_numpy())], 1.0)
-    _layer_map(
-        figure, below, values, "gradient diversity\nof the layer", float(np.quantile(finite, 0.98))
+    subject, label = (
+        "Gradient diversity of the clients of a round",
+        "gradient diversity\nof the layer",
     )
-    above.set_xlim(below.get_xlim())
+    figure, above = layered(run, subject, values, label, float(np.quantile(finite, 0.98)))
+    look: dict[str, Any] = {"marker": "o", "markersize": 3.5}
+    above.plot(total["round"], total[name], color=BLUE, label="equal weights", **look)
+    weighted = total[f"weighted_{name}"]
+    above.plot(total["round"], weighted, color=GREEN, label="weights of the aggregation", **look)
+    above.set_ylabel("gradient diversity")
+    above.legend(**ABOVE, ncols=2)
     return figure
 
 
 def cka(run: RunData, table: "pd.DataFrame") -> Figure:
     """Linear CKA of the global model's features before and after each measured round."""
-    figure = Figure(figsize=(width(), 2.6), layout="constrained")
-    axes = figure.subplots()
+    title = f"Similarity of the global model's features\n{run.title}"
+    figure, ((axes,),) = panels(title, 2.6)
     axes.plot(table["round"], table["cka"], color=BLUE, marker="o", markersize=3.5)
     axes.set_ylabel("CKA before and\nafter the round")
-    axes.set_xlabel("round")
     axes.set_ylim(0, 1.03)
-    axes.xaxis.set_major_locator(integers(12))
-    axes.grid(True)
-    entitle(figure, f"Similarity of the global model's features\n{run.title}")
+    round_axis(axes)
     return figure
 
 
@@ -111,26 +99,31 @@ def accuracy_panel(axes: Axes, title: str, label: str, ticks: int) -> None:
     axes.set_xlabel(label)
     axes.set_ylim(0, 1.03)
     axes.xaxis.set_major_locator(integers(ticks))
-    axes.grid(True)
 
 
 def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
     """Accuracy of local models against the local epoch, 0 before training (FedNTD Fig. 6): a line
     for each measured round, at most eight of them, mean and standard deviation over clients."""
-    figure = Figure(figsize=(width(), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(EPOCH_PANELS))
     rounds = few(sorted(table["round"].unique()), 8)
     colours = matplotlib.colormaps[matplotlib.rcParams["image.cmap"]](
         np.linspace(0.85, 0, len(rounds))
     )
-    for axes, (column, label) in zip(panels, EPOCH_PANELS.items(), strict=True):
-        for number, colour in zip(rounds, colours, strict=True):
-            look = {"color": colour, "label": f"round {number:.0f}"}
-            spread(axes, table[table["round"] == number], "epoch", column, look)
+    series = [
+        (table[table["round"] == number], {"color": colour, "label": f"round {number:.0f}"})
+        for number, colour in zip(rounds, colours, strict=True)
+    ]
+    return epochs(series, f"Local models during local training\n{run.title}")
+
+
+def epochs(series: Epochs, title: str) -> Figure:
+    """Draw accuracies against the local epoch, a line for each (table, look)."""
+    figure, ((*every,),) = panels(title, 3.4, columns=len(EPOCH_PANELS))
+    for axes, (column, label) in zip(every, EPOCH_PANELS.items(), strict=True):
+        for table, look in series:
+            spread(axes, table, "epoch", column, look)
         accuracy_panel(axes, label, "local epoch", 8)
-    panels[0].set_ylabel("accuracy")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    entitle(figure, f"Local models during local training\n{run.title}")
+    every[0].set_ylabel("accuracy")
+    legend(figure, every[0])
     return figure
 
 
@@ -138,31 +131,24 @@ def class_reduction(run: RunData, history: History) -> Figure:
     """Forgetting degree of the classes whose examples are reduced within the run (FedKA Eq. 1, Fig.
     3), clipped at -1, above the number of their examples that the client holds. At most six pairs
     of client and class are drawn."""
-    figure = Figure(figsize=(width(), 5.2), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    title = f"Forgetting degree of a class whose examples are reduced\n{run.title}"
+    figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
     every = np.arange(1, max(history.local_rounds) + 1)
     for number, (client, label) in enumerate(run.reduced[:6]):
-        colour = f"C{number}"
+        look: dict[str, Any] = {"color": f"C{number}", "linewidth": stroke(0.8)}
         name = run.classes[label] if label < len(run.classes) else label
-        above.plot(
-            *degrees(history, client, label),
-            color=colour,
-            linewidth=stroke(0.8),
-            label=f"class {name}, client {client}",
-        )
+        look_above = look | {"label": f"class {name}, client {client}"}
+        above.plot(*degrees(history, client, label), **look_above)
         held = [history.counts_in(int(n))[client, label] for n in every]
-        below.step(every, held, where="mid", color=colour, linewidth=stroke(0.8))
+        below.step(every, held, where="mid", **look)
     for axes in (above, below):
         for start in history.starts[1:]:
             axes.axvline(start - 0.5, color=GREY, linewidth=0.8, linestyle=":")
-        axes.grid(True)
     above.set_ylabel("forgetting degree\n(clipped at -1)")
-    above.legend(loc="lower left", bbox_to_anchor=(0, 1.01), ncols=3, borderaxespad=0)
+    above.legend(**ABOVE, ncols=3)
     below.set_ylabel("training examples")
     below.set_ylim(bottom=0)
-    below.set_xlabel("round")
-    below.xaxis.set_major_locator(integers(12))
-    entitle(figure, f"Forgetting degree of a class whose examples are reduced\n{run.title}")
+    round_axis(below)
     return figure
 
 
@@ -173,12 +159,10 @@ def degrees(history: History, client: int, label: int) -> tuple[np.ndarray, np.n
     for index, number in enumerate(history.local_rounds):
         place = np.flatnonzero(history.sampled[index] == client)
         if len(place):
-            before, after = (
-                history.distributed(number),
-                history.local_class_accuracy[index][place[0]],
-            )
+            after = history.local_class_accuracy[index][place[0]]
+            degree = forgetting_degree(history.distributed(number), after)
             rounds.append(number)
-            values.append(max(float(forgetting_degree(before, after)[label]), -1.0))
+            values.append(max(float(degree[label]), -1.0))
     return np.array(rounds), np.array(values)
 
 
@@ -190,7 +174,9 @@ PICTURES = {
 }
 
 
-def spread(axes: Axes, table: "pd.DataFrame", key: str, column: str, look: dict[str, Any]) -> None:
+def spread(
+    axes: Axes, table: "pd.DataFrame", key: str, column: str, look: Mapping[str, Any]
+) -> None:
     """Draw the mean of a column against a key, with bars of one (population) standard deviation
     over the rows."""
     groups = table.dropna(subset=column).groupby(key)[column]
@@ -210,20 +196,20 @@ def few(values: list[float], most: int) -> list[float]:
     return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]
 
 
-def _panels(run: RunData, subject: str, layers: list[str]) -> tuple[Figure, tuple[Axes, Axes]]:
-    height = map_height(len(layers))
-    figure = Figure(figsize=(width(), 3.9 + height), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=(2.2, height))
-    entitle(figure, f"{subject}\n{run.title}")
-    return figure, (above, below)
-
-
-def _layer_map(figure: Figure, axes: Axes, values: "pd.DataFrame", label: str, top: float) -> None:
-    """Draw a map layers x rounds; a layer is named where there are few."""
+def layered(
+    run: RunData, subject: str, values: "pd.DataFrame", label: str, top: float
+) -> tuple[Figure, Axes]:
+    """Return a figure whose lower panel is a map layers x rounds, and its upper panel. A layer is
+    named where there are few."""
+    height, layers = map_height(len(values.columns)), list(values.columns)
+    title, ratios = f"{subject}\n{run.title}", (2.2, height)
+    figure, ((above,), (below,)) = panels(title, 3.9 + height, rows=2, height_ratios=ratios)
     cells = values.to_numpy()
-    image = map_cells(axes, values.index.to_numpy(dtype=float), cells, top)
-    colour_bar(figure, axes, image, label, cells)
-    axes.set_xlabel("round")
-    axes.set_ylabel("layer" if len(values.columns) <= NAMED_CLASSES else "layer (from the input)")
-    if len(values.columns) <= NAMED_CLASSES:
-        axes.set_yticks(range(len(values.columns)), list(values.columns), fontsize=small())
+    image = map_cells(below, values.index.to_numpy(dtype=float), cells, top)
+    colour_bar(figure, below, image, label, cells)
+    below.set_ylabel("layer" if len(layers) <= NAMED_CLASSES else "layer (from the input)")
+    if len(layers) <= NAMED_CLASSES:
+        below.set_yticks(range(len(layers)), layers, fontsize=small())
+    round_axis(below)
+    above.set_xlim(below.get_xlim())
+    return figure, above

@@ -57,11 +57,12 @@ def width() -> float:
 
 def small() -> float:
     """Return the size of small text in points."""
-    return float(
-        matplotlib.font_manager.FontProperties(
-            size=matplotlib.rcParams["legend.fontsize"]
-        ).get_size()
-    )
+    return points(matplotlib.rcParams["legend.fontsize"])
+
+
+def points(size: float | str) -> float:
+    """Return a size of text in points."""
+    return float(matplotlib.font_manager.FontProperties(size=size).get_size())
 
 
 def stroke(share: float = 1.0) -> float:
@@ -88,22 +89,6 @@ def map_height(rows: int) -> float:
     """Return the height in inches of a map of so many rows: one line of text each, at most half a
     page."""
     return float(np.clip(0.22 * rows, 1.0, 5.5))
-
-
-def heat_map(
-    figure: Figure,
-    axes: Axes,
-    rounds: np.ndarray,
-    values: np.ndarray,
-    label: str,
-    top: float,
-    first: int = 0,
-) -> None:
-    """Draw `values` [R, N] as a map: rows downwards, numbered from `first`, and true round numbers
-    [R] to the right."""
-    image = map_cells(axes, rounds, values, top, first)
-    axes.set_xlabel("round")
-    colour_bar(figure, axes, image, label, values)
 
 
 def map_cells(
@@ -143,16 +128,30 @@ def colour_bar(
 
 def label_size() -> float:
     """Return the size in points of the label of a colour bar and of the titles of panels."""
-    return float(
-        matplotlib.font_manager.FontProperties(
-            size=matplotlib.rcParams["axes.titlesize"]
-        ).get_size()
-    )
+    return points(matplotlib.rcParams["axes.titlesize"])
 
 
 def integers(most: int) -> MaxNLocator:
     """Return a locator with ticks at multiples of 1, 2 or 5 times a power of ten."""
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+
+
+def panels(
+    title: str, height: float, rows: int = 1, columns: int = 1, wide: float = 0, **options: Any
+) -> tuple[Figure, Any]:
+    """Return a figure and its panels as an array [rows, columns]. height, wide: inches, at least as
+    wide as the style says; options: of `Figure.subplots`."""
+    figure = Figure(figsize=(max(width(), wide), height), layout="constrained")
+    if title:
+        entitle(figure, title)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def legend(figure: Figure, axes: Axes, title: str = "") -> None:
+    """Draw the legend of these axes beside all of them: it may be taller than one."""
+    handles = axes.get_legend_handles_labels()
+    if handles[0]:
+        figure.legend(*handles, loc="outside right center", title=title or None)
 
 
 def line(
@@ -162,21 +161,14 @@ def line(
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
         thickness = (0.63 if faint else 1.0) if rounds.size <= 300 else 0.44
-        look: dict[str, Any] = {
-            "color": colour,
-            "marker": marker,
-            "markersize": 3.5,
-            "linewidth": stroke(thickness),
-        }
-        axes.plot(rounds, values, **look, label=label)
+        look: dict[str, Any] = {"marker": marker, "markersize": 3.5, "linewidth": stroke(thickness)}
+        axes.plot(rounds, values, **look, color=colour, label=label)
 
 
-def round_panel(axes: Axes, **legend: Any) -> None:
-    """Draw ticks and grid of curves against rounds; legend: where it is."""
-    axes.xaxis.set_major_locator(integers(12))
-    axes.grid(True)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(**legend, borderaxespad=0)
+def round_axis(axes: Axes, ticks: int = 12) -> None:
+    """Label the axis of rounds, with at most about so many ticks."""
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(integers(ticks))
 
 
 def say(axes: Axes, why: str) -> None:

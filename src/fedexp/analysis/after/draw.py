@@ -24,6 +24,7 @@ from fedexp.figures.style import (
     entitle,
     integers,
     label_size,
+    legend,
     stroke,
     width,
 )
@@ -96,9 +97,8 @@ def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
     for axes, name in zip(panels, ("cross-entropy", "accuracy"), strict=True):
         axes.set_xlabel(f"noise, {unit}")
         axes.set_ylabel(name)
-        axes.grid(True)
     if len(curves) > 1:
-        draw_sweep.legend(figure, panels[0])
+        legend(figure, panels[0])
     entitle(
         figure,
         f"Gaussian noise on the parameters: mean ± standard deviation, {draws} draws\n{title}",
@@ -126,7 +126,6 @@ def spectrum(found: Spectrum, title: str) -> Figure:
     axes.set_xlabel("number (bars: ||Hv - lambda v||)")
     axes.set_ylabel("eigenvalue")
     axes.xaxis.set_major_locator(integers(20))
-    axes.grid(True)
     return figure
 
 
@@ -160,7 +159,6 @@ def circle(
             curve = circle_density(found[labels == label], grid)
             below.plot(grid, curve, **class_look(int(label), len(classes)), linewidth=stroke(0.7))
         below.set_xticks([-np.pi, 0, np.pi], ["-π", "0", "π"])
-        below.grid(True)
     rows[1, 0].set_ylabel("density of the angle")
     rows[1, columns // 2].set_xlabel("arctan2(y, x)")
     figure.colorbar(image, ax=list(rows[0]), pad=0.02).set_label(
@@ -188,6 +186,7 @@ def neurons(
     colours = colour_map().resampled(classes)
     for axes, label, each in zip(panels, labels, found, strict=True):
         order = np.argsort(each.classes[0], kind="stable")
+        axes.grid(False)
         image = axes.imshow(
             each.classes[:, order],
             aspect="auto",
