@@ -1,4 +1,4 @@
-"""Common part of the methods that train low-rank adapters for each task of its own (PILoRA, LoRM).
+"""Common part of the methods that train separate low-rank adapters for each task (PILoRA, LoRM).
 
 The server keeps what clients train, the adapters of the current task and the head, apart from the
 model that is tested, in which the adapters of all tasks so far count.

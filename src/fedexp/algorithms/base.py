@@ -121,7 +121,7 @@ OPTIONAL = {
 class FedAvg:
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
-    optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # with which local training makes sense
+    optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # that suit its local training
     # why its server's step cannot be that of `server.optimizer`; empty: it can
     own_step: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]] = (

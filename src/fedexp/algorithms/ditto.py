@@ -1,11 +1,11 @@
-"""Ditto: every client trains a model of its own beside the global one, and is pulled towards it.
+"""Ditto: every client trains a personal model beside the global one, and is pulled towards it.
 
 T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, Algorithm 1. The global model w is FedAvg's. With it as received, a
 client of the round also trains its own model v_k,
     min_v  F_k(v) + lambda/2 ||v - w||^2,
 on the same batches, from where its last participation left it (the initial model at first). v_k
-stays on the client, with running statistics of its own. Checked against the authors' code
+stays on the client, with its running statistics. Checked against the authors' code
 (litian96/ditto, flearn/trainers_MTL/ditto.py), which has the same two steps for each batch: the
 order of the two does not matter, since neither model sees the other change. The code's lambda is 1,
 or chosen from 0.1, 1 and 2 by each client; that choice is left out here. Deviations: the pull joins

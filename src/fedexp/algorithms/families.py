@@ -162,7 +162,7 @@ class Continual(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskHeads(Continual, ABC):
-    """Each task has outputs of its own, which its test chooses."""
+    """Each task has its outputs of the model, which its test chooses."""
 
     @abstractmethod
     def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:

@@ -6,9 +6,10 @@ norm layer are the client's own and are neither sent nor averaged. A client that
 first time has the initial ones. Checked against the authors' code (med-air/FedBN, `communication`
 in federated/fed_digits.py), which leaves out all entries of the state dict with "bn" in their name.
 Deviations from it: here layers are found by their type; the server's weights are n_k, not equal
-ones (`weighting=uniform`). There is no generic model. The accuracy of one is that of the averaged
-parameters with the mean batch norm of the last cohort, which no client uses and which is no part of
-the traffic that is counted. `evaluate=[global,personal]` tests the clients' own models.
+ones (`weighting=uniform`). No client uses a generic model. The accuracy reported for one is that of
+the averaged parameters with the mean batch norm of the last cohort, which no client uses and which
+is no part of the traffic that is counted. `evaluate=[global,personal]` tests the clients' own
+models.
 """
 
 import copy

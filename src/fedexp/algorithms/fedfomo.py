@@ -1,4 +1,4 @@
-"""FedFOMO: every client has a model of its own and moves it towards the models that help it.
+"""FedFOMO: every client has a personal model and moves it towards the models that help it.
 
 M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021,
 Eq. (3)-(4), and the authors' code. Let theta be client i's model before its last local training

@@ -5,7 +5,7 @@ IEEE Trans. on Computers 73 (1), 2024, in the form of the authors' code:
     L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)),
 where the teacher's parameters are the mean of the last `models` global models, the received one
 among them: with `models=1` it is the received one, and no teacher is sent, as in that code
-(CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). There is no distillation in the first round.
+(CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). The first round has no distillation.
 The mean over fewer models is taken until there are that many. Deviations: the teacher runs with the
 running statistics of the received global model, not with their mean. FedGKD-VOTE, which weights the
 answers of the single models by a validation loss on the server, is left out.

@@ -1,4 +1,4 @@
-"""FedLMD: distil what the global model knows about the classes of which a client has few examples.
+"""FedLMD: distil what the global model knows about classes with few examples on a client.
 
 J. Lu et al., "Federated Learning with Label-Masking Distillation", ACM Multimedia 2023, and the
 authors' code, which stands on FedNTD's. The majority classes M_k of a client are those with more

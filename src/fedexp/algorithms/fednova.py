@@ -109,5 +109,5 @@ class FedNova(FedAvg):
 
 
 def direction(start: Params, end: Params, divisor: torch.Tensor) -> Params:
-    """Return (w_global - w_k) / divisor; 0 where there was no step."""
+    """Return (w_global - w_k) / divisor; 0 without a step."""
     return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

@@ -16,9 +16,10 @@ mode, as in the paper's Eq. (3), over one pass (augmented like it), not in the c
 epoch; with `weighting=uniform` all clients that hold a class count the same, as in the code, else
 by examples as in the paper; classes that no client of a round holds keep their prototype (there all
 clients take part); the nearest prototype is sought among all known classes, not among the client's
-own. There all clients have models of different kinds; here of one kind. There is no generic model.
-The accuracy of one is that of the mean of the last cohort's models, which nobody uses and which is
-no part of the traffic that is counted; `evaluate=[global,personal]` tests the clients' own models.
+own. There all clients have models of different kinds; here of one kind. No client uses a generic
+model. The accuracy of one is that of the mean of the last cohort's models, which nobody uses and
+which is no part of the traffic that is counted; `evaluate=[global,personal]` tests the clients' own
+models.
 """
 
 from dataclasses import dataclass

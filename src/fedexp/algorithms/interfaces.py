@@ -47,7 +47,7 @@ class Network(Protocol):
 
 
 class ServerNetwork(Network, Protocol):
-    """The network with which `refine` trains the global model."""
+    """The network that `refine` trains the global model with."""
 
     params: Params  # the model in training; changed in place
     mixes_examples: bool  # its batch norm needs batches of at least two examples

@@ -193,7 +193,7 @@ def _fused_adam(
 
 
 def _count(number: int | torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return a step counter of its own, on the device of a parameter: torch adds 1 to it."""
+    """Return a new step counter on the device of a parameter: torch adds 1 to it."""
     if isinstance(number, torch.Tensor):
         return number.to(torch.float32, copy=True)
     return torch.full((), float(number), device=value.device)

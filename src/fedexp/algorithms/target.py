@@ -156,7 +156,7 @@ class TARGET(DataFree):
 
 
 def only(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
-    """Return logits [B, C] in which the classes with member [C] = 0 are no answers."""
+    """Return logits [B, C] without the classes with member [C] = 0."""
     return logits.masked_fill(member == 0, NEVER)
 
 

@@ -170,7 +170,7 @@ def spearman(first: pd.Series, second: pd.Series) -> float | None:
 def swapped(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
     """Return the pairs that stand the other way round than printed, both here and there by more
     than two standard errors of the difference; and the methods without a known error in pairs that
-    stand so, of which nothing can be said. Where the print has no error, its difference counts.
+    stand so, which cannot be judged. Where the print has no error, its difference counts.
 
     methods: columns method, ours, ours_error, printed, printed_std."""
     rows, found = methods.to_dict("records"), list[str]()

@@ -172,7 +172,7 @@ def round_axis(axes: Axes, ticks: int = 12) -> None:
 
 
 def say(axes: Axes, why: str) -> None:
-    """Say why there are no curves, in their place."""
+    """Write in the place of curves why they are missing."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center")
     axes.set_yticks([])
 

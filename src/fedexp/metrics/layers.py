@@ -11,7 +11,7 @@ TOTAL = "total"  # all layers together
 
 def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
     """Return layer -> names of its parameters, in the order of the model: `conv.weight` and
-    `conv.bias` are of `conv`; a parameter without a dot in its name is a layer of its own."""
+    `conv.bias` are of `conv`; a parameter without a dot in its name is a layer by itself."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(name.rpartition(".")[0] or name, []).append(name)

@@ -2,7 +2,7 @@
 
 a[t, s] is the test accuracy on task s of the global model after task t has been learned. Where
 clients meet the tasks in different orders (`scenario.order=per_client`), t counts stages, and each
-client k has a matrix of its own, a_k[t, s] = the accuracy after stage t on the task that k meets at
+client k has a matrix a_k[t, s] = the accuracy after stage t on the task that k meets at
 stage s. Every value is then the mean over all clients of what the formula gives for theirs; with
 one order for all it is the value of that one.
 """

@@ -34,7 +34,7 @@ class CNN(Model):
         int | None, Limit("at least 2, or null", lambda n: n is None or n >= 2)
     ] = None
     """D: one more layer without ReLU, whose outputs are put onto the unit sphere of D dimensions
-    and are the features (FedNTD appendix N, whose network is not printed); None: there is no such
+    and are the features (FedNTD appendix N, whose network is not printed); None: no such
     layer."""
     batch_norm: bool = False
     """Batch norm (Ioffe and Szegedy, ICML 2015) after each convolution, which then has no bias."""

@@ -233,7 +233,7 @@ class Headed(nn.Module):
 
 
 class LogitsOnly(nn.Module):
-    """A network of which nothing is known but that it returns logits."""
+    """A network that returns logits; nothing else is known about it."""
 
     def __init__(self, network: nn.Module, reading: Reading | None = None):
         super().__init__()

@@ -159,7 +159,7 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
         if isinstance(found, dict)
         else {}
     )
-    # Files of before PyTorch 0.4.1 do not count batches.
+    # Files older than PyTorch 0.4.1 do not count batches.
     missing = [
         name for name in own.keys() - given.keys() if not name.endswith("num_batches_tracked")
     ]

@@ -63,7 +63,7 @@ class RoundRecord:
     values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
     # [C] on the test set, nan for a class without examples; None: not evaluated
     class_accuracy: "np.ndarray | None"
-    # all class accuracies up to this round; to be read at once, since it goes on
+    # all class accuracies up to this round; to be read at once, since it grows
     history: "History | None" = None
     others: "Mapping[str, History]" = field(default_factory=dict)  # the same in each further view
     # means of the group `analysis`, where it is measured
@@ -91,7 +91,7 @@ class Tracker:
 
     @property
     def run_id(self) -> str | None:
-        """Return the tracker's own name of this run, with which it can be resumed."""
+        """Return the tracker's id of this run, by which it can be resumed."""
         return None
 
 

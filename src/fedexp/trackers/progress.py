@@ -1,5 +1,5 @@
-"""Terminal output of a run: a live display, or plain lines when the output is no terminal; and the
-result."""
+"""Terminal output of a run: a live display, or plain lines when the output is not a terminal; and
+the result."""
 
 import logging
 import math
@@ -93,7 +93,7 @@ class Progress(Tracker):
             record.values.get(self._chooses(record.values)),
             record.values.get("seconds"),
         )
-        # the initial model is no result, as in summary.json
+        # the initial model is not a result, as in summary.json
         if accuracy is not None and record.round >= 1:
             self._best = max(accuracy, self._best or 0.0)
         if seconds is not None and record.round > 0:  # round 0 only evaluates

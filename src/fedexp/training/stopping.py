@@ -2,7 +2,7 @@
 more use for it.
 
 What ended it stands in the state and in summary.json (`stopped`: `by`, and the value of the
-option). Such a run is over, as the options ask for; a command that asks for more goes on with it.
+option). Such a run is over, as the options ask for; a command that asks for more continues it.
 """
 
 import time
@@ -52,7 +52,7 @@ class Stopping:
         self.end = None if minutes is None else time.perf_counter() + 60 * minutes
 
     def reason(self, state: "State", seconds: float) -> dict[str, Any]:
-        """Return what ends the run after this state (`State.stopped`); {} where it goes on.
+        """Return what ends the run after this state (`State.stopped`); {} where it continues.
         seconds: that the next round would take."""
         if self.out_of_patience(state):
             return {"by": PATIENCE, "patience": self.stop.patience}
