@@ -75,7 +75,7 @@ class FedPAC(HeadThenBody, Personal):
             own = {k: sent[k] for k in ("prototypes", "statistics")}
             return sent | prototypes.of_present(sent["statistics"]["count"], own)
         return sent | {
-            "params": {k: v for k, v in sent["params"].items() if k not in heads.HEAD},
+            "params": heads.body(sent["params"]),
             "prototypes": prototypes.of_present(sent["prototypes"]["known"], sent["prototypes"]),
         }
 

@@ -39,7 +39,7 @@ class FedRep(HeadThenBody, Personal):
         )
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        return sent | {"params": {k: v for k, v in sent["params"].items() if k not in heads.HEAD}}
+        return sent | {"params": heads.body(sent["params"])}
 
     def client_init(self, params: Params, info: Federation) -> Tree:
         return heads.head(params)

@@ -14,6 +14,10 @@ def head(params: Params) -> Params:
     return {name: params[name] for name in HEAD}
 
 
+def body(params: Params) -> Params:
+    return {name: value for name, value in params.items() if name not in HEAD}
+
+
 def by_head(outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return the logits [B, C] of outputs [B, R] by rows [B, C] or [C]: that of class c is output
     rows[c]; -inf where that is -1."""
