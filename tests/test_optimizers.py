@@ -194,7 +194,7 @@ def test_a_schedule_begins_anew_with_every_task():
             {"optimizer": "nesterov", "momentum": 0.0},
             r"local.momentum=0.0: must be greater than 0 with .*nesterov",
         ),
-        ({"lr_min": 1.0}, r"local.lr_min=1.0: must be at least 0 and at most local.lr=0.1"),
+        ({"lr_min": 1.0}, r"local.lr_min=1.0: must be at most local.lr=0.1"),
         ({"step_rounds": 0}, r"local.step_rounds=0: must be at least 1"),
         ({"warmup": -1}, r"local.warmup=-1: must be at least 0"),
     ],
@@ -208,7 +208,7 @@ def test_bad_local_options(changes, message):
 def test_a_wrong_learning_rate_is_one_message(rate):
     with pytest.raises(ConfigError) as error, collecting():
         replace(LOCAL, lr=rate)
-    assert str(error.value) == f"local.lr={rate}: must be a finite number greater than 0"
+    assert str(error.value) == f"local.lr={rate}: must be finite and greater than 0"
 
 
 def test_a_warm_up_of_all_rounds_is_refused():

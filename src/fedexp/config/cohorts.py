@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import check_limits
 from fedexp.rundir import files
 
 Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
@@ -30,16 +31,12 @@ class Cohorts:
     """
 
     path: str | None
-    draw: str = "seed"  # seed | round
+    draw: Literal["seed", "round"] = "seed"
 
     def __post_init__(self) -> None:
-        require_choice("cohorts.draw", self.draw, ("seed", "round"))
-        require(
-            self.path is None or self.draw == "seed",
-            "cohorts.draw",
-            self.draw,
-            "seed, or cohorts.path=null",
-        )
+        check_limits(self, "cohorts.")
+        good = self.path is None or self.draw == "seed"
+        require(good, "cohorts.draw", self.draw, "seed, or cohorts.path=null")
 
     def read(self, rounds: int, num_clients: int, size: int) -> Rounds | None:
         """Return the cohorts of rounds 1 to `rounds`; None for a draw by the seed. size: clients

@@ -41,7 +41,7 @@ from fedexp.trackers.base import TrackerConfig
 
 T = TypeVar("T")
 
-KEY = re.compile(r"([\w.]+)(?: \(default: \w+\))?=")  # of a message
+KEY = re.compile(r"([\w.]+)=")  # of a message
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 

@@ -19,8 +19,15 @@ class Limit:
 
 NonNegative = Annotated[float, Limit("finite and at least 0", lambda value: 0 <= value < math.inf)]
 Positive = Annotated[float, Limit("finite and greater than 0", lambda value: 0 < value < math.inf)]
+PositiveOrNone = Annotated[
+    float | None, Limit("greater than 0, or null", lambda v: v is None or 0 < v < math.inf)
+]
 Share = Annotated[float, Limit("from 0 to 1", lambda value: 0 <= value <= 1)]
 PositiveShare = Annotated[float, Limit("greater than 0 and at most 1", lambda v: 0 < v <= 1)]
+PositiveShares = Annotated[
+    list[float],
+    Limit("a list of numbers greater than 0 and at most 1", lambda v: all(0 < x <= 1 for x in v)),
+]
 OpenShare = Annotated[float, Limit("greater than 0 and less than 1", lambda v: 0 < v < 1)]
 ShareBelow1 = Annotated[float, Limit("at least 0 and less than 1", lambda v: 0 <= v < 1)]
 Count = Annotated[int, Limit("at least 1", lambda value: value >= 1)]
@@ -36,8 +43,8 @@ def check_limits(owner: Any, prefix: str) -> None:
     """Raise ConfigError unless every field of a dataclass is what its annotation allows."""
     for field in fields(owner):
         key, value = prefix + field.name, getattr(owner, field.name)
-        if get_origin(field.type) is Literal:
-            require_choice(key, value, get_args(field.type))
+        if get_origin(field.type) is Literal and value not in get_args(field.type):
+            require_choice(key, value, filter(None, get_args(field.type)))
         for limit in getattr(field.type, "__metadata__", ()):
             shown = list(value) if isinstance(value, tuple) else value
             require(limit.holds(value), key, shown, limit.words)
@@ -46,5 +53,5 @@ def check_limits(owner: Any, prefix: str) -> None:
 def without_limits(annotation: Any) -> Any:
     """Return the plain type behind an annotation."""
     if get_origin(annotation) is Literal:
-        return str
+        return str | None if None in get_args(annotation) else str
     return annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation

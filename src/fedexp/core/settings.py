@@ -4,19 +4,31 @@ conf/config.yaml."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedexp.core.errors import require, require_choice
-from fedexp.core.views import EVALUATE_ON, require_list, require_views
+from fedexp.core.errors import require
+from fedexp.core.limits import (
+    Count,
+    CountFrom0,
+    CountOrNone,
+    NonNegative,
+    Positive,
+    PositiveOrNone,
+    PositiveShare,
+    PositiveShares,
+    ShareBelow1,
+    check_limits,
+)
+from fedexp.core.views import require_list, require_views
 
 GLOBAL, PERSONAL = "global", "personal"  # whose models are tested (`evaluate`)
 
-# of clients
-OPTIMIZERS = ("sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta")
+Optimizer = Literal["sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta"]
+OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 # of the clients' learning rate, from round to round
-SCHEDULES = ("exponential", "constant", "step", "cosine")
+LrSchedule = Literal["exponential", "constant", "step", "cosine"]
 # those in which the rate of a round depends on the number of all rounds
 SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 
@@ -26,55 +38,25 @@ class LocalTraining:
     """Local training of a client in a round: `epochs` over its own examples (config node
     `local`)."""
 
-    epochs: int
-    batch_size: int
-    optimizer: str
-    lr: float
-    lr_decay: float
-    momentum: float
-    weight_decay: float
-    schedule: str = "exponential"
-    step_rounds: int = 10  # of schedule=step: rounds between two decays
-    lr_min: float = 0.0  # of schedule=cosine: where it would end after the last round
-    warmup: int = 0  # rounds of a linear rise before the schedule begins
+    epochs: Count
+    batch_size: Count
+    optimizer: Optimizer
+    lr: Positive
+    lr_decay: PositiveShare  # 1: constant
+    momentum: ShareBelow1
+    weight_decay: NonNegative
+    schedule: LrSchedule = "exponential"
+    step_rounds: Count = 10  # of schedule=step: rounds between two decays
+    lr_min: NonNegative = 0.0  # of schedule=cosine: where it would end after the last round
+    warmup: CountFrom0 = 0  # rounds of a linear rise before the schedule begins
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, "local.epochs", self.epochs, "at least 1")
-        require(self.batch_size >= 1, "local.batch_size", self.batch_size, "at least 1")
-        require_choice("local.optimizer", self.optimizer, OPTIMIZERS)
-        require(0 < self.lr < math.inf, "local.lr", self.lr, "a finite number greater than 0")
-        require(
-            0 < self.lr_decay <= 1,
-            "local.lr_decay",
-            self.lr_decay,
-            "greater than 0 and at most 1 (1 = constant)",
-        )
-        require(
-            0 <= self.momentum < 1, "local.momentum", self.momentum, "at least 0 and less than 1"
-        )
-        require(
-            0 <= self.weight_decay < math.inf,
-            "local.weight_decay",
-            self.weight_decay,
-            "finite and at least 0",
-        )
-        nesterov = self.optimizer != "nesterov" or self.momentum > 0
-        require(
-            nesterov,
-            "local.momentum",
-            self.momentum,
-            "greater than 0 with local.optimizer=nesterov",
-        )
-        require_choice("local.schedule", self.schedule, SCHEDULES)
-        require(self.step_rounds >= 1, "local.step_rounds", self.step_rounds, "at least 1")
-        most = self.lr if self.lr > 0 else math.inf  # else it has been said of lr
-        require(
-            0 <= self.lr_min <= most,
-            "local.lr_min",
-            self.lr_min,
-            f"at least 0 and at most local.lr={self.lr}",
-        )
-        require(self.warmup >= 0, "local.warmup", self.warmup, "at least 0 (rounds)")
+        check_limits(self, "local.")
+        wanted = "greater than 0 with local.optimizer=nesterov"
+        good = self.optimizer != "nesterov" or self.momentum > 0
+        require(good, "local.momentum", self.momentum, wanted)
+        good = not 0 < self.lr < self.lr_min  # of a wrong lr it has been said
+        require(good, "local.lr_min", self.lr_min, f"at most local.lr={self.lr}")
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         """Return the learning rate of round 1, 2, ... (of a task), which is constant within a
@@ -106,13 +88,11 @@ class Public:
     """The server's public set (config node `public`), split off the training data before they are
     partitioned."""
 
-    fraction: float
+    fraction: ShareBelow1
     balanced: bool
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.fraction < 1, "public.fraction", self.fraction, "at least 0 and less than 1"
-        )
+        check_limits(self, "public.")
 
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         """Return the numbers of the public examples, ascending: floor(fraction * N) of labels [N],
@@ -132,16 +112,11 @@ class Public:
 class Validation:
     """The validation set (config node `validation`): training examples that nobody trains on."""
 
-    fraction: float
+    fraction: ShareBelow1
     per_client: bool
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.fraction < 1,
-            "validation.fraction",
-            self.fraction,
-            "at least 0 and less than 1",
-        )
+        check_limits(self, "validation.")
 
     def choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Return floor(fraction * count) of the numbers 0 to count - 1, drawn at random,
@@ -156,21 +131,12 @@ NONE_HELD_OUT = Validation(fraction=0.0, per_client=False)
 class Stop:
     """When a run ends before its last round (config node `stop`); None: it does not."""
 
-    patience: int | None
-    metric: str | None
-    minutes: float | None
+    patience: CountOrNone
+    metric: Literal["validation_accuracy", "test_accuracy", None]
+    minutes: PositiveOrNone
 
     def __post_init__(self) -> None:
-        require(
-            self.patience is None or self.patience >= 1,
-            "stop.patience",
-            self.patience,
-            "at least 1, or null",
-        )
-        if self.metric is not None:
-            require_choice("stop.metric", self.metric, ("validation_accuracy", "test_accuracy"))
-        good = self.minutes is None or 0 < self.minutes < math.inf
-        require(good, "stop.minutes", self.minutes, "a number of minutes above 0, or null")
+        check_limits(self, "stop.")
 
 
 NO_STOP = Stop(patience=None, metric=None, minutes=None)
@@ -180,35 +146,28 @@ NO_STOP = Stop(patience=None, metric=None, minutes=None)
 class Seeds:
     """Independent seeds (config node `seeds`); each defaults to `seed`."""
 
-    partition: int
-    sampling: int
-    training: int
+    partition: CountFrom0
+    sampling: CountFrom0
+    training: CountFrom0
 
     def __post_init__(self) -> None:
-        for name in ("partition", "sampling", "training"):
-            value = getattr(self, name)
-            require(
-                0 <= value < 2**63,
-                f"seeds.{name} (default: seed)",
-                value,
-                "an integer of at least 0",
-            )
+        check_limits(self, "seeds.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The scalars of the top level."""
 
-    seed: int
-    rounds: int
-    num_clients: int
-    participation: float
-    weighting: str
-    eval_interval: int
-    targets: list[float]
-    target_fractions: list[float]
+    seed: CountFrom0
+    rounds: Count
+    num_clients: Count
+    participation: PositiveShare
+    weighting: Literal["examples", "uniform"]
+    eval_interval: Count
+    targets: PositiveShares
+    target_fractions: PositiveShares
     # None: after every round, or as often as takes little of the time
-    checkpoint_interval: int | None
+    checkpoint_interval: CountOrNone
     data_dir: str
     resume: str | None
     augment: bool
@@ -218,43 +177,19 @@ class Settings:
     keep_models: Any = None
     keep_local_models: Any = None  # likewise, of the clients of these rounds
     evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # whose models
-    evaluate_on: str | None = None  # None: the validation set where there is one, else the test set
+    evaluate_on: Literal["test", "validation", "both", None] = (
+        None  # None: the validation set where there is one, else the test set
+    )
     objective: str | None = None  # a number of summary.json; None: the validation accuracy, or none
-    objective_direction: str | None = None  # max or min; None: by the name
+    objective_direction: Literal["max", "min", None] = None  # max or min; None: by the name
     accept_changed_data: bool = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
-        require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
-        require(self.num_clients >= 1, "num_clients", self.num_clients, "at least 1")
-        require(
-            0 < self.participation <= 1,
-            "participation",
-            self.participation,
-            "greater than 0 and at most 1",
-        )
-        require_choice("weighting", self.weighting, ("examples", "uniform"))
-        require(self.eval_interval >= 1, "eval_interval", self.eval_interval, "at least 1")
-        interval = self.checkpoint_interval
-        require(
-            interval is None or interval >= 1,
-            "checkpoint_interval",
-            interval,
-            "at least 1, or null",
-        )
+        check_limits(self, "")
         require_rounds("keep_models", self.keep_models, first=0)
         require_rounds("keep_local_models", self.keep_local_models, first=1)
-        for key in ("targets", "target_fractions"):
-            for value in getattr(self, key):
-                require(
-                    0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1"
-                )
         require_views(self.test_views)
         require_subjects(self.evaluate)
-        if self.evaluate_on is not None:
-            require_choice("evaluate_on", self.evaluate_on, EVALUATE_ON)
-        if self.objective_direction is not None:
-            require_choice("objective_direction", self.objective_direction, ("max", "min"))
 
     def keeps_local_models(self, round: int) -> bool:
         """Return whether the models that the clients train in a round are kept."""
