@@ -590,3 +590,18 @@ def test_a_run_that_diverged_reaches_no_target(tmp_path):
     rounds = [f"rounds_to_{factor}A" for factor in ("0.75", "0.9", "1")]
     assert table.loc[("cifar10 p", "fedavg"), rounds].isna().all()
     assert table.loc[("cifar10 p local.lr=1e6", "fedavg"), ["A", *rounds]].isna().all()
+
+
+def test_a_target_that_a_shorter_run_reaches_is_judged(tmp_path):
+    """A = 0.59: 0.4425 is reached in round 2 of 4, 0.531 is not, which 500 rounds might change."""
+    here = {"dataset": "CIFAR10", "partition_param": "beta=0.5", "method": "Flashback"}
+    make_run(
+        tmp_path,
+        ["experiment=flashback/cifar10_lda0.5", "algorithm=flashback", "rounds=4"],
+        [0.2, 0.45, 0.5, 0.52],
+    )
+    table = cells(tmp_path, "flashback_table1")
+    row = one(table, **here, metric="rounds_to_0.75A")
+    assert (row["mean"], row["protocol"], row["changes"]) == (2, "full", "")
+    row = one(table, **here, metric="rounds_to_0.9A")
+    assert (row["protocol"], row["verdict"]) == ("reduced", "not judged: reduced protocol")

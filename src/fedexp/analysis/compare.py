@@ -18,6 +18,7 @@ from fedexp.analysis.judge import BY_DEFINITION, tolerance, verdict, with_order
 from fedexp.analysis.judge import TOLERANCES as TOLERANCES
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
+from fedexp.core.settings import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.core.views import VALIDATION, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
@@ -169,7 +170,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
     protocols: dict[tuple[str, ...], list[Found]] = {(): []}
     for run, measure in jobs:
         if run.finished:
-            protocols.setdefault(tuple(context.protocol(run)), []).append((run, measure))
+            protocols.setdefault(tuple(context.protocol(run, measure)), []).append((run, measure))
     changes = (
         () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
     )
@@ -331,8 +332,16 @@ class Context:
     printed: Sequence[Mapping[str, str]]
     runs: Sequence[RunDirectory]
 
-    def protocol(self, run: RunDirectory) -> list[str]:
-        return departures(self.sweep, run)
+    def protocol(self, run: RunDirectory, measure: Mapping[str, Any]) -> list[str]:
+        """Return how the run departs from the protocol of the printed value. Fewer rounds do not
+        change when a target is reached, where the learning rate does not depend on their number."""
+        found = departures(self.sweep, run)
+        schedule = (run.config.get("local") or {}).get("schedule")
+        if measure["value"] != "rounds_to" or schedule in SCHEDULES_OVER_ALL_ROUNDS:
+            return found
+        if self.value(run, measure) in (None, NEVER):
+            return found
+        return [text for text in found if not text.startswith("rounds=")]
 
     def value(self, run: RunDirectory, measure: Mapping[str, Any]) -> float | None:
         """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there
@@ -372,7 +381,7 @@ class Context:
         for FedAvg all its rounds, and 1."""
         if self.row["method"] == "FedAvg":
             return 1.0 if speedup else float(run.summary["rounds"])
-        fedavg, protocol = [], self.protocol(run)
+        fedavg, protocol = [], departures(self.sweep, run)
         for other in self.runs:
             found = cell_of(self.sweep, other.overrides)
             if (
@@ -380,7 +389,7 @@ class Context:
                 and found[1].get("method") == "FedAvg"
                 and found[1]["dataset"] == self.row["dataset"]
             ):
-                fedavg += [other] if self.protocol(other) == protocol else []
+                fedavg += [other] if departures(self.sweep, other) == protocol else []
         if not fedavg:
             return None
         accuracy = {"value": "accuracy"}
