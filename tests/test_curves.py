@@ -67,7 +67,7 @@ def test_corners_are_rounds_and_values():
 def test_the_order_of_options_makes_no_other_setting(tmp_path):
     """The same two options, given in both orders; the third run is there so that they are not
     shared by all."""
-    options = ("rounds=200", "local.epochs=5")
+    options = ("local.batch_size=50", "local.epochs=5")
     keep(
         committed(
             tmp_path,
@@ -80,7 +80,7 @@ def test_the_order_of_options_makes_no_other_setting(tmp_path):
     found = {setting: sorted(methods) for setting, methods in curves.settings(runs).items()}
     assert found == {
         "fedntd/mnist_s2": ["fedavg"],
-        "fedntd/mnist_s2 local.epochs=5 rounds=200": ["fedavg", "fedntd"],
+        "fedntd/mnist_s2 local.batch_size=50 local.epochs=5": ["fedavg", "fedntd"],
     }
 
 

@@ -22,6 +22,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.rundir import evidence, files
 from fedexp.rundir.revisions import outdated
 
+# Overrides by which runs are not put into different pictures.
+NOT_OF_A_SETTING = ("hardware", "rounds=", "targets=")
 FOLDER = Path("docs", "reproduction", "curves")
 LABELS = {"test_accuracy": "test accuracy", "forgetting": "forgetting F"}
 TASK_LABELS = {
@@ -60,7 +62,7 @@ def kept_runs(sweep: Path) -> Iterator[KeptRun]:
     for path in sorted((sweep / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
         content = evidence.read(path)
         overrides = tuple(
-            text for text in content.get("overrides", ()) if not text.startswith("hardware")
+            text for text in content.get("overrides", ()) if not text.startswith(NOT_OF_A_SETTING)
         )
         if "elsewhere" in content:
             _, _, other, run = str(content["elsewhere"]).split("/")
