@@ -21,8 +21,8 @@ from fedexp.engine.batch_norm import batch_norm, leaving_out_padding, uses_batch
 from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import FunctionalNetwork, LiveNetwork
 from fedexp.engine.sequential import Sequential
+from fedexp.engine.vectorised.clients import ClientNetwork
 from fedexp.engine.vectorised.engine import Vectorised
-from fedexp.engine.vectorised.network import ClientNetwork
 from fedexp.models.resnet import BottleneckResNet, CifarResNet, TorchvisionResNet
 from fedexp.models.textcnn import TextCNN
 from fedexp.training.rounds import play_round

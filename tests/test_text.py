@@ -30,7 +30,7 @@ from fedexp.data.text import (
 from fedexp.data.types import TextShape
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import FunctionalNetwork
-from fedexp.engine.vectorised.network import ClientNetwork
+from fedexp.engine.vectorised.clients import ClientNetwork
 from fedexp.models.textcnn import TextCNN, kept
 from fedexp.training.public_data import PublicSet
 from toy_federation import composed

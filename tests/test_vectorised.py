@@ -21,11 +21,10 @@ from fedexp.engine.vectorised import clients as clients_module
 from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
-from fedexp.engine.vectorised.clients import Clients, Job
+from fedexp.engine.vectorised.clients import ClientNetwork, Clients, Shared
 from fedexp.engine.vectorised.convolution import convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
-from fedexp.engine.vectorised.network import ClientNetwork
 from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
 from fedexp.training.probing import probes_of
@@ -293,14 +292,14 @@ def test_first_chunk_from_free_memory(monkeypatch):
     """Half of 1,000 free bytes holds 4 clients of 120; none fits: one at a time, and see."""
     monkeypatch.setattr(engine_module, "free_memory", lambda device: 1000)
     simulation = make_simulation()
-    job = Job(FedAvg(), simulation.bench, {}, 0.1)
+    shared = Shared(FedAvg(), simulation.bench, {}, 0.1)
     for each, chunk in ((120, 4), (501, 1), (0, 500)):
-        monkeypatch.setattr(engine_module, "memory_of_one", lambda job, cohort, each=each: each)
-        assert engine_module.chunk_that_fits(job, None) == chunk
+        monkeypatch.setattr(engine_module, "memory_of_one", lambda shared, cohort, each=each: each)
+        assert engine_module.chunk_that_fits(shared, None) == chunk
     monkeypatch.setattr(
-        engine_module, "memory_of_one", lambda job, cohort: Limited(0)(Clients0(), None)
+        engine_module, "memory_of_one", lambda shared, cohort: Limited(0)(Clients0(), None)
     )
-    assert engine_module.chunk_that_fits(job, None) == 1
+    assert engine_module.chunk_that_fits(shared, None) == 1
 
 
 class Clients0:
@@ -328,7 +327,7 @@ def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatc
     monkeypatch.setattr(clients_module, "LOAD_BYTES", load_bytes)
     cohort = assemble(simulation, state, 2)
     cohort = cohort.take(cohort.longest_first())
-    clients = Clients(Job(NTD, simulation.bench, state.server, 0.1), cohort)
+    clients = Clients(Shared(NTD, simulation.bench, state.server, 0.1), cohort)
     assert [s.steps for s in cohort.schedules] == [6, 6, 4, 2, 2]
     assert list(clients.runs()) == runs
     assert_same_training(train(Vectorised(), simulation, state), expected, atol=0)
@@ -353,8 +352,7 @@ def test_evaluation_of_all_local_models_at_once():
     simulation = make_simulation(local=replace(LOCAL, batch_size=3))  # 9 images at a time
     bench, server = simulation.bench, simulation.initial_state().server
     stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
-    job = Job(FedAvg(), bench, server, 0.1)
-    correct = engine_module.evaluate_together(job, stacked)
+    correct = engine_module.evaluate_together(bench, stacked)
     expected = [
         bench.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)
     ]

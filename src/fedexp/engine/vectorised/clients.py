@@ -1,4 +1,5 @@
-"""C clients as one: their stacked state and the local step that changes it in place."""
+"""C clients as one: their network, their stacked state and the local step that changes it in
+place."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,24 +8,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.func import vmap
+from torch.func import grad_and_value, vmap
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import Batch, Context, FedAvg
+from fedexp.algorithms.base import Batch, Context, FedAvg, Network
 from fedexp.algorithms.families import OwnStart, Prepared, start_of
 from fedexp.core import tree
 from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, has_own_step
+from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
-from fedexp.engine.vectorised.network import ClientNetwork
+from fedexp.engine.vectorised.convolution import ClientByClient
+from fedexp.models import Output
 
 # of images that are loaded at once: several steps, so that few kernels are launched
 LOAD_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
-class Job:
+class Shared:
     """The values that all clients of a round have in common."""
 
     algorithm: FedAvg
@@ -57,14 +60,68 @@ class Frame:
     losses: torch.Tensor  # [C]: sum of the objective over the steps so far
 
 
-@dataclass(frozen=True)
-class PaddedSchedules:
-    """The schedules of C clients as arrays on the device, step by step."""
+# --- what the hooks of one client see, inside vmap
 
-    index: torch.Tensor  # int64 [S, C, B]
-    mask: torch.Tensor  # [S, C, B]: 1 example, 0 padding
-    draws: torch.Tensor | None  # int64 [S, C, B, D]
-    steps: np.ndarray  # int [C]; on the host, which decides what to launch
+
+class ClientNetwork(Network):
+    """A network with the running statistics of one client, as engine.network.LiveNetwork is in the
+    sequential engine.
+
+    The tree that `gradient` differentiates by runs in train mode, which moves the running
+    statistics; any other goes through the network in eval mode. Nothing that came from outside is
+    changed: `buffers` has what training made of it.
+    """
+
+    def __init__(self, net: FunctionalNetwork, buffers: Params, reference: Params | None = None):
+        """Take over a network and the client's running statistics. reference: those with which
+        models in eval mode are called; None: those that `net` holds, of the received model."""
+        self.net, self._buffers, self._reference = net, buffers, reference or {}
+        self._moving: Params | None = None
+        self._batch: Batch | None = None
+
+    def show(self, batch: Batch) -> Batch:
+        """Remember the batch that the client works on, whose padding is known by its images."""
+        self._batch = batch
+        return batch
+
+    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+        if mask is None and self._batch is not None and x is self._batch.x:
+            mask = self._batch.mask
+        with ClientByClient():
+            if params is not self._moving:
+                # the very tree where it can be, which `net` may hold
+                whole = self._reference | params if self._reference else params
+                return self.net(whole, x, mask)
+            moved = {name: value.clone() for name, value in self._buffers.items()}
+            output = self.net.in_training(params, moved, x, mask)
+        if mask is not None:  # a batch without examples moves nothing
+            there = mask.sum() > 0
+            moved = {k: torch.where(there, moved[k], v) for k, v in self._buffers.items()}
+        self._buffers = moved
+        return output
+
+    def gradient(
+        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, torch.Tensor]:
+        def scored(moving: Params) -> tuple[torch.Tensor, Params]:
+            self._moving = moving
+            return function(moving), self._buffers
+
+        before = self._buffers
+        grads, (value, self._buffers) = grad_and_value(scored, has_aux=True)(params)
+        self._moving = None
+        if not moves:
+            self._buffers = before
+        return grads, value
+
+    def slim(
+        self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        with ClientByClient():
+            return self.net.slim(params, x, width, mask)
+
+    def buffers(self) -> Params:
+        return self._buffers
 
 
 class PaddedData:
@@ -81,7 +138,7 @@ class PaddedData:
         self.bench, self.net, self.index, self.mask, self.draws = bench, net, index, mask, draws
 
     def batches(self) -> Iterator[Batch]:
-        for step in range(self.index.shape[0]):
+        for step in range(self.steps):
             draws = None if self.draws is None else self.draws[step]
             x, y = self.bench.load_train(self.index[step], draws)
             yield self.net.show(Batch(x, y, self.mask[step], step))
@@ -96,246 +153,31 @@ class PaddedData:
         return self.index.shape[0]
 
 
-class Run(NamedTuple):
-    """Steps start .. stop - 1, which the first `active` clients have, and whose images are loaded
-    at once."""
-
-    start: int
-    stop: int
-    active: int
-
-
-class Clients:
-    """The clients of a cohort, which must be sorted by falling number of steps, during one
-    round."""
-
-    def __init__(self, job: Job, cohort: Cohort):
-        self.job, self.count = job, len(cohort.clients)
-        # is shown the frame after each number of steps
-        self.watch: Callable[[int, Frame], None] | None = None
-        bench = job.bench
-        self.padded = pad(cohort.schedules, bench)
-        personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
-        plans = stack_plans(cohort.plans, bench.device)
-        steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
-        fixed = Fixed(personals, states, plans, {}, steps)
-        if isinstance(job.algorithm, Prepared):
-            begun, buffers = self._prepared(job.algorithm, fixed)
-        else:
-            begun, buffers = self._begun(fixed)
-        fixed = fixed._replace(begun=begun)
-        params, buffers = self._start(fixed, buffers)
-        memory = optimizers.memory_of(params, bench.local)
-        losses = torch.zeros_like(steps)
-        self.frame = Frame(job.server, job.lr, fixed, params, buffers, memory, losses)
-
-    def runs(self) -> Iterator[Run]:
-        """Yield all steps, in order."""
-        steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
-        images = self.job.bench.data.x_train
-        image_bytes = images[0].numel() * self.job.bench.dtype.itemsize
-        start = 0
-        while start < steps[0]:
-            active = int((steps > start).sum())
-            at_once = max(LOAD_BYTES // (active * batch_size * image_bytes), 1)
-            stop = min(int(steps[active - 1]), start + at_once)
-            yield Run(start, stop, active)
-            start = stop
-
-    def batches(self, run: Run) -> Iterator[Batch]:
-        """Yield the batches of a run; leaves [active, B, ...]."""
-        index, mask, draws = (
-            None if array is None else array[run.start : run.stop, : run.active]
-            for array in (self.padded.index, self.padded.mask, self.padded.draws)
-        )
-        assert index is not None
-        assert mask is not None
-        x, y = self.job.bench.load_train(index, draws)
-        for number in range(run.start, run.stop):
-            i = number - run.start
-            yield Batch(x[i], y[i], mask[i], number)
-
-    def finish(self) -> tuple[Tree, Tree, Params]:
-        """Return (messages, new states, running statistics); leaves [C, ...]."""
-        frame = self.frame
-        (messages, states), buffers = self._per_client(
-            self._finish, frame.buffers, frame.params, *frame.fixed
-        )
-        return messages, states, buffers
-
-    def _per_client(self, hook: Any, buffers: Params | None, *values: Tree) -> tuple[Any, Params]:
-        """Run a hook for all clients; it gets their network and data beside `values`. buffers: of
-        each client, with which eval mode is called too; None: the server's. Return what the hook
-        did, and the running statistics."""
-        padded, job = self.padded, self.job
-
-        def call(
-            index: torch.Tensor,
-            mask: torch.Tensor,
-            draws: torch.Tensor | None,
-            own: Params,
-            *rest: Tree,
-        ) -> tuple[Tree, Params]:
-            net = ClientNetwork(job.bench.net, own, None if buffers is None else own)
-            return hook(net, PaddedData(job.bench, net, index, mask, draws), *rest), net.buffers()
-
-        start = buffers
-        if start is None:
-            start = self._received("buffers")
-        in_draws = None if padded.draws is None else 1
-        in_dims = (1, 1, in_draws, 0) + (0,) * len(values)
-        return vmap(call, in_dims=in_dims)(padded.index, padded.mask, padded.draws, start, *values)
-
-    def _received(self, name: str) -> Params:
-        """Return the parameters or buffers that each client was sent, as views; leaves [C, ...]."""
-        return {
-            key: value.expand(self.count, *value.shape)
-            for key, value in self.job.server[name].items()
-        }
-
-    def _start(self, fixed: Fixed, buffers: Params) -> tuple[Params, Params]:
-        """Return parameters and running statistics at the start of training, in memory that may be
-        changed; leaves [C, ...]."""
-        sent, held = self.job.server["params"], self.job.server["buffers"]
-        if not isinstance(self.job.algorithm, OwnStart):
-            received = self._received("params")
-            params = {k: tree.room_for(p, self.count).copy_(received[k]) for k, p in sent.items()}
-            return params, {name: value.clone() for name, value in buffers.items()}
-        start, _ = self._per_client(self._initial, None, *fixed)
-        received = self._received("buffers")
-        own = {k: tree.room_for(v, self.count).copy_(received[k]) for k, v in held.items()}
-        for name in own.keys() & start.keys():
-            own[name].copy_(start.pop(name))
-        # Like the server's model in memory, which the fused optimizer and the convolutions want.
-        return {
-            k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()
-        }, own
-
-    def _begun(self, fixed: Fixed) -> tuple[Tree, Params]:
-        """Run `client_setup`; return its constants and the running statistics after it, leaves [C,
-        ...]."""
-        return self._per_client(self._begin, None, *fixed)
-
-    def _prepared(self, algorithm: Prepared, fixed: Fixed) -> tuple[Tree, Params]:
-        """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C,
-        batches, ...], 0 where a client has none. Return that and the server's running statistics,
-        leaves [C, ...]."""
-        bench, sent = self.job.bench, self.job.server["buffers"]
-
-        def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *values: Tree) -> Tree:
-            net = ClientNetwork(bench.net, sent)
-            batch = net.show(Batch(x, y, mask, 0))
-            return algorithm.prepare(net, batch, mask, self._context(Fixed(*values)))
-
-        own = -(-self.padded.steps // bench.local.epochs)
-        room: Tree = {}
-        for step in range(own.max()):
-            active = int((own > step).sum())
-            index, mask = self.padded.index[step, :active], self.padded.mask[step, :active]
-            draws = None if self.padded.draws is None else self.padded.draws[step, :active]
-            made = vmap(call)(
-                *bench.load_train(index, draws),
-                mask,
-                *tree.map(lambda leaf, a=active: leaf[:a], fixed),
-            )
-            if not step:
-                room = tree.map(
-                    lambda leaf: leaf.new_zeros(self.count, own.max(), *leaf.shape[1:]), made
-                )
-            tree.map(lambda all, some, s=step, a=active: all[:a, s].copy_(some), room, made)
-        received = self._received("buffers")
-        return room, {
-            name: tree.room_for(value, self.count).copy_(received[name])
-            for name, value in sent.items()
-        }
-
-    def _begin(self, net: ClientNetwork, data: PaddedData, *fixed: Tree) -> Tree:
-        return self.job.algorithm.client_setup(net, data, self._context(Fixed(*fixed)))
-
-    def _initial(self, net: ClientNetwork, data: PaddedData, *fixed: Tree) -> Params:
-        return start_of(self.job.algorithm, net, data, self._context(Fixed(*fixed)))
-
-    def _finish(
-        self, net: ClientNetwork, data: PaddedData, params: Params, *fixed: Tree
-    ) -> tuple[Tree, Tree]:
-        return self.job.algorithm.finish(net, params, data, self._context(Fixed(*fixed)))
-
-    def _context(self, one: Fixed) -> Context:
-        return make_context(self.job, self.job.server, self.job.lr, one)
-
-
-def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
-    """Do one step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
-    head, buffers, fixed = tree.map(
-        lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.fixed)
-    )
-    params, memory = head
-    own = has_own_step(job.algorithm)
-    step = partial(_client_step, job, frame, batch.step, own)
-    *new, moved, losses = vmap(step)(params, memory, buffers, batch.x, batch.y, batch.mask, fixed)
-    if buffers:
-        copy_each(list(buffers.values()), [moved[name] for name in buffers])
-    if own:
-        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        # by name, not by order
-        tree.map(lambda old, value: pairs.append((old, value)), head, tuple(new))
-        copy_each([old for old, _ in pairs], [value for _, value in pairs])
-    else:
-        optimizers.step_in_place(params, new[0], memory, frame.lr, job.bench.local, batch.step)
-    frame.losses[:active].add_(losses)
-
-
-def _client_step(
-    job: Job,
-    frame: Frame,
-    number: int,
-    own: bool,
-    params: Params,
-    memory: Tree,
-    buffers: Params,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    mask: torch.Tensor,
-    fixed: Fixed,
-) -> tuple[Any, ...]:
-    """Return one client's (params, memory, running statistics, loss) after the algorithm's own
-    local step, or its (gradient, running statistics, loss) in the base's."""
-    ctx = make_context(job, frame.server, frame.lr, fixed)
-    net = ClientNetwork(job.bench.net, buffers)
-    batch = net.show(Batch(x, y, mask, number))
-    if own:
-        params, memory, loss = job.algorithm.local_step(net, params, memory, batch, ctx)
-        return params, memory, net.buffers(), loss
-    grads, loss = net.gradient(lambda p: job.algorithm.objective(net, p, batch, ctx), params)
-    return job.algorithm.transform_grads(grads, params, batch, ctx), net.buffers(), loss
-
-
-def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
-    """Return the context that the hooks of one client see; inside vmap."""
+def context(shared: Shared, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
+    """Return what the hooks of one client may read."""
     rate: Any = lr  # a tensor where steps are recorded
-    return Context(
-        server, one.personals, one.states, one.plans, one.begun, rate, one.steps, job.bench.local
-    )
+    local = shared.bench.local
+    return Context(server, one.personals, one.states, one.plans, one.begun, rate, one.steps, local)
 
 
-def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """Copy a leaf [...] -> [count, ...], each in the memory layout of the leaf."""
-    return tree.room_for(leaf, count).copy_(leaf.expand(count, *leaf.shape))
+# --- the schedules of all
 
 
-def stack_plans(plans: Sequence[Tree], device: torch.device) -> Tree:
-    """Stack trees of numpy arrays into one tree of tensors [C, ...] on the device."""
-    return tree.map(lambda *values: upload(torch.as_tensor(np.stack(values)), device), *plans)
+@dataclass(frozen=True)
+class PaddedSchedules:
+    """The schedules of C clients as arrays on the device, step by step."""
 
+    index: torch.Tensor  # int64 [S, C, B]
+    mask: torch.Tensor  # [S, C, B]: 1 example, 0 padding
+    draws: torch.Tensor | None  # int64 [S, C, B, D]
+    steps: np.ndarray  # int [C]; on the host, which decides what to launch
 
-def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Upload to the device without waiting for it: from ordinary memory, CUDA would first finish
-    all that it was given."""
-    return (
-        host.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else host.to(device)
-    )
+    def part(
+        self, steps: slice | int, active: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return index, mask and draws of some steps of the first `active` clients."""
+        draws = None if self.draws is None else self.draws[steps][..., :active, :, :]
+        return self.index[steps][..., :active, :], self.mask[steps][..., :active, :], draws
 
 
 def pad(schedules: Sequence[Schedule], bench: ClientRuntime) -> PaddedSchedules:
@@ -360,6 +202,205 @@ def pad(schedules: Sequence[Schedule], bench: ClientRuntime) -> PaddedSchedules:
     return PaddedSchedules(
         index=upload(index, bench.device),
         mask=upload(mask, bench.device),
-        draws=upload(stack(draws), bench.device) if len(draws) == len(schedules) else None,
+        draws=upload(stack(draws), bench.device) if draws else None,
         steps=steps,
     )
+
+
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Upload to the device without waiting for it: from ordinary memory, CUDA would first finish
+    all that it was given."""
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
+
+
+class Run(NamedTuple):
+    """Steps start .. stop - 1, which the first `active` clients have, and whose images are loaded
+    at once."""
+
+    start: int
+    stop: int
+    active: int
+
+
+# --- a round
+
+
+class Clients:
+    """The clients of a cohort, which must be sorted by falling number of steps, during one
+    round."""
+
+    def __init__(self, shared: Shared, cohort: Cohort):
+        self.shared, self.count = shared, len(cohort.clients)
+        # is shown the frame after each number of steps
+        self.watch: Callable[[int, Frame], None] | None = None
+        algorithm, bench = shared.algorithm, shared.bench
+        self.padded = pad(cohort.schedules, bench)
+        personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
+
+        def stacked(*values: Any) -> torch.Tensor:
+            return upload(torch.as_tensor(np.stack(values)), bench.device)
+
+        plans = tree.map(stacked, *cohort.plans)
+        steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
+        fixed = Fixed(personals, states, plans, {}, steps)
+        if isinstance(algorithm, Prepared):
+            begun, buffers = self._prepared(algorithm, fixed), self._copies("buffers")
+        else:
+            begun, buffers = self._per_client(algorithm.client_setup, fixed)
+        fixed = fixed._replace(begun=begun)
+        if isinstance(algorithm, OwnStart):
+            params, buffers = self._own_start(algorithm, fixed)
+        else:
+            params = self._copies("params")
+            buffers = {name: value.clone() for name, value in buffers.items()}
+        memory = optimizers.memory_of(params, bench.local)
+        losses = torch.zeros_like(steps)
+        self.frame = Frame(shared.server, shared.lr, fixed, params, buffers, memory, losses)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield all steps, in order."""
+        steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
+        images = self.shared.bench.data.x_train
+        image_bytes = images[0].numel() * self.shared.bench.dtype.itemsize
+        start = 0
+        while start < steps[0]:
+            active = int((steps > start).sum())
+            at_once = max(LOAD_BYTES // (active * batch_size * image_bytes), 1)
+            stop = min(int(steps[active - 1]), start + at_once)
+            yield Run(start, stop, active)
+            start = stop
+
+    def batches(self, run: Run) -> Iterator[Batch]:
+        """Yield the batches of a run; leaves [active, B, ...]."""
+        index, mask, draws = self.padded.part(slice(run.start, run.stop), run.active)
+        x, y = self.shared.bench.load_train(index, draws)
+        for i, number in enumerate(range(run.start, run.stop)):
+            yield Batch(x[i], y[i], mask[i], number)
+
+    def finish(self) -> tuple[Tree, Tree, Params]:
+        """Return (messages, new states, running statistics); leaves [C, ...]."""
+
+        def finish(
+            net: ClientNetwork, data: PaddedData, ctx: Context, params: Params
+        ) -> tuple[Tree, Tree]:
+            return self.shared.algorithm.finish(net, params, data, ctx)
+
+        frame = self.frame
+        outcome, buffers = self._per_client(finish, frame.fixed, frame.buffers, frame.params)
+        return *outcome, buffers
+
+    def _per_client(
+        self, hook: Callable[..., Any], fixed: Fixed, own: Params | None = None, *values: Tree
+    ) -> tuple[Any, Params]:
+        """Run hook(net, data, context, *values) for all clients; return what it gave and the
+        running statistics after it, leaves [C, ...]. own: running statistics of each client, with
+        which eval mode is called too; None: the server's."""
+        shared, padded = self.shared, self.padded
+
+        def call(
+            index: torch.Tensor,
+            mask: torch.Tensor,
+            draws: torch.Tensor | None,
+            buffers: Params,
+            one: Fixed,
+            *rest: Tree,
+        ) -> tuple[Tree, Params]:
+            net = ClientNetwork(shared.bench.net, buffers, None if own is None else buffers)
+            data = PaddedData(shared.bench, net, index, mask, draws)
+            ctx = context(shared, shared.server, shared.lr, one)
+            return hook(net, data, ctx, *rest), net.buffers()
+
+        if own is None:
+            received = shared.server["buffers"]
+            own_or_sent = {k: v.expand(self.count, *v.shape) for k, v in received.items()}
+        else:
+            own_or_sent = own
+        dims = (1, 1, None if padded.draws is None else 1, 0, 0, *[0] * len(values))
+        arrays = (padded.index, padded.mask, padded.draws)
+        return vmap(call, in_dims=dims)(*arrays, own_or_sent, fixed, *values)
+
+    def _copies(self, name: str) -> Params:
+        """Return the parameters or buffers that were sent, for each client in memory that may be
+        changed; leaves [C, ...]."""
+        found = {}
+        for key, value in self.shared.server[name].items():
+            found[key] = tree.room_for(value, self.count).copy_(
+                value.expand(self.count, *value.shape)
+            )
+        return found
+
+    def _own_start(self, algorithm: OwnStart, fixed: Fixed) -> tuple[Params, Params]:
+        """Return the parameters and running statistics from which each client starts."""
+        start, _ = self._per_client(partial(start_of, algorithm), fixed)
+        buffers, params = self._copies("buffers"), {}
+        for name, value in start.items():
+            if name in buffers:
+                buffers[name].copy_(value)
+            else:
+                # Like the server's model in memory, which the fused optimizer and the convolutions
+                # want.
+                like = self.shared.server["params"].get(name, value[0])
+                params[name] = tree.room_for(like, self.count).copy_(value)
+        return params, buffers
+
+    def _prepared(self, algorithm: Prepared, fixed: Fixed) -> Tree:
+        """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C,
+        batches, ...], 0 where a client has none."""
+        shared, bench = self.shared, self.shared.bench
+
+        def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, one: Fixed) -> Tree:
+            net = ClientNetwork(bench.net, shared.server["buffers"])
+            batch = net.show(Batch(x, y, mask, 0))
+            ctx = context(shared, shared.server, shared.lr, one)
+            return algorithm.prepare(net, batch, mask, ctx)
+
+        own = -(-self.padded.steps // bench.local.epochs)
+        rooms: Tree = None
+        for step in range(own.max()):
+            active = int((own > step).sum())
+            index, mask, draws = self.padded.part(step, active)
+            here = tree.map(lambda leaf, a=active: leaf[:a], fixed)
+            made = vmap(call)(*bench.load_train(index, draws), mask, here)
+            if rooms is None:
+                shape = (self.count, own.max())
+                rooms = tree.map(lambda leaf, s=shape: leaf.new_zeros(*s, *leaf.shape[1:]), made)
+            tree.map(lambda room, some, s=step, a=active: room[:a, s].copy_(some), rooms, made)
+        return {} if rooms is None else rooms
+
+
+def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
+    """Do one step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
+    head, buffers, fixed = tree.map(
+        lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.fixed)
+    )
+    params, memory = head
+    algorithm, bench = shared.algorithm, shared.bench
+    own = has_own_step(algorithm)
+
+    def step(
+        params: Params, memory: Tree, buffers: Params, x: Any, y: Any, mask: Any, one: Fixed
+    ) -> tuple[Any, ...]:
+        """Return one client's (parameters, memory) after the algorithm's own local step, or its
+        gradient in the base's; its running statistics and loss."""
+        ctx = context(shared, frame.server, frame.lr, one)
+        net = ClientNetwork(bench.net, buffers)
+        rows = net.show(Batch(x, y, mask, batch.step))
+        if own:
+            *moved, loss = algorithm.local_step(net, params, memory, rows, ctx)
+            return tuple(moved), net.buffers(), loss
+        grads, loss = net.gradient(lambda p: algorithm.objective(net, p, rows, ctx), params)
+        return algorithm.transform_grads(grads, params, rows, ctx), net.buffers(), loss
+
+    new, moved, losses = vmap(step)(params, memory, buffers, batch.x, batch.y, batch.mask, fixed)
+    if buffers:
+        copy_each(list(buffers.values()), [moved[name] for name in buffers])
+    if own:
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # by name, not by order
+        tree.map(lambda old, value: pairs.append((old, value)), head, new)
+        copy_each([old for old, _ in pairs], [value for _, value in pairs])
+    else:
+        optimizers.step_in_place(params, new, memory, frame.lr, bench.local, batch.step)
+    frame.losses[:active].add_(losses)

@@ -10,7 +10,7 @@ away, since they are copied out as soon as they are done.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from fedexp.algorithms.base import Batch
 from fedexp.core import tree
 from fedexp.core.tree import Tree
-from fedexp.engine.vectorised.clients import Clients, Frame, Job, local_step
+from fedexp.engine.vectorised.clients import Clients, Frame, Shared, local_step
 
 log = logging.getLogger("fedexp")
 FRAMES = 2  # kept at a time: a whole chunk and the rest of the cohort
@@ -26,7 +26,7 @@ FRAMES = 2  # kept at a time: a whole chunk and the rest of the cohort
 
 def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
     """Run all local steps of the clients, in place."""
-    steps: Steps = graphs.open(clients) if graphs else Eager(clients)
+    steps = Steps(clients) if graphs is None or graphs.failed else graphs.open(clients)
     if clients.watch is not None:
         clients.watch(0, steps.frame)
     for run in clients.runs():
@@ -38,45 +38,24 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
     steps.keep(0)
 
 
-class Steps(Protocol):
-    """Base of the ways in which the steps of a round are carried out."""
+class Steps:
+    """The steps of a round, carried out one by one, kernel by kernel."""
+
+    def __init__(self, clients: Clients):
+        self.clients = clients
 
     @property
     def frame(self) -> Frame:
         """Return the frame in which the clients are that still run."""
-
-    def step(self, active: int, batch: Batch) -> None:
-        """Do one step of the first `active` clients."""
-
-    def keep(self, active: int) -> None:
-        """Keep only the first `active` clients running: the others must be as they should be."""
-
-
-@dataclass(frozen=True)
-class Eager:
-    """Steps carried out one by one, kernel by kernel."""
-
-    clients: Clients
-
-    @property
-    def frame(self) -> Frame:
         return self.clients.frame
 
     def step(self, active: int, batch: Batch) -> None:
-        local_step(self.clients.job, self.clients.frame, active, batch)
+        """Do one step of the first `active` clients."""
+        local_step(self.clients.shared, self.clients.frame, active, batch)
 
     def keep(self, active: int) -> None:
-        """Do nothing: a step touches only those that still have one."""
-
-
-class Capture(Protocol):
-    """Base of the ways to record a step."""
-
-    def warm_up(self, step: Callable[[], None]) -> None:
-        """Carry out the step, so that libraries have done by then what may not be recorded."""
-
-    def record(self, step: Callable[[], None]) -> Callable[[], Any]:
-        """Record the step without carrying it out; what is returned carries it out."""
+        """Keep only the first `active` clients running: the others must be as they should be. Here
+        a step touches only those that still have one."""
 
 
 class CudaCapture:
@@ -88,6 +67,7 @@ class CudaCapture:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, step: Callable[[], None]) -> None:
+        """Carry out the step, so that libraries have done by then what may not be recorded."""
         here = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
@@ -95,6 +75,7 @@ class CudaCapture:
         here.wait_stream(self.stream)
 
     def record(self, step: Callable[[], None]) -> Callable[[], Any]:
+        """Record the step without carrying it out; what is returned carries it out."""
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self.device),
@@ -108,7 +89,7 @@ class CudaCapture:
 class Recorded:
     """A frame that stays where it is, and the graphs that work on it."""
 
-    job: Job
+    shared: Shared
     frame: Frame
     batch: Batch
     replays: dict[int, Callable[[], Any]] = field(default_factory=dict)  # by number of clients
@@ -119,23 +100,23 @@ class Graphs:
     """The graphs of a run. Where a step cannot be recorded, steps run without graphs, after one log
     line."""
 
-    def __init__(self, capture: Capture):
+    def __init__(self, capture: CudaCapture):
         self.capture = capture
         self.failed = False
         self._recorded: dict[Any, Recorded] = {}
 
     def open(self, clients: Clients) -> Steps:
         """Open the frame for one round of clients."""
-        return Eager(clients) if self.failed else Replaying(self, clients, self._frame_of(clients))
+        return Replaying(self, clients, self._frame_of(clients))
 
     def step(self, recorded: Recorded, size: int) -> None:
         """Do one step of the first `size` clients of a frame: carried out as it is, then recorded,
         then replayed."""
 
         def step() -> None:
-            job, batch = recorded.job, recorded.batch
-            x, y, mask = (leaf[:size] for leaf in batch[:3])  # type: ignore[index]
-            local_step(job, recorded.frame, size, Batch(x, y, mask, batch.step))
+            x, y, mask = (leaf[:size] for leaf in recorded.batch[:3])  # type: ignore[index]
+            batch = Batch(x, y, mask, recorded.batch.step)
+            local_step(recorded.shared, recorded.frame, size, batch)
 
         if self.failed or size not in recorded.warm:
             recorded.warm.add(size)
@@ -162,27 +143,27 @@ class Graphs:
     def _frame_of(self, clients: Clients) -> Recorded:
         """Return the frame into which these clients fit; a new one where there is none."""
         leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
-        shapes = [
-            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-        ]
+        shapes = []
+        for leaf in leaves:
+            tensor = isinstance(leaf, torch.Tensor)
+            shapes.append((leaf.shape, leaf.dtype) if tensor else leaf)
         key = repr((structure, shapes))
-        recorded, job = self._recorded.get(key), clients.job
-        if (
-            recorded is None
-            or recorded.job.bench is not job.bench
-            or recorded.job.algorithm != job.algorithm
-        ):
-            if len(self._recorded) >= FRAMES:
-                self.clear()
-            recorded = self._recorded[key] = make_frame(clients)
-        return recorded
+        if key in self._recorded:
+            before, now = self._recorded[key].shared, clients.shared
+            if before.bench is now.bench and before.algorithm == now.algorithm:
+                return self._recorded[key]
+        if len(self._recorded) >= FRAMES:
+            self.clear()
+        self._recorded[key] = make_frame(clients)
+        return self._recorded[key]
 
 
-class Replaying:
-    """One round of clients in a frame that stays."""
+class Replaying(Steps):
+    """The steps of a round in a frame that stays."""
 
     def __init__(self, graphs: Graphs, clients: Clients, recorded: Recorded):
-        self.graphs, self.clients, self.recorded = graphs, clients, recorded
+        super().__init__(clients)
+        self.graphs, self.recorded = graphs, recorded
         # clients that had a step when `keep` was last called; first: all
         self.before = clients.count
         source, target = clients.frame, recorded.frame
@@ -222,19 +203,18 @@ def rounded(active: int, count: int) -> int:
 def make_frame(clients: Clients) -> Recorded:
     """Allocate memory for such clients; the learning rate and the number of the step become
     tensors, which can change."""
-    ours, padded, bench = clients.frame, clients.padded, clients.job.bench
+    padded, bench = clients.padded, clients.shared.bench
     lr = torch.zeros((), dtype=bench.dtype, device=bench.device)
-    room = tree.map(
-        lambda v: torch.empty_like(v) if isinstance(v, torch.Tensor) else v,
-        vars(replace(ours, lr=lr)),
-    )
-    index = torch.zeros_like(padded.index[0])
-    x, y = bench.load_train(
-        index, None if padded.draws is None else torch.zeros_like(padded.draws[0])
-    )
+    room = tree.map(empty_like, vars(replace(clients.frame, lr=lr)))
+    draws = None if padded.draws is None else torch.zeros_like(padded.draws[0])
+    x, y = bench.load_train(torch.zeros_like(padded.index[0]), draws)
     number = torch.zeros((), dtype=torch.int64, device=bench.device)
     batch = Batch(x, y, torch.zeros_like(padded.mask[0]), number)  # type: ignore[arg-type]
-    return Recorded(clients.job, Frame(**room), batch)
+    return Recorded(clients.shared, Frame(**room), batch)
+
+
+def empty_like(leaf: Any) -> Any:
+    return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def copy_into(target: Any, source: Tree) -> None:
