@@ -1,5 +1,6 @@
 """Classes of a user's own that do what no class of fedexp does: each is refused in one message."""
 
+import inspect
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +51,15 @@ def test_a_loss_that_is_reduced_already_is_refused(engine):
     ):
         play(make_simulation(Reduced(reduction="number"), engine=engine), 1)
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
+
+
+def test_the_page_has_all_hooks_with_their_arguments():
+    page = (CONF.parent / "docs" / "guide" / "your_own_parts.md").read_text(encoding="utf-8")
+    written = dict(re.findall(r"^\| `(\w+)\((.*)\)` \|", page, re.MULTILINE))
+    hooks = {name: hook for name, hook in vars(FedAvg).items() if inspect.isfunction(hook)}
+    expected = {name: list(inspect.signature(hook).parameters) for name, hook in hooks.items()}
+    found = {name: ["self", *arguments.split(", ")] for name, arguments in written.items()}
+    assert found == {name: value for name, value in expected.items() if name[0] != "_"}
 
 
 def test_the_example_of_the_page_counts_rounds():
