@@ -1,6 +1,8 @@
 """Marks of data: every file that a data set reads counts with its bytes, which are read again only
 where its size or time has changed."""
 
+import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -297,6 +299,19 @@ def test_changed_data_are_refused_or_noted(tmp_path, caplog):
     change(tmp_path / "photos/train/a/000.png")  # as it was
     with pytest.raises(ConfigError, match="1 of 8 files differ"):
         origin.check_data(directory, origin.marks_of(config, {}), config)
+
+
+def test_what_an_attempt_without_rounds_has_noted_is_of_no_run(tmp_path):
+    directory, data = tmp_path, make_simulation().bench.data
+    marks = [{"dataset.files": f"2 files (bytes {digit * 16})"} for digit in "01"]
+    odd = {"way": {"precision": math.nan}, "directory": math.nan, "marks": marks[0]}
+    (directory / origin.NAME).write_text(json.dumps(odd))
+    origin.note(directory, {}, data, marks[1], {"precision": "fp64"}, resumed=False)
+    found = origin.read(directory)
+    assert (found["marks"], found["way"]) == (marks[1], {"precision": "fp64"})
+    assert found["directory"] == str(Path.cwd())
+    origin.note(directory, {}, data, marks[1], {"precision": "fp32"})
+    assert origin.read(directory) == found
 
 
 @pytest.mark.parametrize("key", ["dataset.root", "dataset.files"])

@@ -85,7 +85,7 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
     assert resuming.precision_before(tmp_path) is None
     # as noted by a version that timed convolutions too
     way = {"precision": "bf16", "convolution": "winograd"}
-    origin.note(tmp_path, {}, make_simulation().bench.data, way)
+    origin.note(tmp_path, {}, make_simulation().bench.data, {}, way)
     assert resuming.precision_before(tmp_path) == "bf16"
 
 

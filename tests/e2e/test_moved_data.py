@@ -151,6 +151,20 @@ def test_changed_images_are_refused_on_resume_unless_they_are_accepted(fedexp, t
     assert (answer.code, "1 of 30 files differ" in answer.err) == (2, True), "accepted once only"
 
 
+def test_a_run_without_a_saved_round_begins_anew_on_changed_images(fedexp, tmp_path):
+    files = bitmaps(tmp_path / "photos")
+    options = (*PHOTOS, "dataset.root=photos", "data_dir=cache", "rounds=1")
+    assert fedexp(*options, "hydra.run.dir=run").code == 0
+    shutil.rmtree(tmp_path / "run/checkpoint")
+    (tmp_path / "run/summary.json").unlink()
+    change(files[0])
+    answer = fedexp("resume=run")
+    assert answer.code == 0, answer.err
+    assert "no round was saved: the run begins anew" in answer.err
+    noted = json.loads((tmp_path / "run/fingerprint.json").read_text())
+    assert ", then " not in noted["marks"]["dataset.root"]
+
+
 def test_changing_nothing_needs_no_acceptance(fedexp):
     answer = fedexp("accept_changed_data=true")
     assert answer.code == 2

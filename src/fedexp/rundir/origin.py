@@ -72,20 +72,25 @@ def note(
     data: "Data",
     marks: Mapping[str, str],
     way: Mapping[str, str] | None = None,
+    resumed: bool = True,
 ) -> None:
     """Write the file, or what has changed of it. Where the rounds from here on are made with other
     code or data, the marks are of both: the run stands for no run with one of them alone.
 
-    marks: `marks_of` the run. way: of computing, which a resumed run keeps."""
-    found, before = read(directory), noted_marks(directory)
+    marks: `marks_of` the run. way: of computing, which a resumed run keeps. resumed: False where no
+    rounds are there, so that what an earlier attempt has noted is of no run."""
+    found = read(directory)
+    before = noted_marks(directory) if resumed else {}
+    noted = mapping_of(found, "way") if resumed else {}
+    begun_in = found.get("directory")
     kept = before | dict(marks) | {key: mark for key, mark in before.items() if checksums(mark)}
     kept |= {key: joined(then, now) for key, (then, now) in changes(before, marks).items()}
     content = {
         "fingerprint": fingerprint(container, kept),
         "marks": kept,
         "data": describe(data),
-        "way": mapping_of(found, "way") or dict(way or {}),
-        "directory": found.get("directory", str(Path.cwd())),
+        "way": {k: v for k, v in noted.items() if isinstance(v, str)} or dict(way or {}),
+        "directory": begun_in if isinstance(begun_in, str) else str(Path.cwd()),
     }
     if content != found:
         storage.write_json(directory / NAME, content)

@@ -67,6 +67,7 @@ def note_beginning(
     log.info("hardware: %s", prepared.hardware.sentence())
     if slow := prepared.hardware.trouble():
         log.warning("hardware.precision=bf16: %s", slow)
+    resumed = saved is not None and saved.state is not None
     begin_span(state, container, prepared.hardware, marks)
     place_states(simulation, state)
     (job.directory / files.SUMMARY).unlink(missing_ok=True)  # of a run that is given more rounds
@@ -85,7 +86,7 @@ def note_beginning(
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
     way = {"precision": prepared.hardware.precision}
-    origin.note(job.directory, container, simulation.bench.data, marks, way)
+    origin.note(job.directory, container, simulation.bench.data, marks, way, resumed)
 
 
 @contextmanager

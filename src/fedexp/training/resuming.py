@@ -57,8 +57,9 @@ def find_start(
         # a job of a sweep that is new, or that ended before it had anything to resume from
         return False, None
     check_resume(job.directory, container, alone=job.sweep is None)
-    origin.check_data(job.directory, origin.marks_of(container, built.sources), container)
     summary = finished_summary(job.directory)
+    if summary is not None or checkpoint.exists(job.directory):
+        origin.check_data(job.directory, origin.marks_of(container, built.sources), container)
     if (
         summary is None
         or not is_over(summary, built.stop, resumed)
