@@ -48,52 +48,54 @@ class OwnModel(Model):
     def build(self, shape: Any, num_classes: int) -> nn.Module:
         """Return the network with features and head where the head is named. Raises ConfigError
         where it is not the last layer, or where a frozen part does not exist."""
-        network = self.network(shape, num_classes)
-        return finished(network, self.head, self.freeze, shape, num_classes, lora=self.lora)
+        return self.finished(self.network(shape, num_classes), self.head, shape, num_classes)
+
+    def finished(
+        self,
+        network: nn.Module,
+        head: str | None,
+        shape: Any,
+        num_classes: int,
+        reading: "Reading | None" = None,
+    ) -> "Headed | LogitsOnly":
+        """Freeze parts of a network, put adapters into it and separate its head from the rest.
+        reading: what happens to its input first."""
+        freeze_parts(network, self.freeze, head)
+        if self.lora.rank:
+            self.lora.adapt(network, head)
+        if head is None:
+            return LogitsOnly(network, reading)
+        layer = dict(network.named_modules()).get(head)
+        if not isinstance(layer, nn.Linear):
+            raise ConfigError(f"model.head={head}: {must_be_linear(network, head)}")
+        if layer.out_features != num_classes:
+            raise ConfigError(
+                f"model.head={head}: has {layer.out_features} outputs; must have {num_classes}, one"
+                " a class"
+            )
+        if layer.weight.is_meta or not is_image(shape):
+            return headed(network, head, reading)
+        x = torch.ones(2, *shape)
+        before = probed(network, x, reading)
+        split = headed(network, head, reading)
+        if not is_last(split, x, before):
+            raise ConfigError(
+                f"model.head={head}: is not the last layer: the network changes what it returns"
+            )
+        return split
 
 
-def finished(
-    network: nn.Module,
-    head: str | None,
-    freeze: Sequence[str],
-    shape: Any,
-    num_classes: int,
-    reading: "Reading | None" = None,
-    lora: LoRA | None = None,
-) -> "Headed | LogitsOnly":
-    """Freeze parts of a network, put adapters into it and separate its head from the rest. reading:
-    what happens to its input first."""
-    freeze_parts(network, freeze, head)
-    if lora is not None and lora.rank:
-        lora.adapt(network, head)
-    if head is None:
-        return LogitsOnly(network, reading)
-    layers = dict(network.named_modules())
-    if not isinstance(layer := layers.get(head), nn.Linear):
-        raise ConfigError(f"model.head={head}: {must_be_linear(network, head)}")
-    if layer.out_features != num_classes:
-        raise ConfigError(
-            f"model.head={head}: has {layer.out_features} outputs; must have {num_classes}, one a"
-            " class"
-        )
-    x = None if layer.weight.is_meta or not is_image(shape) else torch.ones(2, *shape)
-    before = None if x is None else probed(network, x, reading)
+def headed(network: nn.Module, head: str, reading: "Reading | None" = None) -> "Headed":
+    """Take the last layer of a network out of it."""
+    layer = network.get_submodule(head)
+    assert isinstance(layer, nn.Linear)
     parent, _, own = head.rpartition(".")
     setattr(network.get_submodule(parent), own, nn.Identity())
-    split = Headed(network, layer, reading)
-    if x is not None and not is_last(split, x, before):
-        raise ConfigError(
-            f"model.head={head}: is not the last layer: the network changes what it returns"
-        )
-    return split
+    return Headed(network, layer, reading)
 
 
 def is_image(shape: Any) -> bool:
-    return (
-        isinstance(shape, tuple)
-        and len(shape) == 3
-        and all(isinstance(side, int) for side in shape)
-    )
+    return isinstance(shape, tuple) and [type(side) for side in shape] == [int] * 3
 
 
 @torch.no_grad()
@@ -114,12 +116,9 @@ def is_last(split: "Headed", x: torch.Tensor, before: Any) -> bool:
             features, logits, _ = split(x)
         except Exception:
             return False
-        same = (
-            isinstance(before, torch.Tensor)
-            and before.shape == logits.shape
-            and torch.equal(before, logits)
+        return (
+            isinstance(before, torch.Tensor) and torch.equal(before, logits) and features.dim() == 2
         )
-        return same and features.dim() == 2
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import nn
 from fedexp.core.errors import ConfigError, nearest, require
 from fedexp.core.limits import CountOrNone
 from fedexp.core.packages import how_to_install
-from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading, finished
+from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
 from fedexp.models.resnet import load_weights
 
 # as model.weights: those that the library recommends, downloaded into its cache
@@ -80,11 +80,12 @@ class Torchvision(Pretrained):
         self.require_colours(shape)
         network = self.network(shape, num_classes)
         head = self.head or last_linear(network, num_classes)
-        mean, std = (None, None) if self.weights is None else self.normalisation()
-        if self.weights is not None and not next(network.parameters()).is_meta:
-            self.load(network, head)
-        reading = Reading(self.resized(), mean, std)
-        return finished(network, head, self.freeze, shape, num_classes, reading, self.lora)
+        reading = Reading(self.resized(), None, None)
+        if self.weights is not None:
+            reading = Reading(self.resized(), *self.normalisation())
+            if not next(network.parameters()).is_meta:
+                self.load(network, head)
+        return self.finished(network, head, shape, num_classes, reading)
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and standard deviation of the channels with which the published weights were
@@ -133,14 +134,11 @@ class Timm(Pretrained):
 
         wants = resolve_model_data_config(network)
         size = self.resized() or tuple(wants["input_size"][1:])
-        interpolation = (
-            wants["interpolation"]
-            if wants["interpolation"] in ("bilinear", "bicubic")
-            else "bilinear"
-        )
+        known = wants["interpolation"] in ("bilinear", "bicubic")
+        interpolation = wants["interpolation"] if known else "bilinear"
         reading = Reading(size, wants["mean"], wants["std"], interpolation)
         head = self.head or last_linear(network, num_classes)
-        return finished(network, head, self.freeze, shape, num_classes, reading, self.lora)
+        return self.finished(network, head, shape, num_classes, reading)
 
     @weights_only()
     def network(self, shape: Any, num_classes: int) -> nn.Module:
@@ -155,19 +153,17 @@ class Timm(Pretrained):
                 f"model.name={self.name}: no network of"
                 f" timm{nearest(self.name, timm.list_models())}"
             )
-        options: dict[str, Any] = {
-            "num_classes": num_classes,
-            "pretrained": self.weights is not None,
-        }
-        if self.weights not in (None, DEFAULT):
+        # else only its size is asked for
+        pretrained = self.weights is not None and not torch.empty(0).is_meta
+        options: dict[str, Any] = {"num_classes": num_classes, "pretrained": pretrained}
+        of_file = self.weights not in (None, DEFAULT)
+        if of_file:
             options["pretrained_cfg_overlay"] = {"file": str(self.weights)}
-        if torch.empty(0).is_meta:  # only its size is asked for
-            options["pretrained"] = False
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 network = self.create(options)
-                if "pretrained_cfg_overlay" in options and options["pretrained"]:
+                if of_file and pretrained:
                     self.require_all(network, num_classes)
                 return network
         except ConfigError:
@@ -184,15 +180,9 @@ class Timm(Pretrained):
         timm loads what it finds, and leaves the rest as it is."""
         from timm.models import load_state_dict
 
-        head, found = (
-            self.head or last_linear(network, num_classes),
-            load_state_dict(str(self.weights)),
-        )
-        lost = [
-            k
-            for k, _ in network.named_parameters()
-            if k not in found and not k.startswith(f"{head}.")
-        ]
+        head = f"{self.head or last_linear(network, num_classes)}."
+        lacks = dict(network.named_parameters()).keys() - load_state_dict(str(self.weights)).keys()
+        lost = sorted(k for k in lacks if not k.startswith(head))
         if lost:
             raise ConfigError(
                 f"model.weights={self.weights}: {lost[0]} is missing; must be timm's weights of"
@@ -215,12 +205,11 @@ class Timm(Pretrained):
 def last_linear(network: nn.Module, num_classes: int) -> str | None:
     """Return the name of the last linear layer with an output for each class; None where there is
     none."""
-    names = [
-        n
-        for n, m in network.named_modules()
-        if isinstance(m, nn.Linear) and m.out_features == num_classes
-    ]
-    return names[-1] if names else None
+    found = None
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Linear) and layer.out_features == num_classes:
+            found = name
+    return found
 
 
 def not_downloaded(name: str, error: Exception) -> ConfigError:

@@ -13,8 +13,18 @@ from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.limits import Count, Counts
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_channels
+from fedexp.models.own import headed
 
 DEPTHS = (18, 34, 50, 101, 152)
+
+
+def _normed(
+    before: int, after: int, kernel: int, stride: int = 1, running: bool = True
+) -> nn.Sequential:
+    """Return a convolution without bias that keeps the size up to its stride, then batch norm; with
+    running statistics, or on those of the batch at hand."""
+    convolution = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after, track_running_stats=running))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +63,7 @@ class CifarResNetModule(nn.Module):
 
     def __init__(self, widths: tuple[int, ...], channels: int, num_classes: int) -> None:
         super().__init__()
-        self.stem = _Convolution(channels, widths[0], 3, 1)
+        self.stem = _normed(channels, widths[0], 3, running=False)
         before = (widths[0], *widths)
         self.stages = nn.ModuleList(
             _BasicBlock(before[stage], width, stride=1 if stage == 0 else 2)
@@ -69,27 +79,18 @@ class CifarResNetModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
-class _Convolution(nn.Sequential):
-    """Convolution without bias that keeps the size up to its stride, then batch norm on batch
-    statistics."""
-
-    def __init__(self, before: int, after: int, kernel: int, stride: int) -> None:
-        super().__init__(
-            nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False),
-            nn.BatchNorm2d(after, track_running_stats=False),
-        )
-
-
 class _BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape
     changes."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        self.first = _Convolution(before, after, 3, stride)
-        self.second = _Convolution(after, after, 3, 1)
+        self.first = _normed(before, after, 3, stride, running=False)
+        self.second = _normed(after, after, 3, running=False)
         same = before == after and stride == 1
-        self.shortcut: nn.Module = nn.Identity() if same else _Convolution(before, after, 1, stride)
+        self.shortcut: nn.Module = nn.Identity()
+        if not same:
+            self.shortcut = _normed(before, after, 1, stride, running=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
@@ -133,7 +134,7 @@ class TorchvisionResNet(Model):
             nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         if self.weights is not None and not network.conv1.weight.is_meta:
             load_weights(network, self.weights, "fc", "torchvision's network of this model.depth")
-        return TorchvisionModule(network)
+        return headed(network, "fc")
 
 
 def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any = None) -> None:
@@ -149,46 +150,20 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
         ) from error
     # and auxiliary outputs, which no network here has
     left_out = (f"{head}.", "aux1.", "aux2.", "AuxLogits.")
-    own = {
-        name: value
-        for name, value in network.state_dict().items()
-        if not name.startswith(f"{head}.")
-    }
-    given = (
-        {k: v for k, v in found.items() if not str(k).startswith(left_out)}
-        if isinstance(found, dict)
-        else {}
-    )
-    # Files older than PyTorch 0.4.1 do not count batches.
-    missing = [
-        name for name in own.keys() - given.keys() if not name.endswith("num_batches_tracked")
-    ]
-    wrong = [
-        k for k, v in given.items() if k not in own or getattr(v, "shape", None) != own[k].shape
-    ]
+    own = {k: v for k, v in network.state_dict().items() if not k.startswith(left_out[0])}
+    items = found.items() if isinstance(found, dict) else ()
+    given = {k: v for k, v in items if not str(k).startswith(left_out)}
+    # Files of before PyTorch 0.4.1 do not count batches.
+    missing = {k for k in own.keys() - given.keys() if not k.endswith("num_batches_tracked")}
+    wrong = {k for k in given if k not in own or getattr(given[k], "shape", 0) != own[k].shape}
     if missing or wrong:
         name = sorted(map(str, missing or wrong))[0]
+        problem = "is missing" if missing else "does not fit"
         raise ConfigError(
-            f"model.weights={path}: {name} {'is missing' if missing else 'does not fit'}; must be"
-            f" the state dict of {of}, for images in colour"
+            f"model.weights={path}: {name} {problem}; must be the state dict of {of}, for images in"
+            " colour"
         )
     network.load_state_dict(given, strict=False)
-
-
-class TorchvisionModule(nn.Module):
-    """A torchvision ResNet whose last layer is kept apart, so that its input can be returned."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        classifier = network.fc
-        assert isinstance(classifier, nn.Linear)
-        network.fc = nn.Identity()
-        self.backbone = network
-        self.classifier = classifier
-
-    def forward(self, x: torch.Tensor) -> Output:
-        features = self.backbone(x)
-        return Output(features, self.classifier(features))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,12 +249,6 @@ class BottleneckResNetModule(nn.Module):
         return x
 
 
-def _normed(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """Return a convolution without bias, then ordinary batch norm."""
-    convolution = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(after))
-
-
 class _Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolution and a shortcut, projected by a 1x1 convolution where the shape
     changes."""
@@ -291,9 +260,9 @@ class _Bottleneck(nn.Module):
         self.second = _normed(width, width, 3, stride)
         self.third = _normed(width, EXPANSION * width, 1)
         same = before == EXPANSION * width and stride == 1
-        self.shortcut: nn.Module = (
-            nn.Identity() if same else _normed(before, EXPANSION * width, 1, stride)
-        )
+        self.shortcut: nn.Module = nn.Identity()
+        if not same:
+            self.shortcut = _normed(before, EXPANSION * width, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = F.relu(self.second(F.relu(self.first(x))))
