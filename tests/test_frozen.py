@@ -148,7 +148,7 @@ def test_engines_agree_on_frozen_parameters(name, engines):
 
 def test_workers_of_another_device_know_what_is_frozen():
     net = make_simulation(model=frozen("convolutions")).bench.net
-    copy = net.on(torch.device("cpu"))
+    copy = net.copy(torch.device("cpu"))
     assert copy.trained == net.trained < {name for name, _ in net.module.named_parameters()}
 
 

@@ -5,8 +5,10 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -69,38 +71,42 @@ class Hardware:
         may use, where other runs use the others; None: all that this process may."""
         device, why = self._device()
         share = cores() if share is None else min(share, cores())
-        count, ranks, engine = self._workers(device, cohort_size, share), self._ranks(), self.engine
-        if ranks > 1 or engine == "distributed":
-            engine, count = "distributed", ranks
+        workers, ranks = self._workers(device, cohort_size, share), self._ranks()
+        engine = self.engine
+        if ranks > 1:
+            engine = "distributed"
         elif engine == "auto" and device.type == "cuda":
             engine = "vectorised" if vectorises else "sequential"
         elif engine == "auto":
-            engine = "workers" if count > 1 or self.workers else "sequential"
-        if engine == "vectorised" and not vectorises:
+            engine = "workers" if workers > 1 or self.workers else "sequential"
+        several = engine in ("workers", "distributed")
+        # One thread, so that the number of cores does not change how sums are rounded.
+        threads = self.threads or (1 if several else default_threads(share))
+        inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
+        single = Vectorised(self.chunk, self.cuda_graphs)
+        count = {"workers": workers, "distributed": ranks}.get(engine, 1)
+        resolved = Resolved(device, engine, self.precision, threads, count, single, inner, why)
+        self._check(resolved, vectorises)
+        return resolved
+
+    def _check(self, resolved: "Resolved", vectorises: bool) -> None:
+        """Raise ConfigError where options do not fit what was chosen."""
+        if resolved.engine == "vectorised" and not vectorises:
             raise ConfigError(
                 "hardware.engine=vectorised: this model says (`vectorises`) that it has layers that"
                 " cannot be stacked; use hardware.engine=sequential"
             )
-        if self.precision == "tf32" and device.type != "cuda":
+        if self.precision == "tf32" and resolved.device.type != "cuda":
             raise ConfigError(
                 "hardware.precision=tf32: only CUDA devices have it; use fp32 or bf16 on a CPU"
             )
-        if engine not in ("workers", "distributed"):
-            count = 1
-        # One thread, so that the number of cores does not change how sums are rounded.
-        threads = self.threads or (
-            1 if engine in ("workers", "distributed") else default_threads(share)
-        )
-        inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
-        single = Vectorised(self.chunk, self.cuda_graphs)
-        resolved = Resolved(device, engine, self.precision, threads, count, single, inner, why)
-        changed = [name for name, usual in VECTORISED.items() if getattr(self, name) != usual]
-        if changed and resolved.kind != "vectorised":
-            raise ConfigError(
-                f"hardware.{changed[0]}={getattr(self, changed[0])}: only the vectorised engine"
-                f" uses it, and this run has hardware.engine={engine}"
-            )
-        return resolved
+        for name, usual in VECTORISED.items():
+            value = getattr(self, name)
+            if value != usual and resolved.kind != "vectorised":
+                raise ConfigError(
+                    f"hardware.{name}={value}: only the vectorised engine uses it, and this run"
+                    f" has hardware.engine={resolved.engine}"
+                )
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
         """Return the number of worker processes that are of use."""
@@ -217,27 +223,25 @@ class Resolved:
         torch.backends.cudnn.deterministic = True
         keep_freed_memory()
 
+    @property
+    def device_name(self) -> str:
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return cpu_name()
+
     def sentence(self) -> str:
-        name = (
-            torch.cuda.get_device_name(self.device)
-            if self.device.type == "cuda"
-            else plural(self.threads, "thread")
-        )
-        text = f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.why}"
-        if self.engine in ("workers", "distributed"):
-            noun = "worker" if self.engine == "workers" else "distributed rank"
-            text = (
-                f"{self.device} ({plural(self.workers, noun)} of {name} each), {self.precision}:"
-                f" {self.why}"
-            )
-        return text
+        cuda = self.device.type == "cuda"
+        name = self.device_name if cuda else plural(self.threads, "thread")
+        if self.engine not in ("workers", "distributed"):
+            return f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.why}"
+        count = plural(self.workers, "worker" if self.engine == "workers" else "distributed rank")
+        return f"{self.device} ({count} of {name} each), {self.precision}: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values as they stand in summary.json."""
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu_name()
         values = {
             "device": str(self.device),
-            "name": name,
+            "name": self.device_name,
             "engine": self.engine,
             "precision": self.precision,
             "threads": self.threads,
@@ -254,13 +258,12 @@ class Resolved:
             "engine": self.kind,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         }
-        for name in ("workers", "seconds_of_a_step"):
-            values.pop(name, None)
         if self.kind == "vectorised":
             values |= {"chunk": self.vectorised.chunk}
         if self.device.type == "cuda":
             values |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-        return values
+        left_out = ("workers", "seconds_of_a_step")
+        return {name: value for name, value in values.items() if name not in left_out}
 
 
 def default_threads(share: int) -> int:
@@ -274,7 +277,9 @@ def default_threads(share: int) -> int:
 
 def cores() -> int:
     """Return the cores that this process may run on (Slurm and taskset limit them)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @lru_cache
@@ -293,17 +298,12 @@ def cost_of_bf16() -> float:
 
 
 def cpu_name() -> str:
-    return cpu_entry("model name") or platform.processor() or platform.machine()
-
-
-def cpu_entry(key: str) -> str:
-    """Return the entry of the first core in Linux's /proc/cpuinfo; empty where it says nothing."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            pairs = (line.partition(":") for line in lines)
-            return next((value.strip() for name, _, value in pairs if name.strip() == key), "")
-    except OSError:
-        return ""
+    """Return the model of the first core, as Linux has it in /proc/cpuinfo."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def keep_freed_memory() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
+from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.memory import free_memory, size_of
 from fedexp.core.private.of_torch import outside_transforms, without_compiler
@@ -69,11 +70,9 @@ class FunctionalNetwork:
     def own(self, params: Params) -> Params:
         """Return the parameters without what an algorithm trains beside the model, such as a second
         head."""
-        return (
-            params
-            if params.keys() <= self.names
-            else {k: v for k, v in params.items() if k in self.names}
-        )
+        if params.keys() <= self.names:
+            return params
+        return {k: v for k, v in params.items() if k in self.names}
 
     def gradient(
         self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
@@ -110,12 +109,9 @@ class FunctionalNetwork:
         found: list[tuple[torch.Tensor, ...]] = []
 
         def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            value, running = (
-                inputs[0],
-                [getattr(layer, f"running_{name}") for name in ("mean", "var")],
-            )
-            dims = [0, *range(2, value.dim())]
-            found.append((value.mean(dims), value.var(dims, correction=0), *running))
+            value, dims = inputs[0], [0, *range(2, inputs[0].dim())]
+            here = value.mean(dims), value.var(dims, correction=0)
+            found.append((*here, layer.running_mean, layer.running_var))  # type: ignore[arg-type]
 
         with contextlib.ExitStack() as stack:
             for layer in self.module.modules():
@@ -153,9 +149,7 @@ class FunctionalNetwork:
 
 def trainable(module: nn.Module) -> Params:
     """Return the parameters that are trained, averaged and sent: those with requires_grad."""
-    return {
-        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
+    return {k: v for k, v in module.named_parameters() if v.requires_grad}
 
 
 class Neurons(nn.Module):
@@ -178,13 +172,8 @@ class LiveNetwork(FunctionalNetwork):
     """
 
     def __init__(self, frozen: FunctionalNetwork):
-        self.frozen, self.precision, self.dtype, self.names = (
-            frozen,
-            frozen.precision,
-            frozen.dtype,
-            frozen.names,
-        )
-        self.trained = frozen.trained
+        self.frozen, self.trained, self.names = frozen, frozen.trained, frozen.names
+        self.precision, self.dtype = frozen.precision, frozen.dtype
         self.module = copy.deepcopy(frozen.module).train()
         self.mixes_examples = has_batch_norm(self.module)
         for name, parameter in self.module.named_parameters():
@@ -198,9 +187,8 @@ class LiveNetwork(FunctionalNetwork):
         if params is self.params:
             return self._forward(lambda: self.module(x), x, mask)
         if params is self._moving:
-            return self._forward(
-                lambda: functional_call(self.module, self.own(params), (x,)), x, mask
-            )
+            weights = self.own(params)
+            return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
         if self.kept is None or mask is not None:
             return self.frozen(params, x, mask)
         return self.kept.of(params, x, lambda: self.frozen(params, x))
@@ -221,8 +209,8 @@ class LiveNetwork(FunctionalNetwork):
             grads = torch.autograd.grad(value, list(self._moving.values()), materialize_grads=True)
         self._moving = None
         with torch.no_grad():
-            for name, buffer in self.module.named_buffers() if before else ():
-                buffer.copy_(before[name])
+            if before:
+                self.set_buffers(before)
         return dict(zip(params, grads, strict=True)), value.detach()
 
     @torch.no_grad()
@@ -250,9 +238,7 @@ def seeded_torch(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         if torch.cuda.is_available():
             torch.manual_seed(seed)
-        # which would note the seed for later, with a trace of all calls that led to it:
-        # milliseconds
-        else:
+        else:  # where that would note the seed for later, with a trace of all calls: milliseconds
             torch.default_generator.manual_seed(seed)
         yield
 
@@ -275,15 +261,14 @@ def require_room(make: Callable[[], torch.nn.Module]) -> None:
     any."""
     try:
         with torch.device("meta"):
-            size = sum(
-                value.numel() * value.element_size() for value in make().state_dict().values()
-            )
+            size = tree.num_bytes(dict(make().state_dict()))
     except Exception as error:
         if "overflow" not in str(error):
             # it cannot be made without memory, or at all: then making it in earnest says why
             return
         size = 2**63
-    if size > (free := free_memory()):
+    free = free_memory()
+    if size > free:
         raise ConfigError(
             f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free"
         )
