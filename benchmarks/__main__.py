@@ -1,6 +1,7 @@
 """`make bench`: fedexp's engines on W1 against the bare loop and the floor (see README.md)."""
 
 import argparse
+import re
 import sys
 import tempfile
 from itertools import product
@@ -35,11 +36,10 @@ def contestants(options: argparse.Namespace, workload: Path, data: list[str]) ->
                 )
             )
     unique = list(dict.fromkeys(found))
-    wanted = (
-        [c for c in unique if any(part in c.name for part in options.only)]
-        if options.only
-        else unique
-    )
+    wanted = unique
+    if options.only:
+        named = re.compile("|".join(map(re.escape, options.only)))
+        wanted = [c for c in unique if named.search(c.name)]
     references = {c.reference for c in wanted}
     return [c for c in unique if c in wanted or c.name in references]
 

@@ -233,7 +233,10 @@ class Pool:
     def train(self, weights: Weights, cohort: list[Tensor], number: int) -> list[Weights]:
         for position in sorted(range(len(cohort)), key=lambda i: -len(cohort[i])):  # longest first
             self.jobs.put((weights, cohort[position], number, position))
-        results = {position: local for position, local, _ in (self.results.get() for _ in cohort)}
+        results = {}
+        for _ in cohort:
+            position, local, _ = self.results.get()
+            results[position] = local
         return [results[position] for position in range(len(cohort))]
 
     def close(self) -> None:
@@ -263,10 +266,10 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
         wait_for(device)
         train_seconds = time.perf_counter() - start
         shares = trainer.data.sizes[number - 1] / trainer.data.sizes[number - 1].sum()
-        weights = {
-            k: sum(local[k] * share for local, share in zip(trained, shares, strict=True))
-            for k in weights
-        }
+        weights = {k: torch.zeros_like(v) for k, v in weights.items()}
+        for local, share in zip(trained, shares, strict=True):
+            for k in weights:
+                weights[k] += local[k] * share
         row = {
             "round": number,
             "train_samples_per_second": trainer.data.examples(number) / train_seconds,

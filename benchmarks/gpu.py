@@ -156,7 +156,8 @@ class Gpu:
                     raise RuntimeError("fedexp and the bare loop trained different cohorts")
                 multiple = f"{bare[0].seconds / same.seconds:.1f}"
                 rate = f"{bare[0].rate:,.0f}"
-            totals, rates = [rep.total for rep in reps], [rep.rate for rep in reps]
+            totals = [rep.total for rep in reps]
+            rates = [rep.rate for rep in reps]
             cells = (spread(totals, ".1f"), first_round(self.work / "out"), spread(rates))
             accuracy = f"{reps[-1].accuracy:.3f}"
             rows.append((precision, str(len(reps)), *cells, rate, multiple, accuracy))
@@ -192,7 +193,8 @@ class Gpu:
 
 def row(name: str, reps: list[Rep], reference: list[Rep], quantity: str) -> tuple[str, ...]:
     """Return a line of a table, with the ratios of a quantity to that of a reference."""
-    seconds, rates = [rep.seconds for rep in reps], [rep.rate for rep in reps]
+    seconds = [rep.seconds for rep in reps]
+    rates = [rep.rate for rep in reps]
     multiple = ratios(reps, reference, quantity) if reference else ""
     return name, str(len(reps)), spread(seconds, ".3f"), spread(rates), multiple
 

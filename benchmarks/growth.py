@@ -25,16 +25,16 @@ def points(sampled: list[int], clients: list[int]) -> dict[str, list[tuple[str, 
     }
     models |= {name: (f"model={name}",) for name in ("t_cnn", "resnet10", "resnet18")}
     tenth = (*SMALL, "participation=0.1")
+    of_round: list[tuple[str, tuple[str, ...]]] = [
+        (str(n), (*SMALL, f"participation={n / 100}")) for n in sampled
+    ]
+    in_total: list[tuple[str, tuple[str, ...]]] = [
+        (f"{n:,}", (*LARGE, f"num_clients={n}", f"participation={10 / n}")) for n in clients
+    ]
     return {
-        "clients of a round (of 100)": [
-            (str(n), (*SMALL, f"participation={n / 100}")) for n in sampled
-        ],
-        "clients in total (10 of them a round)": [
-            (f"{n:,}", (*LARGE, f"num_clients={n}", f"participation={10 / n}")) for n in clients
-        ],
-        "model (10 clients a round)": [
-            (name, (*tenth, *overrides)) for name, overrides in models.items()
-        ],
+        "clients of a round (of 100)": of_round,
+        "clients in total (10 of them a round)": in_total,
+        "model (10 clients a round)": [(name, (*tenth, *models[name])) for name in models],
     }
 
 

@@ -69,15 +69,14 @@ def read_rounds(folder: Path, pss: float = 0.0, rss: float = 0.0, last: int | No
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     counted = [row for row in rows if 1 < int(row["round"]) <= (last or len(rows))]
-    train, seconds = (sum(float(row[k]) for row in counted) for k in ("train_seconds", "seconds"))
+    train = sum(float(row["train_seconds"]) for row in counted)
+    seconds = sum(float(row["seconds"]) for row in counted)
     examples = [
         round(float(r["train_samples_per_second"]) * float(r["train_seconds"])) for r in counted
     ]
     accuracy = float(rows[-1]["test_accuracy"] or "nan")
-    rates, everything = (
-        (sum(examples) / train, sum(examples) / seconds),
-        sum(float(r["seconds"] or 0) for r in rows),
-    )
+    rates = sum(examples) / train, sum(examples) / seconds
+    everything = sum(float(r["seconds"] or 0) for r in rows)
     return Rep(*rates, seconds / len(counted), accuracy, pss, rss, tuple(examples), everything)
 
 
@@ -250,18 +249,13 @@ def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]]) -> str:
             continue
         own, reference = reps[c.name], reps.get(c.reference)
         against = [ratios(own, reference, q) if reference else "" for q in ("rate", "all_in")]
-        memory = f"{max(r.pss for r in own):.2f} ({max(r.rss for r in own):.2f})"
-        rows.append(
-            (
-                *(
-                    c.name,
-                    str(len(own)),
-                    spread([r.rate for r in own]),
-                    spread([r.seconds for r in own], ".2f"),
-                ),
-                *(c.reference if reference else "", *against, memory, f"{own[-1].accuracy:.3f}"),
-            )
-        )
+        pss = max(r.pss for r in own)
+        rss = max(r.rss for r in own)
+        rates = spread([r.rate for r in own])
+        seconds = spread([r.seconds for r in own], ".2f")
+        speed = (c.name, str(len(own)), rates, seconds, c.reference if reference else "")
+        rest = (f"{pss:.2f} ({rss:.2f})", f"{own[-1].accuracy:.3f}")
+        rows.append((*speed, *against, *rest))
     return markdown(head, rows)
 
 

@@ -158,16 +158,19 @@ def prepare_workload(rounds: int, extra: list[str]) -> Workload:
     simulation = make_simulation([*extra, "hardware=cpu"])
     data, held = simulation.bench.data, simulation.stages[0].federation.parts
     assert isinstance(data, ImageData)
-    parts = [
-        [held[client] for client in sample(simulation, number)] for number in range(1, rounds + 1)
-    ]
+    parts: list[np.ndarray] = []
+    sizes = []
+    for number in range(1, rounds + 1):
+        cohort = [held[client] for client in sample(simulation, number)]
+        parts += cohort
+        sizes.append([len(part) for part in cohort])
     epochs = np.array(simulation.bench.local.epochs)
     arrays = {k: getattr(data, k).numpy() for k in ("x_train", "y_train", "x_test", "y_test")}
     return Workload(
         **arrays,
         mean=np.array(data.mean, dtype=np.float32),
         std=np.array(data.std, dtype=np.float32),
-        indices=np.concatenate([part for cohort in parts for part in cohort]),
-        sizes=np.array([[len(part) for part in cohort] for cohort in parts]),
+        indices=np.concatenate(parts),
+        sizes=np.array(sizes),
         epochs=epochs,
     )

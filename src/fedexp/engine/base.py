@@ -314,7 +314,7 @@ def has_own_step(algorithm: FedAvg) -> bool:
 class Engine(ABC):
     """Base of the engines: how the clients of a round are trained and models are evaluated."""
 
-    def start(self, bench: ClientRuntime, server: Tree) -> None:  # noqa: B027 (most engines have nothing to start)
+    def start(self, bench: ClientRuntime, server: Tree) -> None:  # noqa: B027 (most have nothing)
         """Do what takes time once, such as starting processes, so that no round counts it as
         training. server: a model and its "buffers"."""
 

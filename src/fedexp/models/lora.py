@@ -12,6 +12,7 @@ these lines alone.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -112,8 +113,9 @@ class LowRank(nn.Module):
         self.up: Layer
         if isinstance(base, nn.Conv2d):
             assert not isinstance(base.padding, str)
-            places = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
-            self.down = nn.Conv2d(base.in_channels, rank, base.kernel_size, bias=False, **places)  # type: ignore[arg-type]
+            places: Any = {"stride": base.stride, "padding": base.padding}
+            places |= {"dilation": base.dilation, "bias": False}
+            self.down = nn.Conv2d(base.in_channels, rank, base.kernel_size, **places)
             self.up = nn.Conv2d(rank, base.out_channels, 1, bias=False)
         else:
             self.down = nn.Linear(base.in_features, rank, bias=False)

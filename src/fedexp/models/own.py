@@ -241,4 +241,5 @@ class LogitsOnly(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Output:
         logits = self.network(x if self.reading is None else self.reading(x))
-        return Output(None, logits)  # type: ignore[arg-type]  # no algorithm that reads features gets this far
+        # no algorithm that reads features gets this far
+        return Output(None, logits)  # type: ignore[arg-type]

@@ -113,9 +113,8 @@ class Torchvision(Pretrained):
         from torchvision.models import get_model_weights
 
         try:
-            found = get_model_weights(self.name).DEFAULT.get_state_dict(  # type: ignore[attr-defined]
-                progress=False, check_hash=True, weights_only=True
-            )
+            default: Any = get_model_weights(self.name).DEFAULT  # type: ignore[attr-defined]
+            found = default.get_state_dict(progress=False, check_hash=True, weights_only=True)
         except (OSError, RuntimeError) as error:
             raise not_downloaded(self.name, error) from error
         load_weights(network, DEFAULT, head or "", f"torchvision's {self.name}", found)

@@ -67,10 +67,10 @@ def one_gpu(
 
 def take(names: Sequence[str], jobs_per_gpu: int, folder: Path, held: ExitStack) -> int | None:
     """Take the GPU with the fewest jobs, the first of several; None where each has too many."""
-    running = [
-        [int(slot.name) for slot in (folder / name).glob("*") if is_occupied(slot)]
-        for name in names
-    ]
+    running: list[list[int]] = []
+    for name in names:
+        slots = (folder / name).glob("*")
+        running.append([int(slot.name) for slot in slots if is_occupied(slot)])
     position = min(range(len(names)), key=lambda i: len(running[i]))
     if len(running[position]) >= jobs_per_gpu:
         return None

@@ -399,8 +399,9 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
     if own:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         # by name, not by order
-        tree.map(lambda old, value: pairs.append((old, value)), head, new)
-        copy_each([old for old, _ in pairs], [value for _, value in pairs])
+        tree.map(lambda *pair: pairs.append(pair), head, new)
+        old, values = zip(*pairs, strict=True)
+        copy_each(list(old), list(values))
     else:
         optimizers.step_in_place(params, new, memory, frame.lr, bench.local, batch.step)
     frame.losses[:active].add_(losses)

@@ -178,7 +178,8 @@ class Replaying(Steps):
         into = self.recorded.batch
         for name in ("x", "y", "mask"):
             getattr(into, name)[:active].copy_(getattr(batch, name))
-        into.step.fill_(batch.step)  # type: ignore[attr-defined]  # a tensor: a number would be recorded
+        # a tensor: a number would be recorded
+        into.step.fill_(batch.step)  # type: ignore[attr-defined]
         self.graphs.step(self.recorded, rounded(active, self.clients.count))
 
     def keep(self, active: int) -> None:
