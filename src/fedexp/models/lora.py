@@ -113,9 +113,9 @@ class LowRank(nn.Module):
         self.up: Layer
         if isinstance(base, nn.Conv2d):
             assert not isinstance(base.padding, str)
-            places: Any = {"stride": base.stride, "padding": base.padding}
-            places |= {"dilation": base.dilation, "bias": False}
-            self.down = nn.Conv2d(base.in_channels, rank, base.kernel_size, **places)
+            places: Any = {"kernel_size": base.kernel_size, "stride": base.stride}
+            places |= {"padding": base.padding, "dilation": base.dilation}
+            self.down = nn.Conv2d(base.in_channels, rank, bias=False, **places)
             self.up = nn.Conv2d(rank, base.out_channels, 1, bias=False)
         else:
             self.down = nn.Linear(base.in_features, rank, bias=False)
