@@ -31,7 +31,7 @@ from test_algorithms import train as train_with
 from test_continual import ROWS as STREAMS
 from test_continual import stream
 from test_vectorised import Closures, Traces, recording, traces
-from toy_federation import HARDWARE, LOCAL, Noise, Normed, assemble, make_simulation, play
+from toy_federation import HARDWARE, LOCAL, SIZES, Noise, Normed, assemble, make_simulation, play
 
 # clients of 1, 3, 7, 8, 6: one without a step, partial batches of two
 THREES = replace(LOCAL, batch_size=3)
@@ -365,6 +365,19 @@ def test_the_run_takes_the_engine():
         for engine in ("sequential", "vectorised")
     ]
     assert_equal(servers[1], servers[0], atol=1e-12)
+
+
+def test_running_statistics_are_averaged_by_examples():
+    """As parameters are; of the numbers of batches the largest stays."""
+    simulation = make_simulation(FedAvg(), THREES, model=Normed(), participation=1.0)
+    state = simulation.initial_state()
+    trained = train_with(Sequential(), simulation, state).buffers
+    found = play_round(simulation, state).server["buffers"]
+    shares = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
+    for name in ("norm.running_mean", "norm.running_var"):
+        assert_equal(found[name], shares @ trained[name], atol=1e-14)
+    batches = trained["norm.num_batches_tracked"]
+    assert found["norm.num_batches_tracked"] == batches.max() > batches.min()
 
 
 def test_a_client_s_first_previous_model_is_the_initial_one_with_its_statistics():

@@ -422,6 +422,11 @@ def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
         assert float(rows[number]["personal_accuracy"]) == pytest.approx(np.mean(slow), abs=1e-12)
     assert not first[:, 2:].any()
     assert second[:, 2:].any()
+    # a client's own model is tested on the classes that it holds in any task
+    own = make_simulation(PERSONAL["fedrod"], scenario=tasks, sizes=(3, 4, 5), rounds=2)
+    found = evaluate_personal(own, own.initial_state().server, {}, 1, ["plain"])["plain"]
+    assert np.array_equal(np.isnan(found), first + second == 0)
+    assert (first + second == 0).any()
 
 
 # --- the option
