@@ -503,23 +503,19 @@ def _inside(axes, text, side):
 
 
 def test_titles_name_the_run():
+    """By its configuration or, of a run without one, by its summary."""
     config = {
-        "algorithm": {"_target_": "my_package.MyMethod"},
-        "dataset": {"name": "cifar10"},
-        "partition": {"_target_": "fedexp.data.partition.Sharding"},
+        "choices": {"algorithm": "mine", "dataset": "cifar10", "partition": "sharding"},
         "shards_per_client": 2,
         "num_clients": 100,
         "seed": 3,
     }
-    title = "mymethod on cifar10, sharding shards_per_client=2, 100 clients, seed 3"
-    assert describe(config, {}, {}) == title
-    assert describe(config, {"status": "completed"}, {}) == title
-    assert (
-        describe(config, {"status": "failed"}, {"algorithm": "mine"})
-        == f"{title.replace('mymethod', 'mine')}, failed"
-    )
-    assert describe({}, {"algorithm": "fedavg", "dataset": "mnist"}, {}) == "fedavg on mnist"
-    assert describe({}, {}, {}) == ""
+    title = "mine on cifar10, sharding shards_per_client=2, 100 clients, seed 3"
+    assert describe(config, {"algorithm": "fedavg"}) == title
+    assert describe(config, {"status": "completed"}) == title
+    assert describe(config, {"status": "failed"}) == f"{title}, failed"
+    assert describe({}, {"algorithm": "fedavg", "dataset": "mnist"}) == "fedavg on mnist"
+    assert describe({}, {}) == ""
 
 
 def test_columns_of_an_interrupted_file(tmp_path):

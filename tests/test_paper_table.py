@@ -103,9 +103,6 @@ def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
     both = latex(load_runs(tmp_path), Layout())
     assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=10}" in both
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in both
-    rows = body(latex(load_runs(tmp_path), Layout(metrics=("accuracy",), rows=("alpha",))))
-    assert [row[0] for row in rows] == [r"Accuracy (\%)", "alpha=10", "alpha=0.5"]
-    assert rows[0][1:] == ["FedAvg", "FedNTD"]
 
 
 def test_rows_in_the_order_asked_for(tmp_path):
@@ -179,8 +176,6 @@ def test_flags_of_the_report(tmp_path, capsys):
     assert r"Best accuracy (\%)" in (tmp_path / "table.tex").read_text()
     assert call("report", [str(tmp_path), "--no-figures", "--metrics", "acuracy"]) == 2
     assert "--metrics acuracy: no run has it (nearest: 'accuracy')" in capsys.readouterr().err
-    assert call("report", [str(tmp_path), "--no-figures", "--rows", "local.lr"]) == 2
-    assert "--rows local.lr: no run has it" in capsys.readouterr().err
     assert call("report", [str(tmp_path), "--format", "jpg"]) == 2
     assert "figures.format=jpg: must be one of png, pdf, svg" in capsys.readouterr().err
 

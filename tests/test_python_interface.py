@@ -17,7 +17,7 @@ import yaml
 from sklearn.datasets import load_digits
 
 import fedexp
-from fedexp.analysis import aggregate
+from fedexp.analysis import paper_table
 from fedexp.analysis.varying import varying_options
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
@@ -697,7 +697,7 @@ def test_the_reports_of_a_sweep_have_the_personalised_test(sweep, capsys, tmp_pa
     assert main.main(["report", *finished, "--out", str(tmp_path / "table")]) == 0
     printed = capsys.readouterr().out
     assert all(f"{value:.4f}" in printed for value in runs["personal_accuracy"])
-    table = aggregate.means([RunDirectory(Path(path)) for path in finished]).set_index("run")
+    table = paper_table.means([RunDirectory(Path(path)) for path in finished]).set_index("method")
     assert len(table) == 2
     assert not any("evaluate" in name for name in table.index)
     for algorithm in ("fedavg", "fedntd"):

@@ -178,11 +178,13 @@ def test_a_method_without_all_seeds_is_not_ranked(sweep, finished):
     assert both.settings == ("tasks",)
 
 
-def test_the_diagram_names_every_method(sweep, finished):
-    figure = diagram(rankings(sweep, runs_of(sweep, finished))[2])
-    assert {"CFeD  1.0", "2.8  FedNTD", "FedAvg  2.2"} <= {
-        text.get_text() for text in figure.axes[0].texts
-    }
+def test_the_diagram_shows_every_method_in_a_bar_of_the_critical_difference(sweep, finished):
+    ranking = rankings(sweep, runs_of(sweep, finished))[2]
+    (axes,) = diagram(ranking).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["CFeD", "FedAvg", "FedNTD"]
+    assert axes.lines[0].get_xdata() == pytest.approx(ranking.comparison.ranks)
+    lengths = [abs(end[0] - start[0]) for start, end in axes.collections[0].get_segments()]
+    assert lengths == pytest.approx([ranking.comparison.critical_difference] * 3)
 
 
 def test_the_page_of_a_sweep_shows_the_tables_of_a_benchmark(

@@ -152,9 +152,9 @@ def test_a_method_has_one_colour_in_all_figures_of_a_sweep(tmp_path):
         make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedavg"])
     runs = load_runs(tmp_path)
     colours = {}
-    for name, figure in sweep_figures.pictures(runs):
+    for name, draw in sweep_figures.sweep_pictures(runs):
         if "class_accuracy" not in name:
-            for axes in figure.axes:
+            for axes in draw().axes:
                 for line in axes.lines:
                     if "Fed" in str(line.get_label()):
                         colours.setdefault(line.get_label(), set()).add(line.get_color())
@@ -218,9 +218,9 @@ def test_accuracy_and_forgetting_against_a_parameter(tmp_path):
         sweep_figures.parameter_sweeps(load_runs(tmp_path)), key=lambda each: each.key
     )
     assert (beta.key, tau.key) == ("algorithm.beta", "algorithm.tau")
-    (line,) = beta.lines
+    ((line, points),) = beta.lines
     assert line.name == "FedNTD"
-    assert {x: len(runs) for x, runs in line.points.items()} == {0.3: 2, 1: 2, 3: 2}
+    assert {x: len(runs) for x, runs in points.items()} == {0.3: 2, 1: 2, 3: 2}
     assert [method.name for method in beta.baselines] == ["FedAvg"]
     above, below = draw_sweep.parameter(beta).axes
     points, dotted, best = above.lines[0], *above.lines[-2:]

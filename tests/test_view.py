@@ -183,7 +183,7 @@ def test_tables_are_those_of_the_report(tmp_path):
         pd.testing.assert_frame_equal(
             values.fillna(np.nan), written[columns], check_dtype=False, rtol=5e-4
         )
-    names = [f"digits lda alpha={alpha} {name}" for alpha in ("0.1", "1") for name in NAMES]
+    names = [f"alpha={alpha} {name}" for alpha in ("0.1", "1") for name in NAMES]
     assert [row[0] for row in table["means"]["rows"]] == names, "the better one of a setting first"
     assert table["means"]["best"]["accuracy"] == [0, 2]
     assert table["means"]["best"]["forgetting"] == [0, 1, 2, 3], "equal"

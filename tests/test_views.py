@@ -296,7 +296,7 @@ def test_pictures_of_both_views(tmp_path):
     full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.bench.data.classes)
     run = load_run(tmp_path)
-    assert list(run.others) == ["augmented"]
+    assert list(run.histories) == ["plain", "augmented"]
     names = ("class_accuracy", "class_accuracy_normalised", "local_round")
     drawn = [name for name, _ in _figures(run)]
     assert {f"{name}{end}" for name in names for end in ("", "_augmented")} <= set(drawn)

@@ -5,11 +5,11 @@ import argparse
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -19,50 +19,31 @@ from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
 from fedexp.analysis.claims import with_claims
 from fedexp.analysis.compare import load_jobs, load_runs, rounds_to
 from fedexp.analysis.elsewhere import found_for
-from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
-from fedexp.analysis.naming import displayed, grouped, names
+from fedexp.analysis.measures import is_pruned
+from fedexp.analysis.naming import differing, displayed, grouped, names
 from fedexp.analysis.paper_figures import paper_pictures
-from fedexp.analysis.search import sections
-from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
-from fedexp.analysis.sweep_figures import look_of_sweep, make_sweep_figures, slug
+from fedexp.analysis.sweep import Sweep, load_sweep
+from fedexp.analysis.sweep_figures import look_of_sweep, slug, sweep_pictures
 from fedexp.config.options import conf_directory
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import Pictures
 from fedexp.figures import save_all
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import MARKER as MARKER
 from fedexp.rundir.sweeps import SweepDirectory
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 log = logging.getLogger("fedexp")
 
-VALUES = (
-    "accuracy",
-    "best_accuracy",
-    "forgetting",
-    "round_forgetting",
-    "average_accuracy",
-    "new_task_accuracy",
-    "task_forgetting",
-    "validation_accuracy",
-    "validation_best_accuracy",
-    "best_round",
-    "validation_forgetting",
-    "validation_average_accuracy",
-    "personal_accuracy",
-    "personal_accuracy_worst",
-    "personal_forgetting",
-    "personal_global_accuracy",
-)
-# columns of table.csv beside the values
-COUNTS = ("n", "diverged", "pruned", "seeds", "commits", "hardware")
-PRECISION = "hardware.precision"  # makes no setting: A is one for all
 # Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95
+CHOSEN = "Chosen values: the highest accuracy in the last round, mean over seeds"
 WHAT_A_IS = (
-    f"A is {SHARE:g} of the best accuracy of any run of the setting (measured) or the paper's"
-    " (printed); speed-ups are against FedAvg. `-`: some seed never gets there."
+    f"A is {SHARE:g} of the best accuracy of any run of the setting; speed-ups are against FedAvg."
+    " `-`: some seed never gets there."
 )
 
 
@@ -90,18 +71,12 @@ def write_report(
         if not paths or not figures:
             return paths
         try:
-            runs = load_runs(source)
+            runs, sweep, folder = load_runs(source), sweep_of(directory), directory / "figures"
             look = look_of_sweep(runs)
             look = look.changed(flags) if flags else look
-            of_paper = save_all(
-                directory / "figures", paper_pictures(sweep_of(directory), runs), look
-            )
-            return (
-                paths
-                + of_paper
-                + make_sweep_figures(directory, runs, look)
-                + make_rank_figures(directory, runs, look)
-            )
+            paths = paths + save_all(folder, paper_pictures(sweep, runs), look)
+            paths = paths + save_all(folder, sweep_pictures(runs), look)
+            return paths + save_all(folder, rank_pictures(sweep, runs), look)
         except Exception:
             log.exception(
                 "the figures could not be drawn; `fedexp report %s` tries again", directory
@@ -109,23 +84,16 @@ def write_report(
             return paths
 
 
-def make_rank_figures(directory: Path, runs: Sequence[RunDirectory], look: Pictures) -> list[Path]:
-    """Draw the critical-difference diagrams of a benchmark; return the paths, none for another
-    sweep."""
-    sweep = sweep_of(directory)
-    found = rankings(sweep, runs_of(sweep, runs)) if sweep is not None and sweep.ranks else []
-    if not found:
-        return []
+def rank_pictures(
+    sweep: Sweep | None, runs: Sequence[RunDirectory]
+) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+    """Yield (name, call that draws it) of the critical-difference diagrams of a benchmark."""
     from fedexp.analysis.draw_ranks import diagram
 
-    names = [
-        slug(" ".join(["critical difference", each.measure, *each.settings])) for each in found
-    ]
-    return save_all(
-        directory / "figures",
-        zip(names, [partial(diagram, each) for each in found], strict=True),
-        look,
-    )
+    if sweep is not None and sweep.ranks:
+        for each in rankings(sweep, runs_of(sweep, runs)):
+            name = " ".join(["critical difference", each.measure, *each.settings])
+            yield slug(name), partial(diagram, each)
 
 
 @dataclass(frozen=True)
@@ -142,10 +110,10 @@ def tables_of(directory: Path, jobs: Sequence[RunDirectory]) -> Tables | None:
     sweep, runs = sweep_of(directory), without_repeats([run for run in jobs if run.finished])
     if not runs:
         return None
-    targets = rounds_to_targets(runs, printed_targets(sweep, runs) if sweep is not None else {})
+    targets = rounds_to_targets(runs)
     if sweep is not None and compare.printed_cells(sweep):
         return Tables(tidy_table(sweep, directory.absolute(), jobs), targets, sweep)
-    return Tables(means(runs), targets, None)
+    return Tables(paper_table.means(runs), targets, None)
 
 
 def without_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
@@ -208,9 +176,9 @@ def write_tables(
     else:
         shown, head = [own], f"# {directory.name}\n{states_of(jobs)}"
         if sweep is not None and sweep.choose:
-            shown += sections(sweep, finished)
+            shown.append(chosen_values(tables.tidy))
     head += "".join(f"\n{line}\n" for line in left_out)
-    targets = trimmed(tables.targets).drop(columns=["setting", "method"])
+    targets = tables.targets.drop(columns=["setting", "method"]).dropna(axis=1, how="all")
     targets = targets.set_axis(labels_of(tables.targets), axis="index")
     beside_print = tables.sweep is not None and wanted == paper_table.Layout()
     contents = {
@@ -241,17 +209,22 @@ def states_of(jobs: Iterable[RunDirectory]) -> str:
     return f"\n{found.total()} runs: {counts}.\n"
 
 
+def chosen_values(means: pd.DataFrame) -> layout.Section:
+    """Return, for each setting and algorithm of a search, the value with the highest accuracy. A
+    value of which every run diverged is not chosen."""
+    names = means["method"].str.partition(" ")
+    known = means.assign(algorithm=names[0], chosen=names[2])[means["n"] > means["diverged"]]
+    best = known.drop_duplicates(["setting", "algorithm"]).assign(method=known["algorithm"])
+    table = pd.DataFrame(
+        {"chosen": best["chosen"], "accuracy (%)": (100 * best["accuracy"]).map("{:.2f}".format)}
+    )
+    return layout.Section(CHOSEN, table.set_axis(labels_of(best), axis="index"))
+
+
 def labels_of(table: pd.DataFrame) -> list[str]:
     """Return the names of the rows of a table of settings and methods, as they are shown."""
-    several = table["setting"].nunique() > 1
-    pairs = zip(table["setting"], table["method"], strict=True)
-    return displayed([f"{setting} {method}" if several else method for setting, method in pairs])
-
-
-def trimmed(targets: pd.DataFrame) -> pd.DataFrame:
-    """Return rounds_to_target.csv without columns that say nothing."""
-    alike = ["target"] * (set(targets["target"]) == {"measured"})
-    return targets.drop(columns=alike).dropna(axis="columns", how="all")
+    columns = ["setting", "method"] if table["setting"].nunique() > 1 else ["method"]
+    return displayed(differing(table[columns].agg(" ".join, axis="columns")))
 
 
 def damage_of(jobs: Sequence[RunDirectory]) -> list[str]:
@@ -291,101 +264,45 @@ def verdicts(tidy: pd.DataFrame) -> str:
     return f"{len(tidy)} printed values: {counts}."
 
 
-def means(runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Mean and standard deviation over the seeds of each run, by setting; in each the best value
-    of the main accuracy first, and what a search has stopped last."""
-    values = list(dict.fromkeys([*(each.key for each in main_measures(runs)), *VALUES]))
-    rows = []
-    for setting, methods in grouped(runs).items():
-        for method, members in methods.items():
-            rows.append(mean_row(members, values) | {"setting": setting, "method": method})
-    columns = [name for value in values for name in (value, f"{value}_std")]
-    known = {name for row in rows for name in row}
-    frame = pd.DataFrame(
-        rows, columns=["setting", "method", *COUNTS, *(each for each in columns if each in known)]
-    )
-    by = [name for name in ("setting", "pruned", values[0]) if name in frame]
-    return frame.sort_values(by, ascending=[*[True] * (len(by) - 1), less_is_better(by[-1])])
-
-
-def mean_row(runs: Sequence[RunDirectory], values: Iterable[str]) -> dict[str, Any]:
-    """Return what table.csv says of the seeds of a run. values: keys of summary.json."""
-    row: dict[str, Any] = {
-        "n": len(runs),
-        "diverged": sum(run.diverged for run in runs),
-        "pruned": sum(map(is_pruned, runs)),
-    }
-    row |= compare.origin(runs)
-    for value in values:
-        every = [run.summary.get(value) for run in runs if not run.diverged]
-        found = [each for each in every if each is not None]
-        if found:
-            row[value] = float(np.mean(found))
-        if len(found) > 1:
-            row[f"{value}_std"] = float(np.std(found, ddof=1))
-    return row
-
-
-def printed_targets(sweep: Sweep, runs: Sequence[RunDirectory]) -> dict[str, float]:
-    """The printed A of those settings that have one: Flashback's."""
-    rows = [row for row in compare.printed_cells(sweep) if row["metric"] == "target_accuracy"]
-    found = {}
-    for run, (setting, _) in zip(runs, names(runs, PRECISION), strict=True):
-        _, fields = cell_of(sweep, run.overrides) or (None, {})
-        for row in rows:
-            if all(row[key] == fields.get(key) for key in ("dataset", "partition_param")):
-                found[setting] = float(row["value"])
-    return found
-
-
-def rounds_to_targets(runs: Sequence[RunDirectory], printed: Mapping[str, float]) -> pd.DataFrame:
+def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
     """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg;
     empty where a seed diverged or never gets there. A is 0.95 of the best accuracy of any run of
-    the setting that did not diverge and, where `printed` has the setting, in a second row that
-    one."""
-    settings: dict[str, dict[tuple[str, str], list[RunDirectory]]] = {}
-    places = [setting for setting, _ in names(runs, PRECISION)]
-    for run, setting, name in zip(runs, places, names(runs), strict=True):
-        settings.setdefault(setting, {}).setdefault(name, []).append(run)
+    the setting that did not diverge."""
     rows: list[dict[str, Any]] = []
-    for setting, members in settings.items():
-        found = [best_of(run) for group in members.values() for run in group if not run.diverged]
-        rows += rounds_to_rows("measured", SHARE * max(found, default=math.nan), members)
-        if setting in printed:
-            rows += rounds_to_rows("printed", printed[setting], members)
-    return pd.DataFrame(rows)
+    for setting, members in grouped(runs, of_data=True).items():
+        sound = [run for group in members.values() for run in group if not run.diverged]
+        goal = SHARE * max(map(best_of, sound), default=math.nan)
+        rounds = {
+            name: [mean_rounds(group, goal * factor) for factor in FACTORS]
+            for name, group in members.items()
+        }
+        for method, values in rounds.items():
+            row: dict[str, Any] = {"setting": setting, "method": method, "A": goal}
+            row |= {f"rounds_to_{f:g}A": each for f, each in zip(FACTORS, values, strict=True)}
+            bases = fedavg_of(members, rounds, compare.precision_of(members[method][0]))
+            for factor, each, base in zip(FACTORS, values, bases, strict=True):
+                row[f"speedup_{factor:g}A"] = base / each if base and each else None
+            rows.append(row)
+    fastest_first = ["setting", *(f"rounds_to_{factor:g}A" for factor in reversed(FACTORS))]
+    return pd.DataFrame(rows).sort_values(fastest_first, kind="stable")
+
+
+def fedavg_of(
+    members: Mapping[str, Sequence[RunDirectory]],
+    rounds: Mapping[str, Sequence[float | None]],
+    precision: str,
+) -> list[float | None]:
+    """Return the rounds of FedAvg in a precision, or in another where there is none: of several
+    with different options the fewest."""
+    known = {name: group[0] for name, group in members.items() if is_fedavg(group[0])}
+    same = [name for name, run in known.items() if compare.precision_of(run) == precision]
+    columns = [[rounds[name][i] for name in same or known] for i in range(len(FACTORS))]
+    return [min(filter(None, column), default=None) for column in columns]
 
 
 def best_of(run: RunDirectory) -> float:
     """Return the best accuracy of a run, on the validation set where there is one."""
     return float(run.summary.get("validation_best_accuracy", run.summary.get("best_accuracy", 0.0)))
-
-
-def rounds_to_rows(
-    source: str, accuracy: float, members: Mapping[tuple[str, str], Sequence[RunDirectory]]
-) -> list[dict[str, Any]]:
-    """The rows of one setting for one A; members: its runs by their names."""
-    rounds = {
-        name: [mean_rounds(group, accuracy * factor) for factor in FACTORS]
-        for name, group in members.items()
-    }
-    fedavg = {
-        compare.precision_of(group[0]): rounds[name]
-        for name, group in members.items()
-        if is_fedavg(group[0])
-    }
-    # in no precision but another one
-    nothing = next(iter(fedavg.values()), [None] * len(FACTORS))
-    rows = []
-    for (setting, method), values in rounds.items():
-        row: dict[str, Any] = {"setting": setting, "method": method}
-        row |= {"target": source, "A": accuracy}
-        row |= dict(zip([f"rounds_to_{factor:g}A" for factor in FACTORS], values, strict=True))
-        bases = fedavg.get(compare.precision_of(members[setting, method][0]), nothing)
-        for factor, value, base in zip(FACTORS, values, bases, strict=True):
-            row[f"speedup_{factor:g}A"] = base / value if base and value else None
-        rows.append(row)
-    return rows
 
 
 def is_fedavg(run: RunDirectory) -> bool:

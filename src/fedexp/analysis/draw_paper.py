@@ -92,19 +92,16 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
 def consistency(settings: Sequence[Setting], title: str) -> Figure:
     """Draw the cosine of the class accuracies of consecutive rounds (FedNTD Fig. 2b), mean over
     seeds."""
-    subject = "Cosine similarity of class accuracies with the round before"
-    figure, (axes,) = panels_of(f"{subject}\n{said_of(settings, title)}")
+    series = []
     for method in flat(settings):
-        histories = [file.history for file in method.files if file.history]
         history_of(method)
+        histories = [file.history for file in method.files if file.history]
         size = min(len(history.rounds) for history in histories)
         values = np.stack([forgetting.consistency(history.matrix[:size]) for history in histories])
-        rounds = np.array(histories[0].rounds[1:size])
-        draw_sweep.curve(axes, rounds, values, method.number, method.name)
-    axes.set_ylabel("cosine similarity")
-    round_axis(axes, 8)
-    legend(figure, axes)
-    return figure
+        series.append((method, np.array(histories[0].rounds[1:size]), values))
+    subject = "Cosine similarity of class accuracies with the round before"
+    text = f"{subject}\n{said_of(settings, title)}"
+    return draw_sweep.curves_of(text, "cosine similarity", series)
 
 
 def curves(
@@ -113,15 +110,10 @@ def curves(
     """Draw a column of rounds.csv over the rounds, mean over seeds in a band of one standard
     deviation."""
     label = label or column.replace("_", " ")
-    figure, (axes,) = panels_of(f"{label}\n{said_of(settings, title)}")
-    for method in flat(settings):
-        draw_sweep.curve(axes, *method.curve(column), method.number, method.name)
-    if not axes.lines:
+    series = [(method, *method.curve(column)) for method in flat(settings)]
+    if not any(rounds.size for _, rounds, _ in series):
         raise ConfigError(f"no run has the column {column} in its rounds.csv")
-    axes.set_ylabel(label)
-    round_axis(axes, 8)
-    legend(figure, axes)
-    return figure
+    return draw_sweep.curves_of(f"{label}\n{said_of(settings, title)}", label, series)
 
 
 def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -> Figure:

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedexp.figures.style import GREY, legend, panels, round_axis, say, stroke
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
-    from fedexp.analysis.sweep_figures import ParameterSweep, Setting
+    from fedexp.analysis.sweep_figures import Method, ParameterSweep, Setting
 
 STYLES = ("-", "--", ":", "-.")  # of the second, third, ... eight methods
 SPREAD = "mean ± standard\ndeviation"
@@ -56,6 +56,19 @@ def spread_of(sizes: Collection[int]) -> str:
     if max(sizes) == 1:
         return ""
     return f"{SPREAD}, n={max(sizes)}" if len(sizes) == 1 else SPREAD
+
+
+def curves_of(
+    title: str, label: str, series: "Iterable[tuple[Method, np.ndarray, np.ndarray]]"
+) -> Figure:
+    """Draw the curves of (method, rounds [R], values [runs, R]) in one panel."""
+    figure, (axes,) = panels_of(title)
+    for method, rounds, values in series:
+        curve(axes, rounds, values, method.number, method.name)
+    axes.set_ylabel(label)
+    round_axis(axes, 8)
+    legend(figure, axes)
+    return figure
 
 
 def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label: str) -> None:
@@ -119,22 +132,22 @@ def distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def parameter(sweep: "ParameterSweep") -> Figure:
     """Draw the main measures against a parameter (FedNTD Fig. 15 and 16), bars of one standard
     deviation over seeds, a star at the best value; methods that do not have it dotted."""
-    groups = [runs for each in sweep.lines for runs in each.points.values()]
+    groups = [runs for _, points in sweep.lines for runs in points.values()]
     groups += [method.runs for method in sweep.baselines]
     measures = main_measures(run for runs in groups for run in runs)
     figure, grid = panels_of(f"{sweep.key}, {sweep.setting}", len(measures))
-    values = sorted({x for each in sweep.lines for x in each.points})
+    values = sorted({x for _, points in sweep.lines for x in points})
     for axes, measure in zip(grid, measures, strict=True):
         found: list[tuple[float, float]] = []  # (mean, parameter)
-        for each in sweep.lines:
-            known = {x: mean_and_spread(runs, measure.key) for x, runs in each.points.items()}
-            points = {x: stats for x, stats in known.items() if stats}
-            if points:
-                mean, spread = np.array(list(points.values())).T
+        for method, points in sweep.lines:
+            every = {x: mean_and_spread(runs, measure.key) for x, runs in points.items()}
+            known = {x: stats for x, stats in every.items() if stats}
+            if known:
+                mean, spread = np.array(list(known.values())).T
                 bars = spread if np.isfinite(spread).any() else None
-                style = look(each.number) | {"linewidth": stroke(0.8), "label": each.name}
-                axes.errorbar(list(points), mean, bars, **style, **BARS)
-                found += zip(mean.tolist(), points, strict=True)
+                style = look(method.number) | {"linewidth": stroke(0.8), "label": method.name}
+                axes.errorbar(list(known), mean, bars, **style, **BARS)
+                found += zip(mean.tolist(), known, strict=True)
         for method in sweep.baselines:
             if stats := mean_and_spread(method.runs, measure.key):
                 style = look(method.number) | {"linestyle": ":", "linewidth": stroke(0.8)}

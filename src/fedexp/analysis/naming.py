@@ -49,14 +49,14 @@ def chosen(run: Told) -> Mapping[str, Any]:
     return {**(getattr(run, "config", {}).get("choices") or {}), **run.summary}
 
 
-def names(runs: Sequence[Told], without: str = "") -> list[tuple[str, str]]:
+def names(runs: Sequence[Told], without: str = "", of_data: bool = False) -> list[tuple[str, str]]:
     """Return (setting, method) of each run. without: a key to leave out.
 
-    Options of the algorithm belong to the method. The other options in which the runs differ belong
-    to the setting or, where all runs have one algorithm, to the method unless they are of the
-    data."""
+    Options of the data belong to the setting, those of the algorithm to the method. All others in
+    which the runs differ belong to the setting, as in figures, or to the method where the settings
+    are to be of the data alone, as in tables, or all runs have one algorithm."""
     shared = shared_overrides(runs)
-    single = len({chosen(run).get("algorithm") for run in runs}) == 1
+    of_data = of_data or len({chosen(run).get("algorithm") for run in runs}) == 1
     found = []
     for run in runs:
         texts = [text for text in said(run) if text.partition("=")[0] != without]
@@ -69,19 +69,32 @@ def names(runs: Sequence[Told], without: str = "") -> list[tuple[str, str]]:
             if text in shared or text.startswith(SAID):
                 continue
             key = text.partition("=")[0]
-            mine = text.startswith("algorithm.") or (single and key not in DATA)
+            mine = text.startswith("algorithm.") or (of_data and key not in DATA)
             (method if mine else setting).append(text.removeprefix("algorithm."))
         # in whatever order a command gives them
-        found.append((" ".join([place, *sorted(setting)]), " ".join(method)))
+        found.append(
+            (" ".join([place, *sorted(setting)]), " ".join([method[0], *sorted(method[1:])]))
+        )
     return found
 
 
-def grouped(runs: Sequence[Run], without: str = "") -> dict[str, dict[str, list[Run]]]:
-    """Return setting -> method -> runs, in the order in which they come."""
+def grouped(
+    runs: Sequence[Run], without: str = "", of_data: bool = False
+) -> dict[str, dict[str, list[Run]]]:
+    """Return setting -> method -> runs, in the order in which they come; as `names`."""
     found: dict[str, dict[str, list[Run]]] = {}
-    for run, (setting, method) in zip(runs, names(runs, without), strict=True):
+    for run, (setting, method) in zip(runs, names(runs, without, of_data), strict=True):
         found.setdefault(setting, {}).setdefault(method, []).append(run)
     return found
+
+
+def differing(names: Iterable[str]) -> list[str]:
+    """Return names without the words that all of them have, unless one would be empty."""
+    names = list(names)
+    words = [name.split(" ") for name in names]
+    shared = set.intersection(*map(set, words)) if words else set()
+    short = [" ".join(word for word in each if word not in shared) for each in words]
+    return short if all(short) else names
 
 
 @cache

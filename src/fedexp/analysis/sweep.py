@@ -8,7 +8,7 @@ published/tables.csv), and `measures` says which of our numbers stands beside wh
 `readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings),
 `claims` what the paper's text says of the table (fedexp.analysis.claims), `pictures` which figures
 of the paper its runs give (fedexp.analysis.paper_figures), `choose: best` makes it a search
-(fedexp.analysis.search), and `ranks` a benchmark (fedexp.analysis.benchmark), whose fields are
+(fedexp.analysis.aggregate), and `ranks` a benchmark (fedexp.analysis.benchmark), whose fields are
 `method` and `setting`.
 """
 

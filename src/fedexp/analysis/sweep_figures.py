@@ -10,27 +10,17 @@ parameter takes several values, `<setting>_<parameter>.png` (FedNTD Fig. 15 and 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedexp.analysis.measures import is_pruned
-from fedexp.analysis.naming import (
-    SAID,
-    displayed,
-    grouped,
-    names,
-    ordered,
-    said,
-    shared_overrides,
-)
+from fedexp.analysis.naming import SAID, displayed, grouped, names, ordered, said, shared_overrides
 from fedexp.core.pictures import Pictures
 from fedexp.core.views import VALIDATION, named
-from fedexp.figures import save_all
 from fedexp.figures.load import RunData, load_run
 from fedexp.metrics.forgetting import round_drop
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -55,13 +45,9 @@ class Method:
     @property
     def label(self) -> str:
         """Return the method's name, with the state of its runs where that matters."""
-        diverged = sum(run.diverged for run in self.runs)
-        pruned = " (pruned)" if any(map(is_pruned, self.runs)) else ""
-        return (
-            f"{self.name} ({diverged} of {len(self.runs)} diverged)"
-            if diverged
-            else self.name + pruned
-        )
+        if diverged := sum(run.diverged for run in self.runs):
+            return f"{self.name} ({diverged} of {len(self.runs)} diverged)"
+        return self.name + " (pruned)" * any(map(is_pruned, self.runs))
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv; of
@@ -74,10 +60,8 @@ class Method:
 
     def global_drops(self) -> np.ndarray:
         """Return F_t of Flashback of all rounds of all runs, [n]."""
-        return np.concatenate(
-            [round_drop(file.history.matrix) for file in self.files if file.history]
-            or [np.empty(0)]
-        )
+        found = [round_drop(file.history.matrix) for file in self.files if file.history]
+        return np.concatenate([np.empty(0), *found])
 
     def local_drops(self) -> np.ndarray:
         """Return F_{k,t} of Flashback of all clients, rounds and runs, [n]; empty where local
@@ -108,55 +92,42 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A method whose parameter takes several values."""
-
-    name: str
-    number: int  # as of a method
-    points: dict[float, tuple[RunDirectory, ...]]
-
-
-@dataclass(frozen=True)
 class ParameterSweep:
+    """The runs of a setting in which a parameter takes several values."""
+
     key: str
     setting: str
-    lines: tuple[Line, ...]
+    lines: tuple[tuple[Method, dict[float, tuple[RunDirectory, ...]]], ...]  # runs by value
     baselines: tuple[Method, ...]  # that do not have the parameter
-
-
-def make_sweep_figures(directory: Path, runs: Sequence[RunDirectory], look: Pictures) -> list[Path]:
-    """Draw all figures that the finished runs of a sweep have data for; return the paths."""
-    drawn = (
-        (slug(name), partial(lambda figure: figure, figure)) for name, figure in pictures(runs)
-    )
-    return save_all(directory / "figures", drawn, look)
 
 
 def look_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
     """Return what the configuration of the runs says of pictures: that of the first which has
     one."""
-    return Pictures.of(
-        next((run.config["figures"] for run in runs if "figures" in run.config), None)
-    )
+    found = (run.config["figures"] for run in runs if "figures" in run.config)
+    return Pictures.of(next(found, None))
 
 
-def pictures(runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Figure]]":
-    """Yield (name, figure), one at a time."""
+def sweep_pictures(
+    runs: Sequence[RunDirectory],
+) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+    """Yield (name, call that draws it) of all figures that the finished runs of a sweep have data
+    for."""
     from fedexp.analysis import draw_measured, draw_sweep
 
     for setting in settings(runs):
-        yield f"{setting.name}_curves", draw_sweep.curves(setting)
+        drawn: dict[str, Callable[[], Figure]] = {"curves": partial(draw_sweep.curves, setting)}
         if any(method.files[0].history for method in setting.methods):
             for end, normalised in (("", False), ("_normalised", True)):
-                figure = draw_sweep.class_accuracy(setting, normalised)
-                yield f"{setting.name}_class_accuracy{end}", figure
+                draw = partial(draw_sweep.class_accuracy, setting, normalised)
+                drawn[f"class_accuracy{end}"] = draw
         if any(method.global_drops().size for method in setting.methods):
-            figure = draw_sweep.round_forgetting([setting], setting.title)
-            yield f"{setting.name}_round_forgetting", figure
-        for name, draw in draw_measured.pictures(setting):
-            yield f"{setting.name}_{name}", draw(setting)
+            draw = partial(draw_sweep.round_forgetting, [setting], setting.title)
+            drawn["round_forgetting"] = draw
+        drawn |= {name: partial(f, setting) for name, f in draw_measured.pictures(setting)}
+        yield from ((slug(f"{setting.name}_{name}"), draw) for name, draw in drawn.items())
     for sweep in parameter_sweeps(runs):
-        yield f"{sweep.setting}_{sweep.key}", draw_sweep.parameter(sweep)
+        yield slug(f"{sweep.setting}_{sweep.key}"), partial(draw_sweep.parameter, sweep)
 
 
 def slug(name: str) -> str:
@@ -166,97 +137,72 @@ def slug(name: str) -> str:
 
 def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
     """Group runs by setting and method, methods by name."""
-    shared, groups = shared_overrides(runs), grouped(runs)
-    told = (
-        ("experiment=", "algorithm=") if any(o.startswith("experiment=") for o in shared) else SAID
-    )
-    common = " ".join(sorted(o for o in shared if not o.startswith(told)))
-    looks = looks_of(runs)
-    return [
-        Setting(
-            shown,
-            tuple(
-                Method(looks[method].name, by_seed(methods[method]), looks[method].number)
-                for method in looks
-                if method in methods
-            ),
-            common,
-        )
-        for shown, methods in zip(displayed(list(groups)), groups.values(), strict=True)
-    ]
+    shared, groups, looks = shared_overrides(runs), grouped(runs), looks_of(runs)
+    of_experiment = any(text.startswith("experiment=") for text in shared)
+    told = ("experiment=", "algorithm=") if of_experiment else SAID
+    common = " ".join(sorted(text for text in shared if not text.startswith(told)))
+    found = []
+    for shown, methods in zip(displayed(list(groups)), groups.values(), strict=True):
+        every = tuple(look(methods[name]) for name, look in looks.items() if name in methods)
+        found.append(Setting(shown, every, common))
+    return found
 
 
-class Look(NamedTuple):
-    """The name and the number of a method in figures."""
+def looks_of(
+    runs: Sequence[RunDirectory], further: Iterable[str] = ()
+) -> dict[str, Callable[[Iterable[RunDirectory]], Method]]:
+    """Return how to make each method of a sweep of its runs, in the order of the names. further:
+    other names of lines, which come after all methods."""
+    every = list(dict.fromkeys([*ordered({name for _, name in names(runs)}), *ordered(further)]))
+    shown = displayed(every)
 
-    name: str
-    number: int
+    def look(number: int, runs: Iterable[RunDirectory]) -> Method:
+        return Method(shown[number], by_seed(runs), number)
 
-
-def looks_of(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> dict[str, Look]:
-    """Return how each method of a sweep looks, in the order of the names. further: other names of
-    lines, which come after all methods."""
-    methods = ordered({method for _, method in names(runs)})
-    every = [*methods, *(name for name in further if name not in methods)]
-    return {
-        name: Look(shown, i)
-        for i, (name, shown) in enumerate(zip(every, displayed(every), strict=True))
-    }
+    return {name: partial(look, number) for number, name in enumerate(every)}
 
 
-def by_seed(runs: Sequence[RunDirectory]) -> tuple[RunDirectory, ...]:
+def by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
     return tuple(sorted(runs, key=lambda run: run.summary.get("seed") or 0))
 
 
 def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
-    """Return, for every key that takes several numbers, accuracy and forgetting against it, by
-    setting."""
-    values: dict[str, set[float]] = {}
-    for run in runs:
-        for key, x in numbers_of(run).items():
-            values.setdefault(key, set()).add(x)
-    return [
-        sweep for key, found in values.items() if len(found) > 1 for sweep in sweeps_of(key, runs)
-    ]
+    """Return, for every key that takes several numbers, the runs by its value, in each setting."""
+    keys = dict.fromkeys(key for run in runs for key in numbers_of(run))
+    return [sweep for key in keys for sweep in sweeps_of(key, runs)]
 
 
 def sweeps_of(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
     """Return the sweeps of one key, in each setting where it takes several values."""
-    lines: dict[str, dict[str, dict[float, list[RunDirectory]]]] = {}
-    others: dict[str, dict[str, list[RunDirectory]]] = {}
-    swept = {run.summary["algorithm"] for run in runs if key in numbers_of(run)}
-    for run, (setting, method) in zip(runs, names(runs, key), strict=True):
-        if (x := numbers_of(run).get(key)) is not None:
-            at = lines.setdefault(setting, {}).setdefault(method, {})
-            at.setdefault(x, []).append(run)
-        elif run.summary["algorithm"] not in swept:
-            others.setdefault(setting, {}).setdefault(method, []).append(run)
-    looks = looks_of(runs, ordered({name for methods in lines.values() for name in methods}))
-    for setting, methods in lines.items():
-        if max(map(len, methods.values())) > 1:
-            yield ParameterSweep(
-                key,
-                displayed([setting])[0],
-                tuple(
-                    Line(*looks[name], {x: by_seed(group) for x, group in sorted(points.items())})
-                    for name, points in methods.items()
-                ),
-                tuple(
-                    Method(looks[name].name, by_seed(members), looks[name].number)
-                    for name, members in others.get(setting, {}).items()
-                ),
-            )
+    having = [run for run in runs if key in numbers_of(run)]
+    algorithms = {run.summary["algorithm"] for run in having}
+    others = [run for run in runs if run.summary["algorithm"] not in algorithms]
+    groups = grouped(runs, without=key)
+    looks = looks_of(runs, {name for methods in groups.values() for name in methods})
+    for setting, methods in groups.items():
+        lines, baselines = [], []
+        for name, members in methods.items():
+            points: dict[float, list[RunDirectory]] = {}
+            for run in members:
+                if run in having:
+                    points.setdefault(numbers_of(run)[key], []).append(run)
+            if points:
+                method = looks[name](run for run in members if run in having)
+                lines.append((method, {x: tuple(group) for x, group in sorted(points.items())}))
+            elif members[0] in others:
+                baselines.append(looks[name](members))
+        if max((len(points) for _, points in lines), default=0) > 1:
+            shown = displayed([setting])[0]
+            yield ParameterSweep(key, shown, tuple(lines), tuple(baselines))
 
 
 def numbers_of(run: RunDirectory) -> dict[str, float]:
     """Return key -> value of the overrides that are finite numbers."""
-    given = (text.partition("=") for text in said(run))
-    return {key: x for key, _, value in given if (x := as_number(value)) is not None}
-
-
-def as_number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if np.isfinite(value) else None
+    found = {}
+    for text in said(run):
+        key, _, value = text.partition("=")
+        try:
+            found[key] = float(value)
+        except ValueError:
+            continue
+    return {key: x for key, x in found.items() if np.isfinite(x)}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedexp.core import storage
 from fedexp.core.errors import StorageError
 from fedexp.core.pictures import Pictures
-from fedexp.core.views import PLAIN, VIEWS, suffix
+from fedexp.core.views import VIEWS, suffix
 from fedexp.figures.load import RunData, load_run
 from fedexp.rundir.reader import RunDirectory
 
@@ -103,14 +103,11 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield the figures that this run has data for, each to be drawn by a call."""
     from fedexp.figures import draw, draw_analyses
 
-    histories = ({PLAIN: run.history} if run.history else {}) | run.others
-    for view, history in histories.items():
-        yield f"class_accuracy{suffix(view)}", partial(draw.class_accuracy, run, history, view)
-        yield (
-            f"class_accuracy_normalised{suffix(view)}",
-            partial(draw.class_accuracy, run, history, view, normalised=True),
-        )
-    for view, tasks in (({PLAIN: run.tasks} if run.tasks else {}) | run.other_tasks).items():
+    for view, history in run.histories.items():
+        shown = partial(draw.class_accuracy, run, history, view)
+        yield f"class_accuracy{suffix(view)}", shown
+        yield f"class_accuracy_normalised{suffix(view)}", partial(shown, normalised=True)
+    for view, tasks in run.tasks_of.items():
         yield f"tasks{suffix(view)}", partial(draw.tasks, run, tasks, view)
     if run.has("test_accuracy") or run.has("validation_accuracy"):
         yield "curves", partial(draw.curves, run)
@@ -118,7 +115,7 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
         yield "loss", partial(draw.loss, run)
     if run.counts is not None:
         yield "data_distribution", partial(draw.data_distribution, run, run.counts)
-    for view, history in histories.items():
+    for view, history in run.histories.items():
         if history.local_rounds:
             yield f"local_round{suffix(view)}", partial(draw.local_round, run, history, view)
     if run.reduced and run.history and run.history.local_rounds:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
-from fedexp.core.views import PLAIN, VIEWS, file_of, named, others
+from fedexp.core.views import PLAIN, VIEWS, file_of, named
 from fedexp.data.partitioned import Partition, later_partitions
 from fedexp.metrics.history import History, load_history
 from fedexp.rundir import contents, files
@@ -50,15 +50,21 @@ class RunData:
     # int [K, C]: training examples of each client per class, in all tasks together
     counts: np.ndarray | None
     classes: tuple[str, ...]  # names; index = label
-    history: History | None  # class accuracies
-    tasks: TaskFile | None
-    # class accuracies in each further view of the test set
-    others: dict[str, History] = field(default_factory=dict)
-    other_tasks: dict[str, TaskFile] = field(default_factory=dict)
+    # in each view of the test set: class accuracies, and tasks.csv
+    histories: dict[str, History]
+    tasks_of: dict[str, TaskFile]
     # file -> table of the group `analysis`
     analyses: "dict[str, pd.DataFrame]" = field(default_factory=dict)
     # (client, class) of those whose examples `schedule.classes` reduces
     reduced: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def history(self) -> History | None:
+        return self.histories.get(PLAIN)
+
+    @property
+    def tasks(self) -> TaskFile | None:
+        return self.tasks_of.get(PLAIN)
 
     def has(self, column: str) -> bool:
         return self.points(column)[0].size > 0
@@ -85,39 +91,33 @@ def load_run(
     summary.json will be, where it is still to be written.
     """
     run = RunDirectory(run_dir)
-    config, columns, tasks = run.config, columns_of(run), tasks_of(run)
-    views = {view: tasks_of(run, view) for view in others(VIEWS)}
-    other_tasks = {view: each for view, each in views.items() if each is not None}
+    config, columns = run.config, columns_of(run)
+    tasks = {view: found for view in VIEWS if (found := read_tasks(run, view))}
     partition = run_dir / files.PARTITION
     arrays = load_npz(partition) if run.has(files.PARTITION) else {}
     if history is not None:
         summary, last = {}, history.rounds[-1]  # not over yet
         columns = {name: values[columns["round"] <= last] for name, values in columns.items()}
-        tasks = tasks and tasks.upto(last)
-        other_tasks = {view: each.upto(last) for view, each in other_tasks.items()}
+        tasks = {view: each.upto(last) for view, each in tasks.items()}
+        histories = {PLAIN: history, **(further or {})}
     else:
         summary = run.summary if summary is None else summary
         there = [view for view in VIEWS if arrays and run.has(file_of(files.CLASSES, view))]
-        further = {view: load_history(run_dir, view) for view in there}
-        history = further.pop(PLAIN, None)
-    tables = {
-        name: table
-        for name in files.ANALYSES
-        if (table := run.analysis(name)) is not None and len(table)
-    }
+        histories = {view: load_history(run_dir, view) for view in there}
+    tables = {name: run.analysis(name) for name in files.ANALYSES}
     require_readable(run)
     return RunData(
-        title=describe(config, summary, config.get("choices") or {}),
+        title=describe(config, summary),
         columns=columns,
         targets=tuple(map(float, config.get("targets") or ())),
         counts=_counts(run_dir, arrays),
         classes=tuple(map(str, arrays["classes"])) if arrays else (),
-        history=history if history and history.rounds else None,
-        tasks=tasks,
-        others={view: each for view, each in (further or {}).items() if each.rounds},
-        other_tasks=other_tasks,
-        analyses=tables,
-        reduced=reduced_of(config, history),
+        histories={view: each for view, each in histories.items() if each.rounds},
+        tasks_of=tasks,
+        analyses={
+            name: table for name, table in tables.items() if table is not None and len(table)
+        },
+        reduced=reduced_of(config, histories.get(PLAIN)),
     )
 
 
@@ -148,7 +148,7 @@ def require_readable(run: RunDirectory) -> None:
             raise ConfigError(f"{run.directory / problem.file}: {problem.reason}")
 
 
-def tasks_of(run: RunDirectory, view: str = PLAIN) -> TaskFile | None:
+def read_tasks(run: RunDirectory, view: str) -> TaskFile | None:
     """Return tasks.csv; None when it is missing, has no row or lacks this view."""
     name = named("accuracy", view)
     if run.tasks is None or name not in run.tasks:
@@ -168,31 +168,19 @@ def columns_of(run: RunDirectory) -> dict[str, np.ndarray]:
     return {str(name): run.rounds[name].to_numpy(dtype=float) for name in run.rounds}
 
 
-def describe(config: dict[str, Any], summary: dict[str, Any], choices: dict[str, Any]) -> str:
+def describe(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """Return one line for titles: algorithm, data set, partition, clients, seed, and the status
-    unless `completed`.
-
-    Names come from the configuration (`name` of the group), else the choices that it notes, else
-    the summary.
-    """
-
-    def name(group: str) -> str | None:
-        node = config.get(group)
-        if isinstance(node, dict):
-            target = str(node.get("_target_", "")).rpartition(".")[2].lower()
-            node = node.get("name") or choices.get(group) or summary.get(group) or target
-        return node or choices.get(group) or summary.get(group)
-
-    partition = name("partition")
-    for key in ("alpha", "shards_per_client"):
-        if partition and config.get(key) is not None:
-            partition += f" {key}={config[key]}"
+    unless `completed`."""
+    chosen = {**summary, **(config.get("choices") or {})}
+    data = [str(chosen["partition"])] if "partition" in chosen else []
+    keys = [key for key in ("alpha", "shards_per_client") if data and config.get(key) is not None]
+    data += [f"{key}={config[key]}" for key in keys]
     clients, seed, status = config.get("num_clients"), config.get("seed"), summary.get("status")
     parts = [
-        " on ".join(filter(None, (name("algorithm"), name("dataset")))),
-        partition,
-        f"{clients} clients" if clients else None,
-        f"seed {seed}" if seed is not None else None,
-        status if status != "completed" else None,
+        " on ".join(str(chosen[group]) for group in ("algorithm", "dataset") if group in chosen),
+        " ".join(data),
+        f"{clients} clients" if clients else "",
+        f"seed {seed}" if seed is not None else "",
+        status if status != "completed" else "",
     ]
     return ", ".join(filter(None, parts))

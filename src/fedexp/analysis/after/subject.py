@@ -101,7 +101,7 @@ def subject_of(
     module, kept, parts = network_of(run, number, data_dir, client)
     data = chosen(run, parts, examples or Examples())
     bench = bench_of(run, module, parts, data, hardware_of(run, device, exact=True))
-    title = describe(run.config, run.summary, run.config.get("choices") or {})
+    title = describe(run.config, run.summary)
     return Subject(run, bench, kept, title)
 
 

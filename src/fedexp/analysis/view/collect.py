@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 import fedexp
-from fedexp.analysis import aggregate, compare, layout
+from fedexp.analysis import aggregate, compare, layout, paper_table
 from fedexp.analysis.benchmark import benchmark_sections
 from fedexp.analysis.claims import of_text
 from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
@@ -34,7 +34,7 @@ MOST_POINTS = 300  # of a curve
 MOST_CELLS = 12_000  # of a heat map
 LEVELS = 250  # of a heat map between 0 and 1; the byte 255 stands for undefined
 SHOWN = (
-    *aggregate.VALUES,
+    *paper_table.VALUES,
     *(f"{name}{suffix(AUGMENTED)}" for name in ("accuracy", "best_accuracy", "forgetting")),
     "rounds",
     "seconds",
@@ -97,37 +97,31 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
         base = base.parent
     runs = [RunDirectory(directory) for directory in directories]
     told = [run for run in runs if run.overrides or run.config]
-    settings, methods = zip(*names(told), strict=True) if told else ((), ())
-    places = {"setting": places_of(settings), "method": places_of(methods)}
+    named = dict(zip([run.directory for run in told], names(told), strict=True))
+    settings, methods = (ordered({name[i] for name in named.values()}) for i in (0, 1))
     pools = {"axes": Pool(), "classes": Pool()}
     rows: list[dict[str, Any]] = []
-    named = dict(
-        zip([run.directory for run in told], zip(settings, methods, strict=True), strict=True)
-    )
     for run in runs:
         name = run.directory.absolute().relative_to(base).as_posix()
         row: dict[str, Any] = {"name": name, "status": "pruned" if is_pruned(run) else run.status}
-        of = named.get(run.directory, (None, None))
-        row |= {kind: places[kind].get(each) for kind, each in zip(places, of, strict=True)}
+        row |= {"setting": None, "method": None}
+        if run.directory in named:
+            setting, method = named[run.directory]
+            row |= {"setting": settings.index(setting), "method": methods.index(method)}
         rows.append(row | describe(run, pools))
     return {
         "title": title_of(paths),
         "made": datetime.now().astimezone().isoformat(timespec="minutes"),
         "version": fedexp.__version__,
         "levels": LEVELS,
-        "settings": displayed(list(places["setting"])),
-        "methods": displayed(list(places["method"])),
+        "settings": displayed(settings),
+        "methods": displayed(methods),  # in the order by which figures colour them too
         **{name: pool.items for name, pool in pools.items()},
         "measures": measures(runs),
         "keys": configurations(runs),
         "runs": rows,
         "tables": [table for group in by_sweep(paths, runs) if (table := tables(*group))],
     }
-
-
-def places_of(given: Iterable[str]) -> dict[str, int]:
-    """Return name -> place in the order of the names, by which figures colour them too."""
-    return {name: place for place, name in enumerate(ordered(set(given)))}
 
 
 def title_of(paths: Sequence[Path]) -> str:
@@ -252,18 +246,14 @@ def heat(
     C] in base64."""
     if table is None or table.empty:
         return None
-    labels = table["class"].to_numpy().astype(int)
-    rounds, row = np.unique(table["round"].to_numpy().astype(int), return_inverse=True)
-    count = max(len(names or ()), labels.max(initial=-1) + 1)
-    matrix = np.full((len(rounds), count), np.nan)
-    matrix[row, labels] = table["accuracy"]
-    kept, every = thin(len(rounds), max(2, MOST_CELLS // max(count, 1)))
-    matrix = matrix[kept]
-    levels = np.where(np.isfinite(matrix), np.round(np.clip(matrix, 0, 1) * LEVELS), 255).astype(
-        np.uint8
-    )
+    matrix = table.pivot_table(index="round", columns="class", values="accuracy", aggfunc="last")
+    count = max(len(names or ()), int(matrix.columns.max()) + 1)
+    matrix = matrix.reindex(columns=range(count), index=table["round"].unique()).sort_index()
+    kept, every = thin(len(matrix), max(2, MOST_CELLS // max(count, 1)))
+    shares = np.round(matrix[kept].clip(0, 1).to_numpy() * LEVELS)
+    levels = np.where(np.isfinite(shares), shares, 255).astype(np.uint8)
     return {
-        "axis": pools["axes"].add(rounds[kept].tolist()),
+        "axis": pools["axes"].add(matrix.index[kept].astype(int).tolist()),
         "classes": pools["classes"].add(names or [str(c) for c in range(count)]),
         "every": every,
         "data": base64.b64encode(levels.tobytes()).decode(),
@@ -296,14 +286,7 @@ def by_sweep(
     groups: dict[Path, list[RunDirectory]] = {}
     for run in runs:
         if run.finished:
-            above = next(
-                (
-                    path
-                    for path in paths
-                    if path != run.directory and run.directory.is_relative_to(path)
-                ),
-                None,
-            )
+            above = next((path for path in paths if path in run.directory.parents), None)
             groups.setdefault(above or run.directory.parent, []).append(run)
     return list(groups.items())
 
@@ -315,7 +298,7 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
         return None
     common = {
         "title": found.sweep.title if found.sweep else directory.absolute().name,
-        "targets": frame(aggregate.trimmed(found.targets)),
+        "targets": frame(found.targets.dropna(axis=1, how="all")),
     }
     if found.sweep is None:
         return common | {"means": means(found.tidy), "sections": benchmark(directory, runs)}
@@ -337,7 +320,9 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
 def means(table: pd.DataFrame) -> dict[str, Any]:
     """Return the means over seeds without counts that say nothing. best: measure -> its best row
     in each setting, where there are several."""
-    columns = [str(name) for name in table if name not in ("setting", "method", *aggregate.COUNTS)]
+    columns = [
+        str(name) for name in table if name not in ("setting", "method", *paper_table.COUNTS)
+    ]
     counts = [name for name in ("n", "diverged", "pruned") if table[name].max() > (name == "n")]
     several = table.groupby("setting")["method"].transform("size") > 1
     sound = table[columns].where(several & (table["pruned"] == 0))
