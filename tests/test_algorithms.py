@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.algorithms.ditto import Ditto
-from fedexp.algorithms.families import ServerTraining
+from fedexp.algorithms.families import Personal, ServerTraining
 from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedavgm import FedAvgM
@@ -398,7 +398,7 @@ def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
     for _ in range(rounds):
         state.advance(play_round(simulation, state))
         models = [state.server["params"]]
-        if personal:
+        if personal and isinstance(simulation.algorithm, Personal):
             algorithm = simulation.algorithm
             kept = [
                 state.clients.get(c, first_state(simulation, algorithm, info)) for c in range(5)
