@@ -85,7 +85,7 @@ def subject_of_toy(model=None, rounds=2):
     simulation = make_simulation(model=model, local=PLAIN)
     state = play(simulation, rounds)
     kept = KeptModel(rounds, state.server["params"], state.server["buffers"])
-    return Subject(SimpleNamespace(directory=Path("toy")), simulation.bench, kept, "toy")
+    return Subject(SimpleNamespace(directory=Path("toy")), simulation.runtime, kept, "toy")
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +96,10 @@ def toy():
 def dense_hessian(subject):
     """Of the mean cross-entropy, by torch.func.hessian of the flat parameters."""
     params = subject.use(subject.first)
-    x, y = subject.bench.load_test(torch.arange(20))
+    x, y = subject.runtime.load_test(torch.arange(20))
 
     def loss(flat):
-        logits = subject.bench.net(vectors.unflatten(flat, params), x).logits
+        logits = subject.runtime.net(vectors.unflatten(flat, params), x).logits
         return torch.nn.functional.cross_entropy(logits, y)
 
     return torch.func.hessian(loss)(vectors.flatten(params))
@@ -139,11 +139,11 @@ def test_a_surface_is_what_each_of_its_models_gives(toy):
     plane = loss_plane.random_plane(toy, points=3, span=0.5, seed=3)
     surface = loss_plane.surface_of(toy, plane)
     params = toy.use(toy.first)
-    middle = toy.bench.evaluate(params)
+    middle = toy.runtime.evaluate(params)
     assert surface.loss[1, 1] == pytest.approx(float(middle.loss), rel=1e-12)
     assert surface.accuracy[1, 1] == int(middle.class_correct.sum()) / 20
     corner = {k: v + 0.5 * plane.u[k] - 0.5 * plane.v[k] for k, v in params.items()}
-    assert surface.loss[0, 2] == pytest.approx(float(toy.bench.evaluate(corner).loss), rel=1e-9)
+    assert surface.loss[0, 2] == pytest.approx(float(toy.runtime.evaluate(corner).loss), rel=1e-9)
     again = loss_plane.surface_of(toy, loss_plane.random_plane(toy, points=3, span=0.5, seed=3))
     np.testing.assert_array_equal(again.loss, surface.loss)
 
@@ -162,9 +162,9 @@ def test_the_plane_of_models_holds_them(toy):
     ]
     plane = loss_plane.model_plane(toy, models, points=4)
     for model, (x, y) in zip(models, plane.positions.tolist(), strict=True):
-        at = toy.bench.evaluate(vectors.moved(plane.origin, [(x, plane.u), (y, plane.v)]))
+        at = toy.runtime.evaluate(vectors.moved(plane.origin, [(x, plane.u), (y, plane.v)]))
         assert float(at.loss) == pytest.approx(
-            float(toy.bench.evaluate(model.kept.params).loss), rel=1e-9
+            float(toy.runtime.evaluate(model.kept.params).loss), rel=1e-9
         )
     low, high = plane.positions.min(0), plane.positions.max(0)
     assert plane.x[0] < low[0] < high[0] < plane.x[-1]
@@ -175,7 +175,7 @@ def test_noise_is_added_to_all_parameters(toy):
     """w + s e: without noise the model's own loss, exactly; else that of the sum. A draw keeps e at
     all strengths."""
     params = toy.use(toy.first)
-    own = toy.bench.evaluate(params)
+    own = toy.runtime.evaluate(params)
     found = noise_curve(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
     assert found.loss.shape == found.accuracy.shape == (2, 3)
     assert (found.loss[:, 0] == float(own.loss)).all()
@@ -185,7 +185,7 @@ def test_noise_is_added_to_all_parameters(toy):
         for i, strength in ((1, 0.1), (2, 0.3)):
             at = {name: value + strength * e[name] for name, value in params.items()}
             assert found.loss[number, i] == pytest.approx(
-                float(toy.bench.evaluate(at).loss), rel=1e-12
+                float(toy.runtime.evaluate(at).loss), rel=1e-12
             )
     assert len(np.unique(found.loss)) == 5
     np.testing.assert_array_equal(
@@ -208,7 +208,7 @@ def test_the_scale_of_noise_by_hand(toy):
     e = vectors.relative_to(params, vectors.gaussian(params, 0, 0))
     at = {name: value + 0.2 * e[name] for name, value in params.items()}
     found = noise_curve(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
-    assert found == pytest.approx(float(toy.bench.evaluate(at).loss), rel=1e-12)
+    assert found == pytest.approx(float(toy.runtime.evaluate(at).loss), rel=1e-12)
     np.testing.assert_allclose(default_strengths("relative"), np.arange(11) / 20)
 
 
@@ -407,7 +407,7 @@ def test_noise_for_the_report_of_a_sweep(run, others):
     for line, client in zip(local, clients[:2], strict=True):
         params = subject.use(kept_models.load(run.directory, 2, client))
         assert line.get_ydata()[0] == pytest.approx(
-            float(subject.bench.evaluate(params).loss), rel=1e-12
+            float(subject.runtime.evaluate(params).loss), rel=1e-12
         )
 
 

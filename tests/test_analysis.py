@@ -159,11 +159,11 @@ def test_gradients_of_clients_are_those_of_their_whole_data():
     """Of softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i))
     x_i^T."""
     simulation = make_simulation(model=SoftmaxRegression())
-    bench, info = simulation.bench, simulation.stages[0].federation
-    found = local_gradients(bench, simulation.initial_state().server, info.parts)
+    runtime, info = simulation.runtime, simulation.stages[0].federation
+    found = local_gradients(runtime, simulation.initial_state().server, info.parts)
     weight, bias = (simulation.initial[f"classifier.{name}"] for name in ("weight", "bias"))
     for client, part in enumerate(info.parts):
-        x, y = bench.load_train(torch.from_numpy(part), None)
+        x, y = runtime.load_train(torch.from_numpy(part), None)
         x = x.flatten(1)
         error = (x @ weight.T + bias).softmax(1) - torch.nn.functional.one_hot(y, len(bias))
         torch.testing.assert_close(found["classifier.weight"][client], error.T @ x / len(x))
@@ -339,13 +339,13 @@ def test_cka_does_not_see_rotations_scales_and_shifts():
 def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
     """Each with its running statistics."""
     simulation = make_simulation(model=Normed(), analysis=CKA(**IN_ALL))
-    state, bench = simulation.initial_state(), simulation.bench
+    state, runtime = simulation.initial_state(), simulation.runtime
     state.advance(play_round(simulation, state))
     result = play_round(simulation, state)
-    x, found = bench.load_test(torch.arange(len(bench.data.y_test)))[0], []
+    x, found = runtime.load_test(torch.arange(len(runtime.data.y_test)))[0], []
     for server in (state.server, result.server):
-        bench.net.set_buffers(server["buffers"])
-        found.append(bench.net(server["params"], x).features)
+        runtime.net.set_buffers(server["buffers"])
+        found.append(runtime.net(server["params"], x).features)
     assert result.analyses["cka.csv"] == [
         {"round": 2, "cka": pytest.approx(linear_cka(*found), rel=1e-9)}
     ]
@@ -354,7 +354,7 @@ def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
 
 def test_cka_without_features_is_refused():
     simulation = make_simulation(analysis=CKA(**IN_ALL))
-    simulation.bench.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
+    simulation.runtime.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
     with pytest.raises(ConfigError, match=r"analysis=cka: needs the features .* layers: 0"):
         check_analyses(simulation)
 
@@ -428,13 +428,13 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
     """Counted here again, for the trained models, which clients send."""
     simulation = make_simulation(analysis=EPOCHS, engine="sequential")
     result = probed(simulation)
-    state, bench = simulation.initial_state(), simulation.bench
+    state, runtime = simulation.initial_state(), simulation.runtime
     messages = (
         ENGINES["sequential"]
         .train(
             *(
                 simulation.algorithm,
-                bench,
+                runtime,
                 broadcast(simulation, state),
                 result.cohort,
                 simulation.lr_at(1),
@@ -450,8 +450,8 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
     }
     for i, client in enumerate(result.cohort.clients):
         numbers = torch.from_numpy(simulation.stages[0].federation.parts[client])
-        x, y = bench.load_train(numbers, None)
-        right = bench.net(tree.row(messages["params"], i), x).logits.argmax(-1) == y
+        x, y = runtime.load_train(numbers, None)
+        right = runtime.net(tree.row(messages["params"], i), x).logits.argmax(-1) == y
         assert last[client] == right.double().mean()
 
 

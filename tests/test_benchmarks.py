@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
 
-from benchmarks import __main__ as bench
+from benchmarks import __main__ as runtime
 from benchmarks import bare, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
 
@@ -265,7 +265,7 @@ def test_references_come_along_with_what_is_asked_for():
         local_evaluation=False,
         only=["workers, fedntd"],
     )
-    chosen = bench.contestants(options, Path("w1"), [])
+    chosen = runtime.contestants(options, Path("w1"), [])
     assert [c.name for c in chosen] == [
         "floor, fedntd fp32, 2 processes",
         "fedexp workers, fedntd fp32",

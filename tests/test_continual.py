@@ -496,7 +496,7 @@ def test_cfed_round_by_hand():
     simulation = stream(
         algorithm, local=replace(LOCAL, momentum=0.0, weight_decay=0.0), augment=False
     )
-    state, bench, info = play(simulation, 2), simulation.bench, simulation.stages[1].federation
+    state, runtime, info = play(simulation, 2), simulation.runtime, simulation.stages[1].federation
     result = play_round(simulation, state)
     old, total, weights = state.server["params"], None, 0
     for client, role, schedule in zip(
@@ -506,11 +506,11 @@ def test_cfed_round_by_hand():
         w = {k: v.clone().requires_grad_() for k, v in old.items()}
         for index, length in zip(schedule.index, schedule.lengths, strict=True):
             assert set(index[:length].tolist()) <= set(part.tolist())
-            x, y = bench.load_train(index[:length], None)
-            logits = torch.func.functional_call(bench.net.module, w, (x,)).logits
+            x, y = runtime.load_train(index[:length], None)
+            logits = torch.func.functional_call(runtime.net.module, w, (x,)).logits
             if isinstance(role, Reviewer):
                 target = (
-                    torch.func.functional_call(bench.net.module, dict(old), (x,)).logits / 2
+                    torch.func.functional_call(runtime.net.module, dict(old), (x,)).logits / 2
                 ).softmax(-1)
                 loss = 0.5 * F.cross_entropy(logits / 2, target)
             else:
@@ -573,10 +573,10 @@ def test_server_distillation_by_hand():
     batches of 2; lambda_d is no factor."""
     algorithm = CFeD(**CFED | dict(server_distillation=True, lambda_d=0.1))
     simulation = stream(algorithm)
-    state, net = play(simulation, 1), simulation.bench.net
+    state, net = play(simulation, 1), simulation.runtime.net
     cohort, lr = assemble(simulation, state, 2), simulation.lr_at(2)
     trained = simulation.engine.train(
-        Learner(), simulation.bench, broadcast(simulation, state), cohort, lr, False
+        Learner(), simulation.runtime, broadcast(simulation, state), cohort, lr, False
     )
     numbers = torch.tensor([30, 2, 17, 5, 39, 11, 8, 23, 0, 14, 26])  # whose ever they are
     about = describe(simulation, state, cohort, trained)
@@ -588,7 +588,7 @@ def test_server_distillation_by_hand():
     for model, size in zip(models, (3, 3, 3, 2), strict=True):
         for _ in range(size):
             teacher_of[order.pop(0)] = model
-    inputs = simulation.bench.load_train(numbers, None)[0]
+    inputs = simulation.runtime.load_train(numbers, None)[0]
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
     w = {k: v.clone().requires_grad_() for k, v in server["params"].items()}
     # lr lr_decay^(2 - 1)
@@ -660,8 +660,8 @@ def test_ewc_s_fisher_is_that_of_softmax_regression():
     """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples
     of the task. Three clients are asked at a time, so the fourth alone."""
     simulation = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression())
-    state, bench, info = play(simulation, 2), simulation.bench, simulation.stages[0].federation
-    x, y = bench.load_train(torch.from_numpy(np.concatenate(info.parts)), None)
+    state, runtime, info = play(simulation, 2), simulation.runtime, simulation.stages[0].federation
+    x, y = runtime.load_train(torch.from_numpy(np.concatenate(info.parts)), None)
     x, w = x.flatten(1), state.server["params"]
     delta = (x @ w[HEAD[0]].T + w[HEAD[1]]).softmax(-1) - F.one_hot(y, CLASSES)
     assert_equal(state.server["importance"][HEAD[0]], (delta**2).T @ (x**2) / len(y), atol=1e-13)
@@ -742,12 +742,13 @@ def test_ewc_of_the_released_code_by_hand():
         local=local,
         augment=False,
     )
-    state, bench = play(simulation, 2), simulation.bench
+    state, runtime = play(simulation, 2), simulation.runtime
     assert state.server.keys() == {"params", "buffers"}  # nothing of the old task is kept
     result = play_round(simulation, state)
     (schedule,) = result.cohort.schedules
     batches = [
-        bench.load_train(i[:n], None) for i, n in zip(schedule.index, schedule.lengths, strict=True)
+        runtime.load_train(i[:n], None)
+        for i, n in zip(schedule.index, schedule.lengths, strict=True)
     ]
     assert [len(y) for _, y in batches] == [4, 4, 2]
 
@@ -809,14 +810,14 @@ def test_heads_answer_for_their_task():
     assert FedMultiHead().heads([[0, 1], [2, 3]]).tolist() == [[0, 1, -1, -1], [-1, -1, 2, 3]]
     assert FedMultiHead().heads([[0, 1], [0, 1]]).tolist() == [[0, 1], [2, 3]]
     simulation = stream(FedMultiHead())
-    state, bench = play(simulation, 3), simulation.bench
-    tasks, y = bench.data.test_tasks, bench.data.y_test
-    logits = bench.net(state.server["params"], bench.load_test(torch.arange(len(y)))[0]).logits
+    state, runtime = play(simulation, 3), simulation.runtime
+    tasks, y = runtime.data.test_tasks, runtime.data.y_test
+    logits = runtime.net(state.server["params"], runtime.load_test(torch.arange(len(y)))[0]).logits
     right = [
         (logits[i, 2 * t : 2 * t + 2].argmax() + 2 * t == y[i]).item()
         for i, t in enumerate(tasks.tolist())
     ]
-    evaluation = simulation.engine.evaluate(bench, state.server)
+    evaluation = simulation.engine.evaluate(runtime, state.server)
     expected = [
         sum(r for r, t in zip(right, tasks.tolist(), strict=True) if t == task) for task in (0, 1)
     ]

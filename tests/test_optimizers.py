@@ -130,9 +130,9 @@ def test_rounds_are_torch_s(name):
         (schedule,) = assemble(simulation, state, number).schedules
         w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
         optimizer = TORCH[name](list(w.values()), replace(local, lr=local.lr_at(number)))
-        for batch in ScheduledData(simulation.bench, schedule).batches():
+        for batch in ScheduledData(simulation.runtime, schedule).batches():
             optimizer.zero_grad()
-            F.cross_entropy(simulation.bench.net(w, batch.x).logits, batch.y).backward()
+            F.cross_entropy(simulation.runtime.net(w, batch.x).logits, batch.y).backward()
             optimizer.step()
         state.advance(play_round(simulation, state))
         assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)

@@ -123,7 +123,7 @@ def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_
     assert key == "algorithm._target_"
     assert then != now
     origin.check_data(tmp_path, marks, CONFIG)
-    data = make_simulation().bench.data
+    data = make_simulation().runtime.data
     origin.note(tmp_path, CONFIG, data, marks)
     found = origin.read(tmp_path)
     assert (

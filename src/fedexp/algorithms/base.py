@@ -167,12 +167,12 @@ class FedAvg:
 
     # --- what is kept and sent
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         """Return the server's state; `params` is the initial global model. Extra names in it are
         trained and averaged too."""
         return {"params": params}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         """Return what one client keeps between rounds, before it first takes part. `params`: the
         initial server's."""
         return {}
@@ -184,7 +184,7 @@ class FedAvg:
 
     # --- host side, before training
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return numpy arrays such as extra example numbers or roles of this round, of one shape
         for all clients."""
         return {}

@@ -72,9 +72,9 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         )
 
     def roles(
-        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+        self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
-        if info.task == 0:
+        if federation.task == 0:
             return [Learner()] * len(clients)
         if self.paradigm == "centralized":
             draw = int(rng.integers(2**63))
@@ -131,8 +131,10 @@ class Reviewer(OwnTraining):
     lambda_d: float
     temperature: float
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        return info.surrogate[client]
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        return federation.surrogate[client]
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
@@ -150,8 +152,10 @@ class Student(Reviewer):
 
     draw: int  # seed of this round's choice of surrogate examples
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        new, old = info.parts[client], info.surrogate[client]
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        new, old = federation.parts[client], federation.surrogate[client]
         # As many: a random part, or all of them repeated.
         return new, np.resize(np.random.default_rng(self.draw).permutation(old), len(new))
 

@@ -35,7 +35,7 @@ class Remembering(Continual):
 
     scenarios: ClassVar[tuple[str, ...]] = TASKS
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         return server | {"old": server["params"] | server["buffers"]}
 
     def broadcast(self, server: Tree) -> Tree:

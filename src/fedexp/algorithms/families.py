@@ -33,7 +33,7 @@ from fedexp.core.tree import Params, Tree
 class OwnModel(FedAvg):
     """Changes the model, or has to know its layers."""
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         """Return the model as this algorithm trains and tests it. Called with torch's generator
         seeded."""
         return module
@@ -58,10 +58,12 @@ class OwnStart(FedAvg, ABC):
 class OwnTraining(FedAvg):
     """Clients train on other examples, for other epochs or at another rate."""
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Return the numbers of the examples that this client trains on; of several sets, each
         batch comes from one."""
-        return info.parts[client]
+        return federation.parts[client]
 
     def epochs(self, local: LocalTraining) -> int:
         """Return the number of passes over the local data in a round."""
@@ -71,7 +73,7 @@ class OwnTraining(FedAvg):
         """Return the learning rate of local training, from that of the round."""
         return lr
 
-    def after(self, info: Federation, local: LocalTraining) -> int:
+    def after(self, federation: Federation, local: LocalTraining) -> int:
         """Return the largest number of batches of another pass over the client's data that `finish`
         looks at (`base.fresh_pass`)."""
         return 0
@@ -102,7 +104,9 @@ class Personal(OwnStart, ABC):
     """Clients have models of their own."""
 
     @abstractmethod
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the model that a client uses for itself, for the personalised test.
 
         Running statistics among its names replace the global model's. state: what the client keeps,
@@ -114,7 +118,7 @@ class Personal(OwnStart, ABC):
         server: Tree,
         client: int,
         kept: Mapping[int, Tree],
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         """Return what the server sends to one client alone. `kept`: the states of all clients that
@@ -134,17 +138,17 @@ class Personal(OwnStart, ABC):
 class MultiExchange(FedAvg):
     """A round has several exchanges, or clients with different roles."""
 
-    def exchanges(self, info: Federation) -> Sequence[FedAvg]:
+    def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         """Return the exchanges of a round: each sends, has the same cohort train, and aggregates,
         one after the other."""
         return (self,)
 
-    def closing_exchanges(self, info: Federation) -> Sequence[FedAvg]:
+    def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         """Return the exchanges with all clients at the end of a task that another follows."""
         return ()
 
     def roles(
-        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+        self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
         """Return the algorithm whose client-side hooks each client of a cohort follows."""
         return [self] * len(clients)
@@ -154,7 +158,7 @@ class MultiExchange(FedAvg):
 class Continual(FedAvg):
     """The server prepares each task after the first."""
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         """Return the server's state at the start of a task after the first; `initial`: the initial
         model with its buffers."""
         return server
@@ -181,26 +185,26 @@ class Rehearsal(Continual, ABC):
         net: ServerNetwork,
         server: Tree,
         pixels: Pixels,
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         """Return the server's state after work that follows `begin_task` and needs the network,
         such as making images of the old classes."""
 
 
-def exchanges_of(algorithm: FedAvg, info: Federation) -> Sequence[FedAvg]:
+def exchanges_of(algorithm: FedAvg, federation: Federation) -> Sequence[FedAvg]:
     """Return the exchanges of a round."""
     if isinstance(algorithm, MultiExchange):
-        return algorithm.exchanges(info)
+        return algorithm.exchanges(federation)
     return (algorithm,)
 
 
 def roles_of(
-    algorithm: FedAvg, info: Federation, clients: Sequence[int], rng: np.random.Generator
+    algorithm: FedAvg, federation: Federation, clients: Sequence[int], rng: np.random.Generator
 ) -> Sequence[FedAvg]:
     """Return the algorithm that each client of a cohort follows."""
     if isinstance(algorithm, MultiExchange):
-        return algorithm.roles(info, clients, rng)
+        return algorithm.roles(federation, clients, rng)
     return [algorithm] * len(clients)
 
 
@@ -212,12 +216,12 @@ def start_of(algorithm: FedAvg, net: Network, data: ClientData, ctx: Context) ->
 
 
 def part_of(
-    algorithm: FedAvg, info: Federation, client: int
+    algorithm: FedAvg, federation: Federation, client: int
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return the numbers of the examples that a client trains on, see `OwnTraining`."""
     if isinstance(algorithm, OwnTraining):
-        return algorithm.training_part(info, client)
-    return info.parts[client]
+        return algorithm.training_part(federation, client)
+    return federation.parts[client]
 
 
 def epochs_of(algorithm: FedAvg, local: LocalTraining) -> int:

@@ -57,7 +57,7 @@ class FedAlign(OwnModel):
     width: PositiveShare  # of the narrow last stage
     clip: NonNegative  # bound of the gradient's norm; 0: none
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         if not isinstance(module, Staged):
             raise ConfigError(
                 "algorithm=fedalign: this model has no last stage that can be narrowed; use"

@@ -28,7 +28,7 @@ class FedAvgM(FedAvg):
     def needs(self) -> Needs:
         return Needs(server_state="momentum v")
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "v": tree.zeros_like(params)}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:

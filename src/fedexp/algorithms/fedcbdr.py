@@ -77,7 +77,12 @@ class FedCBDR(Exemplars):
         return {k: server[k] for k in ("params", "known") if k in server}
 
     def choose(
-        self, kept: Kept, own: Kept, features: Features, info: Federation, rng: np.random.Generator
+        self,
+        kept: Kept,
+        own: Kept,
+        features: Features,
+        federation: Federation,
+        rng: np.random.Generator,
     ) -> list[np.ndarray]:
         every = np.concatenate(own)
         by_score = self.selection == "leverage"

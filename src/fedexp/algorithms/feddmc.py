@@ -70,12 +70,12 @@ class FedDMC(Remembering, MultiExchange):
             work="a second training, on surrogate examples with two teachers",
         )
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         old, new = (
-            member(classes, info, initial)
-            for classes in (info.classes_before(), info.tasks[info.task])
+            member(classes, federation, initial)
+            for classes in (federation.classes_before(), federation.tasks[federation.task])
         )
-        begun = super().begin_task(server, initial, info)
+        begun = super().begin_task(server, initial, federation)
         return begun | {
             "new": begun["old"] if self.new_model == "old" else initial,
             "initial": initial,
@@ -83,8 +83,8 @@ class FedDMC(Remembering, MultiExchange):
             "new_classes": new,
         }
 
-    def exchanges(self, info: Federation) -> Sequence[FedAvg]:
-        if info.task == 0:
+    def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
+        if federation.task == 0:
             return (self,)
         shared = {
             name: getattr(self, name)
@@ -93,9 +93,9 @@ class FedDMC(Remembering, MultiExchange):
         return NewModel(targets=self.targets), Consolidation(**shared, whole_set=self.whole_set)
 
 
-def member(classes: Sequence[int], info: Federation, params: Params) -> torch.Tensor:
+def member(classes: Sequence[int], federation: Federation, params: Params) -> torch.Tensor:
     """Return a mask [C]: 1 for these classes, else 0."""
-    ones = next(iter(params.values())).new_zeros(info.num_classes)
+    ones = next(iter(params.values())).new_zeros(federation.num_classes)
     ones[list(classes)] = 1
     return ones
 
@@ -153,8 +153,10 @@ class Consolidation(OwnTraining):
     def local_lr(self, lr: float) -> float:
         return self.rate_factor * lr
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        return info.unlabelled if self.whole_set else info.surrogate[client]
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        return federation.unlabelled if self.whole_set else federation.surrogate[client]
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -71,15 +71,15 @@ class FedEWC(MultiExchange):
     def broadcast(self, server: Tree) -> Tree:
         return {k: server[k] for k in ("params", "importance", "anchor") if k in server}
 
-    def closing_exchanges(self, info: Federation) -> "tuple[FedAvg, ...]":
+    def closing_exchanges(self, federation: Federation) -> "tuple[FedAvg, ...]":
         return (Fisher(),) if self.fisher == "old_tasks" else ()
 
     def roles(
-        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+        self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> "Sequence[FedAvg]":
-        if self.fisher == "released" and info.task > 0:
+        if self.fisher == "released" and federation.task > 0:
             return [Released(lambda_=self.lambda_)] * len(clients)
-        return super().roles(info, clients, rng)
+        return super().roles(federation, clients, rng)
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
         if "anchor" not in ctx.server:

@@ -37,7 +37,7 @@ class FedGKD(FedAvg):
             server_state="the last global models", down=down, small="a switch down", teachers=1
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         past = tree.map(lambda leaf: leaf.new_zeros(self.models - 1, *leaf.shape), params)
         return {"params": params, "past": past, "known": next(iter(params.values())).new_zeros(())}
 

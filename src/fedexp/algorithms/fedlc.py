@@ -28,8 +28,8 @@ INFINITE = 1e30  # margin of an absent class; finite, since it may be the label 
 class FedLC(FedAvg):
     tau: NonNegative  # size of the margins; 0 is FedAvg
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        counts = info.counts[client]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        counts = federation.counts[client]
         margin = self.tau * np.maximum(counts, 1) ** -0.25
         return {"margin": np.where(counts > 0, margin, INFINITE * (self.tau > 0))}
 

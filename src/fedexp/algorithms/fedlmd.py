@@ -34,8 +34,8 @@ class FedLMD(FedAvg):
     def needs(self) -> Needs:
         return Needs(teachers=int(self.teacher))
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        counts = info.counts[client]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        counts = federation.counts[client]
         return {"minority": (counts <= counts.mean()).astype(np.float64)}
 
     def example_loss(

@@ -41,7 +41,7 @@ class FedRep(HeadThenBody, Personal):
     def counted(self, sent: Tree, up: bool) -> Tree:
         return sent | {"params": heads.body(sent["params"])}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return heads.head(params)
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
@@ -52,6 +52,8 @@ class FedRep(HeadThenBody, Personal):
     ) -> tuple[Tree, Tree]:
         return {"params": params}, heads.head(params)
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the shared body with the client's classifier."""
         return server["params"] | state

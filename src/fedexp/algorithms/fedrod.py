@@ -38,11 +38,11 @@ class FedRoD(Personal):
     def needs(self) -> Needs:
         return Needs(client_state="personal classifier")
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return tree.zeros_like(heads.head(params))
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        counts = info.counts[client]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        counts = federation.counts[client]
         log = np.log(np.maximum(counts, 1))
         return {"prior": np.where(counts > 0, self.gamma * log, ABSENT * (self.gamma > 0))}
 
@@ -59,7 +59,9 @@ class FedRoD(Personal):
         personal = heads.logits(features.detach(), {k: params[PERSONAL + k] for k in heads.HEAD})
         return balanced + F.cross_entropy(logits.detach() + personal, batch.y, reduction="none")
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the body with the sum of both classifiers, whose logits are the sum of theirs (the
         paper's P-FL)."""
         params = server["params"]

@@ -23,8 +23,8 @@ from fedexp.core.tree import Params, Tree
 class FedRS(FedAvg):
     alpha: Share  # factor of the scores of absent classes; 1 is FedAvg
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        return {"factor": np.where(info.counts[client] > 0, 1.0, self.alpha)}
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        return {"factor": np.where(federation.counts[client] > 0, 1.0, self.alpha)}
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

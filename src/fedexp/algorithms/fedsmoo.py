@@ -56,13 +56,13 @@ class FedSMOO(OwnStart):
             gradients=2,
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "h": tree.zeros_like(params), "s": tree.zeros_like(params)}
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "s": server["s"]}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"h": tree.zeros_like(params), "dual": tree.zeros_like(params)}
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:

@@ -47,10 +47,10 @@ class FedSpeed(FedAvg):
     def needs(self) -> Needs:
         return Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "h": tree.zeros_like(params)}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"h": tree.zeros_like(params)}
 
     def local_step(

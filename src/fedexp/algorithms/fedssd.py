@@ -66,10 +66,10 @@ class FedSSD(ServerTraining):
             server_teachers=(0, 1),
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {
             "params": params,
-            "credibility": next(iter(params.values())).new_zeros(info.num_classes),
+            "credibility": next(iter(params.values())).new_zeros(federation.num_classes),
         }
 
     def broadcast(self, server: Tree) -> Tree:

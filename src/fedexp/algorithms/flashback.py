@@ -90,19 +90,19 @@ class Flashback(ServerTraining):
         <= 1."""
         return math.floor(1 / self.gamma + 1e-9)
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         like = next(iter(params.values()))
         return {
             "params": params,
-            "pi": like.new_zeros(info.num_classes),
-            "r": like.new_zeros(info.num_clients),
+            "pi": like.new_zeros(federation.num_classes),
+            "r": like.new_zeros(federation.num_clients),
         }
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "pi": server["pi"]}
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        return {"counts": info.counts[client]}
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        return {"counts": federation.counts[client]}
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -43,10 +43,14 @@ class Moon(OwnModel):
     def needs_head(self) -> bool:  # type: ignore[override]
         return self.projection > 0
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
-        return Projected(module, self.projection, info.num_classes) if self.projection else module
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
+        return (
+            Projected(module, self.projection, federation.num_classes)
+            if self.projection
+            else module
+        )
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"previous": params}
 
     def example_loss(

@@ -71,15 +71,17 @@ class PILoRA(NewAdapters):
             forward_passes=1,
         )
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         width = classifier_of(module).in_features
-        super().adapt(module, info).classifier = Prototypes(width, info.num_classes)
+        super().adapt(module, federation).classifier = Prototypes(width, federation.num_classes)
         return module
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
-        return super().server_init(params, info) | {"before": tree.zeros_like(adapters(params))}
+    def server_init(self, params: Params, federation: Federation) -> Tree:
+        return super().server_init(params, federation) | {
+            "before": tree.zeros_like(adapters(params))
+        }
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         ended = adapters(server["local"])
         before = {name: value + ended[name] for name, value in server["before"].items()}
         earlier = {name: ended[name + DOWN].flatten(1) for name in layers(ended)}
@@ -87,7 +89,10 @@ class PILoRA(NewAdapters):
             earlier = {
                 name: torch.cat([server["earlier"][name], value]) for name, value in earlier.items()
             }
-        return super().begin_task(server, initial, info) | {"before": before, "earlier": earlier}
+        return super().begin_task(server, initial, federation) | {
+            "before": before,
+            "earlier": earlier,
+        }
 
     def broadcast(self, server: Tree) -> Tree:
         earlier = {"earlier": server["earlier"]} if "earlier" in server else {}

@@ -49,10 +49,10 @@ class Scaffold(FedAvg):
             client_state="control variate c_k", server_state="control variate c", up=1, down=1
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "c": tree.zeros_like(params)}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"c": tree.zeros_like(params)}
 
     def broadcast(self, server: Tree) -> Tree:
@@ -75,10 +75,10 @@ class Scaffold(FedAvg):
         return {"params": params, "change": change}, {"c": new}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        info, change = round.info, messages["change"]
-        shares = torch.full_like(round.weights, 1 / info.num_clients)
+        federation, change = round.federation, messages["change"]
+        shares = torch.full_like(round.weights, 1 / federation.num_clients)
         if self.variates == "examples":
-            sizes = [len(info.parts[client]) for client in round.clients]
-            shares = torch.as_tensor(sizes).to(shares) / sum(map(len, info.parts))
+            sizes = [len(federation.parts[client]) for client in round.clients]
+            shares = torch.as_tensor(sizes).to(shares) / sum(map(len, federation.parts))
         c = {k: v + torch.tensordot(shares, change[k], 1) for k, v in server["c"].items()}
         return super().aggregate(server, messages, round) | {"c": c}

@@ -50,5 +50,5 @@ def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figur
         raise ConfigError("the settings have different test examples")
     said = f"{said_of(settings, title)}; {len(subject.labels):,} test examples"
     return draw.embedding(
-        rows, subject.labels, subject.bench.data.classes, "\n".join(textwrap.wrap(said, LINE))
+        rows, subject.labels, subject.runtime.data.classes, "\n".join(textwrap.wrap(said, LINE))
     )

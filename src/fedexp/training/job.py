@@ -93,7 +93,7 @@ def train_run(job: Job) -> dict[str, Any]:
         saved = (
             checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
         )
-        marks = origin.marks_of(container, built.sources, simulation.bench.data)
+        marks = origin.marks_of(container, built.sources, simulation.runtime.data)
         state = first_state(job, container, prepared, saved, marks)
         held.enter_context(failing(job, container, saved))
         clear_failed_attempt(job.directory)
@@ -207,7 +207,7 @@ def run_info(
         sweep_of(job),
         total_rounds=simulation.rounds,
         first_round=state.round,
-        classes=simulation.bench.data.classes,
+        classes=simulation.runtime.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
         resumed=resumed,
