@@ -531,7 +531,7 @@ def test_metrics_with_evaluation_gaps():
     history = History(counts=np.ones((2, 2), dtype=np.int64))
     for r, row in zip([0, 2, 4, 5], CW, strict=True):
         history.add(r, row)
-    both = Metrics((BackwardTransfer(), RoundDrop(local=False)))
+    both = Metrics(members=(BackwardTransfer(), RoundDrop(local=False)))
     assert both.round_values(history) == pytest.approx(
         {"forgetting": 0.15, "round_forgetting": 0.1}
     )
@@ -548,7 +548,12 @@ def test_local_values_belong_to_the_last_round_only():
 def test_merging_accepts_equal_values_and_refuses_different_ones():
     history = hand_history()
     twice = Metrics(
-        (RoundDrop(local=False), RoundDrop(local=True), BackwardTransfer(), BackwardTransfer())
+        members=(
+            RoundDrop(local=False),
+            RoundDrop(local=True),
+            BackwardTransfer(),
+            BackwardTransfer(),
+        )
     )
     assert twice.round_values(history).keys() == {
         "round_forgetting",
@@ -563,7 +568,7 @@ def test_merging_accepts_equal_values_and_refuses_different_ones():
             return {"forgetting": -1.0}
 
     with pytest.raises(ConfigError, match=r"two metrics give forgetting, as .* and -1\.0; rename"):
-        Metrics((BackwardTransfer(), Other())).round_values(history)
+        Metrics(members=(BackwardTransfer(), Other())).round_values(history)
 
 
 # ------------------------------------------------------------------ conf/forgetting_metric
@@ -590,7 +595,7 @@ def test_what_a_round_costs_is_not_what_the_run_has_cost():
     rounds; the matrix grows in place and stays what stacking gives."""
     rng = np.random.default_rng(0)
     history = History(np.ones((3, 4), dtype=np.int64))
-    metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), Consistency()))
+    metrics = Metrics(members=(BackwardTransfer(), RoundDrop(local=False), Consistency()))
     for number in range(40):
         history.add(number, rng.random(4))
         cw = np.stack(history.class_accuracy)

@@ -375,11 +375,11 @@ def test_resume_goes_on_with_what_the_server_remembers(tmp_path):
         ),
         (
             ["server.optimizer=adam", "server.tau=0"],
-            "server.tau=0.0: must be a finite number greater than 0",
+            "server.tau=0.0: must be finite and greater than 0",
         ),
         (
             ["server.optimizer=sgd", "server.lr=-1"],
-            "server.lr=-1.0: must be a finite number greater than 0",
+            "server.lr=-1.0: must be greater than 0, or null",
         ),
     ],
 )

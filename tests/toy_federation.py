@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -107,7 +107,6 @@ SURROGATE = Surrogate(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Noise(Dataset):
     """40 training and 20 test images of 6 x 6 grey pixels in 4 classes, random."""
 
@@ -122,7 +121,6 @@ class Noise(Dataset):
         return train | {"x_test": images[40:], "y_test": labels[40:], "classes": np.array(names)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ragged(Partitioner):
     """Clients of the given sizes; examples that are left over are unused."""
 
@@ -134,7 +132,6 @@ class Ragged(Partitioner):
         ), {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Normed(Model):
     """A model whose batch norm keeps running statistics, as torchvision's ResNets do."""
 
@@ -157,7 +154,6 @@ class NormedModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unmoved(Normed):
     """A model whose batch norm goes by the batch at hand in evaluation too, as that of resnet10."""
 
@@ -167,7 +163,6 @@ class Unmoved(Normed):
         return module
 
 
-@dataclass(frozen=True, kw_only=True)
 class SoftmaxRegression(Model):
     """A convex model: one linear layer on the pixels."""
 
@@ -189,7 +184,6 @@ class SoftmaxRegressionModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adapted(OwnModel):
     """A network of two hidden linear layers with low-rank adapters, and a head."""
 
@@ -206,7 +200,6 @@ class Adapted(OwnModel):
         return nn.Sequential(*hidden, nn.Linear(6, num_classes))
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdaptedNormed(Adapted):
     """The same with batch norm on the pixels."""
 

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from fedexp.algorithms.base import FedAvg
 
 
-@dataclass(frozen=True, kw_only=True)
 class Broken(FedAvg):
     def aggregate(self, server, messages, round):
         raise RuntimeError("the aggregation broke")

@@ -5,7 +5,6 @@ model that is tested, in which the adapters of all tasks so far count.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ def layers(params: Params) -> list[str]:
     return sorted(name.removesuffix(DOWN) for name in params if name.endswith(DOWN))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NewAdapters(OwnModel, Rehearsal):
     """Base: with every task adapters begin anew, A as torch begins a linear layer and B at 0."""
 

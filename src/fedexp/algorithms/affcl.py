@@ -32,7 +32,6 @@ at hand: the equations are those of the code.
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -55,7 +54,6 @@ FLOW, HIDDEN = "flow.", "classifier.hidden."  # prefixes of names
 TEMPERATURE, VARIANCE = 2.0, 1e-6
 
 
-@dataclass(frozen=True, kw_only=True)
 class AFFCL(Remembering, OwnModel):
     needs_features = True
     needs_head = True

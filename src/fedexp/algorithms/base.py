@@ -12,7 +12,6 @@ hooks name an optional base of families.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +30,7 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.limits import check_limits
+from fedexp.core.limits import Checked
 from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
@@ -117,8 +116,7 @@ OPTIONAL = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Checked, prefix="algorithm."):
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # that suit its local training
@@ -145,9 +143,6 @@ class FedAvg:
     augments: ClassVar[bool] = True  # its training examples, where the data set says how
 
     paradigm: str = "federated"  # or centralized: one client holds all training data
-
-    def __post_init__(self) -> None:
-        check_limits(self, "algorithm.")
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise ConfigError for an optional hook without its base."""

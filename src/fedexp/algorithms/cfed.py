@@ -28,7 +28,6 @@ smaller than the new task as it is, where it is repeated here.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -51,7 +50,6 @@ from fedexp.core.limits import Count, NonNegative, Positive, Share
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class CFeD(Remembering, MultiExchange, ServerTraining):
     lambda_d: NonNegative  # weight of the review
     temperature: Positive  # T of teacher and student
@@ -119,12 +117,10 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         return distillation.refined(net, server)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Learner(FedAvg):
     """Client that trains on its examples of the task."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reviewer(OwnTraining):
     """Client that trains on its surrogate examples, as the old model answers them."""
 
@@ -145,7 +141,6 @@ class Reviewer(OwnTraining):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Student(Reviewer):
     """Client that trains on both, in batches of one kind each (the centralised form); the label of
     surrogate examples is -1."""

@@ -8,7 +8,6 @@ Eq. (3)-(4), for student logits z and teacher logits z':
 T^2.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -28,7 +27,6 @@ def distillation_loss(
     return -((teacher / temperature).softmax(-1) * F.log_softmax(student / temperature, -1)).sum(-1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Remembering(Continual):
     """Base that keeps theta_{t-1}, with its running statistics, and sends it with the model; in
     task 1 there is none."""

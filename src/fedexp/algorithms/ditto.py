@@ -16,7 +16,6 @@ clients' own models.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -35,7 +34,6 @@ from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ditto(Personal, MultiExchange):
     """Trains the clients' own models; a second exchange with the same clients is FedAvg."""
 

@@ -10,7 +10,7 @@ are not sent.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -24,7 +24,6 @@ from fedexp.core.tree import Params, Tree
 Kept = Sequence[np.ndarray]  # numbers of the examples that each client keeps
 
 
-@dataclass(frozen=True, kw_only=True)
 class Exemplars(Continual, ABC):
     """Base that keeps the examples and tells new classes from old ones: "known" [C] is there from
     task 2 on."""

@@ -7,7 +7,6 @@ whose clients keep examples is in exemplars.py.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -29,7 +28,6 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnModel(FedAvg):
     """Changes the model, or has to know its layers."""
 
@@ -44,7 +42,6 @@ class OwnModel(FedAvg):
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnStart(FedAvg, ABC):
     """Clients do not start local training from the global model."""
 
@@ -54,7 +51,6 @@ class OwnStart(FedAvg, ABC):
         replace the global model's."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnTraining(FedAvg):
     """Clients train on other examples, for other epochs or at another rate."""
 
@@ -79,7 +75,6 @@ class OwnTraining(FedAvg):
         return 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Prepared(FedAvg, ABC):
     """`client_setup` computes the same of every batch of the first pass."""
 
@@ -89,7 +84,6 @@ class Prepared(FedAvg, ABC):
         the first pass, stacked: so an engine need not ask for the padding of shorter clients."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ServerTraining(FedAvg, ABC):
     """The server trains the aggregated model."""
 
@@ -99,7 +93,6 @@ class ServerTraining(FedAvg, ABC):
         server["buffers"] has been averaged."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Personal(OwnStart, ABC):
     """Clients have models of their own."""
 
@@ -134,7 +127,6 @@ class Personal(OwnStart, ABC):
         return sent
 
 
-@dataclass(frozen=True, kw_only=True)
 class MultiExchange(FedAvg):
     """A round has several exchanges, or clients with different roles."""
 
@@ -154,7 +146,6 @@ class MultiExchange(FedAvg):
         return [self] * len(clients)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Continual(FedAvg):
     """The server prepares each task after the first."""
 
@@ -164,7 +155,6 @@ class Continual(FedAvg):
         return server
 
 
-@dataclass(frozen=True, kw_only=True)
 class TaskHeads(Continual, ABC):
     """Each task has its outputs of the model, which its test chooses."""
 
@@ -175,7 +165,6 @@ class TaskHeads(Continual, ABC):
         classes of each."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rehearsal(Continual, ABC):
     """The server needs the network at the start of a task."""
 

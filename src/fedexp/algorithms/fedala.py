@@ -17,8 +17,6 @@ under the global body are computed once; p is not a parameter, since more layers
 anew in every step.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -35,7 +33,6 @@ from fedexp.core.tree import Params, Tree
 LAST = 10  # losses whose standard deviation is looked at
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedALA(Personal):
     must_train = heads.HEAD
     needs_features = True

@@ -14,7 +14,6 @@ model=resnet56_bottleneck of Table 13; for the CNNs, the last convolution.
 """
 
 import logging
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +47,6 @@ def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return norm[:, 0, 0].sqrt()
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedAlign(OwnModel):
     inputs = ("images",)
     hint = f"it learns less with a last stage without batch norm; use {NORMED}"

@@ -13,7 +13,6 @@ models.
 """
 
 import copy
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from torch import nn
@@ -24,7 +23,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedBN(Personal, OwnModel):
     keeps_buffers = True
 

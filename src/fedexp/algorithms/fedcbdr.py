@@ -30,7 +30,6 @@ classes to come count as new ones; weights are n_k, kept examples among them, wh
 not say which.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -55,7 +54,6 @@ def leverage(features: torch.Tensor) -> torch.Tensor:
     return left[:, values > NEGLIGIBLE * values.max()].square().sum(1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedCBDR(Exemplars):
     samples: Count  # of each task, over all clients
     tau_old: Positive  # temperature of old classes

@@ -15,8 +15,6 @@ gradients are taken in eval mode on one more pass after training, shuffled and a
 that code.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms.base import fresh_pass
@@ -37,7 +35,6 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedCurv(OwnTraining):
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
     # s: the Fisher information is estimated on more than that many examples, or one pass

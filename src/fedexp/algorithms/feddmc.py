@@ -24,7 +24,6 @@ round, also in task 1; both stand in a part of it that does not run as released.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -46,7 +45,6 @@ def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedDMC(Remembering, MultiExchange):
     own_step = "its server takes over a consolidated model that did not start from its own"
     scenarios = ("class_incremental",)
@@ -105,7 +103,6 @@ def split(model: Params, server: Tree) -> Tree:
     return {part: {k: model[k] for k in server[part]} for part in ("params", "buffers")}
 
 
-@dataclass(frozen=True, kw_only=True)
 class NewModel(FedAvg):
     """Trains the model of the new classes."""
 
@@ -129,7 +126,6 @@ class NewModel(FedAvg):
         return server | {"new": params | tree.average_buffers(round.buffers, round.weights)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Consolidation(OwnTraining):
     """Trains the student on surrogate examples."""
 

@@ -14,8 +14,6 @@ decay, 10 in the authors' code; 0 = none. There the part alpha_k * w of the grad
 clipping, as weight decay; here it is in what is clipped.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -57,7 +55,6 @@ def corrected_mean(server: Tree, name: str, trained: Params, round: ServerRound)
     return {"params": {k: mean[k] + total[k] for k in mean}, name: total}
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 

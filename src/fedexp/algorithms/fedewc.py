@@ -18,7 +18,6 @@ There the last partial batch is left out; here it counts with its pairs. `paradi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -44,7 +43,6 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedEWC(MultiExchange):
     scenarios = TASKS
     # The penalty is a quadratic of curvature lambda_ F_j; SGD with momentum m is stable up to 2 (1
@@ -94,7 +92,6 @@ def quadratic(strength: Params, params: Params, anchor: Params) -> torch.Tensor:
     ).sum()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Released(FedAvg):
     """A client of a task after the first with `fisher=released`."""
 
@@ -121,7 +118,6 @@ class Released(FedAvg):
         return self.lambda_ / 2 * quadratic(ctx.setup["fisher"], params, ctx.server["params"])
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fisher(OwnTraining):
     """The exchange at the end of a task, in which nothing is trained."""
 

@@ -33,7 +33,6 @@ epsilon falls by rounds, not by local epochs.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -68,7 +67,6 @@ def draws(examples: int) -> np.ndarray:
     return generator_for(0, "FedFOMO validation").random(examples)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedFOMO(Personal, OwnTraining, ServerTraining):
     own_step = "it has no global model, each client has its own"
     keeps_buffers = True

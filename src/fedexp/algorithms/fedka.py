@@ -21,7 +21,6 @@ teacher's outputs are in eval mode. Where there are fewer anchors than slots, sl
 without any, examples of the client) with weight 0, also in batch norm.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -35,7 +34,6 @@ from fedexp.core.limits import Count, NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedKA(FedAvg):
     # anchors join the batch, without the dropout keys that texts are given in training
     inputs = ("images",)

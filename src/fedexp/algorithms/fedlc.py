@@ -10,8 +10,6 @@ without examples has an infinite margin, so it is not in the sum (FL-bench takes
 is nearly that).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -24,7 +22,6 @@ from fedexp.core.tree import Params, Tree
 INFINITE = 1e30  # margin of an absent class; finite, since it may be the label of a row of padding
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedLC(FedAvg):
     tau: NonNegative  # size of the margins; 0 is FedAvg
 

@@ -8,7 +8,6 @@ were, whatever the optimizer did to them (weight decay), so that inactive heads 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedMultiHead(OwnModel, TaskHeads):
     own_step = "its server restores the heads of other tasks, which a momentum would move"
     scenarios = TASKS

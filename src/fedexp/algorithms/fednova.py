@@ -15,7 +15,6 @@ clients to every gradient, before weight decay:
     ccvr_frozen  d_mean = 0 always, which is what that code does.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -40,7 +39,6 @@ def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedNova(FedAvg):
     variant: Literal["plain", "ccvr", "ccvr_frozen"]
 

@@ -26,7 +26,6 @@ FedKA names one rate, 0.01, for all. Feature statistics are taken over the batch
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -52,7 +51,6 @@ from fedexp.core.tree import Params, Tree
 SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedPAC(HeadThenBody, Personal):
     needs_features = True
 

@@ -22,8 +22,6 @@ which is no part of the traffic that is counted; `evaluate=[global,personal]` te
 models.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
@@ -46,7 +44,6 @@ from fedexp.core.tree import Params, Tree
 NEVER = -1e30
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedProto(Personal):
     own_step = "it has no global model, each client has its own"
     must_train = heads.HEAD

@@ -21,8 +21,6 @@ client that never took part has the mean classifier of the last cohort; here, as
 has the initial one.
 """
 
-from dataclasses import dataclass
-
 from fedexp.algorithms import heads
 from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
@@ -30,7 +28,6 @@ from fedexp.algorithms.phases import HeadThenBody
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedRep(HeadThenBody, Personal):
     @property
     def needs(self) -> Needs:

@@ -10,8 +10,6 @@ The server averages body and generic classifier; the personal one stays with its
 first). Accuracy is that of the generic model without the class prior (the paper's G-FL).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -27,7 +25,6 @@ PERSONAL = "personal."  # prefix of the personal classifier's names
 ABSENT = -1e30  # log 0, finite: an absent class is never a label, but may be in a row of padding
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedRoD(Personal):
     must_train = heads.HEAD
     needs_features = True

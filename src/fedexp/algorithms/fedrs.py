@@ -7,8 +7,6 @@ alpha (0.5) before the softmax. Deviation: the paper's scores w_c^T h have no bi
 its bias is scaled here, as in the implementation that comes with FedDecorr. alpha = 1 is FedAvg.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,6 @@ from fedexp.core.limits import Share
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedRS(FedAvg):
     alpha: Share  # factor of the scores of absent classes; 1 is FedAvg
 

@@ -13,8 +13,6 @@ As the authors' code says, its s leaves out the clients' last perturbations, whi
 mean. Both means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms import optimizers
@@ -38,7 +36,6 @@ from fedexp.core.tree import Params, Tree
 DUAL = "dual."  # prefix of mu_k's names among the parameters that change in local training
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedSMOO(OwnStart):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 

@@ -18,7 +18,7 @@ compared in integers. pi = 0 at the start: no distillation in round 1's clients.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -65,7 +65,6 @@ def distillation_loss(
     return (entropy - weight * F.log_softmax(student, -1)).sum(-1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flashback(ServerTraining):
     gamma: PositiveShare  # part of a client's counts that each participation adds to pi
     epochs_on_server: Count  # E_s

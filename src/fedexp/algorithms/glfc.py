@@ -34,8 +34,6 @@ plain ones); the steps at which the code lowers its learning rate are left to lo
 like. The text of the paper was not at hand: the equations are those of the code.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -59,7 +57,6 @@ from fedexp.core.limits import Count, NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class GLFC(Exemplars, ServerTraining):
     inputs = ("images",)  # prototypes are sent
     hint = (

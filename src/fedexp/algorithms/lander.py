@@ -36,7 +36,6 @@ tasks bring new classes.
 """
 
 import logging
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -64,7 +63,6 @@ from fedexp.models import classifier_of
 log = logging.getLogger("fedexp")
 
 
-@dataclass(frozen=True, kw_only=True)
 class LANDER(DataFree, OwnModel):
     needs_features = True
     needs_head = True

@@ -25,8 +25,6 @@ others (`lr_A`, `lr_B`), by default the head's too. The Gram matrices are counte
 layer with n inputs they are n^2 numbers. Only where tasks bring new classes.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -55,7 +53,6 @@ from fedexp.models.own import Headed
 CHANGE = ".change"  # end of the names of the merged changes of layers
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoRM(NewAdapters):
     must_train = HEAD
 

@@ -13,8 +13,6 @@ the classifier (FedNTD, FedKA); n = MOON's projection head (d -> d, ReLU, d -> n
 classifier, a part of the model; MOON has 256.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -26,7 +24,6 @@ from fedexp.core.tree import Params, Tree
 from fedexp.models import Output, classifier_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class Moon(OwnModel):
     needs_features = True
     keeps_buffers = True

@@ -26,8 +26,6 @@ model, over one pass in eval mode, not those met in the course of training. Lear
 schedule. No early stopping. Only where tasks bring new classes.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -53,7 +51,6 @@ CENTERS = "classifier.centers"
 SOFTNESS = 0.2  # of the weights of prototypes
 
 
-@dataclass(frozen=True, kw_only=True)
 class PILoRA(NewAdapters):
     temperature: Positive  # T of the distances
     lambda_pl: NonNegative  # weight of the distance to the own prototype

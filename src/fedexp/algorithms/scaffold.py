@@ -16,7 +16,6 @@ weights of the models; `examples` takes n_k / n instead of 1 / K, with weighting
 point of FedAvg's objective.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -36,7 +35,6 @@ from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
     optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
 

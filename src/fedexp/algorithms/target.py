@@ -22,8 +22,6 @@ models without running statistics, such as model=cnn, have no statistics to matc
 not equal ones. The images are counted as sent in every round. Only where tasks bring new classes.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -49,7 +47,6 @@ from fedexp.core.tree import Params, Tree
 NEVER = -1e30  # logit of a class that is left out; finite, so that no product with it is undefined
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataFree(Remembering, Rehearsal):
     """Base of the methods whose server makes images of the old classes, on which clients distil the
     old model."""
@@ -108,7 +105,6 @@ class DataFree(Remembering, Rehearsal):
         return (values - scale["mean"][:, None, None]) / scale["std"][:, None, None]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TARGET(DataFree):
     kd: NonNegative  # weight of the distillation
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp.core.limits import Checked
 from fedexp.rundir.fingerprint import group_name, setting
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ class Tracker:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackerConfig(ABC):
+class TrackerConfig(Checked, ABC, prefix="tracker."):
     """Base of the `tracker` group: what a tracker is made from."""
 
     @property
@@ -104,7 +104,7 @@ class TrackerConfig(ABC):
         """Return whether all that is tracked stays in the run directory."""
         return False
 
-    def check(self) -> None:  # noqa: B027 (most need nothing)
+    def check(self) -> None:
         """Raise ConfigError where something that the tracker needs is not installed; before
         anything is written."""
 

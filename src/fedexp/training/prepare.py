@@ -159,7 +159,7 @@ def metrics_of(built: Built) -> Metrics:
     if built.settings.tests_personal:
         own = isinstance(built.algorithm, families.Personal)
         chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
-    return Metrics(tuple(chosen))
+    return Metrics(members=tuple(chosen))
 
 
 def in_one_place(built: Built) -> Built:
