@@ -17,11 +17,11 @@ from fedexp.analysis.after.hessian import largest, loss_hessian, spectrum_of
 from fedexp.analysis.after.noise import default_strengths, noise_curve
 from fedexp.analysis.after.pictures import picture_of
 from fedexp.analysis.after.subject import Examples, Named, Subject, subject_of
-from fedexp.analysis.paper_figures import draw_one
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
+from fedexp.papers.paper_figures import draw_one
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory

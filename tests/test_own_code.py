@@ -8,8 +8,8 @@ import re
 import pytest
 import yaml
 
-from fedexp.analysis.compare import load_jobs, load_runs
 from fedexp.data.marks import checksums, joined
+from fedexp.papers.compare import load_jobs, load_runs
 from fedexp.rundir import elsewhere, origin
 from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
 from fedexp.rundir.own_code import marked

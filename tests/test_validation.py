@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
-from fedexp.analysis.compare import rounds_to
+from fedexp.analysis.aggregate import rounds_to
 from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import Pictures
 from fedexp.core.rng import generator_for

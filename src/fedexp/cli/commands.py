@@ -64,9 +64,9 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     them, of old runs too.
     """
     from fedexp.analysis.paper_table import add_layout_flags
-    from fedexp.analysis.report import one_table, sweep_reports
     from fedexp.core.pictures import add_flags
     from fedexp.metrics.task_matrix import MEASURES
+    from fedexp.papers.report import one_table, sweep_reports
 
     add = parser.add_argument
     add("directories", nargs="+", type=Path)
@@ -103,6 +103,7 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.analysis.view import render
     from fedexp.analysis.view.collect import collect
     from fedexp.core.storage import shorten, write_atomically
+    from fedexp.papers.aggregate import beside_print
 
     directories = "a sweep (multirun/<sweep>) or a run; several share a page"
     parser.add_argument("directories", nargs="+", type=Path, help=directories)
@@ -112,7 +113,7 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     common = os.path.commonpath([path.absolute() for path in options.directories])
     out = options.out or Path(common, "view.html")
     try:
-        write_atomically(out, render(collect(options.directories)).encode())
+        write_atomically(out, render(collect(options.directories, beside_print)).encode())
     except OSError as error:
         return say(f"{out}: cannot be written ({error.strerror})")
     print(shorten(out))
@@ -265,7 +266,7 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     exit code is 1 where a file is not current. `--status` writes nothing and shows what of each
     table is measured, what that has cost and what the rest would cost.
     """
-    from fedexp.analysis.reproduction import all_files, check_files, show_status, write_files
+    from fedexp.papers.reproduction import all_files, check_files, show_status, write_files
 
     add = parser.add_argument
     add("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")

@@ -121,11 +121,12 @@ def failures(sweep: Path) -> dict[Path, Mark]:
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
     """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of
     conf/sweep."""
-    from fedexp.analysis.aggregate import mark, write_report
     from fedexp.cli.push import config_of_sweep, is_tracked, push_tables
+    from fedexp.papers.aggregate import write_report
+    from fedexp.rundir.sweeps import SweepDirectory
 
     if name is not None:
-        mark(directory, name)
+        SweepDirectory(directory).mark(name)
     paths = write_report(directory, figures)
     if paths:
         print((directory / "table.md").read_text(encoding="utf-8"))

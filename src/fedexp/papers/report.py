@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.aggregate import write_report
 from fedexp.analysis.layout import markdown
 from fedexp.analysis.naming import said, shared_overrides
 from fedexp.core.errors import ConfigError
@@ -18,6 +17,7 @@ from fedexp.core.pictures import PNG
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
+from fedexp.papers.aggregate import write_report
 from fedexp.rundir.evidence import FOLDER, SUFFIX, how_to_restore, keep_runs, restore
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs

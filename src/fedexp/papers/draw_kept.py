@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from fedexp.analysis.after import draw
 from fedexp.analysis.after.pictures import joint_clouds, noise_of
-from fedexp.analysis.draw_paper import flat, said_of
 from fedexp.analysis.sweep_figures import Setting
 from fedexp.core.errors import ConfigError
+from fedexp.papers.draw_paper import flat, said_of
 
 LINE = 90  # letters of a title
 
