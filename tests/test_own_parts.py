@@ -141,6 +141,12 @@ def test_a_column_of_rounds_csv_is_not_replaced(name, tmp_path):
     assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
 
 
+def test_a_column_is_not_replaced_where_clients_own_models_are_tested(tmp_path):
+    with pytest.raises(ConfigError, match=r"a value is called lr, .* rounds\.csv"):
+        run(tmp_path / "run", Own(columns=("lr",)), evaluate=["global", "personal"])
+    assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
+
+
 def test_a_column_of_another_view_is_not_replaced(tmp_path):
     with pytest.raises(ConfigError, match="a value is called test_accuracy_augmented"):
         run(
