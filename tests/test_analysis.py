@@ -17,6 +17,7 @@ from fedexp.analysis import draw_measured
 from fedexp.analysis.draw_measured import before_and_after
 from fedexp.cli import main
 from fedexp.cli.arguments import together
+from fedexp.cli.push import records
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -43,7 +44,6 @@ from fedexp.models.own import LogitsOnly
 from fedexp.rundir import files
 from fedexp.rundir.analyses import TABLES, round_means
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.replay import records
 from fedexp.training.analysing import check_analyses, local_gradients
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round

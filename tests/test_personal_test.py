@@ -29,7 +29,7 @@ from fedexp.metrics.personal import Personal, personal_accuracy, personal_forget
 from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
 from fedexp.rundir.fingerprint import fingerprint
-from fedexp.trackers.wandb_names import metric_name
+from fedexp.trackers.names import metric_name
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.personal import ModelTest, evaluate_personal, shares_body
 from fedexp.training.rounds import evaluate

@@ -25,7 +25,7 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.wandb_names import metric_name
+from fedexp.trackers.names import metric_name
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
 from fedexp.training.rounds import run_rounds

@@ -18,7 +18,7 @@ from fedexp.figures.load import load_run
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import load_history
 from fedexp.rundir import checkpoint, files
-from fedexp.trackers.wandb_names import class_metric, flat_summary, metric_name
+from fedexp.trackers.names import class_metric, flat_summary, metric_name
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
 from fedexp.training.rounds import play_round, record_initial, record_round, run_rounds

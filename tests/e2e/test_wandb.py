@@ -16,10 +16,9 @@ import yaml
 from helpers import SMALL, table
 
 from fedexp.cli.commands import call
-from fedexp.cli.push import former_id
+from fedexp.cli.push import former_id, load_finished
 from fedexp.core.errors import ConfigError
-from fedexp.trackers.replay import load_finished
-from fedexp.trackers.wandb_service import _service_process
+from fedexp.core.private.of_wandb import service_process
 from fedexp.trackers.wandb_tracker import WandbTracker
 from wandb_runs import clean_home, content, read_run, run_folders  # noqa: F401 (a fixture)
 
@@ -199,7 +198,7 @@ def signal_service(number: int):
     def log_round(self, record):
         plain(self, record)
         if record.round == 1:
-            os.kill(_service_process().pid, number)
+            os.kill(service_process().pid, number)
 
     return log_round
 

@@ -102,7 +102,7 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """
     from fedexp.analysis.view import render
     from fedexp.analysis.view.collect import collect
-    from fedexp.core.storage import shorten, write_atomically
+    from fedexp.core.storage import display_path, write_atomically
     from fedexp.papers.aggregate import beside_print
 
     directories = "a sweep (multirun/<sweep>) or a run; several share a page"
@@ -116,7 +116,7 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
         write_atomically(out, render(collect(options.directories, beside_print)).encode())
     except OSError as error:
         return say(f"{out}: cannot be written ({error.strerror})")
-    print(shorten(out))
+    print(display_path(out))
     if options.open:
         webbrowser.open(out.absolute().as_uri())
     return 0
@@ -131,7 +131,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.cli.composition import composed
     from fedexp.cli.evaluate import dataset_of, table_of
     from fedexp.cli.job import log_to_console
-    from fedexp.core.storage import shorten, write_atomically
+    from fedexp.core.storage import display_path, write_atomically
     from fedexp.rundir.reader import require_run
 
     add = parser.add_argument
@@ -153,7 +153,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     print(table_of(found))
     if options.out is not None:
         write_atomically(options.out, found.classes.to_csv(index=False).encode())
-        print(f"  {shorten(options.out)}")
+        print(f"  {display_path(options.out)}")
     return 0
 
 

@@ -14,9 +14,9 @@ from fedexp.config.values import resolve
 from fedexp.rundir import checkpoint, elsewhere, files, origin
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.lock import occupied
-from fedexp.trackers.base import RunInfo, Tracker
+from fedexp.trackers.base import RunInfo, Tracker, final_tables
 from fedexp.trackers.progress import Progress, result_line, result_table
-from fedexp.trackers.replay import final_tables
+from fedexp.trackers.several import Guarded
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.checks import check_used
@@ -135,7 +135,7 @@ def recording(
 ) -> Iterator[tuple[Recorder, list[Tracker]]]:
     """While the block runs, its rounds are recorded and tracked; closes all of it whatever
     happens."""
-    tracker: Tracker = built.tracker.create()
+    tracker: Tracker = Guarded([built.tracker.create()])
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
     going_on = None if saved is None else saved.state
     recorder = Recorder(

@@ -28,10 +28,10 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import save_npz
 from fedexp.core.pictures import Pictures
+from fedexp.core.storage import display_path
 from fedexp.figures import save_all
 from fedexp.rundir import kept_models
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.base import display_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
