@@ -288,7 +288,7 @@ def test_a_list_of_trackers_is_short_for_several():
         ),
         (
             ["tracker=[wandb,mlflow]", "tracker.mlflow.store=''"],
-            "tracker.store='': must be a directory",
+            "tracker.store=: must be a directory",
         ),
         (["tracker=[wandb,several]"], "several is itself a list of trackers"),
     ],

@@ -211,13 +211,12 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """
     from fedexp.cli.job import log_to_console
     from fedexp.cli.push import UPLOAD_SECONDS, expand, push
-    from fedexp.trackers.wandb_tracker import MODES
 
     add = parser.add_argument
     add("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
     add("--project", help="instead of that of the run's configuration")
     add("--entity", help="user or team")
-    add("--mode", choices=[mode for mode in MODES if mode != "disabled"], default="auto")
+    add("--mode", choices=("auto", "online", "offline"), default="auto")
     add("--new", action="store_true", help="make a new W&B run also where there is one")
     options = parsed(parser, arguments)
     given = {"project": options.project, "entity": options.entity, "mode": options.mode}

@@ -36,6 +36,7 @@ ShareBelow1OrNone = Annotated[
 Count = Annotated[int, Limit("at least 1", lambda value: value >= 1)]
 CountFrom0 = Annotated[int, Limit("at least 0", lambda value: value >= 0)]
 CountOrNone = Annotated[int | None, Limit("at least 1, or null", lambda v: v is None or v >= 1)]
+Name = Annotated[str, Limit("a name", bool)]
 Counts = Annotated[
     tuple[int, ...],
     Limit("a non-empty list of positive integers", lambda v: len(v) > 0 and min(v) > 0),

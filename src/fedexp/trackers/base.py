@@ -119,7 +119,6 @@ class TrackerConfig(Checked, ABC, prefix="tracker."):
         """Return the tracker of one run."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoTracker(TrackerConfig):
     """Configuration of `tracker=none`."""
 

@@ -5,11 +5,10 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from fedexp.core.errors import require
+from fedexp.core.limits import Limit, Name
 from fedexp.rundir.fingerprint import flatten
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, require_package
 from fedexp.trackers.names import metrics_of
@@ -26,16 +25,11 @@ ENVIRONMENT = {  # read when mlflow is imported and when a store is opened
 PARAMS, LENGTH = 100, 500
 
 
-@dataclass(frozen=True, kw_only=True)
 class MLflow(TrackerConfig):
     """Configuration of `tracker=mlflow`."""
 
-    store: str  # a directory, or the address of a server
-    experiment: str
-
-    def __post_init__(self) -> None:
-        require(bool(self.store), "tracker.store", repr(self.store), "a directory or an address")
-        require(bool(self.experiment), "tracker.experiment", repr(self.experiment), "a name")
+    store: Annotated[str, Limit("a directory, or the address of a server", bool)]
+    experiment: Name
 
     def check(self) -> None:
         require_package("mlflow", "mlflow")

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedexp")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Several(TrackerConfig):
     """Configuration of `tracker=[a,b]`."""
 

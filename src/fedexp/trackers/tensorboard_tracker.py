@@ -3,7 +3,6 @@ beside each other."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, kw_only=True)
 class TensorBoard(TrackerConfig):
     """Configuration of `tracker=tensorboard`."""
 

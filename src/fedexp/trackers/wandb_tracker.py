@@ -12,12 +12,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from fedexp.core.errors import require, require_choice
+from fedexp.core.limits import Limit, Name, Positive
 from fedexp.core.private.of_wandb import service_process
 from fedexp.core.storage import display_path
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
@@ -30,7 +29,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("fedexp")
 
-MODES = ("auto", "online", "offline", "disabled")
+Mode = Literal["auto", "online", "offline", "disabled"]
+Interval = Annotated[
+    float,
+    Limit(
+        "a number of rounds, or a part of them from 0 to 1",
+        lambda value: value >= 0 and (value < 1 or float(value).is_integer()),
+    ),
+]
 # Calls that need no server take milliseconds to a few seconds; longer means that wandb hangs.
 LOCAL_SECONDS = 30.0
 GRACE_SECONDS = 5.0  # wandb's own timeout comes first, so that it can clean up
@@ -55,34 +61,19 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Wandb(TrackerConfig):
     """Configuration of `tracker=wandb`."""
 
-    project: str
+    project: Name
     entity: str | None
-    mode: str  # auto | online | offline | disabled
+    mode: Mode
     group: str | None
     job_type: str | None
     tags: tuple[str, ...]
     name: str | None
-    log_images_every: float  # rounds; below 1: share of all rounds; 0: only at the end
-    init_timeout: float  # seconds
-    finish_timeout: float  # seconds
-
-    def __post_init__(self) -> None:
-        require(bool(self.project), "tracker.project", repr(self.project), "a name")
-        require_choice("tracker.mode", self.mode, MODES)
-        every = self.log_images_every
-        require(
-            every >= 0 and (every < 1 or float(every).is_integer()),
-            "tracker.log_images_every",
-            every,
-            "a number of rounds, or a part of them from 0 to 1",
-        )
-        for name in ("init_timeout", "finish_timeout"):
-            seconds = getattr(self, name)
-            require(seconds > 0, f"tracker.{name}", seconds, "greater than 0")
+    log_images_every: Interval  # 0: only at the end
+    init_timeout: Positive  # seconds
+    finish_timeout: Positive  # seconds
 
     def image_interval(self, rounds: int) -> int | None:
         """Return the rounds between images in a run of so many; None: none before the end."""
