@@ -18,6 +18,7 @@ public set in random order, whose labels are read for that alone.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from fedexp.core.limits import Count, CountFrom0, NonNegative, OpenShare, Positi
 from fedexp.core.tree import Params, Tree
 
 
+@dataclass(frozen=True, kw_only=True)
 class FedDF(ServerTraining):
     lr: Positive  # of Adam
     batch_size: Count

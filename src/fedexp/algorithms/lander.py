@@ -36,6 +36,7 @@ tasks bring new classes.
 """
 
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -63,6 +64,7 @@ from fedexp.models import classifier_of
 log = logging.getLogger("fedexp")
 
 
+@dataclass(frozen=True, kw_only=True)
 class LANDER(DataFree, OwnModel):
     needs_features = True
     needs_head = True
@@ -87,10 +89,10 @@ class LANDER(DataFree, OwnModel):
             server_work="a generator for each task",
         )
 
-    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         width = classifier_of(module).in_features
         return label_text.add_mapping(
-            module, label_text.embeddings(self.embeddings, federation.num_classes, width).shape[1]
+            module, label_text.embeddings(self.embeddings, info.num_classes, width).shape[1]
         )
 
     def fitted(self, module: nn.Module) -> "LANDER":
@@ -101,26 +103,24 @@ class LANDER(DataFree, OwnModel):
             )
         return self
 
-    def server_init(self, params: Params, federation: Federation) -> Tree:
+    def server_init(self, params: Params, info: Federation) -> Tree:
         weight = params["mapping.weight"]
-        rows = label_text.embeddings(self.embeddings, federation.num_classes, len(weight))
-        return super().server_init(params, federation) | {
-            "anchors": torch.from_numpy(rows).to(weight)
-        }
+        rows = label_text.embeddings(self.embeddings, info.num_classes, len(weight))
+        return super().server_init(params, info) | {"anchors": torch.from_numpy(rows).to(weight)}
 
     def rehearse(
         self,
         net: ServerNetwork,
         server: Tree,
         pixels: Pixels,
-        federation: Federation,
+        info: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         made = label_generator.images_of(
             net,
             server["old"],
             server["anchors"],
-            federation.classes_before(),
+            info.classes_before(),
             pixels,
             seed=int(rng.integers(2**63 - 1)),
             warmup=self.warmup,

@@ -16,6 +16,7 @@ weights of the models; `examples` takes n_k / n instead of 1 / K, with weighting
 point of FedAvg's objective.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -35,6 +36,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
 
+@dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
     optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
 
@@ -47,10 +49,10 @@ class Scaffold(FedAvg):
             client_state="control variate c_k", server_state="control variate c", up=1, down=1
         )
 
-    def server_init(self, params: Params, federation: Federation) -> Tree:
+    def server_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "c": tree.zeros_like(params)}
 
-    def client_init(self, params: Params, federation: Federation) -> Tree:
+    def client_init(self, params: Params, info: Federation) -> Tree:
         return {"c": tree.zeros_like(params)}
 
     def broadcast(self, server: Tree) -> Tree:
@@ -73,10 +75,10 @@ class Scaffold(FedAvg):
         return {"params": params, "change": change}, {"c": new}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        federation, change = round.federation, messages["change"]
-        shares = torch.full_like(round.weights, 1 / federation.num_clients)
+        info, change = round.info, messages["change"]
+        shares = torch.full_like(round.weights, 1 / info.num_clients)
         if self.variates == "examples":
-            sizes = [len(federation.parts[client]) for client in round.clients]
-            shares = torch.as_tensor(sizes).to(shares) / sum(map(len, federation.parts))
+            sizes = [len(info.parts[client]) for client in round.clients]
+            shares = torch.as_tensor(sizes).to(shares) / sum(map(len, info.parts))
         c = {k: v + torch.tensordot(shares, change[k], 1) for k, v in server["c"].items()}
         return super().aggregate(server, messages, round) | {"c": c}

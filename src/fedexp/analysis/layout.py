@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedexp.analysis.judge import missing
+
 NO_VIEW = "not judged: no augmented view"
 MARKS = {
     "within": "*",
@@ -279,7 +281,3 @@ def plain_number(value: object) -> str:
     if value is None or value != value:
         return "-"
     return str(value) if isinstance(value, str | int | np.integer) else f"{value:.4g}"
-
-
-def missing(value: float | None) -> bool:
-    return value is None or value != value

@@ -4,19 +4,21 @@ cohorts."""
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import Checked
+from fedexp.core.limits import check_limits
 from fedexp.rundir import files
 
 Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
 
 
-class Cohorts(Checked, prefix="cohorts."):
+@dataclass(frozen=True, kw_only=True)
+class Cohorts:
     """The cohorts of a run, from `path` or, without one, drawn as `draw` says.
 
     draw: `seed`, by seeds.sampling. `round`, by numpy's generator of the old kind seeded with the
@@ -32,7 +34,7 @@ class Cohorts(Checked, prefix="cohorts."):
     draw: Literal["seed", "round"] = "seed"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_limits(self, "cohorts.")
         good = self.path is None or self.draw == "seed"
         require(good, "cohorts.draw", self.draw, "seed, or cohorts.path=null")
 

@@ -3,14 +3,13 @@ conf/config.yaml."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from fedexp.core.errors import require
 from fedexp.core.limits import (
-    Checked,
     Count,
     CountFrom0,
     CountOrNone,
@@ -20,6 +19,7 @@ from fedexp.core.limits import (
     PositiveShare,
     PositiveShares,
     ShareBelow1,
+    check_limits,
 )
 from fedexp.core.views import require_list, require_views
 
@@ -33,7 +33,8 @@ LrSchedule = Literal["exponential", "constant", "step", "cosine"]
 SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 
 
-class LocalTraining(Checked, prefix="local."):
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
     """Local training of a client in a round: `epochs` over its own examples (config node
     `local`)."""
 
@@ -50,7 +51,7 @@ class LocalTraining(Checked, prefix="local."):
     warmup: CountFrom0 = 0  # rounds of a linear rise before the schedule begins
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_limits(self, "local.")
         wanted = "greater than 0 with local.optimizer=nesterov"
         good = self.optimizer != "nesterov" or self.momentum > 0
         require(good, "local.momentum", self.momentum, wanted)
@@ -82,12 +83,16 @@ class LocalTraining(Checked, prefix="local."):
         return self.lr * self.lr_decay**passed
 
 
-class Public(Checked, prefix="public."):
+@dataclass(frozen=True, kw_only=True)
+class Public:
     """The server's public set (config node `public`), split off the training data before they are
     partitioned."""
 
     fraction: ShareBelow1
     balanced: bool
+
+    def __post_init__(self) -> None:
+        check_limits(self, "public.")
 
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         """Return the numbers of the public examples, ascending: floor(fraction * N) of labels [N],
@@ -103,11 +108,15 @@ class Public(Checked, prefix="public."):
         return np.sort(np.concatenate(piles)[order[:total]])
 
 
-class Validation(Checked, prefix="validation."):
+@dataclass(frozen=True, kw_only=True)
+class Validation:
     """The validation set (config node `validation`): training examples that nobody trains on."""
 
     fraction: ShareBelow1
     per_client: bool
+
+    def __post_init__(self) -> None:
+        check_limits(self, "validation.")
 
     def choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Return floor(fraction * count) of the numbers 0 to count - 1, drawn at random,
@@ -118,26 +127,35 @@ class Validation(Checked, prefix="validation."):
 NONE_HELD_OUT = Validation(fraction=0.0, per_client=False)
 
 
-class Stop(Checked, prefix="stop."):
+@dataclass(frozen=True, kw_only=True)
+class Stop:
     """When a run ends before its last round (config node `stop`); None: it does not."""
 
     patience: CountOrNone
     metric: Literal["validation_accuracy", "test_accuracy", None]
     minutes: PositiveOrNone
 
+    def __post_init__(self) -> None:
+        check_limits(self, "stop.")
+
 
 NO_STOP = Stop(patience=None, metric=None, minutes=None)
 
 
-class Seeds(Checked, prefix="seeds."):
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
     """Independent seeds (config node `seeds`); each defaults to `seed`."""
 
     partition: CountFrom0
     sampling: CountFrom0
     training: CountFrom0
 
+    def __post_init__(self) -> None:
+        check_limits(self, "seeds.")
 
-class Settings(Checked):
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
     """The scalars of the top level."""
 
     seed: CountFrom0
@@ -167,7 +185,7 @@ class Settings(Checked):
     accept_changed_data: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_limits(self, "")
         require_rounds("keep_models", self.keep_models, first=0)
         require_rounds("keep_local_models", self.keep_local_models, first=1)
         require_views(self.test_views)

@@ -24,9 +24,8 @@ RATIO = 200
 SMALL = 2**26  # bytes that are harmless whatever their ratio
 
 
-def display_path(path: Path) -> Path:
-    """Return the path as one would type it: relative where it lies below the working directory."""
-    path = path.absolute()
+def shorten(path: Path) -> Path:
+    """Return the path relative to the working directory where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
-from fedexp.core.limits import Checked
 from fedexp.data.marks import checksum
 from fedexp.data.replay import POLICIES
 from fedexp.data.streams import ORDERS
@@ -29,7 +28,8 @@ class TaskSequence:
     tasks: tuple[Task, ...]
 
 
-class Scenario(Checked, ABC, prefix="scenario."):
+@dataclass(frozen=True, kw_only=True)
+class Scenario(ABC):
     """Base of the group."""
 
     rounds_per_task: int

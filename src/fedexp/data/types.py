@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import torch
 
-from fedexp.core.limits import Checked
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.marks import SourceFile
 
@@ -103,7 +102,8 @@ class Data(ABC):
         return replace(self, x_test=x, y_test=y, test_tasks=self.validation_tasks)
 
 
-class DataSource(Checked, ABC, prefix="dataset."):
+@dataclass(frozen=True, kw_only=True)
+class DataSource(ABC):
     """Base of the `dataset` group: where a data set lies and how it is read."""
 
     kind: ClassVar[str]  # images | text

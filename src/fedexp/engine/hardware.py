@@ -15,7 +15,7 @@ import torch
 
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import Checked, Count, CountOrNone, Limit
+from fedexp.core.limits import Count, CountOrNone, Limit, check_limits
 from fedexp.engine.base import Engine
 from fedexp.engine.processes.distributed import Distributed
 from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
@@ -37,7 +37,8 @@ def few_threads(number: int | None) -> bool:
     return number is None or 1 <= number <= 1024
 
 
-class Hardware(Checked, prefix="hardware."):
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
     """The user's choice of hardware; `resolve` turns `auto` into a choice and says why, but for
     the precision, which is timed (fedexp.training.precision)."""
 
@@ -54,7 +55,7 @@ class Hardware(Checked, prefix="hardware."):
     jobs_per_gpu: Count
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_limits(self, "hardware.")
         only = self.workers is None or self.engine in ("auto", "workers")
         wanted = f"null with hardware.engine={self.engine} (hardware.workers=null)"
         require(only, "hardware.workers", self.workers, wanted)

@@ -11,18 +11,20 @@ these lines alone.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedexp.core.errors import ConfigError, nearest, require
-from fedexp.core.limits import Checked, CountFrom0
+from fedexp.core.limits import CountFrom0, check_limits
 
 Layer = nn.Linear | nn.Conv2d  # what can be adapted
 
 
-class LoRA(Checked, prefix="model.lora."):
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
     """Layers that have adapters, and their size. All else but the head is frozen."""
 
     rank: CountFrom0 = 0  # r; 0: no adapters
@@ -32,7 +34,7 @@ class LoRA(Checked, prefix="model.lora."):
     freeze_a: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_limits(self, "model.lora.")
         good = self.alpha is None or (math.isfinite(self.alpha) and self.alpha > 0)
         require(good, "model.lora.alpha", self.alpha, "greater than 0, or null")
 

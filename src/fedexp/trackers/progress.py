@@ -21,8 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedexp.core.console import ROUNDS_LOG
-from fedexp.core.storage import display_path
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
 
 if TYPE_CHECKING:
     import pandas as pd

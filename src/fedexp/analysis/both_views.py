@@ -10,8 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedexp.analysis import layout
-from fedexp.papers import parts
+from fedexp.analysis import layout, parts
 
 MARKER = re.compile(r"^::: both_views (\w+)$", re.MULTILINE)
 JUDGED = ("within", "outside")
