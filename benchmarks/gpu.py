@@ -1,15 +1,19 @@
 """The figures of a GPU on W1, in parts that are written as they end: a step of ten clients, FedNTD
 for 200 rounds against the bare loop, algorithms against FedAvg, ResNets on the vectorised engine
-against the sequential one; medians with smallest and largest."""
+against the sequential one, whether a run repeats exactly, the slowest operations, jobs that share
+the GPU; medians with smallest and largest."""
 
 import argparse
 import csv
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from itertools import product
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from benchmarks import measure
@@ -34,6 +38,8 @@ from fedexp.training.exchange import assemble, broadcast, sample, train
 
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
 RESNETS = ("resnet10", "resnet18", "resnet50")
+JOBS = (1, 2, 4)  # of a sweep, on one GPU at a time
+SEEDS = "0,1,2,3,4,5,6,7"
 
 # Part -> what is wanted of one H100.
 GOALS = {
@@ -43,6 +49,9 @@ GOALS = {
         "goals: fedprox and scaffold at most 1.2, fedntd and moon at most 1.5 times fedavg"
     ),
     "resnets": "goal: resnet18 at least 3 times the sequential engine",
+    "repeat": "goal: the same files",
+    "profile": "where the time of a round of FedNTD is spent",
+    "jobs": "goal: 56 runs of 200 rounds in 15 minutes, 16 s each",
 }
 
 
@@ -189,6 +198,65 @@ class Gpu:
                     rows.append(row(f"{model} {engine}", reps, sequential, "rate"))
         head = ("FedAvg, bf16", "n", "s a round, all in", "examples/s", "x sequential")
         return markdown(head, rows)
+
+    def repeat(self) -> str:
+        """Run FedNTD twice in each precision and compare the accuracy of every class."""
+        rows = []
+        for precision in self.options.precisions:
+            found = set()
+            for _ in range(2):
+                self._ntd(precision, self.options.bare_rounds)
+                found.add((self.work / "out" / "class_accuracy.csv").read_bytes())
+            rows.append((precision, "yes" if len(found) == 1 else "no"))
+        return markdown(("FedNTD, twice", "same class_accuracy.csv"), rows)
+
+    def profile(self) -> str:
+        """Return the slowest operations of a round, by the time of the device."""
+        precision = self.options.precisions[-1]
+        self._ntd(precision, 4, "profile=true")
+        table = pd.read_csv(self.work / "out" / "profile" / "operations.csv").head(20)
+        cells = [
+            [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row]
+            for row in table.itertuples(index=False)
+        ]
+        return markdown((f"FedNTD {precision}", *table.columns[1:]), cells)
+
+    def jobs(self) -> str:
+        """Time a sweep over eight seeds with one or more jobs at a time on the GPU."""
+        rows = []
+        for together in JOBS:
+            start = time.perf_counter()
+            self._ntd(
+                self.options.precisions[-1],
+                self.options.bare_rounds,
+                "--multirun",
+                f"seed={SEEDS}",
+                "hydra/launcher=joblib",
+                f"hydra.launcher.n_jobs={together}",
+                f"hardware.jobs_per_gpu={together}",
+                f"hydra.sweep.dir={self.work / f'jobs{together}'}",
+            )
+            rows.append((str(together), f"{time.perf_counter() - start:.1f}"))
+        head = ("jobs at a time", f"s for 8 jobs of {self.options.bare_rounds} rounds (n = 1)")
+        return markdown(head, rows)
+
+    def _ntd(self, precision: str, rounds: int, *more: str) -> None:
+        """Run FedNTD on the vectorised engine, all of whose files are wanted."""
+        settings = (
+            *OVERRIDES,
+            *self.data,
+            "algorithm=fedntd",
+            f"rounds={rounds}",
+            f"hardware.device={self.options.device}",
+            "hardware.engine=vectorised",
+            f"hardware.precision={precision}",
+        )
+        out = str(self.work / "out")
+        shutil.rmtree(out, ignore_errors=True)
+        command = [part.replace("OUT", out) for part in fedexp(*settings, *more)]
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, cwd=measure.ROOT, timeout=7200
+        )
 
 
 def row(name: str, reps: list[Rep], reference: list[Rep], quantity: str) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class RandomPixels(TorchvisionDataset):
 
     sizes: ClassVar = (50_000, 10_000)
     side: ClassVar = 32  # pixels
+    paths: ClassVar = ()  # reads no files
 
     def read(self) -> Arrays:
         rng, arrays = np.random.default_rng(0), {}
@@ -156,7 +157,7 @@ def prepare_workload(rounds: int, extra: list[str]) -> Workload:
     from fedexp.training.exchange import sample
 
     simulation = make_simulation([*extra, "hardware=cpu"])
-    data, held = simulation.bench.data, simulation.stages[0].federation.parts
+    data, held = simulation.runtime.data, simulation.stages[0].federation.parts
     assert isinstance(data, ImageData)
     parts: list[np.ndarray] = []
     sizes = []
@@ -164,7 +165,7 @@ def prepare_workload(rounds: int, extra: list[str]) -> Workload:
         cohort = [held[client] for client in sample(simulation, number)]
         parts += cohort
         sizes.append([len(part) for part in cohort])
-    epochs = np.array(simulation.bench.local.epochs)
+    epochs = np.array(simulation.runtime.local.epochs)
     arrays = {k: getattr(data, k).numpy() for k in ("x_train", "y_train", "x_test", "y_test")}
     return Workload(
         **arrays,

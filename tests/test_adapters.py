@@ -45,10 +45,10 @@ PLAIN = replace(LOCAL, momentum=0.0, weight_decay=0.0, epochs=1)
 def context(simulation, state, position=0):
     """A client's context of the next round, and its batches."""
     cohort = assemble(simulation, state, state.round + 1)
-    data = ScheduledData(simulation.bench, cohort.schedules[position])
+    data = ScheduledData(simulation.runtime, cohort.schedules[position])
     steps = torch.tensor(float(data.steps), dtype=torch.float64)
     return (
-        Context(broadcast(simulation, state), {}, {}, {}, {}, 0.1, steps, simulation.bench.local),
+        Context(broadcast(simulation, state), {}, {}, {}, {}, 0.1, steps, simulation.runtime.local),
         data,
     )
 
@@ -70,7 +70,7 @@ def test_the_local_loss_by_loops():
     simulation = stream(PILORA, model=Adapted(), scenario=three, surrogate=0.0)
     state = play(simulation, 5)
     ctx, data = context(simulation, state)
-    batch, params, net = next(data.batches()), ctx.server["params"], simulation.bench.net
+    batch, params, net = next(data.batches()), ctx.server["params"], simulation.runtime.net
     features, centers = net(params, batch.x).features, params[CENTERS]
     expected = 0.0
     for f, y in zip(features, batch.y, strict=True):
@@ -107,7 +107,7 @@ def test_adapters_step_slower_and_prototypes_of_other_tasks_not_at_all():
     and 3."""
     simulation = stream(PILORA, model=Adapted(), local=PLAIN)
     ctx, data = context(simulation, play(simulation, 3))
-    batch, params, net = next(data.batches()), ctx.server["params"], simulation.bench.net
+    batch, params, net = next(data.batches()), ctx.server["params"], simulation.runtime.net
     grads = torch.func.grad(lambda p: PILORA.objective(net, p, batch, ctx))(params)
     moved, _, _ = PILORA.local_step(net, params, optimizers.memory_of(params, PLAIN), batch, ctx)
     for name, value in params.items():
@@ -181,7 +181,7 @@ def messages_of(simulation, state):
     sent = broadcast(simulation, state)
     return (
         simulation.engine.train(
-            simulation.algorithm, simulation.bench, sent, cohort, 0.1, False
+            simulation.algorithm, simulation.runtime, sent, cohort, 0.1, False
         ).messages,
         cohort,
     )
@@ -197,12 +197,14 @@ def test_gram_matrices_by_hooks():
     simulation = stream(LoRM(off_diagonal=1.0), model=Adapted(), augment=False)
     state = play(simulation, 1)
     messages, cohort = messages_of(simulation, state)
-    bench, info = simulation.bench, simulation.stages[0].federation
+    runtime, info = simulation.runtime, simulation.stages[0].federation
     for position, client in enumerate(cohort.clients):
-        x, _ = bench.load_train(torch.from_numpy(info.parts[client]), None)
+        x, _ = runtime.load_train(torch.from_numpy(info.parts[client]), None)
         params, seen = tree.row(messages["params"], position), {}
-        handles = [remember(bench.net.module.get_submodule(layer), seen, layer) for layer in LAYERS]
-        seen["head"] = bench.net(params, x).features
+        handles = [
+            remember(runtime.net.module.get_submodule(layer), seen, layer) for layer in LAYERS
+        ]
+        seen["head"] = runtime.net(params, x).features
         for handle in handles:
             handle.remove()
         for name, inputs in seen.items():
@@ -262,7 +264,7 @@ def test_local_models_are_compared_with_the_model_that_was_sent():
     assert all(np.isnan(row["distribution_distance"]) for row in rows)  # it was not tested
     parts = simulation.stage_of(4).federation.parts
     gradients = local_gradients(
-        simulation.bench, {"params": sent, "buffers": {}}, [parts[c] for c in cohort.clients]
+        simulation.runtime, {"params": sent, "buffers": {}}, [parts[c] for c in cohort.clients]
     )
     (row,) = (row for row in found["gradient_diversity.csv"] if row["layer"] == "total")
     assert row["gradient_diversity"] == pytest.approx(
@@ -311,13 +313,13 @@ def test_the_server_of_the_second_task_by_hand():
 
 def test_the_tested_model_is_the_backbone_and_the_change():
     simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(lora=LoRA(rank=2, alpha=3.0)))
-    params, module = play(simulation, 4).server["params"], simulation.bench.net.module
+    params, module = play(simulation, 4).server["params"], simulation.runtime.net.module
     x, scale = drawn(3, 1, 6, 6), 1.5
     value = x.flatten(1)
     for layer in LAYERS:
         base = module.get_submodule(layer).base
         value = (F.linear(value, base.weight + scale * params[f"{layer}.change"], base.bias)).tanh()
-    assert_close(simulation.bench.net(params, x).features, value)
+    assert_close(simulation.runtime.net(params, x).features, value)
 
 
 def test_a_change_is_merged_into_its_layer():
@@ -379,13 +381,13 @@ def test_a_vision_transformer_learns_its_tasks(row):
         row.make(), model=model, sizes=(4, 5), scenario=replace(TWO_TASKS, rounds_per_task=1)
     )
     before = {
-        k: v.clone() for k, v in simulation.bench.net.module.named_parameters() if "base" in k
+        k: v.clone() for k, v in simulation.runtime.net.module.named_parameters() if "base" in k
     }
     state = play(simulation, 2)
     assert tree.is_finite(state.server["params"])
     assert all(
         torch.equal(v, before[k])
-        for k, v in simulation.bench.net.module.named_parameters()
+        for k, v in simulation.runtime.net.module.named_parameters()
         if k in before
     )
     assert state.server["local"]["backbone.blocks.0.attn.qkv.up.weight"].abs().max() > 0

@@ -283,9 +283,9 @@ def test_features_are_drawn_of_the_classes_that_clients_have_met(changed, met):
     algorithm = replace(AF, bank=1000)
     object.__setattr__(algorithm, "shape", flow(4).flow)
     for stage, classes in enumerate(met):
-        info = parts[stage].federation
-        assert info.classes_met() == classes
-        plan = algorithm.host_plan(info, 0, np.random.default_rng(0))
-        now = set(np.flatnonzero(info.counts.sum(0)).tolist())
+        federation = parts[stage].federation
+        assert federation.classes_met() == classes
+        plan = algorithm.host_plan(federation, 0, np.random.default_rng(0))
+        now = set(np.flatnonzero(federation.counts.sum(0)).tolist())
         assert set(plan["new_labels"].tolist()) == set(classes) | now
         assert set(plan["old_labels"].tolist() if stage else []) == set(classes)

@@ -57,8 +57,8 @@ class Seen(torch.autograd.Function):
         return gradient, None, None, None
 
     @staticmethod
-    def vmap(info, in_dims, value, counts, direction, examples):
-        return Seen.apply(value, counts, direction, examples * info.batch_size), in_dims[0]
+    def vmap(federation, in_dims, value, counts, direction, examples):
+        return Seen.apply(value, counts, direction, examples * federation.batch_size), in_dims[0]
 
 
 class Differentiated(torch.autograd.Function):
@@ -77,7 +77,7 @@ class Differentiated(torch.autograd.Function):
         return None, None, Seen.apply(first, ctx.counts, "backward", ctx.examples), *others
 
     @staticmethod
-    def vmap(info, in_dims, *given):
+    def vmap(federation, in_dims, *given):
         return Differentiated.apply(*given), in_dims[2:]
 
 
@@ -118,13 +118,13 @@ def counts(monkeypatch):
 
 # Examples in addition to what numbers say, of `work`: (backward, forward), worked by hand.
 def by_hand(algorithm, simulation, epochs):
-    info = simulation.stages[-1].federation
+    federation = simulation.stages[-1].federation
     if isinstance(algorithm, FedCurv):  # all 24 examples, once
         return 24, 24
     if isinstance(algorithm, FedALA):  # 0.8 of 8 examples of three clients, rounded down
         return 0, 3 * 6
     if isinstance(algorithm, FedFOMO):  # trained on what is not for validation; 2 own models
-        held = sum(len(algorithm.held_out(info, client)) for client in range(3))
+        held = sum(len(algorithm.held_out(federation, client)) for client in range(3))
         return -held * epochs, held * (algorithm.slots + 2 - epochs)
     if isinstance(algorithm, TARGET | LANDER):
         # a batch of images in each step: a gradient, and the answer of a teacher
@@ -154,8 +154,8 @@ def test_computation_is_what_is_declared(row, before, epochs, counts):
     else:
         simulation = row.simulation(sizes=SIZES, **settings)
     state = play(simulation, before)
-    info = exchange.facts(simulation, state.server, before + 1)
-    data = sum(len(part) for part in info.parts)
+    federation = exchange.federation_at(simulation, state.server, before + 1)
+    data = sum(len(part) for part in federation.parts)
     counts.clear()
     counts.place = "server"
     play_round(simulation, state)

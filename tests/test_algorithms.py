@@ -125,14 +125,14 @@ class EveryHook(ServerTraining):
 
     pull: float
 
-    def server_init(self, params, info):
+    def server_init(self, params, federation):
         return {"params": params, "mean_first": next(iter(params.values())).new_zeros(())}
 
-    def client_init(self, params, info):
+    def client_init(self, params, federation):
         return {"rounds": torch.zeros((), dtype=torch.int64), "last": params}
 
-    def host_plan(self, info, client, rng):
-        return {"extra": rng.choice(info.parts[client], 3), "role": client}
+    def host_plan(self, federation, client, rng):
+        return {"extra": rng.choice(federation.parts[client], 3), "role": client}
 
     def client_setup(self, net, data, ctx):
         x, _ = data.take(ctx.plan["extra"])
@@ -394,17 +394,19 @@ def every_engine(first: str) -> pytest.MarkDecorator:
 def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
     """All parameters after each round, as one vector; a round is played when it is asked for.
     personal: those of the clients' own models."""
-    state, info = simulation.initial_state(), simulation.stages[0].federation
+    state, federation = simulation.initial_state(), simulation.stages[0].federation
     for _ in range(rounds):
         state.advance(play_round(simulation, state))
         models = [state.server["params"]]
         if personal and isinstance(simulation.algorithm, Personal):
             algorithm = simulation.algorithm
             kept = [
-                state.clients.get(c, first_state(simulation, algorithm, info)) for c in range(5)
+                state.clients.get(c, first_state(simulation, algorithm, federation))
+                for c in range(5)
             ]
             models = [
-                algorithm.personal_model(state.server, c, own, info) for c, own in enumerate(kept)
+                algorithm.personal_model(state.server, c, own, federation)
+                for c, own in enumerate(kept)
             ]
         yield torch.cat([flat(model) for model in models])
 
@@ -517,7 +519,7 @@ def test_hooks_are_pure(row, engine):
     network."""
     simulation = row.simulation()
     state = play(simulation, 1)
-    cohort, data = assemble(simulation, state, 2), simulation.bench.data
+    cohort, data = assemble(simulation, state, 2), simulation.runtime.data
     pixels = {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")}
     inputs = {
         "server": state.server,
@@ -528,7 +530,7 @@ def test_hooks_are_pure(row, engine):
         "schedules": [(s.index, s.draws, torch.from_numpy(s.lengths)) for s in cohort.schedules],
         "data": pixels,
         "initial": simulation.initial,
-        "network": dict(simulation.bench.net.module.named_parameters()),
+        "network": dict(simulation.runtime.net.module.named_parameters()),
     }
     before = clone(inputs)
     trained = train(engine, simulation, state, cohort)
@@ -537,7 +539,7 @@ def test_hooks_are_pure(row, engine):
     server = server | {"buffers": state.server["buffers"]}
     kept = clone(server)
     if isinstance(simulation.algorithm, ServerTraining):
-        net = LiveNetwork(simulation.bench.net)
+        net = LiveNetwork(simulation.runtime.net)
         simulation.algorithm.refine(net, server, trained.messages, about)
     assert_equal(server, kept)
     assert_equal(inputs, before)
@@ -578,10 +580,10 @@ class Stopping(Engine):
     last_rate: float  # learning rate of the last round that it plays
     error: type[BaseException]
 
-    def train(self, algorithm, bench, server, cohort, lr, evaluate_local):
+    def train(self, algorithm, runtime, server, cohort, lr, evaluate_local):
         if lr < self.last_rate:
             raise self.error
-        return self.engine.train(algorithm, bench, server, cohort, lr, evaluate_local)
+        return self.engine.train(algorithm, runtime, server, cohort, lr, evaluate_local)
 
 
 def tables(directory):
@@ -714,6 +716,20 @@ def test_fedntd_leaves_the_true_class_alone():
         assert_equal(other, term)
 
 
+def test_fedntd_of_two_classes_is_cross_entropy():
+    teacher, student, y = (
+        logits(classes=2, seed=1),
+        logits(classes=2, seed=2).requires_grad_(),
+        Y % 2,
+    )
+    loss, cross_entropy = (
+        objective(algorithm, teacher, student, y) for algorithm in (ntd(tau=3.0), FedAvg())
+    )
+    assert_equal(loss, cross_entropy)
+    expected = torch.autograd.grad(cross_entropy, student)
+    assert_equal(torch.autograd.grad(loss, student), expected)
+
+
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize(
     "mask", [None, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)]
@@ -730,6 +746,21 @@ def test_fedntd_mse_by_a_loop(reduction, mask):
     expected = F.cross_entropy(student[:rows], Y[:rows]) + 0.2 * total
     algorithm = ntd(beta=0.2, distance="mse", mse_reduction=reduction)
     assert_equal(objective(algorithm, teacher, student, Y, mask), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in SHIPPED if r.cls in (FedAvg, FedNTD, FedKD)], ids=lambda row: row.name
+)
+def test_padding_does_not_count(row):
+    """A padded batch has the loss and gradient of the same batch without its padding."""
+    teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
+    mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    padded = objective(row.make(), teacher, student, Y, mask)
+    short = objective(row.make(), teacher[:3], student[:3], Y[:3])
+    assert_equal(padded, short, atol=1e-13)
+    assert_equal(
+        torch.autograd.grad(padded, student), torch.autograd.grad(short, student), atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -757,13 +788,13 @@ def test_fedprox_pulls_by_mu_times_the_distance():
     written out."""
     local, mu = replace(LOCAL, epochs=3, momentum=0.0, weight_decay=0.0), 0.7
     simulation = make_simulation(FedProx(mu=mu), local=local, sizes=(10,), participation=1.0)
-    state, bench = simulation.initial_state(), simulation.bench
+    state, runtime = simulation.initial_state(), simulation.runtime
     (schedule,) = assemble(simulation, state, 1).schedules
     start = w = state.server["params"]
-    for batch in ScheduledData(bench, schedule).batches():
+    for batch in ScheduledData(runtime, schedule).batches():
 
         def loss(p, batch=batch):
-            return F.cross_entropy(bench.net(p, batch.x).logits, batch.y)
+            return F.cross_entropy(runtime.net(p, batch.x).logits, batch.y)
 
         grads = torch.func.grad(loss)(w)
         w = {k: w[k] - local.lr * (grads[k] + mu * (w[k] - start[k])) for k in w}
@@ -775,8 +806,15 @@ def test_fedprox_pulls_by_mu_times_the_distance():
     [
         (FedProx, {"mu": -0.1}, "algorithm.mu"),
         (FedProx, {"mu": float("nan")}, "algorithm.mu"),
+        (FedProx, {"mu": float("inf")}, "algorithm.mu"),
+        (FedNTD, {"beta": -1.0}, "algorithm.beta"),
+        (FedNTD, {"beta": float("nan")}, "algorithm.beta"),
+        (FedNTD, {"tau": 0.0}, "algorithm.tau"),
+        (FedNTD, {"tau": float("inf")}, "algorithm.tau"),
         (FedNTD, {"lambda_": 1.1}, "algorithm.lambda_"),
+        (FedNTD, {"lambda_": -0.1}, "algorithm.lambda_"),
         (FedNTD, {"distance": "l2"}, "algorithm.distance"),
+        (FedNTD, {"mse_reduction": "none"}, "algorithm.mse_reduction"),
         (FedNTD, {"distance": "mse", "lambda_": 0.5}, "algorithm.lambda_"),
     ],
 )

@@ -17,15 +17,14 @@ from fedexp.analysis.after.hessian import largest, loss_hessian, spectrum_of
 from fedexp.analysis.after.noise import default_strengths, noise_curve
 from fedexp.analysis.after.pictures import picture_of
 from fedexp.analysis.after.subject import Examples, Named, Subject, subject_of
-from fedexp.analysis.paper_figures import draw_one
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
+from fedexp.papers.paper_figures import draw_one
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
-from quick_runs import FEDERATION
 from toy_federation import PLAIN, make_simulation, play
 
 HAND = {"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 1.0])}
@@ -86,7 +85,7 @@ def subject_of_toy(model=None, rounds=2):
     simulation = make_simulation(model=model, local=PLAIN)
     state = play(simulation, rounds)
     kept = KeptModel(rounds, state.server["params"], state.server["buffers"])
-    return Subject(SimpleNamespace(directory=Path("toy")), simulation.bench, kept, "toy")
+    return Subject(SimpleNamespace(directory=Path("toy")), simulation.runtime, kept, "toy")
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +96,10 @@ def toy():
 def dense_hessian(subject):
     """Of the mean cross-entropy, by torch.func.hessian of the flat parameters."""
     params = subject.use(subject.first)
-    x, y = subject.bench.load_test(torch.arange(20))
+    x, y = subject.runtime.load_test(torch.arange(20))
 
     def loss(flat):
-        logits = subject.bench.net(vectors.unflatten(flat, params), x).logits
+        logits = subject.runtime.net(vectors.unflatten(flat, params), x).logits
         return torch.nn.functional.cross_entropy(logits, y)
 
     return torch.func.hessian(loss)(vectors.flatten(params))
@@ -140,11 +139,11 @@ def test_a_surface_is_what_each_of_its_models_gives(toy):
     plane = loss_plane.random_plane(toy, points=3, span=0.5, seed=3)
     surface = loss_plane.surface_of(toy, plane)
     params = toy.use(toy.first)
-    middle = toy.bench.evaluate(params)
+    middle = toy.runtime.evaluate(params)
     assert surface.loss[1, 1] == pytest.approx(float(middle.loss), rel=1e-12)
     assert surface.accuracy[1, 1] == int(middle.class_correct.sum()) / 20
     corner = {k: v + 0.5 * plane.u[k] - 0.5 * plane.v[k] for k, v in params.items()}
-    assert surface.loss[0, 2] == pytest.approx(float(toy.bench.evaluate(corner).loss), rel=1e-9)
+    assert surface.loss[0, 2] == pytest.approx(float(toy.runtime.evaluate(corner).loss), rel=1e-9)
     again = loss_plane.surface_of(toy, loss_plane.random_plane(toy, points=3, span=0.5, seed=3))
     np.testing.assert_array_equal(again.loss, surface.loss)
 
@@ -163,9 +162,9 @@ def test_the_plane_of_models_holds_them(toy):
     ]
     plane = loss_plane.model_plane(toy, models, points=4)
     for model, (x, y) in zip(models, plane.positions.tolist(), strict=True):
-        at = toy.bench.evaluate(vectors.moved(plane.origin, [(x, plane.u), (y, plane.v)]))
+        at = toy.runtime.evaluate(vectors.moved(plane.origin, [(x, plane.u), (y, plane.v)]))
         assert float(at.loss) == pytest.approx(
-            float(toy.bench.evaluate(model.kept.params).loss), rel=1e-9
+            float(toy.runtime.evaluate(model.kept.params).loss), rel=1e-9
         )
     low, high = plane.positions.min(0), plane.positions.max(0)
     assert plane.x[0] < low[0] < high[0] < plane.x[-1]
@@ -176,7 +175,7 @@ def test_noise_is_added_to_all_parameters(toy):
     """w + s e: without noise the model's own loss, exactly; else that of the sum. A draw keeps e at
     all strengths."""
     params = toy.use(toy.first)
-    own = toy.bench.evaluate(params)
+    own = toy.runtime.evaluate(params)
     found = noise_curve(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
     assert found.loss.shape == found.accuracy.shape == (2, 3)
     assert (found.loss[:, 0] == float(own.loss)).all()
@@ -186,7 +185,7 @@ def test_noise_is_added_to_all_parameters(toy):
         for i, strength in ((1, 0.1), (2, 0.3)):
             at = {name: value + strength * e[name] for name, value in params.items()}
             assert found.loss[number, i] == pytest.approx(
-                float(toy.bench.evaluate(at).loss), rel=1e-12
+                float(toy.runtime.evaluate(at).loss), rel=1e-12
             )
     assert len(np.unique(found.loss)) == 5
     np.testing.assert_array_equal(
@@ -209,7 +208,7 @@ def test_the_scale_of_noise_by_hand(toy):
     e = vectors.relative_to(params, vectors.gaussian(params, 0, 0))
     at = {name: value + 0.2 * e[name] for name, value in params.items()}
     found = noise_curve(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
-    assert found == pytest.approx(float(toy.bench.evaluate(at).loss), rel=1e-12)
+    assert found == pytest.approx(float(toy.runtime.evaluate(at).loss), rel=1e-12)
     np.testing.assert_allclose(default_strengths("relative"), np.arange(11) / 20)
 
 
@@ -269,10 +268,31 @@ def test_features_on_the_circle_have_length_1():
         replace(model, unit_features=1)
 
 
+def test_other_features_than_two_are_said(toy):
+    with pytest.raises(
+        ConfigError, match=r"features of 8 dimensions, .* needs 2: train with model=cnn_circle"
+    ):
+        features.on_circle(toy, [Named("global", toy.first)])
+
+
 # --- the command
 
-OPTIONS = [*FEDERATION, "local.batch_size=60", "hardware.precision=fp64"]
-OPTIONS += ["rounds=2", "keep_local_models=[2]", "checkpoint_interval=1"]
+SMALL = [
+    "num_clients=8",
+    "participation=0.5",
+    "local.epochs=1",
+    "min_size=2",
+    "figures=false",
+    "hardware=cpu",
+    "hardware.engine=sequential",
+    "hardware.threads=1",
+    "hardware.precision=fp64",
+    "tracker=none",
+    "rounds=2",
+    "keep_local_models=[2]",
+    "checkpoint_interval=1",
+    "local.batch_size=60",
+]
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +300,7 @@ def run(tmp_path_factory):
     """Two rounds of a tiny network with features on the circle; the local models of the second are
     kept."""
     model = ["model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]"]
-    return fedexp.run([*OPTIONS, *model], directory=tmp_path_factory.mktemp("runs") / "run")
+    return fedexp.run([*SMALL, *model], directory=tmp_path_factory.mktemp("runs") / "run")
 
 
 def tables(run, capsys, *arguments):
@@ -304,7 +324,7 @@ def others(run, tmp_path_factory):
         kept_models.save_local(copy, 2, client, {"params": model.params, "buffers": model.buffers})
     changes = ["algorithm=fedntd", "model=cnn", "seeds.partition=5"]
     wide = fedexp.run(
-        [*OPTIONS, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide"
+        [*SMALL, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide"
     )
     return copy, wide.directory
 
@@ -335,8 +355,15 @@ def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
         "FedNTD Fig. 21",
     )
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
+    assert list(lines) == [
+        "A: 1 local model",
+        "B: 1 local model",
+        "A: 2 global models",
+        "B: 2 global models",
+    ]
     np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
     np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
+    assert figure.axes[1].get_title() == "s=2, by run"
     with pytest.raises(ConfigError, match="no run of homogeneous is finished"):
         draw_one({"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21")
     with pytest.raises(ConfigError, match="no setting has the runs of two methods"):
@@ -380,7 +407,7 @@ def test_noise_for_the_report_of_a_sweep(run, others):
     for line, client in zip(local, clients[:2], strict=True):
         params = subject.use(kept_models.load(run.directory, 2, client))
         assert line.get_ydata()[0] == pytest.approx(
-            float(subject.bench.evaluate(params).loss), rel=1e-12
+            float(subject.runtime.evaluate(params).loss), rel=1e-12
         )
 
 
@@ -433,13 +460,15 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     assert list(spectrum) == ["number", "eigenvalue", "residual"]
     assert f"{spectrum['eigenvalue'][0]:.5g}" in printed
     clients = run.kept_clients(2)
-    shown = ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"]
-    (circle,), paths, _ = tables(run, capsys, "hypersphere", "--examples", "40", "--clients", "4")
+    (circle,), paths, _ = tables(run, capsys, "hypersphere", "--examples", "40", "--clients", "2")
+    shown = ["global, round 1", *(f"client {c}" for c in clients[:2]), "global, round 2"]
     assert list(circle["model"].unique()) == shown
     with np.load(paths[1]) as arrays:
-        assert arrays["angles"].shape == (6, 40)
+        assert arrays["angles"].shape == (4, 40)
     (neurons,), _, printed = tables(run, capsys, "neurons")
-    assert neurons.groupby("model").size().to_dict() == dict.fromkeys(shown, 16)
+    assert neurons.groupby("model").size().to_dict() == dict.fromkeys(
+        ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"], 16
+    )
     first = neurons.query("model == 'global, round 1'")["class"].to_numpy()
     same = [
         (group["class"].to_numpy() == first).mean()
@@ -449,7 +478,9 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     assert f"{np.mean(same):.4f} of the neurons keep their class" in printed
     (embedding,), _, _ = tables(run, capsys, "tsne", "--examples", "12", "--perplexity", "5")
     assert list(embedding) == ["round", "model", "example", "class", "x", "y"]
-    assert embedding.groupby("model").size().to_dict() == dict.fromkeys(shown, 12)
+    assert embedding.groupby("model").size().to_dict() == dict.fromkeys(
+        ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"], 12
+    )
 
 
 @pytest.mark.parametrize(
@@ -461,11 +492,17 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
             ["hessian", "--data", "8"],
             "--data 8: must be test, train or the number of a client from 0 to 7",
         ),
+        (["hessian", "--eigenvalues", "0"], "--eigenvalues 0: must be at least 1"),
         (["loss_plane", "--points", "1"], "--points=1: must be at least 2"),
+        (["loss_plane", "--directions", "randon"], "(nearest: 'random')"),
         (["loss_plane", "--models", "global,1,2"], "given with --directions models"),
         (
             ["loss_plane", "--directions", "models", "--models", "global,1"],
             "three different ones of global, before",
+        ),
+        (
+            ["loss_plane", "--directions", "models", "--models", "global,before,x"],
+            "x must be global, before",
         ),
         (
             ["loss_plane", "--directions", "models", "--round", "1"],
@@ -475,10 +512,13 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
             ["noise", "--strengths", "0,-1"],
             "--strengths=[0.0, -1.0]: must be numbers of at least 0",
         ),
+        (["noise", "--scale", "relativ"], "(nearest: 'relative')"),
         (
             ["neurons", "--round", "1"],
             "no local models of a round are kept with the global one before",
         ),
+        (["tsne", "--perplexity", "5000"], "less than the"),
+        (["tsne", "--examples", "0"], "--examples=0: must be at least 1"),
         (["hypersphere", "--format", "gif"], "figures.format=gif"),
     ],
 )
@@ -490,3 +530,8 @@ def test_bad_input_is_one_message(run, arguments, words, capsys):
     assert len(said.err.strip().splitlines()) == 1
     assert not said.out
     assert sorted(run.directory.rglob("*")) == before
+
+
+def test_where_no_run_is(tmp_path, capsys):
+    assert main.main(["analyse", str(tmp_path), "tsne"]) == 2
+    assert "no run is there" in capsys.readouterr().err

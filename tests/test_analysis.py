@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.func import vmap
 
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fedprox import FedProx
@@ -16,9 +17,11 @@ from fedexp.analysis import draw_measured
 from fedexp.analysis.draw_measured import before_and_after
 from fedexp.cli import main
 from fedexp.cli.arguments import together
+from fedexp.cli.push import records
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.data.tasks import ClassIncremental
 from fedexp.figures import _figures
 from fedexp.figures.draw_analyses import class_reduction, degrees
 from fedexp.figures.load import load_run, reduced_of
@@ -41,18 +44,15 @@ from fedexp.models.own import LogitsOnly
 from fedexp.rundir import files
 from fedexp.rundir.analyses import TABLES, round_means
 from fedexp.rundir.reader import RunDirectory
-from fedexp.testing import train
-from fedexp.trackers.replay import records
 from fedexp.training.analysing import check_analyses, local_gradients
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
-from quick_runs import SMALL
 from toy_federation import (
     ENGINES,
     LOCAL,
-    TWO_TASKS,
     Normed,
     SoftmaxRegression,
+    broadcast,
     composed,
     make_simulation,
 )
@@ -102,6 +102,16 @@ def test_divergence_from_the_others_by_hand():
     assert math.isnan(divergence.from_others(tree.map(lambda leaf: leaf[:1], MODELS))["total"][0])
 
 
+def test_divergence_works_inside_vmap():
+    """Two rounds at once: the second has the models of the first, reversed."""
+    twice = tree.map(lambda leaf: torch.stack([leaf, leaf.flip(0)]), MODELS)
+    together_ = vmap(lambda local: divergence.from_others(local, "l2"))(twice)
+    for row, local in enumerate((MODELS, tree.map(lambda leaf: leaf.flip(0), MODELS))):
+        torch.testing.assert_close(
+            together_["total"][row], divergence.from_others(local, "l2")["total"]
+        )
+
+
 def test_distribution_distance_by_hand():
     """Accuracies 0.6, 0.2 and none for the absent class are shares 3/4 and 1/4; the clients hold
     (1, 0) and (1/2, 1/2), the third one half of what the test set lacks. Without any right answer
@@ -149,11 +159,11 @@ def test_gradients_of_clients_are_those_of_their_whole_data():
     """Of softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i))
     x_i^T."""
     simulation = make_simulation(model=SoftmaxRegression())
-    bench, info = simulation.bench, simulation.stages[0].federation
-    found = local_gradients(bench, simulation.initial_state().server, info.parts)
+    runtime, info = simulation.runtime, simulation.stages[0].federation
+    found = local_gradients(runtime, simulation.initial_state().server, info.parts)
     weight, bias = (simulation.initial[f"classifier.{name}"] for name in ("weight", "bias"))
     for client, part in enumerate(info.parts):
-        x, y = bench.load_train(torch.from_numpy(part), None)
+        x, y = runtime.load_train(torch.from_numpy(part), None)
         x = x.flatten(1)
         error = (x @ weight.T + bias).softmax(1) - torch.nn.functional.one_hot(y, len(bias))
         torch.testing.assert_close(found["classifier.weight"][client], error.T @ x / len(x))
@@ -188,17 +198,23 @@ def test_a_round_of_every_engine_is_measured_alike(engine):
 
 
 def test_what_trackers_are_told():
-    """Means over the clients of what is finite, of the whole model."""
-    keys = ("layer", "l1", "l2", "others_l1", "others_l2", "distribution_distance")
     rows = [
-        dict(zip(keys, (layer, l1, math.nan, 1.0, math.inf, 0.5), strict=True))
+        {
+            "layer": layer,
+            "l1": l1,
+            "l2": math.nan,
+            "others_l1": 1.0,
+            "others_l2": math.inf,
+            "distribution_distance": 0.5,
+        }
         for layer, l1 in (("total", 2.0), ("conv", 100.0), ("total", 4.0))
     ]
-    found = round_means("weight_divergence.csv", rows)
-    assert found["weight_divergence_l1"] == 3.0
-    assert found.keys() == {
-        *("weight_divergence_l1", "weight_divergence_others_l1", "distribution_distance")
+    expected = {
+        "weight_divergence_l1": 3.0,
+        "weight_divergence_others_l1": 1.0,
+        "distribution_distance": 0.5,
     }
+    assert round_means("weight_divergence.csv", rows) == expected
 
 
 def test_rounds_that_are_measured():
@@ -211,30 +227,45 @@ def test_rounds_that_are_measured():
     assert NoAnalysis().parts == ()
 
 
-def built_from(*overrides):
-    return build(composed(*together(overrides)))
-
-
 def test_a_list_is_short_for_several():
-    two = "analysis=[weight_divergence,gradient_diversity]"
-    parts = built_from(two, "analysis.rounds=[1,5]").analysis.parts
-    assert [type(part) for part in parts] == [WeightDivergence, GradientDiversity]
-    assert [part.rounds for part in parts] == [[1, 5], [1, 5]]
-    parts = built_from(two, "analysis.gradient_diversity.rounds=[2]").analysis.parts
-    assert [part.rounds for part in parts] == [None, [2]]
+    built = build(
+        composed(
+            *together(["analysis=[weight_divergence,gradient_diversity]", "analysis.rounds=[1,5]"])
+        )
+    )
+    assert [type(part) for part in built.analysis.parts] == [WeightDivergence, GradientDiversity]
+    assert [part.rounds for part in built.analysis.parts] == [[1, 5], [1, 5]]
+    own = together(
+        [
+            "analysis=[weight_divergence,gradient_diversity]",
+            "analysis.gradient_diversity.rounds=[2]",
+        ]
+    )
+    assert [part.rounds for part in build(composed(*own)).analysis.parts] == [None, [2]]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("weight_divergence analysis.rounds=[0]", r"analysis.rounds=\[0\]: must be a list of"),
-        ("[weight_divergance]", r"analysis.members=weight_divergance: no such .* \(nearest:"),
-        ("[weight_divergence,weight_divergence]", "must be different analyses"),
+        (
+            ["analysis=weight_divergence", "analysis.rounds=[0]"],
+            "analysis.rounds=[0]: must be a list of rounds from 1",
+        ),
+        (
+            ["analysis=weight_divergence", "analysis.every=0"],
+            "analysis.every=0: must be at least 1",
+        ),
+        (
+            ["analysis=[weight_divergance]"],
+            "analysis.members=weight_divergance: no such analysis (nearest:",
+        ),
+        (["analysis=[weight_divergence,weight_divergence]"], "must be different analyses"),
     ],
 )
 def test_bad_values(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        built_from(*f"analysis={overrides}".split())
+    with pytest.raises(ConfigError) as error:
+        build(composed(*together(overrides)))
+    assert message in str(error.value)
 
 
 def test_rounds_after_the_last_one_are_refused():
@@ -245,9 +276,18 @@ def test_rounds_after_the_last_one_are_refused():
 
 
 def test_heads_of_tasks_have_no_gradient_of_one_classifier():
-    measured = {"scenario": TWO_TASKS, "sizes": (2, 3), "analysis": GradientDiversity(**IN_ALL)}
+    tasks = ClassIncremental(
+        rounds_per_task=1,
+        num_tasks=2,
+        shuffle_classes=False,
+        classes=None,
+        split=None,
+        evaluate_on="test",
+    )
     with pytest.raises(ConfigError, match="analysis=gradient_diversity: not with FedMultiHead"):
-        make_simulation(FedMultiHead(), **measured)
+        make_simulation(
+            FedMultiHead(), scenario=tasks, sizes=(2, 3), analysis=GradientDiversity(**IN_ALL)
+        )
 
 
 # --- CKA
@@ -284,16 +324,28 @@ def test_cka_by_hand():
     assert math.isnan(linear_cka(x, torch.ones(3, 2)))
 
 
+def test_cka_does_not_see_rotations_scales_and_shifts():
+    """But it sees other linear maps (Kornblith et al., section 2.1)."""
+    one, other = features(30, 4, 0), features(30, 6, 1)
+    other[:, :4] += one
+    value = linear_cka(one, other)
+    rotation = torch.linalg.qr(features(6, 6, 2))[0]
+    assert linear_cka(one, -3 * other @ rotation + 7) == pytest.approx(value, rel=1e-12)
+    assert linear_cka(other, one) == pytest.approx(value, rel=1e-12)
+    assert linear_cka(other, -3 * other @ rotation + 7) == pytest.approx(1, rel=1e-12)
+    assert linear_cka(other, other @ features(6, 6, 3)) < 0.99
+
+
 def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
     """Each with its running statistics."""
     simulation = make_simulation(model=Normed(), analysis=CKA(**IN_ALL))
-    state, bench = simulation.initial_state(), simulation.bench
+    state, runtime = simulation.initial_state(), simulation.runtime
     state.advance(play_round(simulation, state))
     result = play_round(simulation, state)
-    x, found = bench.load_test(torch.arange(len(bench.data.y_test)))[0], []
+    x, found = runtime.load_test(torch.arange(len(runtime.data.y_test)))[0], []
     for server in (state.server, result.server):
-        bench.net.set_buffers(server["buffers"])
-        found.append(bench.net(server["params"], x).features)
+        runtime.net.set_buffers(server["buffers"])
+        found.append(runtime.net(server["params"], x).features)
     assert result.analyses["cka.csv"] == [
         {"round": 2, "cka": pytest.approx(linear_cka(*found), rel=1e-9)}
     ]
@@ -302,7 +354,7 @@ def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
 
 def test_cka_without_features_is_refused():
     simulation = make_simulation(analysis=CKA(**IN_ALL))
-    simulation.bench.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
+    simulation.runtime.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
     with pytest.raises(ConfigError, match=r"analysis=cka: needs the features .* layers: 0"):
         check_analyses(simulation)
 
@@ -376,8 +428,21 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
     """Counted here again, for the trained models, which clients send."""
     simulation = make_simulation(analysis=EPOCHS, engine="sequential")
     result = probed(simulation)
-    state, bench = simulation.initial_state(), simulation.bench
-    messages = train(ENGINES["sequential"], simulation, state, result.cohort).messages
+    state, runtime = simulation.initial_state(), simulation.runtime
+    messages = (
+        ENGINES["sequential"]
+        .train(
+            *(
+                simulation.algorithm,
+                runtime,
+                broadcast(simulation, state),
+                result.cohort,
+                simulation.lr_at(1),
+                False,
+            )
+        )
+        .messages
+    )
     last = {
         row["client"]: row["train_accuracy"]
         for row in result.analyses["local_epochs.csv"]
@@ -385,14 +450,28 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
     }
     for i, client in enumerate(result.cohort.clients):
         numbers = torch.from_numpy(simulation.stages[0].federation.parts[client])
-        x, y = bench.load_train(numbers, None)
-        right = bench.net(tree.row(messages["params"], i), x).logits.argmax(-1) == y
+        x, y = runtime.load_train(numbers, None)
+        right = runtime.net(tree.row(messages["params"], i), x).logits.argmax(-1) == y
         assert last[client] == right.double().mean()
 
 
 # --- in a run
 
-OPTIONS = [*SMALL, "local.epochs=2", "num_clients=4", "alpha=1"]
+SMALL = [
+    "local.epochs=2",
+    "num_clients=4",
+    "participation=0.5",
+    "alpha=1",
+    "tracker=none",
+    "figures=false",
+]
+SMALL += [
+    "hardware.engine=sequential",
+    "hardware.threads=1",
+    "model.channels=[4]",
+    "model.hidden=[8]",
+]
+SMALL += ["local.batch_size=60"]  # six steps a client and pass
 ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs,cka]"
 
 
@@ -400,9 +479,9 @@ def test_a_resumed_run_has_the_same_tables_and_the_training_is_that_without(tmp_
     """Rows behind the checkpoint, of a run that was killed, are cut off."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    measured = [*OPTIONS, ALL, "analysis.every=2"]  # and the last round
+    measured = [*SMALL, ALL, "analysis.every=2"]  # and the last round
     assert main.main([*measured, "rounds=3", "hydra.run.dir=whole"]) == 0
-    assert main.main([*OPTIONS, "rounds=3", "hydra.run.dir=without"]) == 0
+    assert main.main([*SMALL, "rounds=3", "hydra.run.dir=without"]) == 0
     assert main.main([*measured, "rounds=2", "hydra.run.dir=part"]) == 0
     for name in files.ANALYSES:
         with (tmp_path / "part" / name).open("a") as table:
@@ -441,9 +520,10 @@ def draw_of(tmp_path, name):
     return figure.axes
 
 
-EPOCH_COLUMNS = (
-    "round,client,epoch,test_accuracy,in_local_accuracy,out_local_accuracy,train_accuracy"
-)
+def test_the_picture_of_cka(tmp_path):
+    (tmp_path / "cka.csv").write_text("round,cka\n10,0.5\n20,0.75\n")
+    (axes,) = draw_of(tmp_path, "cka.csv")
+    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[10, 0.5], [20, 0.75]])
 
 
 def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):
@@ -454,8 +534,9 @@ def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):
         for r in range(40)
         for c, e, a in ((3, 0, 0.2), (5, 0, 0.6), (3, 1, 0.8), (5, 1, 1))
     ]
+    columns = "round,client,epoch,test_accuracy,in_local_accuracy,out_local_accuracy,train_accuracy"
     (tmp_path / "local_epochs.csv").write_text(
-        "\n".join([EPOCH_COLUMNS, *(",".join(map(str, row)) for row in rows)]) + "\n"
+        "\n".join([columns, *(",".join(map(str, row)) for row in rows)]) + "\n"
     )
     inside, outside, own = draw_of(tmp_path, "local_epochs.csv")
     assert len(inside.containers) == len(outside.containers) == 8
@@ -521,9 +602,18 @@ def test_accuracies_before_and_after_by_hand():
 def test_pictures_of_a_setting():
     """Two methods of one run each; the second has measured nothing, and has a curve of the global
     model alone."""
+    columns = (
+        "round",
+        "client",
+        "epoch",
+        "test_accuracy",
+        "in_local_accuracy",
+        "out_local_accuracy",
+        "train_accuracy",
+    )
     epochs = pd.DataFrame(
         [(r, 0, e, 0.5, 0.1 * r + 0.1 * e, 0.3, 0.4) for r in (1, 2) for e in (0, 5)],
-        columns=EPOCH_COLUMNS.split(","),
+        columns=columns,
     )
     columns = ("round", "client", "layer", "l1", "distribution_distance")
     distances = pd.DataFrame(
@@ -550,8 +640,12 @@ def test_pictures_of_a_setting():
     np.testing.assert_allclose(own[0].get_xydata(), [[1, 0.6], [2, 0.7]])  # after training
     assert [len(axes.lines) for axes in drawn["local_training"].axes] == [1, 1, 2]
     cloud, weights, misfit = drawn["weight_divergence"].axes
-    dots = [[0, 1], [0, 2], [0.5, 2], [0.5, 3]]
-    assert sorted(cloud.collections[0].get_offsets().tolist()) == dots
+    assert sorted(cloud.collections[0].get_offsets().tolist()) == [
+        [0, 1],
+        [0, 2],
+        [0.5, 2],
+        [0.5, 3],
+    ]
     assert weights.lines[0].get_xydata().tolist() == [[1, 1.5], [2, 2.5]]
     assert misfit.lines[0].get_ydata().tolist() == [0.25, 0.25]
     with styled():

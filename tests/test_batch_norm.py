@@ -176,8 +176,8 @@ def test_where_the_cut_of_the_test_set_decides_it_is_the_same_on_every_device():
         device = torch.device("cuda")
 
     def sizes(model):
-        bench = make_simulation(model=model).bench
-        return bench.evaluation_batch, OnCuda(**vars(bench)).evaluation_batch
+        runtime = make_simulation(model=model).runtime
+        return runtime.evaluation_batch, OnCuda(**vars(runtime)).evaluation_batch
 
     assert sizes(CifarResNet(widths=(4, 8))) == (EVALUATION_BATCH, EVALUATION_BATCH)
     assert sizes(Normed()) == (EVALUATION_BATCH, EVALUATION_BATCH_CUDA)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedexp.analysis.benchmark import runs_of
-from fedexp.analysis.compare import load_runs
 from fedexp.analysis.sweep import Block, load_sweep
+from fedexp.papers.compare import load_runs
 from fedexp.rundir.evidence import with_kept
 from toy_federation import CONF
 

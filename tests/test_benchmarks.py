@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
 
-from benchmarks import __main__ as bench
+from benchmarks import __main__ as runtime
 from benchmarks import bare, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
 
@@ -265,7 +265,7 @@ def test_references_come_along_with_what_is_asked_for():
         local_evaluation=False,
         only=["workers, fedntd"],
     )
-    chosen = bench.contestants(options, Path("w1"), [])
+    chosen = runtime.contestants(options, Path("w1"), [])
     assert [c.name for c in chosen] == [
         "floor, fedntd fp32, 2 processes",
         "fedexp workers, fedntd fp32",
@@ -296,16 +296,18 @@ def test_gpu_benchmark_writes_each_part_as_it_ends(monkeypatch):
 
 
 @pytest.mark.slow
-def test_gpu_benchmark_prints_every_figure(capsys):
+def test_gpu_benchmark_prints_every_figure(capsys, monkeypatch):
     """On a CPU, with two rounds of a tenth of the images: the shape of what it prints, and no
     figure."""
     arguments = ["--device=cpu", "--rounds=2", "--bare-rounds=2", "--repeats=1"]
     small = ["dataset=few_random_pixels", "num_clients=20", "local.epochs=1"]
     small += ["model.channels=[4,4]", "model.hidden=[8]"]
     arguments += ["--rounds-of-steps=2", "--precisions=fp32", "--models=resnet10"]
+    monkeypatch.setattr(gpu, "SEEDS", "0,1")
+    monkeypatch.setattr(gpu, "JOBS", (2,))
     assert gpu.main([*arguments, "--", *small, "hardware.threads=1"]) == 0
     text = capsys.readouterr().out
-    for row in ("fedntd fp32 | 2 |", "fp32 | 1 |", "scaffold fp32 | 1 |"):
+    for row in ("fedntd fp32 | 2 |", "fp32 | 1 |", "scaffold fp32 | 1 |", "fp32 | yes", "2 | "):
         assert f"| {row}" in text
     assert all(goal in text for goal in gpu.GOALS.values())
 

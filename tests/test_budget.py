@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -15,7 +16,7 @@ from fedexp.cli.preview import Planned, known_runs, planned, states
 from fedexp.core.errors import BudgetSpent
 from fedexp.rundir import elsewhere
 from fedexp.rundir.evidence import kept_below
-from fedexp.training import deadline
+from fedexp.training import deadline, rounds
 from fedexp.training.deadline import Deadline
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
@@ -140,6 +141,26 @@ def test_a_round_has_to_be_saved_by_the_deadline(monkeypatch, tmp_path):
     assert asked[0] == 1000
     assert len(asked) == 4
     assert all(1000 < seconds < 1060 for seconds in asked[1:])
+
+
+def test_the_longest_of_the_last_three_rounds_is_asked_for(monkeypatch, tmp_path):
+    """Rounds of 5, 1, 1, 1 and 1 seconds."""
+    took, asked, clock = iter([5.0, 1.0, 1.0, 1.0, 1.0]), [], [0.0]
+    simulation = make_simulation(rounds=5)
+    record = rounds.record_round
+
+    def slowly(*arguments):
+        record(*arguments)
+        clock[0] += next(took)
+
+    monkeypatch.setattr(rounds, "record_round", slowly)
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    watched = SimpleNamespace(check=asked.append)
+    recorder = Recorder(tmp_path, simulation, [], None)
+    monkeypatch.setattr(recorder, "save_checkpoint", lambda state: None)
+    run_rounds(simulation, simulation.initial_state(), recorder, watched)
+    recorder.close()
+    assert asked == [0, 5, 5, 5, 1]
 
 
 def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, monkeypatch):

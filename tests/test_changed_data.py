@@ -242,7 +242,7 @@ def photos(tmp_path: Path) -> dict:
 
 def note(directory: Path, config: dict, found: dict[str, str]) -> None:
     directory.mkdir(exist_ok=True, parents=True)
-    origin.note(directory, config, make_simulation().bench.data, found)
+    origin.note(directory, config, make_simulation().runtime.data, found)
 
 
 def test_the_fingerprint_counts_bytes(tmp_path):
@@ -302,7 +302,7 @@ def test_changed_data_are_refused_or_noted(tmp_path, caplog):
 
 
 def test_what_an_attempt_without_rounds_has_noted_is_of_no_run(tmp_path):
-    directory, data = tmp_path, make_simulation().bench.data
+    directory, data = tmp_path, make_simulation().runtime.data
     marks = [{"dataset.files": f"2 files (bytes {digit * 16})"} for digit in "01"]
     odd = {"way": {"precision": math.nan}, "directory": math.nan, "marks": marks[0]}
     (directory / origin.NAME).write_text(json.dumps(odd))

@@ -218,7 +218,7 @@ def test_nothing_is_sent_that_is_not_declared():
     for model in (None, Normed()):
         simulation = make_simulation(model=model)
         result = play_round(simulation, simulation.initial_state())
-        size = tree.num_bytes(simulation.initial) + tree.num_bytes(simulation.bench.net.buffers())
+        size = tree.num_bytes(simulation.initial) + tree.num_bytes(simulation.runtime.net.buffers())
         assert result.bytes_up == result.bytes_down == len(result.cohort.clients) * size
     assert FedAvg().needs == Needs()
 
@@ -256,7 +256,7 @@ def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
         if stage.public is not None:
             stage = replace(stage, public=replace(stage.public, engine=ENGINES[name]))
             simulation = replace(simulation, stages=(stage,))
-        start = simulation.bench.net.buffers()
+        start = simulation.runtime.net.buffers()
         servers.append(record(simulation, tmp_path / name, resume=False).server)
         for key, value in servers[-1]["buffers"].items():
             assert (value - start[key]).abs().max() > 1e-3, key

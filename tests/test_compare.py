@@ -7,12 +7,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis import compare, layout
-from fedexp.analysis.aggregate import mark, rounds_to_targets, write_tables
-from fedexp.analysis.compare import load_jobs, load_runs
+from fedexp.analysis import layout
+from fedexp.analysis.aggregate import rounds_to_targets
 from fedexp.analysis.layout import sections
 from fedexp.analysis.sweep import load_sweep
 from fedexp.cli.commands import call
+from fedexp.papers import compare
+from fedexp.papers.aggregate import write_tables
+from fedexp.papers.compare import load_jobs, load_runs
+from fedexp.rundir.sweeps import SweepDirectory
 from toy_federation import CONF
 
 TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]
@@ -284,7 +287,7 @@ def test_suspect_and_reduced_cells_are_marked(tmp_path):
         ["experiment=fedntd/cifar10_s2", "participation=0.1", "algorithm=fedavg", "rounds=1"],
         [0.2],
     )
-    mark(tmp_path, "fedntd_table10")
+    SweepDirectory(tmp_path).mark("fedntd_table10")
     write_tables(tmp_path)
     text = (tmp_path / "table.md").read_text()
     assert "50.00? (0.50?) [55.59 (0.31)]" in text
@@ -373,7 +376,7 @@ def test_the_noise_of_a_task_is_that_of_its_own_last_ten_rounds(tmp_path):
 
 def test_tables_of_a_named_sweep(tmp_path, capsys):
     folder = tmp_path / "anything"
-    mark(folder, "fedntd_table8")
+    SweepDirectory(folder).mark("fedntd_table8")
     make_run(folder, [*TABLE8, "algorithm=fedavg"], [0.3, 0.41], forgetting=0.6)
     assert call("report", [str(folder), "--no-figures"]) == 0
     text = (folder / "table.md").read_text()
@@ -432,7 +435,7 @@ def test_a_seed_that_was_run_again_with_more_views_counts_once(tmp_path):
             views=views,
             seed=0,
         )
-    mark(tmp_path, "fedntd_table1")
+    SweepDirectory(tmp_path).mark("fedntd_table1")
     write_tables(tmp_path)
     targets = pd.read_csv(tmp_path / "rounds_to_target.csv")
     assert targets["A"].tolist() == pytest.approx([0.95 * 0.7])

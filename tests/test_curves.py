@@ -7,13 +7,13 @@ import xml.etree.ElementTree as ET
 import pandas as pd
 import pytest
 
-from fedexp.analysis import curves
-from fedexp.analysis.aggregate import mark
-from fedexp.analysis.svg import HIGH, LEFT, TOP, WIDE, Curve, Panel, chart, path, ticks
 from fedexp.analysis.sweep import load_sweep
 from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
+from fedexp.papers import curves
+from fedexp.papers.svg import HIGH, LEFT, TOP, WIDE, Curve, Panel, chart, path, ticks
 from fedexp.rundir import evidence
+from fedexp.rundir.sweeps import SweepDirectory
 from test_evidence import remove_runs
 from test_reproduction import run_directory
 from test_status import in_both_views
@@ -39,7 +39,7 @@ def committed(tmp_path, *runs):
     sweep = tmp_path / "multirun" / "fedntd_table1"
     for name, algorithm, *options in runs:
         add_run(sweep, name, algorithm, *options)
-    mark(sweep, "fedntd_table1")
+    SweepDirectory(sweep).mark("fedntd_table1")
     return sweep
 
 

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis.aggregate import write_report
 from fedexp.cli import main, preview
 from fedexp.cli.commands import call
 from fedexp.config.values import resolve
 from fedexp.data.partitioned import Partition, partition_hash
+from fedexp.papers.aggregate import write_report
 from fedexp.rundir import elsewhere
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.mending import begin_again_where_damaged

@@ -3,13 +3,13 @@ gives."""
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from fedexp.cli.commands import call
 from fedexp.trackers import dashboard
-from fedexp.trackers.wandb_names import NAMES, SUMMARIES, flat_summary, metric_name
+from fedexp.trackers.names import SUMMARIES, flat_summary
+from wandb_runs import clean_home, make_fake_wandb  # noqa: F401 (fixtures)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
@@ -54,19 +54,7 @@ def test_print_is_the_specification_that_would_be_sent(capsys):
     )
 
 
-def test_panels_show_metrics_that_runs_have():
-    """No panel of a name that the tracker does not give."""
-    own = {
-        "round_forgetting",
-        "local_round_forgetting",
-        "task_forgetting",
-        "train_seconds",
-        "evaluation_seconds",
-    }
-    own |= {"validation_accuracy", "validation_loss"}
-    own |= {"personal_accuracy", "personal_accuracy_worst", "personal_forgetting"}
-    logged = {metric_name(column) for column in {*NAMES, *own}}
-    assert {metric for metrics in dashboard.CURVES.values() for metric in metrics} <= logged
+def test_targets_are_those_of_the_summary():
     summary = {"rounds_to_target": {f"{part}*best": 3 for part in (0.75, 0.9, 1.0)}}
     assert set(dashboard.TARGETS) == set(flat_summary(summary))
 
@@ -87,11 +75,10 @@ def test_without_the_package(monkeypatch, capsys):
     assert "pip install -e '.[dashboard]'" in line
 
 
-def test_without_a_key(monkeypatch, capsys):
+def test_without_a_key(fake_wandb, monkeypatch, capsys):
     pytest.importorskip("wandb_workspaces")
-    settings = SimpleNamespace(api_key=None, base_url="https://api.wandb.ai")
-    monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=settings))
-    monkeypatch.setattr("fedexp.trackers.wandb_service.logged_in", lambda *_: False)
+    fake_wandb.settings.api_key = None
+    monkeypatch.setattr(dashboard, "end_service", lambda: None)
     assert call("dashboard", ["team/project"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedexp: W&B has no key")

@@ -25,11 +25,12 @@ from fedexp.algorithms.interfaces import Batch, Context, Federation
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.base import ScheduledData
+from fedexp.engine.base import ClientRuntime, ScheduledData
 from fedexp.engine.network import LiveNetwork
+from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
-from fedexp.models.resnet import BottleneckResNet
+from fedexp.models.resnet import BottleneckResNet, CifarResNet
 from toy_federation import (
     ENGINES,
     LOCAL,
@@ -53,9 +54,9 @@ def random(*shape, seed=0):
 def trained_round(algorithm, rounds=2, **changes):
     simulation = make_simulation(algorithm, **changes)
     state = play(simulation, rounds - 1)
-    cohort, lr = assemble(simulation, state, rounds), simulation.bench.local.lr_at(rounds)
+    cohort, lr = assemble(simulation, state, rounds), simulation.runtime.local.lr_at(rounds)
     trained = simulation.engine.train(
-        algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False
+        algorithm, simulation.runtime, broadcast(simulation, state), cohort, lr, False
     )
     return simulation, state, trained, describe(simulation, state, cohort, trained)
 
@@ -146,7 +147,7 @@ def test_flashback_s_server_step_by_autograd():
     before the round."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True)
     simulation, state, trained, about = trained_round(algorithm, 3, public=0.15)
-    net, public, messages = simulation.bench.net, simulation.stages[0].public, trained.messages
+    net, public, messages = simulation.runtime.net, simulation.stages[0].public, trained.messages
     average = algorithm.aggregate(state.server, messages, about)["params"]
     models = [tree.row(messages["params"], i) for i in range(len(about.clients))] + [
         state.server["params"]
@@ -230,7 +231,7 @@ class Mislabelled:
 def test_feddf_distils_mean_logits_and_reads_no_label():
     algorithm = df(clip=0.0)
     simulation, state, trained, about = trained_round(algorithm, public=0.15)
-    net, public = simulation.bench.net, simulation.stages[0].public
+    net, public = simulation.runtime.net, simulation.stages[0].public
     average = algorithm.aggregate(state.server, trained.messages, about)["params"]
     models = [tree.row(trained.messages["params"], i) for i in range(len(about.clients))]
     w = {k: v.clone().requires_grad_() for k, v in average.items()}
@@ -301,7 +302,7 @@ def test_feddf_stops_without_gain_and_returns_the_first_best(
         return next(later)
 
     monkeypatch.setattr(feddf, "accuracy", accuracy)
-    net, server = LiveNetwork(simulation.bench.net), {"params": simulation.initial, "buffers": {}}
+    net, server = LiveNetwork(simulation.runtime.net), {"params": simulation.initial, "buffers": {}}
     net.load(server["params"], {})
     found = algorithm.search(net, server, teacher, np.random.default_rng(0), public)
     assert len(students) == len(seen)
@@ -318,7 +319,7 @@ def test_feddf_stops_without_gain_and_returns_the_first_best(
 
 def test_feddf_s_accuracy_on_held_out_examples_by_counting():
     simulation = make_simulation(df(), public=0.3, sizes=(3, 7, 8, 10))
-    net, public = LiveNetwork(simulation.bench.net), simulation.stages[0].public
+    net, public = LiveNetwork(simulation.runtime.net), simulation.stages[0].public
     net.load(simulation.initial, {})
     numbers, right = np.array([7, 1, 10, 4, 3, 0, 11]), 0
     for number in numbers:
@@ -341,10 +342,10 @@ def test_feddf_returns_a_student_even_where_the_average_is_better():
     class AlwaysRight(Mislabelled):
         def take(self, index):
             x, _ = self.public.take(index)
-            return x, simulation.bench.net(server["params"], x).logits.argmax(-1)
+            return x, simulation.runtime.net(server["params"], x).logits.argmax(-1)
 
     about = replace(about, public=AlwaysRight(simulation.stages[0].public))
-    refined = algorithm.refine(LiveNetwork(simulation.bench.net), server, trained.messages, about)
+    refined = algorithm.refine(LiveNetwork(simulation.runtime.net), server, trained.messages, about)
     assert (flat(refined["params"]) - flat(server["params"])).abs().max() > 1
 
 
@@ -355,7 +356,7 @@ def test_a_server_leaves_out_a_batch_of_one_where_batch_norm_compares(model, siz
     """Nine public examples in batches of four: as on a client, one example is no batch for batch
     norm, whether or not it keeps running statistics; without batch norm it is one."""
     simulation = make_simulation(df(batch_size=4), model=model, public=0.225, sizes=(3, 7, 8, 10))
-    net, public = LiveNetwork(simulation.bench.net), simulation.stages[0].public
+    net, public = LiveNetwork(simulation.runtime.net), simulation.stages[0].public
     batches, found = distillation.minibatches(np.random.default_rng(0), len(public), 4, 1), []
 
     def loss(student, labels, numbers):
@@ -437,11 +438,11 @@ def test_fedka_s_anchors_by_hand(anchors, classes):
 def test_fedka_chooses_by_loss(selection):
     algorithm = ka(selection=selection, dominance=0.6)
     simulation = make_simulation(algorithm, sizes=(20, 10))
-    info, net = simulation.stages[0].federation, simulation.bench.net
+    info, net = simulation.stages[0].federation, simulation.runtime.net
     state = simulation.initial_state()
     cohort = assemble(simulation, state, 1)
     client, plan = cohort.clients[0], {k: torch.as_tensor(v) for k, v in cohort.plans[0].items()}
-    data = ScheduledData(simulation.bench, cohort.schedules[0])
+    data = ScheduledData(simulation.runtime, cohort.schedules[0])
     ctx = Context(state.server, {}, {}, plan, {}, 0.1, torch.tensor(1.0), LOCAL)
     begun, part = algorithm.client_setup(net, data, ctx), info.parts[client]
     best = {}
@@ -459,12 +460,12 @@ def test_what_fills_fedka_s_slots_is_in_no_statistic(model):
     """Loss and running statistics are those of the anchors that there are, and of the batch alone
     without any."""
     simulation, algorithm = make_simulation(model=model), ka(beta=0.3)
-    x, y = simulation.bench.load_train(torch.arange(8), None)
+    x, y = simulation.runtime.load_train(torch.arange(8), None)
     teacher, batch = random(3, 4, seed=4), Batch(x[:5], y[:5], None, 0)
 
     def step(count, slots=3):
         """The loss with so many anchors in so many slots, and the running statistics after it."""
-        net = LiveNetwork(simulation.bench.net)
+        net = LiveNetwork(simulation.runtime.net)
         net.load(simulation.initial, simulation.initial_buffers)
         plan = {"valid": (torch.arange(slots) < count).double(), "columns": torch.ones(4).double()}
         setup, steps = {"x": x[5:][:slots], "z": teacher[:slots]}, torch.tensor(2.0).double()
@@ -472,7 +473,7 @@ def test_what_fills_fedka_s_slots_is_in_no_statistic(model):
         return algorithm.objective(net, net.params, batch, ctx).detach(), net.buffers()
 
     assert_close(step(1), step(1, slots=1))
-    alone, net = FedAvg(), LiveNetwork(simulation.bench.net)
+    alone, net = FedAvg(), LiveNetwork(simulation.runtime.net)
     net.load(simulation.initial, simulation.initial_buffers)
     loss = alone.objective(
         net, net.params, batch, Context({}, {}, {}, {}, {}, 0.1, y, LOCAL)
@@ -484,9 +485,9 @@ def test_a_teacher_of_fedka_answers_on_the_anchors_alone():
     """Two anchors in four slots, with batch norm that goes by the batch at hand; without any,
     answers are finite."""
     simulation, algorithm = make_simulation(model=Unmoved()), ka()
-    params, net = simulation.initial, simulation.bench.net
+    params, net = simulation.initial, simulation.runtime.net
     data = ScheduledData(
-        simulation.bench, assemble(simulation, simulation.initial_state(), 1).schedules[0]
+        simulation.runtime, assemble(simulation, simulation.initial_state(), 1).schedules[0]
     )
 
     def answers(count, slots=4):
@@ -544,10 +545,10 @@ def test_fedreg_s_round_by_autograd():
     algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=3)
     local = replace(PLAIN, epochs=2, lr=0.2)
     simulation = make_simulation(algorithm, local, (10,), participation=1.0)
-    state, net = simulation.initial_state(), simulation.bench.net
+    state, net = simulation.initial_state(), simulation.runtime.net
     g = state.server["params"]
     (schedule,) = assemble(simulation, state, 1).schedules
-    batches = list(ScheduledData(simulation.bench, schedule).batches())
+    batches = list(ScheduledData(simulation.runtime, schedule).batches())
     names, start = list(g), flat(g)
 
     def unflatten(vector):
@@ -598,7 +599,7 @@ def test_fedreg_s_generated_images_are_in_no_running_statistic(engine):
     )
     simulation = replace(simulation, engine=ENGINES[engine])
     params, found = simulation.initial, play(simulation, 1).server["buffers"]
-    x, _ = simulation.bench.load_train(
+    x, _ = simulation.runtime.load_train(
         torch.as_tensor(simulation.stages[0].federation.parts[0]), None
     )
     seen = (
@@ -609,6 +610,31 @@ def test_fedreg_s_generated_images_are_in_no_running_statistic(engine):
     assert ((found["norm.running_mean"] - seen.mean(1)) / seen.std(1)).abs().max() < 0.02
     assert (found["norm.running_var"] / seen.var(1) - 1).abs().max() < 0.03
     assert found["norm.num_batches_tracked"] == 60
+
+
+def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
+    """Clients of 10 and 3 examples in batches of 4: three batches of the first pass and one, so 4 x
+    4 rows are loaded for the generated data, and not 2 x 3 x 4."""
+    rows, load, prepared = [], ClientRuntime.load_train, Clients._prepared
+
+    def counted(self, *arguments):
+        with monkeypatch.context() as counting:
+            counting.setattr(
+                ClientRuntime,
+                "load_train",
+                lambda *args: rows.append(args[1].numel()) or load(*args),
+            )
+            return prepared(self, *arguments)
+
+    monkeypatch.setattr(Clients, "_prepared", counted)
+    algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=2)
+    play(
+        make_simulation(
+            algorithm, replace(PLAIN, epochs=2), (10, 3), participation=1.0, engine="vectorised"
+        ),
+        1,
+    )
+    assert sum(rows) == 4 * 4
 
 
 # --- MOON
@@ -640,6 +666,19 @@ def test_moon_remembers_the_model_that_was_trained_last():
     _, _, trained, _ = trained_round(Moon(mu=1.0, tau=0.5, projection=0))
     for i, kept in enumerate(trained.states):
         assert_close(kept["previous"], tree.row(trained.messages["params"], i), 0.0)
+
+
+def test_moon_s_projection_is_a_part_of_the_model():
+    simulation = make_simulation(Moon(mu=1.0, tau=0.5, projection=5))
+    shapes = {k: tuple(v.shape) for k, v in simulation.initial.items() if not k.startswith("body.")}
+    assert shapes == {
+        "projection.0.weight": (8, 8),
+        "projection.0.bias": (8,),
+        "projection.2.weight": (5, 8),
+        "projection.2.bias": (5,),
+        "classifier.weight": (4, 5),
+        "classifier.bias": (4,),
+    }
 
 
 # --- FedAlign
@@ -731,10 +770,10 @@ def test_fedalign_s_term_is_the_released_one():
         BottleneckResNet(widths=(4, 16, 32), blocks=1),
     )
     simulation = make_simulation(algorithm, model=model, sizes=(5, 4))
-    live = LiveNetwork(simulation.bench.net)
+    live = LiveNetwork(simulation.runtime.net)
     trained_norms(live.module)
     params, schedule = live.params, assemble(simulation, simulation.initial_state(), 1).schedules[0]
-    batch = next(ScheduledData(simulation.bench, schedule).batches())
+    batch = next(ScheduledData(simulation.runtime, schedule).batches())
     ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
     ours = algorithm.objective(live, params, batch, ctx) - FedAvg().objective(
         live, params, batch, ctx
@@ -760,6 +799,11 @@ def test_fedalign_s_term_is_the_released_one():
     }
 
 
+def test_fedalign_refuses_models_without_a_stage():
+    with pytest.raises(ConfigError, match="resnet56_bottleneck"):
+        make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
+
+
 def test_fedalign_warns_where_it_does_not_work(caplog):
     with caplog.at_level(logging.WARNING, "fedexp"):
         make_simulation(
@@ -772,6 +816,32 @@ def test_fedalign_warns_where_it_does_not_work(caplog):
         assert not caplog.records
         make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0))
     assert "resnet56_bottleneck" in caplog.text
+
+
+def test_fedalign_s_gradient():
+    """Of mu * constant * L_lip through the narrow stage alone, beside that of the cross-entropy."""
+    algorithm = FedAlign(mu=0.5, width=0.4, clip=0.0)
+    simulation = make_simulation(algorithm)
+    net, params = simulation.runtime.net, simulation.initial
+    (schedule, *_) = assemble(simulation, simulation.initial_state(), 1).schedules[-1:]
+    batch = next(ScheduledData(simulation.runtime, schedule).batches())
+    ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ours = torch.func.grad(lambda p: algorithm.objective(net, p, batch, ctx))(params)
+    plain = torch.func.grad(lambda p: FedAvg().objective(net, p, batch, ctx))(params)
+    output = net(params, batch.x)
+
+    def lipschitz(p):
+        # an image of one channel, not less
+        narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))
+        return ((narrow - spectral_norm(*output.maps)) ** 2).mean()
+
+    scale = F.cross_entropy(output.logits, batch.y) / lipschitz(params)
+    slim = torch.func.grad(lipschitz)(params)
+    assert_close(ours, {k: plain[k] + 0.5 * scale * slim[k] for k in plain}, 1e-10)
+    assert {k for k, v in slim.items() if v.abs().max() > 0} == {
+        "convolutions.0.weight",
+        "convolutions.0.bias",
+    }
 
 
 def test_no_gradient_of_the_divergence_goes_to_the_teacher():

@@ -6,13 +6,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis.aggregate import mark, write_tables
-from fedexp.analysis.compare import load_jobs
 from fedexp.cli import main
 from fedexp.cli.preview import planned, status
 from fedexp.config.values import resolve
+from fedexp.papers.aggregate import write_tables
+from fedexp.papers.compare import load_jobs
 from fedexp.rundir import elsewhere
 from fedexp.rundir.elsewhere import alike, complete, exact, finished_runs
+from fedexp.rundir.sweeps import SweepDirectory
 from test_compare import make_run, one
 from toy_federation import composed
 
@@ -58,7 +59,7 @@ def test_a_run_of_another_table_counts(tmp_path):
         CHOICES,
     )
     make(multirun / "fedntd_table8", [*CIFAR, "seed=2", "local.lr=0.5"], 0.9, CHOICES)
-    mark(multirun / "fedntd_table10", "fedntd_table10")
+    SweepDirectory(multirun / "fedntd_table10").mark("fedntd_table10")
     table = table10(multirun / "fedntd_table10")
     row = one(table, setting="R=0.1", method="FedAvg", metric="accuracy")
     assert (row["n"], float(row["mean"]), row["protocol"]) == (2, pytest.approx(41), "full")
@@ -127,7 +128,7 @@ def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(
     for folder, views, accuracy in (("a", PLAIN, 0.9), ("fedntd_table1", BOTH, 0.42)):
         make(multirun / folder, [*CIFAR, views], accuracy, CHOICES)
     make(multirun / "fedntd_table10", [*CIFAR, "participation=0.1", PLAIN], 0.8, CHOICES)
-    mark(multirun / "fedntd_table10", "fedntd_table10")
+    SweepDirectory(multirun / "fedntd_table10").mark("fedntd_table10")
     row = one(
         table10(multirun / "fedntd_table10"), setting="R=0.1", method="FedAvg", metric="accuracy"
     )

@@ -60,7 +60,7 @@ def assert_equal(actual, expected, atol=0.0):
 def train(engine, simulation, state, evaluate_local=False):
     cohort = assemble(simulation, state, state.round + 1)
     return engine.train(
-        simulation.algorithm, simulation.bench, state.server, cohort, 0.1, evaluate_local
+        simulation.algorithm, simulation.runtime, state.server, cohort, 0.1, evaluate_local
     )
 
 
@@ -89,7 +89,7 @@ def test_one_client_is_plain_sgd(engine, augment):
         augment=augment,
         weighting="uniform",
     )
-    module, data = fresh_module(simulation), simulation.bench.data
+    module, data = fresh_module(simulation), simulation.runtime.data
     state, losses = simulation.initial_state(), []
     for round in (1, 2, 3):
         result = play_round(simulation, state)
@@ -147,16 +147,16 @@ def test_adam_is_torch_s():
     step."""
     for algorithm in (FedAvg(), SameStep()):
         simulation = make_simulation(algorithm, ADAM, (10,), participation=1.0)
-        state, bench = simulation.initial_state(), simulation.bench
+        state, runtime = simulation.initial_state(), simulation.runtime
         for number in (1, 2):
             (schedule,) = assemble(simulation, state, number).schedules
             w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
             optimizer = torch.optim.Adam(
                 w.values(), lr=ADAM.lr_at(number), weight_decay=ADAM.weight_decay
             )
-            for batch in ScheduledData(bench, schedule).batches():
+            for batch in ScheduledData(runtime, schedule).batches():
                 optimizer.zero_grad()
-                F.cross_entropy(bench.net(w, batch.x).logits, batch.y).backward()
+                F.cross_entropy(runtime.net(w, batch.x).logits, batch.y).backward()
                 optimizer.step()
             state.advance(play_round(simulation, state))
             assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
@@ -199,7 +199,7 @@ def test_losses_and_local_accuracy_are_those_of_the_local_models(engine):
     for i in range(4):
         local = {k: v[i] for k, v in evaluated.messages["params"].items()}
         assert_equal(
-            evaluated.class_correct["plain"][i], simulation.bench.evaluate(local).class_correct
+            evaluated.class_correct["plain"][i], simulation.runtime.evaluate(local).class_correct
         )
 
 
@@ -243,7 +243,7 @@ NORMED = {
 
 def norm_by_hand(simulation, schedule, start):
     """One client's round with an ordinary module: its state after training."""
-    module, data = fresh_module(simulation, Normed()), simulation.bench.data
+    module, data = fresh_module(simulation, Normed()), simulation.runtime.data
     module.load_state_dict(start)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     for index, length in zip(schedule.index, schedule.lengths, strict=True):
@@ -309,19 +309,19 @@ def test_evaluating_local_models_leaves_training_alone():
     the server's."""
     simulation = make_simulation(NTD, **NORMED)
     state = play(simulation, 2)
-    simulation.bench.net.set_buffers(state.server["buffers"])
+    simulation.runtime.net.set_buffers(state.server["buffers"])
     plain, evaluated = (
         train(simulation.engine, simulation, state, local) for local in (False, True)
     )
     assert_equal(evaluated.messages, plain.messages)
-    assert_equal(simulation.bench.net.buffers(), state.server["buffers"])
+    assert_equal(simulation.runtime.net.buffers(), state.server["buffers"])
     for i in range(5):
         buffers = {k: v[i] for k, v in evaluated.buffers.items()}
         server = {
             "params": {k: v[i] for k, v in evaluated.messages["params"].items()},
             "buffers": buffers,
         }
-        expected = simulation.engine.evaluate(simulation.bench, server).class_correct
+        expected = simulation.engine.evaluate(simulation.runtime, server).class_correct
         assert_equal(evaluated.class_correct["plain"][i], expected)
 
 
@@ -645,12 +645,12 @@ def test_evaluation_interval_skips_but_never_the_last_round():
 
 def test_evaluation_by_hand():
     simulation = make_simulation()
-    module, data = fresh_module(simulation).eval(), simulation.bench.data
+    module, data = fresh_module(simulation).eval(), simulation.runtime.data
     x = ((data.x_test.double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
     with torch.no_grad():
         logits = module(x).logits
     expected = [int(((logits.argmax(1) == c) & (data.y_test == c)).sum()) for c in range(4)]
-    evaluation = simulation.bench.evaluate(simulation.initial)
+    evaluation = simulation.runtime.evaluate(simulation.initial)
     assert evaluation.class_correct.tolist() == expected
     assert_equal(evaluation.loss, nn.CrossEntropyLoss()(logits, data.y_test), atol=1e-14)
 

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 import fedexp
-from fedexp.analysis.aggregate import mark
 from fedexp.cli import main
 from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
@@ -18,6 +17,7 @@ from fedexp.data.partition_file import read_clients
 from fedexp.figures.load import load_run
 from fedexp.rundir import evidence
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import SweepDirectory
 from test_reproduction import COMMITTED, run_directory
 
 
@@ -35,7 +35,7 @@ def test_a_table_is_made_again_to_the_byte(tmp_path, capsys, count):
     sweep, runs = tmp_path / "multirun" / "fedntd_table1", COMMITTED["fedntd_table1"][:count]
     for i, run in enumerate(runs):
         run_directory(sweep / f"run{i}", run)
-    mark(sweep, "fedntd_table1")
+    SweepDirectory(sweep).mark("fedntd_table1")
     assert call("report", [str(sweep), "--keep", "--no-figures"]) == 0
     assert f"{len(runs)} runs are kept in " in capsys.readouterr().out
     first = {path.name: path.read_bytes() for path in evidence.keep_runs(sweep)}

@@ -146,20 +146,20 @@ def test_prototypes_are_the_images_closest_to_the_mean_of_their_class():
     trains on first."""
     simulation = stream(GLFC_, augment=False, sizes=(1, 3, 5, 2))
     cohort = assemble(simulation, simulation.initial_state(), 1)
-    algorithm, net, info = (
+    algorithm, net, federation = (
         simulation.algorithm,
-        simulation.bench.net,
+        simulation.runtime.net,
         simulation.stages[0].federation,
     )
-    position = int(np.argmax([len(info.parts[c]) for c in cohort.clients]))
-    data = ScheduledData(simulation.bench, cohort.schedules[position])
+    position = int(np.argmax([len(federation.parts[c]) for c in cohort.clients]))
+    data = ScheduledData(simulation.runtime, cohort.schedules[position])
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
     sent = broadcast(simulation, simulation.initial_state())
     ctx = Context(
         sent, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), LOCAL
     )
     found = algorithm.prototypes(net, sent["params"], data, ctx)
-    part = info.parts[cohort.clients[position]]
+    part = federation.parts[cohort.clients[position]]
     passed = cohort.schedules[position].index.flatten().tolist()
     part = sorted(part, key=passed.index)
     x, y = data.take(torch.as_tensor(part))
@@ -178,7 +178,7 @@ def test_the_proxy_server_hands_out_the_best_model_of_the_task():
     as good does."""
     simulation = stream(GLFC_)
     state = play(simulation, 1)
-    prototypes, net = state.server["prototypes"], LiveNetwork(simulation.bench.net)
+    prototypes, net = state.server["prototypes"], LiveNetwork(simulation.runtime.net)
     right = (
         (net(state.server["params"], prototypes["x"]).logits.argmax(1) == prototypes["y"])
         .double()
@@ -192,8 +192,8 @@ def test_the_proxy_server_hands_out_the_best_model_of_the_task():
         }
         refined = simulation.algorithm.refine(net, given, {}, None)
         assert (refined["best"].keys() == state.server["params"].keys()) is replaced
-    info = simulation.stages[1].federation
-    begun = simulation.algorithm.begin_task(given, simulation.initial, info)
+    federation = simulation.stages[1].federation
+    begun = simulation.algorithm.begin_task(given, simulation.initial, federation)
     assert begun["old"] == {"another": right}
     assert not begun.keys() & {"best", "score", "prototypes"}
     assert "asks" in simulation.algorithm.broadcast(begun)
@@ -282,12 +282,12 @@ def test_clients_train_on_what_they_have_kept(algorithm):
         trained_on = {number for row, length in rows for number in row[:length]}
         assert trained_on == {*second.parts[client], *kept[client]}
     sent = broadcast(simulation, state)
-    trained = simulation.engine.train(algorithm, simulation.bench, sent, cohort, 0.1, False)
-    info = describe(simulation, state, cohort, trained).info
-    assert info.weights.tolist() == [
+    trained = simulation.engine.train(algorithm, simulation.runtime, sent, cohort, 0.1, False)
+    federation = describe(simulation, state, cohort, trained).federation
+    assert federation.weights.tolist() == [
         len(part) + len(own) for part, own in zip(second.parts, kept, strict=True)
     ]
-    assert info.counts.sum(1).tolist() == info.weights.tolist()
+    assert federation.counts.sum(1).tolist() == federation.weights.tolist()
 
 
 @pytest.mark.parametrize("algorithm", [CBDR, GLFC_], ids=["fedcbdr", "glfc"])
@@ -303,25 +303,27 @@ def test_the_training_accuracy_of_local_models_counts_what_clients_have_kept(alg
         simulation.stages[1].federation.parts,
     )
     rows = play_round(simulation, state).analyses["local_epochs.csv"]
-    cohort, bench = assemble(simulation, state, 4), simulation.bench
+    cohort, runtime = assemble(simulation, state, 4), simulation.runtime
     sent = broadcast(simulation, state)
-    trained = simulation.engine.train(algorithm, bench, sent, cohort, simulation.lr_at(4), False)
+    trained = simulation.engine.train(algorithm, runtime, sent, cohort, simulation.lr_at(4), False)
     last = {row["client"]: row["train_accuracy"] for row in rows if row["epoch"] == LOCAL.epochs}
-    bench.net.set_buffers(state.server["buffers"])
+    runtime.net.set_buffers(state.server["buffers"])
     for i, client in enumerate(cohort.clients):
-        x, y = bench.load_train(torch.from_numpy(np.concatenate([own[client], kept[client]])), None)
-        right = bench.net(tree.row(trained.messages["params"], i), x).logits.argmax(-1) == y
+        x, y = runtime.load_train(
+            torch.from_numpy(np.concatenate([own[client], kept[client]])), None
+        )
+        right = runtime.net(tree.row(trained.messages["params"], i), x).logits.argmax(-1) == y
         assert last[client] == float(right.double().mean())
 
 
 def test_numbers_go_into_a_table_and_back():
-    info = stream(CBDR).stages[0].federation
+    federation = stream(CBDR).stages[0].federation
     kept = [np.array([5, 3]), np.zeros(0, int), np.array([7]), np.array([1, 0, 2])]
-    back = numbers_in({"kept": table(kept, torch.device("cpu"))}, info)
+    back = numbers_in({"kept": table(kept, torch.device("cpu"))}, federation)
     assert [row.tolist() for row in back] == [row.tolist() for row in kept]
     nothing = [np.zeros(0, int)] * 4
     assert [
-        len(row) for row in numbers_in({"kept": table(nothing, torch.device("cpu"))}, info)
+        len(row) for row in numbers_in({"kept": table(nothing, torch.device("cpu"))}, federation)
     ] == [0] * 4
 
 

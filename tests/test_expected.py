@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from fedexp.analysis.compare import cells, load_jobs
-from fedexp.analysis.expected import WORDS, expected, other_data
 from fedexp.analysis.sweep import load_sweep
 from fedexp.cli import main
 from fedexp.config.options import list_options
+from fedexp.papers.compare import cells, load_jobs
+from fedexp.papers.expected import WORDS, expected, other_data
 from test_compare import TABLE8, make_run, one
 from toy_federation import CONF, composed
 

@@ -68,7 +68,7 @@ def test_frozen_parameters_are_no_part_of_a_round(name):
     simulation = simulation_of(name, model=frozen("convolutions"))
     body = {
         k: v.clone()
-        for k, v in simulation.bench.net.module.named_parameters()
+        for k, v in simulation.runtime.net.module.named_parameters()
         if k.startswith("convolutions")
     }
     assert body
@@ -80,7 +80,7 @@ def test_frozen_parameters_are_no_part_of_a_round(name):
         "convolutions" in str(path)
         for path, _ in torch.utils._pytree.tree_flatten_with_path(state.server)[0]
     )
-    for k, v in simulation.bench.net.module.named_parameters():
+    for k, v in simulation.runtime.net.module.named_parameters():
         if k in body:
             assert torch.equal(v, body[k])
     start, end = simulation.initial, state.server["params"]
@@ -112,10 +112,10 @@ def test_frozen_is_training_with_their_gradient_set_to_zero():
     result = play_round(simulation, state)
     module = (
         frozen("convolutions")
-        .build(simulation.bench.data.shape, simulation.bench.data.num_classes)
+        .build(simulation.runtime.data.shape, simulation.runtime.data.num_classes)
         .double()
     )
-    values = {k: v.detach().clone() for k, v in simulation.bench.net.module.named_parameters()}
+    values = {k: v.detach().clone() for k, v in simulation.runtime.net.module.named_parameters()}
     module.load_state_dict(values | state.server["params"])
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(
@@ -123,7 +123,7 @@ def test_frozen_is_training_with_their_gradient_set_to_zero():
     )
     (schedule,) = result.cohort.schedules
     for index, length in zip(schedule.index, schedule.lengths, strict=True):
-        x, y = simulation.bench.load_train(index[:length], None)
+        x, y = simulation.runtime.load_train(index[:length], None)
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(x).logits, y).backward()
         optimizer.step()
@@ -147,7 +147,7 @@ def test_engines_agree_on_frozen_parameters(name, engines):
 
 
 def test_workers_of_another_device_know_what_is_frozen():
-    net = make_simulation(model=frozen("convolutions")).bench.net
+    net = make_simulation(model=frozen("convolutions")).runtime.net
     copy = net.copy(torch.device("cpu"))
     assert copy.trained == net.trained < {name for name, _ in net.module.named_parameters()}
 

@@ -47,7 +47,7 @@ RUNS = {
 
 def trajectory(simulation: Simulation) -> list[dict[str, float]]:
     """One row a round, from the initial model on."""
-    totals = torch.bincount(simulation.bench.data.y_test).numpy()
+    totals = torch.bincount(simulation.runtime.data.y_test).numpy()
     state, rows = simulation.initial_state(), []
     scores = scores_of(simulation, evaluate(simulation, state.server, 0))
     train_loss = float("nan")

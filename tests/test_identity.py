@@ -188,7 +188,7 @@ def write(directory, values, data=None):
 
 
 def test_what_may_differ_on_resume(tmp_path):
-    data = make_simulation().bench.data
+    data = make_simulation().runtime.data
     photos = tree(tmp_path / "photos")
     noted = write(tmp_path / "noted", folder(photos), data)
     former = write(tmp_path / "former", folder(photos))
@@ -217,7 +217,7 @@ def test_what_may_differ_on_resume(tmp_path):
 def test_what_a_directory_notes(tmp_path):
     """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see
     toy_federation.Noise."""
-    data, values = make_simulation().bench.data, container()
+    data, values = make_simulation().runtime.data, container()
     origin.note(tmp_path, values, data, {})
     found = json.loads((tmp_path / "fingerprint.json").read_text())
     assert (found["fingerprint"], found["marks"], found["directory"]) == (

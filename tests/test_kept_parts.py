@@ -51,7 +51,7 @@ def batches(simulation, state, number):
     cohort = assemble(simulation, state, number)
     pairs = zip(cohort.clients, cohort.schedules, strict=True)
     return {
-        client: list(ScheduledData(simulation.bench, schedule).batches())
+        client: list(ScheduledData(simulation.runtime, schedule).batches())
         for client, schedule in pairs
     }
 
@@ -67,7 +67,7 @@ def test_fedrep_trains_the_classifier_and_then_the_body():
     optimizer."""
     simulation = make_simulation(FedRep(head_epochs=1), sizes=SIZES, participation=1.0)
     net, state, weights = (
-        simulation.bench.net,
+        simulation.runtime.net,
         simulation.initial_state(),
         torch.tensor(SIZES).double(),
     )
@@ -112,7 +112,7 @@ def test_fedbn_leaves_batch_norm_where_it_is():
         FedBN(), sizes=SIZES, participation=1.0, model=Normed(), local=local
     )
     state, weights = simulation.initial_state(), torch.tensor(SIZES).double() / sum(SIZES)
-    modules = [copy.deepcopy(simulation.bench.net.module).requires_grad_().train() for _ in SIZES]
+    modules = [copy.deepcopy(simulation.runtime.net.module).requires_grad_().train() for _ in SIZES]
     for number in (1, 2):
         for client, passed in batches(simulation, state, number).items():
             optimizer = sgd(modules[client].parameters(), local.lr_at(number))
@@ -147,7 +147,7 @@ def test_ditto_takes_two_steps_for_each_batch():
     lr grad F(w)."""
     simulation = make_simulation(Ditto(lambda_=0.7), sizes=SIZES, participation=1.0, local=PLAIN)
     net, state, weights = (
-        simulation.bench.net,
+        simulation.runtime.net,
         simulation.initial_state(),
         torch.tensor(SIZES).double() / sum(SIZES),
     )
@@ -197,7 +197,7 @@ def test_fedproto_s_round_by_loops(weighting):
     feature itself; the mean over clients that hold a class, of all alike (the code) or by their
     examples (the paper)."""
     simulation = make_simulation(PROTO, sizes=SIZES, participation=1.0, weighting=weighting)
-    net, state = simulation.bench.net, play(simulation, 1)
+    net, state = simulation.runtime.net, play(simulation, 1)
     server, info = state.server["prototypes"], simulation.stages[0].federation
     server["known"][2] = 0  # as if no client had had it
     sums, total = torch.zeros_like(server["mean"]), torch.zeros(4).double()

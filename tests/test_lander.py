@@ -52,7 +52,7 @@ def test_images_are_made_as_in_the_released_code():
     trained."""
     simulation = stream(model=Normed())
     state = play(simulation, 2)
-    teacher = copy.deepcopy(simulation.bench.net.module).requires_grad_(False).eval()
+    teacher = copy.deepcopy(simulation.runtime.net.module).requires_grad_(False).eval()
     teacher.load_state_dict(state.server["params"] | state.server["buffers"])
     student, anchors = copy.deepcopy(teacher).requires_grad_(True), state.server["anchors"]
     norm, seen, known = teacher.norm, {}, torch.tensor([1, 3])
@@ -133,9 +133,11 @@ def test_images_are_made_as_in_the_released_code():
             loss.backward()
             optimizer.step()
     before = torch.random.get_rng_state()
-    simulation.bench.net.set_buffers(state.server["buffers"])
+    simulation.runtime.net.set_buffers(state.server["buffers"])
     model = state.server["params"] | state.server["buffers"]
-    made = images_of(LiveNetwork(simulation.bench.net), model, anchors, [1, 3], PIXELS, 11, **MADE)
+    made = images_of(
+        LiveNetwork(simulation.runtime.net), model, anchors, [1, 3], PIXELS, 11, **MADE
+    )
     assert made.shape == (60, 1, 6, 6)
     assert made.dtype == torch.uint8
     assert torch.equal(made, torch.cat(expected))
@@ -147,7 +149,7 @@ def test_the_student_matters_to_the_images_from_the_fourth_on():
     model, anchors = play(simulation, 2).server["params"], play(simulation, 0).server["anchors"]
     with_student, without = (
         images_of(
-            LiveNetwork(simulation.bench.net),
+            LiveNetwork(simulation.runtime.net),
             model,
             anchors,
             [0, 1],
@@ -187,7 +189,7 @@ def test_a_student_of_few_images_leaves_out_a_batch_of_one(monkeypatch):
     simulation = stream(model=Normed())
     server = play(simulation, 1).server
     student = Student(
-        LiveNetwork(simulation.bench.net),
+        LiveNetwork(simulation.runtime.net),
         server["params"] | server["buffers"],
         torch.arange(2),
         1.0,
@@ -286,7 +288,7 @@ def test_what_is_trained_and_sent():
     """The layer beside the classifier is a part of the model; logits stay those of the plain
     model."""
     simulation = stream()
-    module = simulation.bench.net.module
+    module = simulation.runtime.net.module
     x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     plain = module.forward(x)  # past the layer
     assert set(simulation.initial) - {"mapping.weight", "mapping.bias"} == set(

@@ -81,10 +81,10 @@ def test_adapters_and_head_alone_are_trained_and_sent():
     """Of inner (3 -> 6) with rank 2: A has 6 numbers, B 12; of the head (6 -> C) 7 C. Eight bytes
     each."""
     simulation = make_simulation(model=Own(lora=LoRA(rank=2)))
-    classes = simulation.bench.data.num_classes
+    classes = simulation.runtime.data.num_classes
     before = {
         k: v.clone()
-        for k, v in simulation.bench.net.module.named_parameters()
+        for k, v in simulation.runtime.net.module.named_parameters()
         if "base" in k or "stem" in k
     }
     assert (
@@ -97,7 +97,7 @@ def test_adapters_and_head_alone_are_trained_and_sent():
     assert all(
         not torch.equal(simulation.initial[k], v) for k, v in result.server["params"].items()
     )
-    for k, v in simulation.bench.net.module.named_parameters():
+    for k, v in simulation.runtime.net.module.named_parameters():
         assert k not in before or torch.equal(v, before[k])
 
 
@@ -176,7 +176,7 @@ def test_a_vision_transformer_trains_its_adapters():
     assert blocks == {
         f"{layer}.{part}.weight" for layer in ("qkv", "proj") for part in ("down", "up")
     }
-    whole = sum(p.numel() for p in simulation.bench.net.module.parameters())
+    whole = sum(p.numel() for p in simulation.runtime.net.module.parameters())
     assert sum(v.numel() for v in simulation.initial.values()) < 0.05 * whole
     state = play(simulation, 1)
     assert tree.is_finite(state.server["params"])

@@ -14,7 +14,7 @@ from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.mlflow_tracker import DIRECTORY, ENVIRONMENT, MLflow
-from fedexp.trackers.several import Several, Together
+from fedexp.trackers.several import Guarded, Several
 from fedexp.trackers.tensorboard_tracker import TensorBoard
 from fedexp.trackers.wandb_tracker import Wandb
 from test_trackers import make_record, track, warnings
@@ -200,8 +200,9 @@ def test_what_is_not_installed_is_one_sentence(name, monkeypatch):
 def test_a_tracker_that_fails_warns_once_and_stops_nothing(tmp_path, caplog):
     pytest.importorskip("tensorboard")
     (tmp_path / "file").write_text("")
-    tracker = TensorBoard(logdir=str(tmp_path / "file")).create()  # no folder can be made there
-    track(tracker, make_info(made(tmp_path / "run")))
+    # no folder can be made there
+    tracker = TensorBoard(logdir=str(tmp_path / "file")).create()
+    track(Guarded([tracker]), make_info(made(tmp_path / "run")))
     (message,) = warnings(caplog)
     assert message.startswith("TensorBoard could not start; the run continues without it (")
 
@@ -235,10 +236,10 @@ class Telling(Tracker):
 
 def test_each_of_several_is_told_everything(tmp_path):
     first, second = Telling(), Telling("id")
-    both = Together([first, second])
+    both = Guarded([first, second])
     track(both, make_info(tmp_path), rounds=range(2))
     both.abort()
-    assert first.told == second.told == ["start", "round 0", "round 1", "finish", "abort"]
+    assert first.told == second.told == ["start", "round 0", "round 1", "finish"]
     assert both.run_id == "id"
 
 
@@ -287,7 +288,7 @@ def test_a_list_of_trackers_is_short_for_several():
         ),
         (
             ["tracker=[wandb,mlflow]", "tracker.mlflow.store=''"],
-            "tracker.store='': must be a directory",
+            "tracker.store=: must be a directory",
         ),
         (["tracker=[wandb,several]"], "several is itself a list of trackers"),
     ],

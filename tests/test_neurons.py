@@ -42,7 +42,7 @@ class Table:
         return (params["h"][x],)
 
 
-def bench(labels):
+def runtime(labels):
     data = SimpleNamespace(y_test=torch.tensor(labels), num_classes=3)
     net = Table()
     return SimpleNamespace(
@@ -60,14 +60,14 @@ def model(rows):
 
 def test_means_over_the_examples_of_a_class():
     """Classes 0, 0, 2: class 0 has the mean of two rows, class 1 no example."""
-    (means,) = class_means(bench([0, 0, 2]), model([[1.0, 0.0], [3.0, 5.0], [7.0, 2.0]]))
+    (means,) = class_means(runtime([0, 0, 2]), model([[1.0, 0.0], [3.0, 5.0], [7.0, 2.0]]))
     np.testing.assert_array_equal(means, [[2.0, 2.5], [np.nan, np.nan], [7.0, 2.0]])
 
 
 def test_a_round_by_hand():
     """One example of each class, so that rows are class means. The local models agree in 2 and 4 of
     4 neurons: 0.75 on average, standard deviation 0.25; the new global model in 2."""
-    (row,) = measure(bench([0, 1, 2]), model(H), model(OTHER), [model(OTHER), model(H)])
+    (row,) = measure(runtime([0, 1, 2]), model(H), model(OTHER), [model(OTHER), model(H)])
     expected = {
         "layer": 1,
         "neurons": 4,
@@ -77,7 +77,7 @@ def test_a_round_by_hand():
         "aggregated": 0.5,
     }
     assert row == expected
-    (row,) = measure(bench([0, 1, 2]), model(H), model(H), [])
+    (row,) = measure(runtime([0, 1, 2]), model(H), model(H), [])
     assert (row["local"], row["local_std"], row["aggregated"]) == (None, None, 1.0)
 
 

@@ -130,9 +130,9 @@ def test_rounds_are_torch_s(name):
         (schedule,) = assemble(simulation, state, number).schedules
         w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
         optimizer = TORCH[name](list(w.values()), replace(local, lr=local.lr_at(number)))
-        for batch in ScheduledData(simulation.bench, schedule).batches():
+        for batch in ScheduledData(simulation.runtime, schedule).batches():
             optimizer.zero_grad()
-            F.cross_entropy(simulation.bench.net(w, batch.x).logits, batch.y).backward()
+            F.cross_entropy(simulation.runtime.net(w, batch.x).logits, batch.y).backward()
             optimizer.step()
         state.advance(play_round(simulation, state))
         assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
@@ -375,11 +375,11 @@ def test_resume_goes_on_with_what_the_server_remembers(tmp_path):
         ),
         (
             ["server.optimizer=adam", "server.tau=0"],
-            "server.tau=0.0: must be a finite number greater than 0",
+            "server.tau=0.0: must be finite and greater than 0",
         ),
         (
             ["server.optimizer=sgd", "server.lr=-1"],
-            "server.lr=-1.0: must be a finite number greater than 0",
+            "server.lr=-1.0: must be greater than 0, or null",
         ),
     ],
 )

@@ -8,8 +8,8 @@ import re
 import pytest
 import yaml
 
-from fedexp.analysis.compare import load_jobs, load_runs
 from fedexp.data.marks import checksums, joined
+from fedexp.papers.compare import load_jobs, load_runs
 from fedexp.rundir import elsewhere, origin
 from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
 from fedexp.rundir.own_code import marked
@@ -123,7 +123,7 @@ def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_
     assert key == "algorithm._target_"
     assert then != now
     origin.check_data(tmp_path, marks, CONFIG)
-    data = make_simulation().bench.data
+    data = make_simulation().runtime.data
     origin.note(tmp_path, CONFIG, data, marks)
     found = origin.read(tmp_path)
     assert (

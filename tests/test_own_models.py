@@ -233,8 +233,8 @@ def test_tensors_without_a_dimension_are_averaged(algorithm):
     )
     start, result = simulation.initial, play_round(simulation, simulation.initial_state())
     cohort = assemble(simulation, simulation.initial_state(), 1)
-    sent, lr = broadcast(simulation, simulation.initial_state()), simulation.bench.local.lr_at(1)
-    trained = simulation.engine.train(algorithm, simulation.bench, sent, cohort, lr, False)
+    sent, lr = broadcast(simulation, simulation.initial_state()), simulation.runtime.local.lr_at(1)
+    trained = simulation.engine.train(algorithm, simulation.runtime, sent, cohort, lr, False)
     p, local, new = (
         torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES),
         trained.messages["params"],
@@ -443,7 +443,7 @@ def test_networks_of_torchvision_train_on_grey_images(name):
     model = torchvision(name=name, image_size=64 if name == "squeezenet1_1" else None)
     simulation = make_simulation(model=model, sizes=(4, 5))
     assert isinstance(
-        simulation.bench.net.module, LogitsOnly if name == "squeezenet1_1" else Headed
+        simulation.runtime.net.module, LogitsOnly if name == "squeezenet1_1" else Headed
     )
     assert tree.is_finite(play(simulation, 1).server["params"])
 
@@ -526,8 +526,8 @@ def test_timm_that_is_not_installed_is_one_sentence(monkeypatch):
 def test_a_vision_transformer_of_timm_trains_frozen_or_whole():
     pytest.importorskip("timm")
     whole = make_simulation(model=vit(), sizes=(4, 5))
-    assert isinstance(whole.bench.net.module, Headed)
-    assert whole.bench.net.module.backbone.patch_embed.img_size == (32, 32)
+    assert isinstance(whole.runtime.net.module, Headed)
+    assert whole.runtime.net.module.backbone.patch_embed.img_size == (32, 32)
     state = play(whole, 1)
     assert tree.is_finite(state.server["params"])
     part = make_simulation(ROWS["Moon"].make(), model=vit(freeze=("backbone",)), sizes=(4, 5))

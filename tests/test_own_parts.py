@@ -28,7 +28,6 @@ from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, mak
 
 
 # --- an algorithm
-@dataclass(frozen=True, kw_only=True)
 class Reduced(FedAvg):
     reduction: str = "mean"
 
@@ -83,7 +82,6 @@ def test_the_example_of_the_page_counts_rounds():
     assert any((leaf - faster[name]).abs().max() > 1e-6 for name, leaf in one["params"].items())
 
 
-@dataclass(frozen=True, kw_only=True)
 class Clipped(FedAvg):
     clip: float = 1.0
     more: Any = None
@@ -140,6 +138,12 @@ def test_a_column_of_rounds_csv_is_not_replaced(name, tmp_path):
         match=rf"forgetting_metric: a value is called {name}, .* rounds\.csv; rename it",
     ):
         run(tmp_path / "run", Own(columns=("mine", name)))
+    assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
+
+
+def test_a_column_is_not_replaced_where_clients_own_models_are_tested(tmp_path):
+    with pytest.raises(ConfigError, match=r"a value is called lr, .* rounds\.csv"):
+        run(tmp_path / "run", Own(columns=("lr",)), evaluate=["global", "personal"])
     assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
 
 
@@ -212,7 +216,7 @@ def test_two_metrics_with_values_of_one_name_are_one_message(tmp_path):
     ):
         run(
             tmp_path / "run",
-            Metrics((BackwardTransfer(), Own(columns=("forgetting",), from_round=0))),
+            Metrics(members=(BackwardTransfer(), Own(columns=("forgetting",), from_round=0))),
         )
 
 
@@ -286,7 +290,6 @@ def test_what_is_no_dict_names_the_metric(tmp_path):
 IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.arange(4, dtype=np.int64) % 2
 
 
-@dataclass(frozen=True, kw_only=True)
 class Given(Dataset):
     changed: Any
 
@@ -378,7 +381,6 @@ def test_of_a_class_that_names_its_files_their_bytes_count(tmp_path):
     assert origin.marks_of({}, {"dataset": source}) == {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shadowing(Given):
     kind: str = "red"
 
@@ -399,7 +401,6 @@ def test_a_field_that_hides_what_a_data_set_has_is_named():
 
 
 # --- a partition
-@dataclass(frozen=True, kw_only=True)
 class Fixed(Partitioner):
     parts: Any
 
@@ -435,7 +436,6 @@ def test_parts_that_no_client_can_train_on_are_refused(parts, message):
         Fixed(parts=parts).split(labels, 2, rng)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Returning(Partitioner):
     given: Any
 

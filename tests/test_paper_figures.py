@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from fedexp.analysis import draw_paper
-from fedexp.analysis.compare import load_runs
-from fedexp.analysis.paper_figures import draw_one, labelled, paper_pictures
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
 from fedexp.figures.load import load_run
 from fedexp.metrics import forgetting
+from fedexp.papers import draw_paper
+from fedexp.papers.compare import load_runs
+from fedexp.papers.paper_figures import draw_one, labelled, paper_pictures
 from test_sweep_figures import make_run
 from toy_federation import CONF
 

@@ -6,14 +6,15 @@ import subprocess
 
 import pytest
 
-from fedexp.analysis.aggregate import mark, write_tables
-from fedexp.analysis.compare import load_runs
 from fedexp.analysis.layout import latex as layout_tex
 from fedexp.analysis.measures import form, is_accuracy, less_is_better
 from fedexp.analysis.naming import displayed, ordered
 from fedexp.analysis.paper_table import Layout, table_of
 from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
+from fedexp.papers.aggregate import write_tables
+from fedexp.papers.compare import load_runs
+from fedexp.rundir.sweeps import SweepDirectory
 from test_sweep_figures import make_run
 
 COMPILERS = ("pdflatex", "xelatex", "lualatex", "tectonic")
@@ -181,7 +182,7 @@ def test_flags_of_the_report(tmp_path, capsys):
 
 
 def test_a_named_sweep_keeps_the_table_beside_the_print_unless_asked(tmp_path):
-    mark(tmp_path, "fedntd_table1")
+    SweepDirectory(tmp_path).mark("fedntd_table1")
     make(
         tmp_path,
         {

@@ -764,11 +764,11 @@ def test_clients_share_what_is_not_public(partitioner):
         ({"public": 0.15}, lambda s: [s.stages[0].public.numbers]),
         (
             {"validation": Validation(fraction=0.2, per_client=False)},
-            lambda s: [s.bench.data.validation],
+            lambda s: [s.runtime.data.validation],
         ),
         (
             {"validation": Validation(fraction=0.4, per_client=True), "divided": True},
-            lambda s: [s.bench.data.validation],
+            lambda s: [s.runtime.data.validation],
         ),
         ({"surrogate": 0.3}, lambda s: [s.stages[0].federation.unlabelled]),
         ({"surrogate": 0.3, "withheld": True}, lambda s: s.stages[0].federation.surrogate),

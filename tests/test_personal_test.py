@@ -29,7 +29,7 @@ from fedexp.metrics.personal import Personal, personal_accuracy, personal_forget
 from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
 from fedexp.rundir.fingerprint import fingerprint
-from fedexp.trackers.wandb_names import metric_name
+from fedexp.trackers.names import metric_name
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.personal import ModelTest, evaluate_personal, shares_body
 from fedexp.training.rounds import evaluate
@@ -53,11 +53,11 @@ NAMES = [f"{name}{end}" for name in ("accuracy", "forgetting") for end in ("", "
 
 def answers(simulation, model):
     """(labels, answers) of a model on the test set, image after image, in eval mode."""
-    data = simulation.bench.data
+    data = simulation.runtime.data
     found = []
     for i in range(len(data.y_test)):
-        x, _ = simulation.bench.load_test(torch.tensor([i]))
-        found.append(int(simulation.bench.net(model, x).logits.argmax()))
+        x, _ = simulation.runtime.load_test(torch.tensor([i]))
+        found.append(int(simulation.runtime.net(model, x).logits.argmax()))
     return data.y_test.numpy(), np.array(found)
 
 
@@ -217,21 +217,21 @@ def test_each_view_tests_own_models_on_its_own_examples(name):
         PERSONAL[name], participation=0.4, evaluate=BOTH, evaluate_on="both", validation=held_out
     )
     state = play(simulation, 2)
-    bench, counts = simulation.bench, simulation.stages[0].partition.counts
+    runtime, counts = simulation.runtime, simulation.stages[0].partition.counts
     views = evaluate(simulation, state.server, 2)
     found = evaluate_personal(simulation, state.server, state.clients, 2, views)
     assert tuple(found) == ("plain", "validation")
-    validation = bench.data.validation
+    validation = runtime.data.validation
     sets = {
-        "plain": (bench.load_test, torch.arange(20)),
-        "validation": (lambda i: bench.load_train(i, None), validation),
+        "plain": (runtime.load_test, torch.arange(20)),
+        "validation": (lambda i: runtime.load_train(i, None), validation),
     }
     assert len(validation) == 11
     for view, (load, numbers) in sets.items():
         x, y = load(numbers)
         for client in range(5):
             model = own_model(name, simulation, state, client)
-            right = bench.net(model, x).logits.argmax(1) == y
+            right = runtime.net(model, x).logits.argmax(1) == y
             slow = [
                 float(right[y == c].double().mean()) if counts[client, c] else np.nan
                 for c in range(4)
@@ -246,16 +246,16 @@ def test_fedproto_answers_with_the_nearest_prototype():
     state = play(simulation, 1)
     known, mean = (state.server["prototypes"][k] for k in ("known", "mean"))
     assert 0 < known.sum() <= 4
-    x, y = simulation.bench.load_test(torch.arange(20))
-    info = simulation.stages[0].federation
+    x, y = simulation.runtime.load_test(torch.arange(20))
+    federation = simulation.stages[0].federation
     counts = simulation.stages[0].partition.counts
     found = evaluate_personal(simulation, state.server, state.clients, 1, ["plain"])["plain"]
     for client in range(5):
         kept = state.clients.get(client, simulation.initial)
-        model = simulation.algorithm.personal_model(state.server, client, kept, info)
-        distances = torch.cdist(simulation.bench.net(kept, x).features, mean[known > 0])
+        model = simulation.algorithm.personal_model(state.server, client, kept, federation)
+        distances = torch.cdist(simulation.runtime.net(kept, x).features, mean[known > 0])
         nearest = torch.nonzero(known).flatten()[distances.argmin(1)]
-        assert torch.equal(simulation.bench.net(model, x).logits.argmax(1), nearest)
+        assert torch.equal(simulation.runtime.net(model, x).logits.argmax(1), nearest)
         right = [float((nearest[y == c] == c).double().mean()) for c in range(4)]
         assert np.array_equal(found[client], np.where(counts[client] > 0, right, np.nan), True)
 
@@ -264,21 +264,21 @@ def test_fedrod_s_own_model_adds_its_two_classifiers():
     """The paper's h(x) = generic + personal logits, from the outputs of the two."""
     simulation = make_simulation(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
     state = play(simulation, 2)
-    x, _ = simulation.bench.load_test(torch.arange(20))
-    out = simulation.bench.net(state.server["params"], x)
+    x, _ = simulation.runtime.load_test(torch.arange(20))
+    out = simulation.runtime.net(state.server["params"], x)
     kept = state.clients[3]
     wanted = out.logits + out.features @ kept[heads.WEIGHT].T + kept[heads.BIAS]
     model = simulation.algorithm.personal_model(
         state.server, 3, kept, simulation.stages[0].federation
     )
-    torch.testing.assert_close(simulation.bench.net(model, x).logits, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(simulation.runtime.net(model, x).logits, wanted, rtol=0, atol=1e-12)
     assert float((wanted - out.logits).abs().max()) > 1e-3
 
 
 def test_features_that_are_shared_give_the_same_answers():
     simulation = make_simulation(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
     state = play(simulation, 2)
-    test = ModelTest(simulation.bench, state.server, None)
+    test = ModelTest(simulation.runtime, state.server, None)
     model = own_model("fedrod", simulation, state, 3)
     apart = {name: value.clone() for name, value in model.items()}
     assert shares_body(model, state.server["params"])
@@ -314,17 +314,17 @@ def test_a_model_that_normalises_by_the_batch_is_tested_in_the_same_batches_as_t
 
     simulation = make_simulation(model=CifarResNet(widths=(4, 8)), participation=1.0)
     state = play(simulation, 2)
-    bench, params = SmallBatches(**vars(simulation.bench)), state.server["params"]
+    runtime, params = SmallBatches(**vars(simulation.runtime)), state.server["params"]
     copied = {name: value.clone() for name, value in params.items()}
-    everywhere = bench.evaluate(params).class_correct
-    test, found = ModelTest(bench, state.server, None), []
+    everywhere = runtime.evaluate(params).class_correct
+    test, found = ModelTest(runtime, state.server, None), []
     for c in range(4):
         own = np.arange(4) == c
         found.append(int(test.right(copied, own)[c]))
         assert torch.equal(test.right(copied, own), everywhere * torch.from_numpy(own))
         assert torch.equal(test.right(copied, ~own), everywhere * torch.from_numpy(~own))
-    x, y = bench.load_test(torch.arange(20))
-    apart = [int((bench.net(params, x[y == c]).logits.argmax(1) == c).sum()) for c in range(4)]
+    x, y = runtime.load_test(torch.arange(20))
+    apart = [int((runtime.net(params, x[y == c]).logits.argmax(1) == c).sum()) for c in range(4)]
     assert apart != found == everywhere.tolist()
 
 

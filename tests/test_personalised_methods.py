@@ -41,16 +41,16 @@ def context(simulation, rounds, position):
     """(context of one client in the round after `rounds`, its data, its number)."""
     state = play(simulation, rounds)
     cohort = assemble(simulation, state, rounds + 1)
-    data = ScheduledData(simulation.bench, cohort.schedules[position])
+    data = ScheduledData(simulation.runtime, cohort.schedules[position])
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
     steps = torch.tensor(float(data.steps), dtype=torch.float64)
-    sent, lr = broadcast(simulation, state), simulation.bench.local.lr_at(rounds + 1)
+    sent, lr = broadcast(simulation, state), simulation.runtime.local.lr_at(rounds + 1)
     ctx = Context(
         sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL
     )
     client = cohort.clients[position]
     return (
-        replace(ctx, setup=simulation.algorithm.client_setup(simulation.bench.net, data, ctx)),
+        replace(ctx, setup=simulation.algorithm.client_setup(simulation.runtime.net, data, ctx)),
         data,
         client,
         state,
@@ -71,7 +71,9 @@ def test_padding_is_in_no_statistic(method):
         name: value[:own] if name in ("numbers", "mask") else value
         for name, value in ctx.plan.items()
     }
-    setup = simulation.algorithm.client_setup(simulation.bench.net, data, replace(ctx, plan=alone))
+    setup = simulation.algorithm.client_setup(
+        simulation.runtime.net, data, replace(ctx, plan=alone)
+    )
     assert_close(ctx.setup, setup)
 
 
@@ -86,7 +88,7 @@ def test_fedala_is_off_before_a_client_has_trained():
     simulation = make_simulation(ala())
     ctx, data, _, _ = context(simulation, 0, 0)
     assert_close(
-        simulation.algorithm.initial_params(simulation.bench.net, data, ctx),
+        simulation.algorithm.initial_params(simulation.runtime.net, data, ctx),
         ctx.server["params"],
         0.0,
     )
@@ -102,7 +104,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
     numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
     assert len(numbers) == int(0.8 * len(simulation.stages[0].federation.parts[client]))
     x, y = data.take(numbers)
-    features = simulation.bench.net(ctx.server["params"], x).features
+    features = simulation.runtime.net(ctx.server["params"], x).features
     old, new, W = ctx.client["head"], heads.head(ctx.server["params"]), ctx.client["W"]
     for _ in range(3 if times == 1 else 1):
         for start in range(0, len(y), LOCAL.batch_size):
@@ -112,7 +114,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
             W = {k: (W[k] - 0.5 * theta[k].grad * (new[k] - old[k])).clamp(0, 1) for k in W}
     assert_close(ctx.setup["W"], W)
     assert (flat(W) < 1).any()
-    begun = simulation.algorithm.initial_params(simulation.bench.net, data, ctx)
+    begun = simulation.algorithm.initial_params(simulation.runtime.net, data, ctx)
     assert_close(heads.head(begun), {k: old[k] + (new[k] - old[k]) * W[k] for k in W})
     assert_close(
         {k: v for k, v in begun.items() if k not in heads.HEAD},
@@ -166,7 +168,7 @@ def test_fedala_s_search_ends_by_the_population_deviation(share):
 def test_fedrod_s_two_losses():
     simulation = make_simulation(FedRoD(gamma=0.5))
     ctx, data, client, _ = context(simulation, 1, -1)
-    net, counts = simulation.bench.net, simulation.stages[0].federation.counts[client]
+    net, counts = simulation.runtime.net, simulation.stages[0].federation.counts[client]
     params = simulation.algorithm.initial_params(net, data, ctx)
     params = {k: v + 0.1 if k.startswith(PERSONAL) else v for k, v in params.items()}
     batch = next(data.batches())
@@ -188,7 +190,7 @@ def test_fedrod_s_two_losses():
 def test_fedrod_s_personal_loss_moves_the_personal_classifier_alone():
     simulation = make_simulation(FedRoD(gamma=1.0))
     ctx, data, _, _ = context(simulation, 1, -1)
-    net, batch = simulation.bench.net, next(data.batches())
+    net, batch = simulation.runtime.net, next(data.batches())
     params = simulation.algorithm.initial_params(net, data, ctx)
 
     def loss(change):
@@ -205,11 +207,11 @@ def test_fedrod_with_absent_classes_in_the_padding_is_finite():
     simulation = make_simulation(algorithm)
     ctx, data, _, _ = context(simulation, 1, 0)
     ctx = replace(ctx, plan={"prior": torch.tensor([0.0] + [-1e30] * (C - 1), dtype=torch.float64)})
-    params = algorithm.initial_params(simulation.bench.net, data, ctx)
+    params = algorithm.initial_params(simulation.runtime.net, data, ctx)
     x, _ = data.take(torch.tensor([0, 1]))
     batch = Batch(x, torch.tensor([0, 3]), torch.tensor([1.0, 0.0], dtype=torch.float64), 0)
     grads, loss = torch.func.grad_and_value(
-        lambda p: algorithm.objective(simulation.bench.net, p, batch, ctx)
+        lambda p: algorithm.objective(simulation.runtime.net, p, batch, ctx)
     )(params)
     assert loss.isfinite()
     assert flat(grads).isfinite().all()
@@ -301,7 +303,7 @@ def test_fedfomo_s_weights_by_loops(distance, federations):
     def loss(vector):
         parts = vector.split([base[k].numel() for k in sorted(base)])
         model = {k: part.view_as(base[k]) for k, part in zip(sorted(base), parts, strict=True)}
-        return float(F.cross_entropy(simulation.bench.net(model, x).logits, y))
+        return float(F.cross_entropy(simulation.runtime.net(model, x).logits, y))
 
     assert not torch.equal(flat(base), flat(ctx.client["params"]))
     candidates = [flat(state.clients[int(j)]["params"]) for j in ctx.personal["numbers"]]
@@ -326,7 +328,7 @@ def test_fedfomo_s_weights_by_loops(distance, federations):
         w * (other - flat(base)) for w, other in zip(expected, candidates, strict=True)
     )
     assert_close(
-        flat(simulation.algorithm.initial_params(simulation.bench.net, data, ctx)), moved, 1e-9
+        flat(simulation.algorithm.initial_params(simulation.runtime.net, data, ctx)), moved, 1e-9
     )
 
 
@@ -369,9 +371,9 @@ def test_fedfomo_s_baseline_is_where_the_last_training_started():
     assert weight in (0.0, 1.0)
     assert_close(flat(ctx.setup["start"]), flat(own if weight else before))
     worse = replace(ctx, client={"params": before, "before": own} if weight else ctx.client)
-    data = ScheduledData(simulation.bench, assemble(simulation, state, 3).schedules[0])
+    data = ScheduledData(simulation.runtime, assemble(simulation, state, 3).schedules[0])
     assert_close(
-        simulation.algorithm.client_setup(simulation.bench.net, data, worse)["start"],
+        simulation.algorithm.client_setup(simulation.runtime.net, data, worse)["start"],
         worse.client["before"],
     )
 
@@ -460,9 +462,9 @@ def test_fedfomo_s_models_keep_their_running_statistics():
     cohort = assemble(simulation, state, 3)
     position = next(i for i, c in enumerate(cohort.clients) if c in state.clients)
     ctx, data, _, _ = context(simulation, 2, position)
-    start = simulation.algorithm.initial_params(simulation.bench.net, data, ctx)
+    start = simulation.algorithm.initial_params(simulation.runtime.net, data, ctx)
     assert not torch.equal(start[name], state.server["buffers"][name])
-    live = LiveNetwork(simulation.bench.net)
+    live = LiveNetwork(simulation.runtime.net)
     live.load(start, state.server["buffers"])
     assert_close(live.buffers()[name], start[name], 0.0)
     assert name not in live.params
@@ -515,9 +517,9 @@ def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
     simulation = make_simulation(fomo(epsilon=0.0), participation=1.0, sizes=LARGER)
     state, algorithm = play(simulation, 2), simulation.algorithm
     cohort = assemble(simulation, state, 3)
-    lr = simulation.bench.local.lr_at(3)
+    lr = simulation.runtime.local.lr_at(3)
     trained = simulation.engine.train(
-        algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False
+        algorithm, simulation.runtime, broadcast(simulation, state), cohort, lr, False
     )
     expected = state.server["affinity"].clone()
     for i, client in enumerate(cohort.clients):
@@ -557,7 +559,7 @@ def test_fedpac_s_statistics_of_one_pass():
     ctx, data, client, _ = context(simulation, 2, -1)
     per_epoch = -(-len(simulation.stages[0].federation.parts[client]) // LOCAL.batch_size)
     assert data.steps == 3 * per_epoch  # one for the classifier, E = 2 for the body
-    expected = statistics_by_hand(simulation.bench.net, ctx.server["params"], data, per_epoch, 4)
+    expected = statistics_by_hand(simulation.runtime.net, ctx.server["params"], data, per_epoch, 4)
     assert_close([ctx.setup[k] for k in ("count", "mean", "square")], list(expected))
     assert ctx.setup["aligns"] == 1
 
@@ -569,7 +571,7 @@ def test_fedpac_s_round_by_autograd(optimizer):
     local = replace(LOCAL, epochs=2, optimizer=optimizer)
     simulation = make_simulation(pac(lambda_=0.7), local, (10,), participation=1.0)
     ctx, data, _, state = context(simulation, 1, 0)
-    net, target = simulation.bench.net, state.server["prototypes"]["mean"]
+    net, target = simulation.runtime.net, state.server["prototypes"]["mean"]
     w = {k: v.clone().requires_grad_() for k, v in (state.server["params"] | ctx.personal).items()}
     body = {k: v for k, v in w.items() if k not in heads.HEAD}
     decay = dict(weight_decay=local.weight_decay) | (

@@ -29,14 +29,14 @@ def resolved(**changes):
 
 def single():
     """A runtime whose model is in single precision."""
-    bench = make_simulation().bench
-    net = FunctionalNetwork(bench.net.module.float(), "fp32", bench.net.trained)
-    return replace(bench, net=net, dtype=torch.float32)
+    runtime = make_simulation().runtime
+    net = FunctionalNetwork(runtime.net.module.float(), "fp32", runtime.net.trained)
+    return replace(runtime, net=net, dtype=torch.float32)
 
 
 def choose(monkeypatch, seconds, before=None, **changes):
     monkeypatch.setattr(precision, "seconds_of_a_step", lambda *_: seconds)
-    return with_precision(resolved(**changes), make_simulation().bench, 4, before)
+    return with_precision(resolved(**changes), make_simulation().runtime, 4, before)
 
 
 def test_the_fastest_is_taken_and_the_summary_says_so(monkeypatch, caplog):
@@ -85,20 +85,20 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
     assert resuming.precision_before(tmp_path) is None
     # as noted by a version that timed convolutions too
     way = {"precision": "bf16", "convolution": "winograd"}
-    origin.note(tmp_path, {}, make_simulation().bench.data, {}, way)
+    origin.note(tmp_path, {}, make_simulation().runtime.data, {}, way)
     assert resuming.precision_before(tmp_path) == "bf16"
 
 
 @pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
 def test_the_engine_that_trains_is_timed(engine):
     """With the real clock: each precision takes some time, and the model stays as it was."""
-    bench = single()
-    before = {name: value.clone() for name, value in bench.net.parameters().items()}
-    found = seconds_of_a_step(resolved(engine=engine), bench, 4, ["fp32", "bf16"])
+    runtime = single()
+    before = {name: value.clone() for name, value in runtime.net.parameters().items()}
+    found = seconds_of_a_step(resolved(engine=engine), runtime, 4, ["fp32", "bf16"])
     assert found.keys() == {"fp32", "bf16"}
     assert all(0 < seconds < 10 for seconds in found.values())
-    torch.testing.assert_close(bench.net.parameters(), before, rtol=0, atol=0)
-    assert bench.net.precision == "fp32"
+    torch.testing.assert_close(runtime.net.parameters(), before, rtol=0, atol=0)
+    assert runtime.net.precision == "fp32"
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -109,9 +109,9 @@ def test_what_is_timed(engine, monkeypatch):
     cls = type(hardware.client_engine())
     train = cls.train
 
-    def counted(self, algorithm, bench, server, cohort, *rest):
-        calls.append((bench.net.precision, [each.steps for each in cohort.schedules]))
-        return train(self, algorithm, bench, server, cohort, *rest)
+    def counted(self, algorithm, runtime, server, cohort, *rest):
+        calls.append((runtime.net.precision, [each.steps for each in cohort.schedules]))
+        return train(self, algorithm, runtime, server, cohort, *rest)
 
     monkeypatch.setattr(cls, "train", counted)
     seconds_of_a_step(hardware, single(), 4, ["fp32", "bf16"])

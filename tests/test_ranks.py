@@ -9,7 +9,6 @@ import pytest
 import yaml
 from scipy import stats
 
-from fedexp.analysis import aggregate
 from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
 from fedexp.analysis.draw_ranks import diagram
 from fedexp.analysis.ranks import (
@@ -190,10 +189,10 @@ def test_the_diagram_shows_every_method_in_a_bar_of_the_critical_difference(swee
 def test_the_page_of_a_sweep_shows_the_tables_of_a_benchmark(
     sweep, finished, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(aggregate, "sweep_of", lambda directory: sweep)
+    monkeypatch.setattr("fedexp.analysis.view.collect.sweep_of", lambda directory: sweep)
     shown = benchmark(tmp_path, [SimpleNamespace(**vars(run), finished=True) for run in finished])
     assert shown[0]["columns"] == ["method", "skew", "tasks"]
     assert shown[0]["rows"][2] == ["CFeD", "-", "60.0 ± 0.0 (0.50 ± 0.00)"]
     assert len(shown) == 6
-    monkeypatch.setattr(aggregate, "sweep_of", lambda directory: None)
+    monkeypatch.setattr("fedexp.analysis.view.collect.sweep_of", lambda directory: None)
     assert benchmark(tmp_path, []) == []

@@ -4,12 +4,13 @@ of the table."""
 import pandas as pd
 import pytest
 
-from fedexp.analysis import claims, parts
-from fedexp.analysis.aggregate import mark, tables_of, write_report, write_tables
-from fedexp.analysis.compare import load_jobs
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
+from fedexp.papers import claims, parts
+from fedexp.papers.aggregate import tables_of, write_report, write_tables
+from fedexp.papers.compare import load_jobs
 from fedexp.rundir import evidence
+from fedexp.rundir.sweeps import SweepDirectory
 from test_compare import cells, make_run, one
 from test_evidence import remove_runs
 from toy_federation import CONF
@@ -19,7 +20,7 @@ SETTING = "experiment=fedntd/cifar10_s2"
 
 
 def report(folder, sweep):
-    mark(folder, sweep)
+    SweepDirectory(folder).mark(sweep)
     write_tables(folder)
     return pd.read_csv(folder / "table.csv", keep_default_na=False), (
         folder / "table.md"
@@ -161,7 +162,7 @@ def test_every_reading_is_of_the_same_table(name, tmp_path):
         found = load_sweep(other, [CONF])
         assert (found.paper, found.table, found.rule) == (sweep.paper, sweep.table, sweep.rule)
     make_run(tmp_path, ["experiment=none"], [0.1])  # a run of nothing
-    mark(tmp_path, name)
+    SweepDirectory(tmp_path).mark(name)
     table = tables_of(tmp_path, load_jobs(tmp_path)).tidy
     assert (table["reading"] != "").any()
     assert len(parts.printed_once(table)) == len(cells(tmp_path, name))

@@ -15,14 +15,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis import reproduction
-from fedexp.analysis.aggregate import mark, write_report, write_tables
-from fedexp.analysis.both_views import MARKER, filled
-from fedexp.analysis.reproduction import VALUE, document, facts, read_table, whole
 from fedexp.analysis.sweep import load_sweep
 from fedexp.cli.commands import call
 from fedexp.config.options import list_options
+from fedexp.papers import reproduction
+from fedexp.papers.aggregate import write_report, write_tables
+from fedexp.papers.both_views import MARKER, filled
+from fedexp.papers.reproduction import VALUE, document, facts, read_table, whole
 from fedexp.rundir import evidence
+from fedexp.rundir.sweeps import SweepDirectory
 from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +75,7 @@ def run_directory(folder: Path, run: dict) -> None:
 def tables(sweep: str, folder: Path) -> list[Path]:
     for i, run in enumerate(COMMITTED[sweep]):
         run_directory(folder / f"run{i}", run)
-    mark(folder, sweep)
+    SweepDirectory(folder).mark(sweep)
     return write_tables(folder)
 
 

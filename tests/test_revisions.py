@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
+from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import elsewhere, revisions
 from fedexp.rundir.fingerprint import data_marks, fingerprint, group_name
 from fedexp.rundir.revisions import REVISIONS, latest, outdated
+from fedexp.rundir.sweeps import SweepDirectory
 from fedexp.training.resuming import check_resume
 from test_reproduction import COMMITTED, run_directory
 from toy_federation import composed
@@ -213,7 +214,7 @@ def test_older_code_is_shown_but_not_judged(tmp_path):
     ]
     for i, run in enumerate(chosen):
         run_directory(tmp_path / f"run{i}", run)
-    mark(tmp_path, "fedntd_table1")
+    SweepDirectory(tmp_path).mark("fedntd_table1")
     write_tables(tmp_path)
     table = pd.read_csv(tmp_path / "table.csv", keep_default_na=False)
     table = table[table["n"] > 0].set_index(["method", "metric"])

@@ -1,12 +1,29 @@
 """How a round moves the state, and which cells of rounds.csv a round fills."""
 
 import csv
-from dataclasses import replace
+import math
+import signal
+from dataclasses import dataclass, replace
 
+import numpy as np
+import pytest
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import MultiExchange
+from fedexp.algorithms.fedprox import FedProx
+from fedexp.core.settings import Validation
+from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
-from fedexp.training.recorder import Recorder
-from fedexp.training.rounds import play_round, run_rounds
-from toy_federation import make_simulation
+from fedexp.trackers.base import Tracker
+from fedexp.training.exchange import Clock, aggregate, run_exchange
+from fedexp.training.recorder import Recorder, uninterrupted
+from fedexp.training.rounds import local_accuracy, play_round, record_initial, run_rounds
+from fedexp.training.rows import client_rows, plain, training_values
+from fedexp.training.state import Scores
+from fedexp.training.summary import summary_of
+from test_continual import TWO_TASKS
+from toy_federation import SIZES, assert_close, make_simulation
 
 
 def test_two_results_add_up_in_the_state():
@@ -27,6 +44,120 @@ def test_two_results_add_up_in_the_state():
     assert (state.examples, state.train_seconds, state.seconds) == (17, 1.5, 7.5)
 
 
+def test_what_the_last_round_alone_measures_is_not_kept_for_later_ones():
+    """A run that is given more rounds and stops among them has no alignment of neurons."""
+    simulation = make_simulation(rounds=3)
+    state = simulation.initial_state()
+    state.alignment = [{"layer": 1}]
+    state.advance(play_round(simulation, state))
+    assert state.alignment == []
+
+
+def test_what_a_round_took_by_hand():
+    """12 examples in 2 seconds of training; the 4 of evaluation count in the whole alone."""
+    simulation = make_simulation()
+    result = play_round(simulation, simulation.initial_state())
+    values = training_values(replace(result, examples=12, seconds={"train": 2.0, "evaluation": 4}))
+    assert values["train_samples_per_second"] == 6
+    assert (values["train_seconds"], values["evaluation_seconds"], values["seconds"]) == (2, 4, 6)
+    assert values["aggregation_seconds"] == 0
+
+
+def test_a_client_s_row_has_the_examples_that_it_holds():
+    """However many passes it makes over them: two here, in batches of four."""
+    simulation = make_simulation(participation=1.0)
+    state = simulation.initial_state()
+    result = play_round(simulation, state)
+    rows = list(client_rows(simulation, state, result))
+    assert [(row["client"], row["examples"]) for row in rows] == list(enumerate(SIZES))
+    assert [row["steps"] for row in rows] == [2, 2, 4, 4, 4]
+
+
+def test_a_client_s_row_has_the_role_that_it_played():
+    simulation = make_simulation(scenario=TWO_TASKS)
+    state = simulation.initial_state()
+    result = play_round(simulation, state)
+    state.advance(result)
+    roles = [FedAvg(), FedProx(mu=1.0), FedAvg(), FedAvg()]
+    result = replace(result, cohort=replace(result.cohort, roles=roles))
+    rows = client_rows(simulation, state, result)
+    assert [row["role"] for row in rows] == ["fedavg", "fedprox", "fedavg", "fedavg"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(MultiExchange):
+    """FedAvg twice in a round; its clients count how often they have trained."""
+
+    def exchanges(self, federation):
+        return self, self
+
+    def client_init(self, params, federation):
+        return {"trained": torch.zeros(())}
+
+    def finish(self, net, params, data, ctx):
+        return {"params": params}, {"trained": ctx.client["trained"] + 1}
+
+
+def test_a_round_of_two_exchanges():
+    """The second begins with the server's model and the clients' states after the first; examples
+    and bytes are those of both, local models are tested as they are after the second."""
+    metric = RoundDrop(local=True)
+    once = make_simulation(forgetting_metric=metric)
+    first = play_round(once, once.initial_state())
+    clients, clock = first.cohort.clients, Clock()
+    second = run_exchange(once, once.algorithm, first.server, {}, 1, clients, clock, True)
+    simulation = make_simulation(Twice(), forgetting_metric=metric)
+    result = play_round(simulation, simulation.initial_state())
+    assert [state["trained"] for state in result.client_states] == [2] * 4
+    assert result.losses == first.losses
+    assert result.examples == 2 * first.examples
+    assert (result.bytes_up, result.bytes_down) == (2 * first.bytes_up, 2 * first.bytes_down)
+    found, expected = result.local_accuracy["plain"], local_accuracy(once, [second])["plain"]
+    np.testing.assert_array_equal(found, expected)
+    assert (found != first.local_accuracy["plain"]).any()
+    server = aggregate(once.server_optimizer, once.algorithm, first.server, second)
+    assert_close(result.server["params"], server["params"], 0)
+
+
+def state_after(simulation, *accuracies):
+    """The state after rounds 0, 1, ... with these accuracies in each class."""
+    state = simulation.initial_state()
+    for number, value in enumerate(accuracies):
+        state.add_scores(number, {"plain": Scores(np.full(4, value), value, [], 1.0)})
+    return state
+
+
+def test_the_initial_model_is_not_the_best_one():
+    """Nor is a target reached by it."""
+    simulation = make_simulation(targets=[0.4, 0.5])
+    summary = summary_of(simulation, state_after(simulation, 0.9, 0.3, 0.4, 0.2))
+    assert (summary["accuracy"], summary["best_accuracy"]) == (0.2, 0.4)
+    assert summary["rounds_to_target"] == {"0.4": 2, "0.5": None}
+    assert summary_of(simulation, state_after(simulation, 0.9))["best_accuracy"] == 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advised(FedAvg):
+    hint = "a smaller rate"
+
+
+def test_advice_for_a_run_that_failed():
+    """It diverged, or was never twice as good as chance: that is 0.25 with four classes."""
+    simulation = make_simulation(Advised())
+    for accuracies, said in [((0.3, 0.4, 0.3), True), ((0.3, 0.5, 0.3), False), ((0.3,), False)]:
+        summary = summary_of(simulation, state_after(simulation, *accuracies))
+        assert ("hint" in summary) == said
+    diverged = state_after(simulation, 0.3, 0.9)
+    diverged.status = "diverged"
+    assert summary_of(simulation, diverged)["hint"] == "a smaller rate"
+
+
+def test_values_for_json():
+    given = [0.5, np.float64(2), np.int64(3), math.nan, math.inf, -math.inf, None, "a"]
+    assert [plain(value) for value in given] == [0.5, 2, 3, None, None, None, None, "a"]
+    assert [type(plain(value)) for value in given[1:3]] == [float, int]
+
+
 def test_a_run_that_diverges_in_its_last_round_is_not_complete():
     simulation = make_simulation(rounds=1)
     state = simulation.initial_state()
@@ -34,6 +165,39 @@ def test_a_run_that_diverges_in_its_last_round_is_not_complete():
     assert result.is_last
     state.advance(replace(result, not_finite=[2]))
     assert (state.status, state.not_finite) == ("diverged", [2])
+
+
+def test_an_interrupt_waits_until_a_round_is_written():
+    written = []
+
+    @uninterrupted()
+    def write():
+        signal.raise_signal(signal.SIGINT)
+        written.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert written == [1]
+
+
+def test_before_the_initial_model_is_tested_nothing_is_saved(tmp_path):
+    simulation = make_simulation()
+    recorder = Recorder(tmp_path, simulation, [], None)
+    recorder.save_checkpoint(simulation.initial_state())
+    recorder.close()
+    assert not (tmp_path / files.CHECKPOINT).exists()
+
+
+def test_trackers_are_not_told_of_a_test_set_that_is_not_used(tmp_path):
+    simulation = make_simulation(validation=Validation(fraction=0.25, per_client=False), sizes=(9,))
+    tracker = Tracker()
+    tracker.log_round = lambda record: setattr(tracker, "record", record)
+    recorder = Recorder(tmp_path, simulation, [tracker], None)
+    record_initial(simulation, simulation.initial_state(), recorder)
+    recorder.close()
+    assert tracker.record.class_accuracy is None
+    assert tracker.record.history is None
+    assert tracker.record.others["validation"].rounds == [0]
 
 
 def test_a_round_that_is_not_evaluated_has_no_test_values(tmp_path):

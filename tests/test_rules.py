@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis.compare import cells, load_jobs, values_of
-from fedexp.analysis.judge import COLUMN, order, spearman, swapped, tolerance, verdict, with_order
 from fedexp.analysis.rules import Rule, ema, noise
-from fedexp.analysis.status import judged_orders
 from fedexp.analysis.sweep import launches, load_sweep, protocol_of
 from fedexp.config.options import list_options
+from fedexp.papers.compare import cells, load_jobs, values_of
+from fedexp.papers.judge import COLUMN, order, spearman, swapped, tolerance, verdict, with_order
+from fedexp.papers.status import judged_orders
 from fedexp.rundir.reader import RunDirectory
 from test_compare import TABLE8, make_run, one
 from toy_federation import CONF

@@ -1,8 +1,9 @@
 """Searches: the report names the best value of each method by the rule."""
 
-from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
+from fedexp.papers.aggregate import write_tables
+from fedexp.rundir.sweeps import SweepDirectory
 from test_compare import make_run
 from toy_federation import CONF
 
@@ -19,7 +20,7 @@ def test_the_best_value_of_each_method(tmp_path):
         overrides = [CIFAR, f"algorithm.beta={beta}", "algorithm=fedka", f"seed={i}"]
         make_run(tmp_path, overrides, [accuracy], status=status)
     make_run(tmp_path, [CIFAR, "algorithm.mu=1", "algorithm=fedprox"], [0.4])
-    mark(tmp_path, "fedka_search")
+    SweepDirectory(tmp_path).mark("fedka_search")
     write_tables(tmp_path)
     text = (tmp_path / "table.md").read_text()
     assert "### Chosen values: the highest accuracy in the last round, mean over seeds" in text

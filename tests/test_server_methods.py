@@ -40,9 +40,9 @@ def one_round(algorithm, rounds=2, **changes):
     simulation = make_simulation(algorithm, **changes)
     state = play(simulation, rounds - 1)
     cohort = assemble(simulation, state, rounds)
-    lr = simulation.bench.local.lr_at(rounds)
+    lr = simulation.runtime.local.lr_at(rounds)
     trained = simulation.engine.train(
-        algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False
+        algorithm, simulation.runtime, broadcast(simulation, state), cohort, lr, False
     )
     return simulation, state, cohort, trained, describe(simulation, state, cohort, trained)
 
@@ -60,7 +60,7 @@ def test_fedavgm_is_momentum_on_the_server():
         w = flat(state.server["params"])
         cohort, lr = assemble(simulation, state, number), LOCAL.lr_at(number)
         trained = simulation.engine.train(
-            algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False
+            algorithm, simulation.runtime, broadcast(simulation, state), cohort, lr, False
         )
         sizes = [len(simulation.stages[0].federation.parts[c]) for c in cohort.clients]
         models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(sizes))]
@@ -122,7 +122,7 @@ def test_fednova_with_adam_counts_steps():
     cohort = assemble(simulation, simulation.initial_state(), 1)
     sent = broadcast(simulation, simulation.initial_state())
     trained = simulation.engine.train(
-        simulation.algorithm, simulation.bench, sent, cohort, 0.01, False
+        simulation.algorithm, simulation.runtime, sent, cohort, 0.01, False
     )
     assert trained.messages["a"].tolist() == [schedule.steps for schedule in cohort.schedules]
     with pytest.raises(ConfigError, match=r"local\.optimizer=adam: FedNova is defined for sgd"):
@@ -218,13 +218,13 @@ CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=1.0)
 
 def optimum(simulation, weights):
     """Newton's method on the weighted mean of the clients' objectives."""
-    bench, parts = simulation.bench, simulation.stages[0].federation.parts
+    runtime, parts = simulation.runtime, simulation.stages[0].federation.parts
     shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     params = simulation.initial
-    batches = [bench.load_train(torch.from_numpy(part), None) for part in parts]
+    batches = [runtime.load_train(torch.from_numpy(part), None) for part in parts]
 
     def objective(p):
-        losses = [F.cross_entropy(bench.net(p, x).logits, y) for x, y in batches]
+        losses = [F.cross_entropy(runtime.net(p, x).logits, y) for x, y in batches]
         return (shares * torch.stack(losses)).sum() + 0.5 * CONVEX.weight_decay * sum(
             (w**2).sum() for w in p.values()
         )
@@ -311,7 +311,7 @@ def test_feddyn_is_the_paper_s_form():
     w_t); w = mean - h/alpha."""
     alpha, algorithm = 0.3, FedDyn(alpha=0.3, clip=0.0, per_client_alpha=False)
     simulation = make_simulation(algorithm, weighting="uniform")
-    state, bench = simulation.initial_state(), simulation.bench
+    state, runtime = simulation.initial_state(), simulation.runtime
     h, server_h = dict.fromkeys(range(5), 0.0), 0.0
     for number in (1, 2, 3):
         cohort, start = assemble(simulation, state, number), state.server["params"]
@@ -324,9 +324,9 @@ def test_feddyn_is_the_paper_s_form():
                 momentum=LOCAL.momentum,
                 weight_decay=LOCAL.weight_decay,
             )
-            for batch in ScheduledData(bench, schedule).batches():
+            for batch in ScheduledData(runtime, schedule).batches():
                 point = flat(w)
-                loss = F.cross_entropy(bench.net(w, batch.x).logits, batch.y)
+                loss = F.cross_entropy(runtime.net(w, batch.x).logits, batch.y)
                 loss = (
                     loss
                     - (h[client] * point).sum()
@@ -364,14 +364,14 @@ def fisher_context(estimator, samples, local):
     )
     state = simulation.initial_state()
     cohort = assemble(simulation, state, 1)
-    data = ScheduledData(simulation.bench, cohort.schedules[0])
+    data = ScheduledData(simulation.runtime, cohort.schedules[0])
     plan = {name: torch.as_tensor(values) for name, values in cohort.plans[0].items()}
     ctx = Context(
         {}, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local
     )
     fresh = [Batch(b.x[mask > 0], b.y[mask > 0], None, b.step) for b, mask in fresh_pass(data, ctx)]
     params = state.server["params"]
-    return algorithm.fisher(simulation.bench.net, params, data, ctx), params, fresh
+    return algorithm.fisher(simulation.runtime.net, params, data, ctx), params, fresh
 
 
 def analytic(params, batch):
@@ -432,7 +432,7 @@ def test_fedcurv_s_penalty_is_the_sum_over_the_others():
     cohort = assemble(simulation, state, 4)
     client, sent, start = cohort.clients[0], broadcast(simulation, state), state.server["params"]
     ctx = Context(sent, {}, cohort.states[0], {}, {}, 0.1, torch.tensor(1.0), LOCAL)
-    ctx = replace(ctx, setup=algorithm.client_setup(simulation.bench.net, None, ctx))
+    ctx = replace(ctx, setup=algorithm.client_setup(simulation.runtime.net, None, ctx))
 
     def written_out(w):
         total = 0.0

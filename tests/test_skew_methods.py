@@ -151,12 +151,12 @@ def test_fedlc_by_hand():
     -log(e^-1 / (e^-1 + e^-2)) = log(1 + e^-1)."""
     z = torch.tensor([[0.0, 0, 5]], dtype=torch.float64)
     simulation = make_simulation(FedLC(tau=2.0))
-    info = replace(
+    federation = replace(
         simulation.stages[0].federation, counts=np.array([[16, 1, 0]]), parts=(np.arange(17),)
     )
     plan = {
         k: torch.as_tensor(v)
-        for k, v in FedLC(tau=2.0).host_plan(info, 0, np.random.default_rng(0)).items()
+        for k, v in FedLC(tau=2.0).host_plan(federation, 0, np.random.default_rng(0)).items()
     }
     loss = FedLC(tau=2.0).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
     torch.testing.assert_close(loss, torch.tensor([np.log1p(np.exp(-1))]))
@@ -173,9 +173,9 @@ def test_fedrs_by_hand():
 def test_fedrs_restricts_the_classes_without_an_example():
     """One example is enough for a class to be there."""
     simulation = make_simulation(FedRS(alpha=0.25))
-    info = replace(simulation.stages[0].federation, counts=np.array([[5, 1, 0], [0, 2, 0]]))
+    federation = replace(simulation.stages[0].federation, counts=np.array([[5, 1, 0], [0, 2, 0]]))
     factors = [
-        FedRS(alpha=0.25).host_plan(info, k, np.random.default_rng(0))["factor"].tolist()
+        FedRS(alpha=0.25).host_plan(federation, k, np.random.default_rng(0))["factor"].tolist()
         for k in (0, 1)
     ]
     assert factors == [[1.0, 1.0, 0.25], [0.25, 1.0, 0.25]]
@@ -211,7 +211,7 @@ def test_fedssd_believes_the_model_that_is_sent():
     assert simulation.initial_state().server["credibility"].tolist() == [0, 0, 0, 0]
     server, public = play(simulation, 2).server, simulation.stages[0].public
     x, y = public.take(np.arange(len(public)))
-    answers = simulation.bench.net(server["params"], x).logits.argmax(-1)
+    answers = simulation.runtime.net(server["params"], x).logits.argmax(-1)
     pairs, labels = list(zip(y.tolist(), answers.tolist(), strict=True)), y.tolist()
     rates = [[pairs.count((j, k)) / labels.count(j) for k in range(4)] for j in range(4)]
     expected = [rates[k][k] * (1 - max(rates[j][k] for j in range(4) if j != k)) for k in range(4)]
@@ -304,7 +304,7 @@ def trained(algorithm, rounds=1):
     cohort = assemble(simulation, state, rounds + 1)
     engine = ENGINES["sequential"]
     result = engine.train(
-        algorithm, simulation.bench, broadcast(simulation, state), cohort, 0.1, False
+        algorithm, simulation.runtime, broadcast(simulation, state), cohort, 0.1, False
     )
     return state, result.messages, describe(simulation, state, cohort, result)
 
@@ -336,7 +336,7 @@ def test_fedspeed_and_fedsmoo_servers():
         server = algorithm.aggregate(state.server, messages, about)
         share, start = (about.weights / about.weights.sum()).double(), state.server["params"]
         for k, stacked in messages["params"].items():
-            h = state.server["h"][k] + (stacked - start[k]).sum(0) / about.info.num_clients
+            h = state.server["h"][k] + (stacked - start[k]).sum(0) / about.federation.num_clients
             torch.testing.assert_close(server["h"][k], h)
             torch.testing.assert_close(server["params"][k], torch.tensordot(share, stacked, 1) + h)
         if "s" in server:

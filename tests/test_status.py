@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis import reproduction, status
-from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.sweep import load_sweep
 from fedexp.cli.commands import call
+from fedexp.papers import reproduction, status
+from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import evidence
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import SweepDirectory
 from test_evidence import remove_runs
 from test_reproduction import ROOT, run_directory
 from toy_federation import CONF
@@ -62,7 +63,7 @@ def test_what_is_measured_spent_and_left(tmp_path, capsys, monkeypatch):
         3600,
         {"name": "H100", "device": "cuda:0", "precision": "tf32", "threads": 8},
     )
-    mark(sweep, "fedntd_table1")
+    SweepDirectory(sweep).mark("fedntd_table1")
     write_tables(sweep)
     evidence.keep_runs(sweep)
     remove_runs(sweep)
@@ -143,7 +144,7 @@ def test_values_of_a_committed_table_are_not_left(tmp_path, capsys):
     sweep = tmp_path / "multirun" / "fedntd_table1"
     add_run(sweep, "a", "fedavg", 0, {"name": "CPU", "device": "cpu", "precision": "fp32"})
     in_both_views(sweep, "a")
-    mark(sweep, "fedntd_table1")
+    SweepDirectory(sweep).mark("fedntd_table1")
     write_tables(sweep)
     remove_runs(sweep)
     assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 0

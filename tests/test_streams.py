@@ -12,13 +12,13 @@ from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.glfc import GLFC
 from fedexp.algorithms.target import TARGET
-from fedexp.analysis.report import task_measures
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.streams import blurred, task_orders
 from fedexp.data.tasks import ClassIncremental
 from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
+from fedexp.papers.report import task_measures
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training.division import divide

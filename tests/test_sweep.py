@@ -15,13 +15,13 @@ import pytest
 import torch
 from filelock import FileLock
 
-from fedexp.analysis import compare
 from fedexp.analysis.sweep import as_written, cell_of, expand, launches, load_sweep, protocol_of
 from fedexp.cli import main, preview
 from fedexp.cli.preview import Planned, planned, seconds_left, status
 from fedexp.config.build import build
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
+from fedexp.papers import compare
 from fedexp.rundir.fingerprint import essential, group_name, short_hash
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from fedexp.analysis import draw_sweep, sweep_figures
-from fedexp.analysis.aggregate import write_report, write_tables
-from fedexp.analysis.compare import load_runs
 from fedexp.analysis.view.collect import collect
 from fedexp.metrics.forgetting import local_round_drop, round_drop
+from fedexp.papers.aggregate import write_report, write_tables
+from fedexp.papers.compare import load_runs
 from test_figures import make_run as make_files
 
 
@@ -359,6 +359,6 @@ def test_the_report_has_tables_and_pictures(tmp_path):
 def test_a_picture_that_fails_costs_no_table(tmp_path, caplog, monkeypatch):
     make_run(tmp_path, ["algorithm=fedavg"])
     (tmp_path / "run00" / "partition.npz").write_text("no archive")
-    monkeypatch.setattr("fedexp.analysis.aggregate.log.propagate", True)
+    monkeypatch.setattr("fedexp.papers.aggregate.log.propagate", True)
     assert len(write_report(tmp_path, figures=True)) == 4
     assert "the figures could not be drawn" in caplog.text

@@ -41,7 +41,7 @@ def test_images_are_made_as_in_the_released_code():
     over these: of 0 and 2, which may be classes of later tasks, it knows nothing."""
     simulation = make_simulation(model=Normed(), participation=1.0)
     state = play(simulation, 2)
-    teacher = copy.deepcopy(simulation.bench.net.module).requires_grad_(False).eval()
+    teacher = copy.deepcopy(simulation.runtime.net.module).requires_grad_(False).eval()
     teacher.load_state_dict(state.server["params"] | state.server["buffers"])
     seen = {}
     teacher.norm.register_forward_pre_hook(lambda layer, inputs: seen.update(x=inputs[0]))
@@ -86,10 +86,10 @@ def test_images_are_made_as_in_the_released_code():
         )
         expected.append((best[1] * 255).to(torch.uint8))
     before = torch.random.get_rng_state()
-    simulation.bench.net.set_buffers(state.server["buffers"])
+    simulation.runtime.net.set_buffers(state.server["buffers"])
     model = state.server["params"] | state.server["buffers"]
     made = images_of(
-        LiveNetwork(simulation.bench.net), model, [1, 3], PIXELS, 11, lr=0.05, width=3, **SMALL
+        LiveNetwork(simulation.runtime.net), model, [1, 3], PIXELS, 11, lr=0.05, width=3, **SMALL
     )
     assert torch.equal(made, torch.cat(expected))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -118,7 +118,7 @@ def test_the_teacher_recognises_its_images():
     simulation = make_simulation(participation=1.0)
     model = play(simulation, 3).server["params"]
     made = images_of(
-        LiveNetwork(simulation.bench.net),
+        LiveNetwork(simulation.runtime.net),
         model,
         [0, 2, 3],
         PIXELS,
@@ -134,7 +134,7 @@ def test_the_teacher_recognises_its_images():
     torch.randn(16, generator.LATENT)
     places = torch.randint(3, (16,))
     answers = (
-        simulation.bench.net(model, normalised(made.double() / 255, PIXELS))
+        simulation.runtime.net(model, normalised(made.double() / 255, PIXELS))
         .logits[:, [0, 2, 3]]
         .argmax(1)
     )

@@ -603,7 +603,7 @@ def test_one_place_holds_everything():
     sizes = [stage.federation.parts[0].size for stage in simulation.stages]
     assert simulation.settings.cohort_size == simulation.stages[0].federation.num_clients == 1
     assert sum(sizes) + len(simulation.stages[0].federation.unlabelled) == len(
-        simulation.bench.data.y_train
+        simulation.runtime.data.y_train
     )
     assert (
         simulation.stages[0].federation.surrogate[0].tolist()

@@ -57,7 +57,7 @@ def examples_asked(simulation, asked: list[int]) -> tuple[int, int]:
     cohort = assemble(simulation, state, 2)
     asked.clear()
     simulation.engine.train(
-        simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False
+        simulation.algorithm, simulation.runtime, state.server, cohort, 0.1, False
     )
     return sum(asked), sum(schedule.examples for schedule in cohort.schedules) // THREE.epochs
 
@@ -94,19 +94,19 @@ def test_random_numbers_for_dropout_do_not_change_what_a_reference_says(asked, m
         (),
         {"draws": torch.zeros(2, 4, 1), "index": torch.zeros(2, 4), "lengths": [4, 4]},
     )()
-    for draws in (DropoutKeys(), simulation.bench.augmentation):
-        sequential.outputs_to_keep(replace(simulation.bench, augmentation=draws), data)
+    for draws in (DropoutKeys(), simulation.runtime.augmentation):
+        sequential.outputs_to_keep(replace(simulation.runtime, augmentation=draws), data)
     assert len(changes) == 1
 
 
 def test_none_are_kept_where_a_layer_looks_across_the_batch():
-    bench = make_simulation(NTD, THREE, augment=False).bench
+    runtime = make_simulation(NTD, THREE, augment=False).runtime
     module = NormedModule(1, 4)
     module.norm = nn.BatchNorm2d(3, track_running_stats=False)
     data = type("Scheduled", (), {"draws": None, "index": torch.zeros(2, 4), "lengths": [4, 4]})()
-    assert sequential.outputs_to_keep(bench, data) is not None
+    assert sequential.outputs_to_keep(runtime, data) is not None
     assert (
-        sequential.outputs_to_keep(replace(bench, net=FunctionalNetwork(module, "fp64")), data)
+        sequential.outputs_to_keep(replace(runtime, net=FunctionalNetwork(module, "fp64")), data)
         is None
     )
 

@@ -1,4 +1,5 @@
-"""W&B runs are read back with wandb's own client (`wandb leet inspect`); no test needs a network."""
+"""What W&B is told, by a stand-in for wandb; slow tests read real runs back. No test needs a
+network."""
 
 import io
 import json
@@ -15,18 +16,27 @@ import numpy as np
 import pandas as pd
 import pytest
 import wandb
-from omegaconf import OmegaConf
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import display_path
 from fedexp.metrics.forgetting_metric import All
 from fedexp.metrics.history import History
 from fedexp.metrics.tasks import TASK_COLUMNS
-from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker, display_path
-from fedexp.trackers.wandb_names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
-from fedexp.trackers.wandb_service import bounded, logged_in, set_environment
-from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
+from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
+from fedexp.trackers.names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
+from fedexp.trackers.several import Guarded
+from fedexp.trackers.wandb_tracker import WandbTracker, bounded, is_logged_in, service
 from fedexp.training.rows import TAIL as RECORD_TAIL
-from wandb_runs import CONF, clean_home, make_config, make_info, read_run, run_folders  # noqa: F401 (a fixture)
+from wandb_runs import (  # noqa: F401 (fixtures)
+    CONF,
+    FakeRun,
+    clean_home,
+    make_config,
+    make_fake_wandb,
+    make_info,
+    read_run,
+    run_folders,
+)
 
 HISTORY = History(np.ones((4, 3), dtype=np.int64), rounds=[0], class_accuracy=[np.ones(3)])
 TABLE = pd.DataFrame(
@@ -76,248 +86,158 @@ def warnings(caplog) -> list[str]:
     ]
 
 
-def test_offline_run_reads_back(tmp_path, caplog, capfd):
-    caplog.set_level(logging.INFO, logger="fedexp")
-    tracker = make_config(tags=("mine",)).create()
-    track(tracker, make_info(tmp_path))
-    (folder,) = run_folders(tmp_path)
-    run, history, records = read_run(folder)
-    assert run["config"] == make_info(tmp_path).config
-    assert (run["run_id"], run["name"], run["project"]) == (
-        tracker.run_id,
-        "digits_fedntd",
-        "fedexp",
-    )
-    assert run["tags"] == ["digits", "lda", "mine"]
-    assert (run["state"], run["exit_code"]) == ("finished", 0)
-    record = next(r["run"] for r in records if r["type"] == "run")
-    assert (record["run_group"], record["job_type"]) == ("sweep", "fedntd")
+def guarded(**changes) -> Guarded:
+    return Guarded([make_config(**changes).create()])
 
-    metrics = {
-        m.get("glob_name", m.get("name")): m
-        for m in (r["metric"] for r in records if r["type"] == "metric")
-    }
-    assert set(metrics) == {"round", *SUMMARIES}
-    assert all(metrics[name]["step_metric"] == "round" for name in SUMMARIES)
-    rounds = history[:4]
+
+def test_a_run_is_logged_with_its_configuration_metrics_and_results(
+    tmp_path, fake_wandb, caplog, capfd
+):
+    caplog.set_level(logging.INFO, logger="fedexp")
+    tracker = guarded(mode="offline", tags=("mine",))
+    track(tracker, make_info(tmp_path))
+    (run,) = fake_wandb.runs
+    assert run.asked["config"] == make_info(tmp_path).config
+    assert (run.asked["id"], run.asked["mode"]) == (tracker.run_id, "offline")
+    assert (run.asked["name"], run.asked["project"]) == ("digits_fedntd", "fedexp")
+    assert (run.asked["group"], run.asked["job_type"]) == ("sweep", "fedntd")
+    assert run.asked["tags"] == ["digits", "lda", "mine"]
+    assert set(run.metrics) == {"round", *SUMMARIES}
+
+    *rounds, results, tables = run.rows()
     assert [row["round"] for row in rounds] == [0, 1, 2, 3]
-    assert [row["_step"] for row in rounds] == [0, 10, 20, 30]
     assert [row["test/accuracy"] for row in rounds] == [0.2 * number for number in range(4)]
     assert "forgetting/F" not in rounds[0]  # undefined stays empty
     assert rounds[3]["forgetting/F"] == 0.75
     assert rounds[3]["class/cat"] == 0.1 * 3
     assert not any("class/bird" in row for row in rounds)  # nan: a class without examples
-    assert not any("class/cat" in row for row in rounds if row["round"] == 2)  # not evaluated
-    assert all(row["round"] == 3 for row in history[4:] if "round" in row)
-
-    assert run["summary"]["accuracy"] == 0.6
-    assert run["summary"]["rounds_to_50pct"] == 3
-    assert "rounds_to_90pct" not in run["summary"]  # never
-    assert run["summary"]["test/accuracy"] == {"max": 0.2 * 3, "last": 0.2 * 3}  # the best of each
-    assert run["summary"]["test/loss"] == {"min": 0.5, "last": 1.0}
-    assert run["summary"]["forgetting/F"] == {"mean": 0.5, "last": 0.75}
-    image, table = run["summary"]["figures/curves"], run["summary"]["tables/class_accuracy"]
-    assert (image["width"], image["height"]) == (20, 10)
-    assert (folder / "files" / image["path"]).read_bytes() == (tmp_path / "curves.png").read_bytes()
-    assert (table["nrows"], table["ncols"]) == (3, 3)
-    assert json.loads((folder / "files" / table["path"]).read_text())["columns"] == list(
-        TABLE.columns
-    )
-
-    assert warnings(caplog) == []
-    assert [m for m in caplog.messages if "wandb sync" in m] == [
-        f"W&B is offline; upload with: wandb sync {folder}"
-    ]
+    assert "class/cat" not in rounds[2]  # not evaluated
+    assert results.keys() == {"round", "figures/curves"}
+    assert tables["tables/class_accuracy"].columns == list(TABLE.columns)
+    assert tables["tables/class_accuracy"].data[2] == [1, "cat", None]
+    assert run.summary == {
+        "status": "completed",
+        "accuracy": 0.6,
+        "rounds_to_50pct": 3,
+        "rounds_to_90pct": None,  # never
+        "commit": None,
+    }
+    assert run.code == 0
+    assert caplog.messages == [f"W&B is offline; upload with: wandb sync {Path(run.dir).parent}"]
     assert capfd.readouterr() == ("", "")
 
 
-def test_log_names_no_path_of_the_machine(tmp_path):
-    tracker = make_config(mode="offline").create()
-    tracker.start(make_info(tmp_path / "run"))
-    tracker.log_round(make_record(1))
-    tracker.finish({}, [], {})
-    (folder,) = run_folders(tmp_path / "run")
-    record = next(r["run"] for r in read_run(folder)[2] if r["type"] == "run")
-    assert not record.get("host")
-    content = next(folder.glob("*.wandb")).read_bytes()
-    for secret in (str(tmp_path), sys.prefix):
-        assert secret.encode() not in content
+def test_steps_leave_room_for_results_of_runs_that_are_given_more_rounds(tmp_path, fake_wandb):
+    """W&B drops rows whose step is not greater than the last one. The results get the step after
+    the last round's, so the next round needs a greater one."""
+    track(guarded(), make_info(tmp_path), range(3))
+    assert [step for step, _ in fake_wandb.runs[0].logged] == [0, 10, 20, None, None]
 
 
-def test_runs_of_one_process_are_distinct(tmp_path):
-    runs = []
-    for tau in (1.0, 3.0):
-        tracker = make_config(mode="offline").create()
-        tracker.start(make_info(tmp_path / str(tau), config={"tau": tau}))
-        tracker.log_round(make_record(1))
-        tracker.finish({"accuracy": tau}, [], {})
-        (folder,) = run_folders(tmp_path / str(tau))
-        runs.append(read_run(folder)[0])
-    assert runs[0]["run_id"] != runs[1]["run_id"]
-    assert [run["config"] for run in runs] == [{"tau": 1.0}, {"tau": 3.0}]
-    assert [run["summary"]["accuracy"] for run in runs] == [1.0, 3.0]
-
-
-def test_aborted_run_resumes_under_its_id(tmp_path):
-    first = make_config(mode="offline").create()
-    first.start(make_info(tmp_path))
-    first.log_round(make_record(1))
+def test_an_aborted_run_is_resumed_under_its_id(tmp_path, fake_wandb):
+    first, second = guarded(), guarded()
+    first.start(make_info(tmp_path / "a"))
     first.abort()
     first.abort()  # a second time is allowed
-    time.sleep(1)  # wandb names its folders by the second
-    second = make_config(mode="offline").create()
     track(second, make_info(tmp_path, wandb_id=first.run_id, first_round=1), range(2, 4))
-    assert second.run_id == first.run_id
-    (before, _, _), (after, history, _) = (read_run(folder) for folder in run_folders(tmp_path))
-    assert before["run_id"] == after["run_id"] == first.run_id
-    assert (before["exit_code"], after["exit_code"]) == (1, 0)
-    assert [row["_step"] for row in history[:2]] == [
-        20,
-        30,
-    ]  # steps go on, so an upload of both fits together
+    before, after = fake_wandb.runs
+    assert before.asked["id"] == after.asked["id"] == first.run_id == second.run_id
+    assert (before.asked["resume"], after.asked["resume"]) == (None, "allow")
+    assert (before.code, after.code) == (1, 0)
+    other = guarded()
+    other.start(make_info(tmp_path / "b"))
+    assert other.run_id != first.run_id
 
 
-def test_a_run_that_is_given_more_rounds_loses_none(tmp_path):
-    """W&B begins a resumed run with the step after its last one and drops what has a smaller step. So the results of
-    the first rounds need steps between those of the last round and of the next one; they may be logged several times,
-    as by `fedexp push`."""
-    first = make_config(mode="offline").create()
-    track(first, make_info(tmp_path, total_rounds=2), range(3))
-    for rounds in (range(0), range(3, 5)):
-        time.sleep(1)  # wandb names its folders by the second
-        again = make_config(mode="offline").create()
-        track(
-            again, make_info(tmp_path, wandb_id=first.run_id, first_round=2, total_rounds=4), rounds
-        )
-    parts = [read_run(folder)[1] for folder in run_folders(tmp_path)]
-    kept, following = [], 0
-    for part in parts:
-        for row in part:
-            step = (
-                row["_step"] if "test/accuracy" in row else max(row["_step"], following)
-            )  # results have no own step
-            if step >= following:
-                kept.append(row)
-                following = step + 1
-    assert [row["round"] for row in kept if "test/accuracy" in row] == [0, 1, 2, 3, 4]
-    assert sum("tables/class_accuracy.nrows" in row for row in kept) == 3
+def raising(error: BaseException):
+    def function(*_, **__):
+        raise error
+
+    return function
 
 
-def test_failing_init_does_not_stop_the_run(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(wandb, "init", lambda **_: sys.exit(3))
-    track(make_config().create(), make_info(tmp_path))
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ("init", SystemExit(3), "W&B could not start; the run continues without it (RuntimeError"),
+        ("log", ZeroDivisionError(), "W&B could not log a round; the run continues without it (Ze"),
+        ("finish", OSError("no"), "W&B could not finish; the run continues without it (OSError: n"),
+    ],
+)
+def test_a_failure_is_one_warning(tmp_path, fake_wandb, monkeypatch, caplog, call, error, message):
+    if call == "init":
+        monkeypatch.setattr("wandb.init", raising(error))
+    else:
+        monkeypatch.setattr(FakeRun, call, raising(error))
+    environment = dict(os.environ)
+    track(guarded(mode="offline"), make_info(tmp_path))
     (warning,) = warnings(caplog)
-    assert warning.startswith("W&B could not start; the run continues without it")
+    assert warning.startswith(message)
+    assert ("wandb sync" in warning) == (call != "init")
+    assert dict(os.environ) == environment
 
 
-def test_failing_log_does_not_stop_the_run(tmp_path, caplog):
-    tracker = make_config(mode="offline").create()
-    tracker.start(make_info(tmp_path))
-    tracker._run.log = lambda *_, **__: 1 / 0
-    for number in range(3):
-        tracker.log_round(make_record(number))
-    tracker.finish({}, [], {})
-    (warning,) = warnings(caplog)
-    assert "W&B could not log a round; the run continues without it (ZeroDivisionError" in warning
-    assert "wandb sync" in warning
-
-
-@pytest.mark.slow
-def test_hanging_finish_is_given_up(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
-    tracker = make_config(mode="offline", finish_timeout=0.5).create()
-    tracker.start(make_info(tmp_path))
-    tracker._run.finish = lambda _: time.sleep(60)
+def test_a_hanging_finish_is_given_up(tmp_path, fake_wandb, caplog, monkeypatch):
+    monkeypatch.setattr(FakeRun, "finish", lambda *_: time.sleep(60))
     started = time.monotonic()
-    tracker.finish({}, [], {})
-    assert time.monotonic() - started < 5
+    track(guarded(finish_timeout=0.1), make_info(tmp_path))
+    assert time.monotonic() - started < 30
     (warning,) = warnings(caplog)
     assert "could not finish; the run continues without it (no answer in time)" in warning
 
 
-def test_background_process_that_dies_is_one_warning(tmp_path, caplog):
-    from fedexp.trackers.wandb_service import _service_process
+def test_a_server_that_does_not_answer_makes_the_run_offline(
+    tmp_path, fake_wandb, caplog, monkeypatch
+):
+    begin = wandb.init
 
-    tracker = make_config(mode="offline").create()
-    tracker.start(make_info(tmp_path))
-    process = _service_process()
-    process.kill()
-    process.wait()
-    for number in range(3):
-        tracker.log_round(make_record(number))
-    tracker.finish({"accuracy": 1.0}, [], {})
-    assert len(warnings(caplog)) == 1
+    def init(**asked):
+        return begin(**asked) if asked["mode"] == "offline" else raising(OSError("refused"))()
+
+    monkeypatch.setattr("wandb.init", init)
+    tracker = guarded(mode="online")
+    track(tracker, make_info(tmp_path))
+    (run,) = fake_wandb.runs
+    assert run.asked["id"] == tracker.run_id
+    (warning,) = warnings(caplog)
+    assert warning == "W&B cannot be reached; the run continues offline (OSError: refused)"
 
 
 @pytest.mark.parametrize(
-    "server", ["refuses", pytest.param("never answers", marks=pytest.mark.slow)]
+    ("mode", "of_wandb", "key", "tried"),
+    [
+        ("auto", "online", "key", ("online", "offline")),
+        ("auto", "online", None, ("offline",)),
+        ("auto", "offline", "key", ("offline",)),
+        ("auto", "dryrun", "key", ("offline",)),
+        ("auto", "disabled", "key", ()),
+        ("online", "offline", "key", ("online", "offline")),
+        ("offline", "online", "key", ("offline",)),
+    ],
 )
-def test_unreachable_server_falls_back_to_offline(tmp_path, caplog, capfd, monkeypatch, server):
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = 9 if server == "refuses" else listener.getsockname()[1]
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
-    tracker = make_config(mode="online", init_timeout=1.0).create()
-    started = time.monotonic()
-    track(tracker, make_info(tmp_path))
-    assert time.monotonic() - started < 10
-    (folder,) = run_folders(tmp_path)  # nothing is left of the attempt
-    assert folder.name.startswith("offline-run-")
-    run, history, _ = read_run(folder)
-    assert run["run_id"] == tracker.run_id
-    assert [row["round"] for row in history[:4]] == [0, 1, 2, 3]
-    (warning,) = warnings(caplog)
-    assert "cannot be reached; the run continues offline" in warning
-    listener.close()
-    assert capfd.readouterr() == ("", "")
+def test_where_a_run_is_logged(fake_wandb, mode, of_wandb, key, tried):
+    fake_wandb.settings.mode, fake_wandb.settings.api_key = of_wandb, key
+    config = make_config(mode=mode)
+    assert config.modes() == tried
+    assert config.stays == ("online" not in tried)
 
 
-@pytest.mark.slow
-def test_no_key_no_question(tmp_path):
-    """In a process of its own with a terminal for wandb to ask in: it does not; only `online` is worth a warning."""
-    pty = pytest.importorskip("pty")
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import logging; logging.basicConfig(format='%(message)s')\n"
-        "from pathlib import Path; from wandb_runs import *\n"
-        "for mode in ('auto', 'online'):\n"
-        "    t = make_config(mode=mode).create(); t.start(make_info(Path(sys.argv[2]) / mode))\n"
-        "    t.finish({}, [], {}); print('end of', mode)"
-    )
-    master, slave = pty.openpty()
-    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "run")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
-    process = subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, close_fds=True, env=environment
-    )
-    os.close(slave)
-    assert process.wait(timeout=100) == 0
-    first, *others, last = [
-        line for line in os.read(master, 100_000).decode().split("\r\n") if line
-    ]
-    os.close(master)
-    assert (first, last) == ("end of auto", "end of online")
-    (warning,) = others
-    assert "W&B has no key" in warning
-    for mode in ("auto", "online"):
-        (folder,) = run_folders(tmp_path / "run" / mode)
-        assert folder.name.startswith("offline-run-")
-
-
-def test_wandb_mode_of_the_environment_is_respected(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    track(make_config().create(), make_info(tmp_path))
-    assert not run_folders(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = make_config().create()
-    tracker.start(make_info(tmp_path))
-    tracker.finish({}, [], {})
-    assert [folder.name.startswith("offline-run-") for folder in run_folders(tmp_path)] == [True]
+def test_nothing_is_logged_where_wandb_is_disabled(tmp_path, fake_wandb, caplog):
+    fake_wandb.settings.mode = "disabled"
+    track(guarded(), make_info(tmp_path))
+    assert fake_wandb.runs == []
     assert warnings(caplog) == []
 
 
-def test_images_every_n_rounds(tmp_path, monkeypatch):
+def test_asking_for_online_without_a_key_is_a_warning(tmp_path, fake_wandb, caplog):
+    fake_wandb.settings.api_key = None
+    track(guarded(mode="online"), make_info(tmp_path))
+    assert fake_wandb.runs[0].offline
+    (warning,) = warnings(caplog)
+    assert "W&B has no key" in warning
+
+
+def test_images_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
     from PIL import Image
 
     picture = io.BytesIO()
@@ -326,15 +246,12 @@ def test_images_every_n_rounds(tmp_path, monkeypatch):
         "fedexp.figures.interim_pictures",
         lambda directory, history, further: {"map": picture.getvalue()},
     )
-    tracker = make_config(mode="offline", log_images_every=2).create()
+    tracker = guarded(log_images_every=2)
     tracker.start(make_info(tmp_path, total_rounds=6))
     for number in (0, 1, 3, 4, 6):
         tracker.log_round(replace(make_record(min(number, 4)), round=number))
-    tracker.finish({}, [], {})
-    _, history, _ = read_run(run_folders(tmp_path)[0])
-    assert [
-        row["round"] for row in history if any(key.startswith("figures/map") for key in row)
-    ] == [4]  # not the last
+    rows = fake_wandb.runs[0].rows()
+    assert [row["round"] for row in rows if "figures/map" in row] == [4]  # not the last
 
 
 @pytest.mark.parametrize(
@@ -398,19 +315,19 @@ def test_targets_in_the_summary():
     assert flat_summary({}) == {}
 
 
-def test_logged_in_reads_netrc(monkeypatch, tmp_path):
-    url = "https://api.wandb.ai"
-    assert not logged_in(None, url)
-    assert logged_in("key", url)
-    Path(os.environ["NETRC"]).write_text("machine other.org login user password x\n")
-    assert not logged_in(None, url)
-    Path(os.environ["NETRC"]).write_text("machine api.wandb.ai login user password x\n")
-    assert logged_in(None, url)
-    assert not logged_in(None, "https://wandb.example.org")
-    Path(os.environ["NETRC"]).write_text("machine machine machine")
-    assert not logged_in(None, url)
-    monkeypatch.setenv("WANDB_API_KEY", "key")
-    assert logged_in(None, url)
+@pytest.mark.parametrize(
+    ("netrc", "found"),
+    [
+        ("machine other.org login user password x", False),
+        ("machine api.wandb.ai login user password x", True),
+        ("machine machine machine", False),
+    ],
+)
+def test_credentials_in_netrc(netrc, found, fake_wandb):
+    fake_wandb.settings.api_key = None
+    assert not is_logged_in(fake_wandb.settings)
+    Path(os.environ["NETRC"]).write_text(netrc)
+    assert is_logged_in(fake_wandb.settings) == found
 
 
 def test_bounded():
@@ -425,12 +342,14 @@ def test_bounded():
     assert time.monotonic() - started < 2
 
 
-def test_environment_keeps_the_users_places(tmp_path, monkeypatch):
+def test_wandb_writes_below_the_run_unless_the_user_says_otherwise(
+    tmp_path, fake_wandb, monkeypatch
+):
     monkeypatch.setenv("WANDB_CACHE_DIR", "/elsewhere")
-    restore = set_environment(tmp_path)
+    with service(tmp_path):
+        assert os.environ["WANDB_CACHE_DIR"] == "/elsewhere"
+        assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "data")
     assert os.environ["WANDB_CACHE_DIR"] == "/elsewhere"
-    assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "data")
-    restore()
     assert "WANDB_DATA_DIR" not in os.environ
 
 
@@ -460,14 +379,174 @@ def test_none_does_nothing_and_disabled_is_none(tmp_path):
     assert isinstance(make_config().create(), WandbTracker)
 
 
-def test_yaml_satisfies_its_schema():
-    for name, schema in (("wandb", Wandb), ("none", NoTracker)):
-        node = OmegaConf.load(CONF / f"{name}.yaml")
-        assert node.pop("_target_") == f"{schema.__module__}.{schema.__name__}"
-        assert set(node) == set(schema.__dataclass_fields__)
-        OmegaConf.merge(OmegaConf.structured(schema), node)
-
-
 def test_display_path(tmp_path):
-    assert display_path(Path.cwd() / "a" / "b.png") == str(Path("a/b.png"))
-    assert display_path(tmp_path / "b.png") == str(tmp_path / "b.png")
+    assert display_path(Path.cwd() / "a" / "b.png") == Path("a/b.png")
+    assert display_path(tmp_path / "b.png") == tmp_path / "b.png"
+
+
+# --- with wandb itself
+
+
+@pytest.mark.slow
+def test_offline_run_reads_back(tmp_path, caplog, capfd):
+    caplog.set_level(logging.INFO, logger="fedexp")
+    tracker = guarded(tags=("mine",))
+    track(tracker, make_info(tmp_path))
+    (folder,) = run_folders(tmp_path)
+    run, history, records = read_run(folder)
+    assert run["config"] == make_info(tmp_path).config
+    assert (run["run_id"], run["name"], run["project"]) == (
+        tracker.run_id,
+        "digits_fedntd",
+        "fedexp",
+    )
+    assert run["tags"] == ["digits", "lda", "mine"]
+    assert (run["state"], run["exit_code"]) == ("finished", 0)
+    record = next(r["run"] for r in records if r["type"] == "run")
+    assert (record["run_group"], record["job_type"]) == ("sweep", "fedntd")
+
+    metrics = {
+        m.get("glob_name", m.get("name")): m
+        for m in (r["metric"] for r in records if r["type"] == "metric")
+    }
+    assert set(metrics) == {"round", *SUMMARIES}
+    assert all(metrics[name]["step_metric"] == "round" for name in SUMMARIES)
+    rounds = history[:4]
+    assert [row["round"] for row in rounds] == [0, 1, 2, 3]
+    assert [row["_step"] for row in rounds] == [0, 10, 20, 30]
+    assert [row["test/accuracy"] for row in rounds] == [0.2 * number for number in range(4)]
+    assert "forgetting/F" not in rounds[0]  # undefined stays empty
+    assert rounds[3]["forgetting/F"] == 0.75
+    assert rounds[3]["class/cat"] == 0.1 * 3
+    assert not any("class/bird" in row for row in rounds)  # nan: a class without examples
+    assert not any("class/cat" in row for row in rounds if row["round"] == 2)  # not evaluated
+    assert all(row["round"] == 3 for row in history[4:] if "round" in row)
+
+    assert run["summary"]["accuracy"] == 0.6
+    assert run["summary"]["rounds_to_50pct"] == 3
+    assert "rounds_to_90pct" not in run["summary"]  # never
+    assert run["summary"]["test/accuracy"] == {"max": 0.2 * 3, "last": 0.2 * 3}  # the best of each
+    assert run["summary"]["test/loss"] == {"min": 0.5, "last": 1.0}
+    assert run["summary"]["forgetting/F"] == {"mean": 0.5, "last": 0.75}
+    image, table = run["summary"]["figures/curves"], run["summary"]["tables/class_accuracy"]
+    assert (image["width"], image["height"]) == (20, 10)
+    assert (folder / "files" / image["path"]).read_bytes() == (tmp_path / "curves.png").read_bytes()
+    assert (table["nrows"], table["ncols"]) == (3, 3)
+    assert json.loads((folder / "files" / table["path"]).read_text())["columns"] == list(
+        TABLE.columns
+    )
+
+    assert warnings(caplog) == []
+    assert [m for m in caplog.messages if "wandb sync" in m] == [
+        f"W&B is offline; upload with: wandb sync {folder}"
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_log_names_no_path_of_the_machine(tmp_path):
+    tracker = guarded(mode="offline")
+    tracker.start(make_info(tmp_path / "run"))
+    tracker.log_round(make_record(1))
+    tracker.finish({}, [], {})
+    (folder,) = run_folders(tmp_path / "run")
+    record = next(r["run"] for r in read_run(folder)[2] if r["type"] == "run")
+    assert not record.get("host")
+    content = next(folder.glob("*.wandb")).read_bytes()
+    for secret in (str(tmp_path), sys.prefix):
+        assert secret.encode() not in content
+
+
+@pytest.mark.slow
+def test_a_run_that_is_given_more_rounds_loses_none(tmp_path):
+    """W&B begins a resumed run with the step after its last one and drops what has a smaller step. So the results of
+    the first rounds need steps between those of the last round and of the next one; they may be logged several times,
+    as by `fedexp push`."""
+    first = guarded(mode="offline")
+    track(first, make_info(tmp_path, total_rounds=2), range(3))
+    for rounds in (range(0), range(3, 5)):
+        time.sleep(1)  # wandb names its folders by the second
+        again = guarded(mode="offline")
+        track(
+            again, make_info(tmp_path, wandb_id=first.run_id, first_round=2, total_rounds=4), rounds
+        )
+    parts = [read_run(folder)[1] for folder in run_folders(tmp_path)]
+    kept, following = [], 0
+    for part in parts:
+        for row in part:
+            step = (
+                row["_step"] if "test/accuracy" in row else max(row["_step"], following)
+            )  # results have no own step
+            if step >= following:
+                kept.append(row)
+                following = step + 1
+    assert [row["round"] for row in kept if "test/accuracy" in row] == [0, 1, 2, 3, 4]
+    assert sum("tables/class_accuracy.nrows" in row for row in kept) == 3
+
+
+@pytest.mark.slow
+def test_background_process_that_dies_is_one_warning(tmp_path, caplog):
+    from fedexp.core.private.of_wandb import service_process
+
+    tracker = guarded(mode="offline")
+    tracker.start(make_info(tmp_path))
+    process = service_process()
+    process.kill()
+    process.wait()
+    for number in range(3):
+        tracker.log_round(make_record(number))
+    tracker.finish({"accuracy": 1.0}, [], {})
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["refuses", "never answers"])
+def test_unreachable_server_falls_back_to_offline(tmp_path, caplog, capfd, monkeypatch, server):
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = 9 if server == "refuses" else listener.getsockname()[1]
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+    tracker = guarded(mode="online", init_timeout=1.0)
+    started = time.monotonic()
+    track(tracker, make_info(tmp_path))
+    assert time.monotonic() - started < 10
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    run, history, _ = read_run(folder)
+    assert run["run_id"] == tracker.run_id
+    assert [row["round"] for row in history[:4]] == [0, 1, 2, 3]
+    (warning,) = warnings(caplog)
+    assert "cannot be reached; the run continues offline" in warning
+    listener.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_no_key_no_question(tmp_path):
+    """In a process of its own with a terminal for wandb to ask in: it does not; only `online` is worth a warning."""
+    pty = pytest.importorskip("pty")
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import logging; logging.basicConfig(format='%(message)s')\n"
+        "from pathlib import Path; from wandb_runs import *; from fedexp.trackers.several import Guarded\n"
+        "for mode in ('auto', 'online'):\n"
+        "    t = Guarded([make_config(mode=mode).create()]); t.start(make_info(Path(sys.argv[2]) / mode))\n"
+        "    t.finish({}, [], {}); print('end of', mode)"
+    )
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, close_fds=True, env=environment
+    )
+    os.close(slave)
+    assert process.wait(timeout=100) == 0
+    first, *others, last = [
+        line for line in os.read(master, 100_000).decode().split("\r\n") if line
+    ]
+    os.close(master)
+    assert (first, last) == ("end of auto", "end of online")
+    (warning,) = others
+    assert "W&B has no key" in warning
+    for mode in ("auto", "online"):
+        (folder,) = run_folders(tmp_path / "run" / mode)
+        assert folder.name.startswith("offline-run-")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
-from fedexp.analysis.compare import rounds_to
+from fedexp.analysis.aggregate import rounds_to
 from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import Pictures
 from fedexp.core.rng import generator_for
@@ -25,7 +25,7 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.wandb_names import metric_name
+from fedexp.trackers.names import metric_name
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
 from fedexp.training.rounds import run_rounds
@@ -55,11 +55,11 @@ def make(validation=CENTRAL, **options):
 def slow_test(simulation, model):
     """(right answers per class [C], mean loss) of a model on the validation set, example after
     example."""
-    data = simulation.bench.data
+    data = simulation.runtime.data
     correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
     for number in data.validation.tolist():
         x = (data.x_train[number].permute(2, 0, 1).double()[None] / 255 - 0.4) / 0.3
-        logits, label = simulation.bench.net(model, x).logits.detach(), data.y_train[number]
+        logits, label = simulation.runtime.net(model, x).logits.detach(), data.y_train[number]
         correct[int(label)] += int(logits.argmax()) == int(label)
         total += F.cross_entropy(logits, label[None]).item()
     return correct, total / len(data.validation)
@@ -71,7 +71,9 @@ def recorded(directory, **options):
     directory.mkdir()
     recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()
     run_rounds(simulation, state, recorder)
-    simulation.stages[0].partition.save(directory / files.PARTITION, simulation.bench.data.classes)
+    simulation.stages[0].partition.save(
+        directory / files.PARTITION, simulation.runtime.data.classes
+    )
     summary = {
         "status": state.status,
         "algorithm": "fedavg",
@@ -87,7 +89,7 @@ def recorded(directory, **options):
 
 def test_central_the_set_is_drawn_before_the_clients_and_the_public_set_get_theirs():
     simulation = make(public=0.2, sizes=(1, 3, 7, 9))
-    partition, numbers = simulation.stages[0].partition, simulation.bench.data.validation.numpy()
+    partition, numbers = simulation.stages[0].partition, simulation.runtime.data.validation.numpy()
     assert len(numbers) == 10  # a quarter of 40
     drawn = generator_for(0, "validation").choice(40, 10, replace=False)
     assert sorted(drawn) == numbers.tolist() == partition.validation.tolist()
@@ -102,7 +104,7 @@ def test_per_client_each_gives_a_quarter_of_what_it_would_have_held():
     simulation = make(OWN, sizes=(1, 3, 7, 12, 10))
     partition, numbers = (
         simulation.stages[0].partition,
-        set(simulation.bench.data.validation.tolist()),
+        set(simulation.runtime.data.validation.tolist()),
     )
     assert partition.sizes.tolist() == [1, 3, 6, 9, 8]  # without floor(n / 4) = 0, 0, 1, 3, 2
     for rest, whole in zip(partition.parts, before.parts, strict=True):
@@ -114,9 +116,9 @@ def test_per_client_each_gives_a_quarter_of_what_it_would_have_held():
 
 
 def test_the_draw_follows_the_seed_of_the_partition():
-    first, again = (make().bench.data.validation for _ in range(2))
+    first, again = (make().runtime.data.validation for _ in range(2))
     assert torch.equal(first, again)
-    other = make(seeds=Seeds(partition=1, sampling=0, training=0)).bench.data.validation
+    other = make(seeds=Seeds(partition=1, sampling=0, training=0)).runtime.data.validation
     assert not torch.equal(first, other)
 
 
@@ -124,12 +126,12 @@ def test_the_draw_follows_the_seed_of_the_partition():
 def test_the_partition_is_kept_with_the_set(validation, tmp_path):
     simulation = make(validation)
     partition = simulation.stages[0].partition
-    partition.save(tmp_path / "partition.npz", simulation.bench.data.classes)
+    partition.save(tmp_path / "partition.npz", simulation.runtime.data.classes)
     loaded = Partition.load(tmp_path / "partition.npz")
     assert loaded.validation.tolist() == partition.validation.tolist()
     assert loaded.hash == partition.hash
     make_simulation().stages[0].partition.save(
-        tmp_path / "without.npz", simulation.bench.data.classes
+        tmp_path / "without.npz", simulation.runtime.data.classes
     )
     assert "validation" not in np.load(tmp_path / "without.npz").files
 
@@ -138,7 +140,7 @@ def test_of_each_task_the_set_has_its_part():
     simulation = make(
         Validation(fraction=0.5, per_client=False), scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1
     )
-    data = simulation.bench.data
+    data = simulation.runtime.data
     assert [len(stage.partition.validation) for stage in simulation.stages] == [10, 10]
     tasks = data.validation_tasks.tolist()
     labels = data.y_train[data.validation].tolist()
@@ -158,12 +160,12 @@ def test_every_engine_evaluates_the_set_example_by_example(engine):
     state = play(simulation, 2)
     server = {name: state.server[name] for name in ("params", "buffers")}
     correct, loss = slow_test(simulation, state.server["params"])
-    found = engine.evaluate(simulation.bench, server, "validation", 2)
+    found = engine.evaluate(simulation.runtime, server, "validation", 2)
     assert found.class_correct.tolist() == correct.tolist()
     assert float(found.loss) == pytest.approx(loss, abs=1e-12)
     trained = engine.train(
         simulation.algorithm,
-        simulation.bench,
+        simulation.runtime,
         state.server,
         assemble(simulation, state, 3),
         0.1,
@@ -268,8 +270,8 @@ def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
         evaluate_on="both",
     )
     table = pd.read_csv(tmp_path / "run" / "tasks.csv")
-    data = simulation.bench.data.tested_on_validation()
-    logits = simulation.bench.net(
+    data = simulation.runtime.data.tested_on_validation()
+    logits = simulation.runtime.net(
         state.server["params"],
         data.inputs(data.x_test, torch.arange(20), None, None, torch.float64),
     ).logits

@@ -283,16 +283,16 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
 
 def test_what_is_recorded():
     """CUDA only, and float32 only: torch's fused SGD reads a learning rate in memory as float32."""
-    bench = make_simulation().bench
-    assert not engine_module.can_be_recorded(bench)
-    assert not engine_module.can_be_recorded(replace(bench, dtype=torch.float32))
+    runtime = make_simulation().runtime
+    assert not engine_module.can_be_recorded(runtime)
+    assert not engine_module.can_be_recorded(replace(runtime, dtype=torch.float32))
 
 
 def test_first_chunk_from_free_memory(monkeypatch):
     """Half of 1,000 free bytes holds 4 clients of 120; none fits: one at a time, and see."""
     monkeypatch.setattr(engine_module, "free_memory", lambda device: 1000)
     simulation = make_simulation()
-    shared = Shared(FedAvg(), simulation.bench, {}, 0.1)
+    shared = Shared(FedAvg(), simulation.runtime, {}, 0.1)
     for each, chunk in ((120, 4), (501, 1), (0, 500)):
         monkeypatch.setattr(engine_module, "memory_of_one", lambda shared, cohort, each=each: each)
         assert engine_module.chunk_that_fits(shared, None) == chunk
@@ -327,7 +327,7 @@ def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatc
     monkeypatch.setattr(clients_module, "LOAD_BYTES", load_bytes)
     cohort = assemble(simulation, state, 2)
     cohort = cohort.take(cohort.longest_first())
-    clients = Clients(Shared(NTD, simulation.bench, state.server, 0.1), cohort)
+    clients = Clients(Shared(NTD, simulation.runtime, state.server, 0.1), cohort)
     assert [s.steps for s in cohort.schedules] == [6, 6, 4, 2, 2]
     assert list(clients.runs()) == runs
     assert_same_training(train(Vectorised(), simulation, state), expected, atol=0)
@@ -337,7 +337,7 @@ def test_padding_shows_an_example_of_the_same_client():
     """Never one of another's, such as example 0, whose label may have no meaning here."""
     simulation = make_simulation(participation=1.0)
     cohort = assemble(simulation, simulation.initial_state(), 1)
-    padded = clients_module.pad(cohort.schedules, simulation.bench)
+    padded = clients_module.pad(cohort.schedules, simulation.runtime)
     parts = simulation.stages[0].federation.parts
     assert len(set(padded.steps)) > 1
     for i, client in enumerate(cohort.clients):
@@ -350,11 +350,11 @@ def test_padding_shows_an_example_of_the_same_client():
 def test_evaluation_of_all_local_models_at_once():
     """100 random models of 20 images: right answers by class, as one after the other."""
     simulation = make_simulation(local=replace(LOCAL, batch_size=3))  # 9 images at a time
-    bench, server = simulation.bench, simulation.initial_state().server
+    runtime, server = simulation.runtime, simulation.initial_state().server
     stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
-    correct = engine_module.evaluate_together(bench, stacked)
+    correct = engine_module.evaluate_together(runtime, stacked)
     expected = [
-        bench.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)
+        runtime.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)
     ]
     assert_equal(correct, torch.stack(expected))
     assert len(set(correct.sum(1).tolist())) > 5
@@ -432,7 +432,7 @@ def test_evaluation_does_not_wait():
     simulation = make_simulation()
     state = simulation.initial_state()
     with no_waiting():
-        simulation.bench.evaluate(state.server["params"])
+        simulation.runtime.evaluate(state.server["params"])
 
 
 # --- recorded steps
@@ -521,7 +521,7 @@ def test_recorded_steps_are_the_steps(algorithm, capture, options):
     for number in range(1, 5):
         cohort, lr = assemble(simulation, state, number), 0.1 / number
         plain, recorded = (
-            one.train(algorithm, simulation.bench, state.server, cohort, lr, True)
+            one.train(algorithm, simulation.runtime, state.server, cohort, lr, True)
             for one in (Vectorised(*options, cuda_graphs=False), engine)
         )
         assert_same_training(recorded, plain, atol=1e-13)
@@ -546,7 +546,7 @@ def test_local_models_are_tested_in_recorded_steps_too():
         )
         plain, recorded = (
             one.train(
-                simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False
+                simulation.algorithm, simulation.runtime, state.server, cohort, 0.1, False
             ).probed
             for one in (Vectorised(), engine)
         )
@@ -703,12 +703,12 @@ def test_bf16_is_near_fp32():
     cohort = assemble(simulation, simulation.initial_state(), 1)
     outcomes = {}
     for precision in ("fp32", "bf16"):
-        module = simulation.bench.net.module.float()
-        bench = replace(
-            simulation.bench, net=FunctionalNetwork(module, precision), dtype=torch.float32
+        module = simulation.runtime.net.module.float()
+        runtime = replace(
+            simulation.runtime, net=FunctionalNetwork(module, precision), dtype=torch.float32
         )
         engine = Vectorised()
-        outcomes[precision] = engine.train(NTD, bench, state, cohort, 0.1, False)
+        outcomes[precision] = engine.train(NTD, runtime, state, cohort, 0.1, False)
     full, half = (outcomes[p].messages["params"] for p in ("fp32", "bf16"))
     start = state["params"]
     change = torch.cat([(full[k] - start[k]).flatten() for k in full]).norm()
@@ -738,15 +738,15 @@ class OnGpu:
 
     def __init__(self, simulation, dtype=torch.float64):
         self.simulation, self.dtype, self.device = simulation, dtype, torch.device("cuda")
-        self.bench = replace(simulation.bench.to(self.device), dtype=dtype)
-        self.bench.net.module.to(dtype)
+        self.runtime = replace(simulation.runtime.to(self.device), dtype=dtype)
+        self.runtime.net.module.to(dtype)
 
     def train(self, engine, server, cohort, lr=0.1, evaluate_local=True):
         """What comes back stays on the device."""
         cohort = replace(cohort, states=move(list(cohort.states), self.device, self.dtype))
         server = move(server, self.device, self.dtype)
         return engine.train(
-            self.simulation.algorithm, self.bench, server, cohort, lr, evaluate_local
+            self.simulation.algorithm, self.runtime, server, cohort, lr, evaluate_local
         )
 
 
@@ -763,7 +763,7 @@ def test_gpu_is_the_cpu(algorithm):
     for number in range(1, 4):
         cohort = assemble(simulation, state, number)
         expected = simulation.engine.train(
-            algorithm, simulation.bench, state.server, cohort, 0.1 / number, True
+            algorithm, simulation.runtime, state.server, cohort, 0.1 / number, True
         )
         trained = gpu.train(engine, state.server, cohort, 0.1 / number)
         on_host = {name: move(value, "cpu") for name, value in vars(trained).items()}
@@ -851,7 +851,7 @@ def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
     for number in range(5):
         torch.cuda.set_sync_debug_mode("error" if number == 4 else "default")
         try:
-            engine.train(algorithm, gpu.bench, server, cohort, 0.1, False)
+            engine.train(algorithm, gpu.runtime, server, cohort, 0.1, False)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

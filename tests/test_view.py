@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from browser import Page, chromium, find_chromium
-from fedexp.analysis.aggregate import write_tables
 from fedexp.analysis.sweep import load_sweep
 from fedexp.analysis.view import render
 from fedexp.analysis.view.collect import LEVELS, MOST_POINTS, collect
 from fedexp.cli.commands import call
+from fedexp.papers.aggregate import beside_print, write_tables
 from toy_federation import CONF
 
 NAMES = ("FedNTD", "FedAvg")  # the better one first
@@ -204,7 +204,7 @@ def test_a_named_sweep_beside_the_print(tmp_path):
             sweep / f"run{seed}",
             {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg", "seed": seed},
         )
-    data = collect([sweep])
+    data = collect([sweep], beside_print)
     (table,) = data["tables"]
     assert data["title"] == load_sweep("fedntd_table1", [CONF]).title
     accuracy, forgetting = table["cells"]["FedAvg"]["MNIST s=2"]

@@ -18,7 +18,7 @@ from fedexp.figures.load import load_run
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import load_history
 from fedexp.rundir import checkpoint, files
-from fedexp.trackers.wandb_names import class_metric, flat_summary, metric_name
+from fedexp.trackers.names import class_metric, flat_summary, metric_name
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
 from fedexp.training.rounds import play_round, record_initial, record_round, run_rounds
@@ -48,13 +48,13 @@ def shown(image: np.ndarray, draw: np.ndarray) -> np.ndarray:
 
 def slow_test(simulation, model, round):
     """(right answers per class [C], mean loss) of a model in a round, image after image."""
-    data = simulation.bench.data
+    data = simulation.runtime.data
     draws = AUGMENTATION.draw(
         generator_for(simulation.seeds.training, "augmented test", round), len(data.y_test), 6, 6
     )
     correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
     for image, label, draw in zip(data.x_test.numpy(), data.y_test.tolist(), draws, strict=True):
-        logits = simulation.bench.net(
+        logits = simulation.runtime.net(
             model, torch.from_numpy(shown(image, draw))[None]
         ).logits.detach()
         correct[label] += int(logits.argmax()) == label
@@ -76,10 +76,10 @@ def test_the_augmented_view_is_the_training_transform_of_every_test_image(engine
     server = {name: state.server[name] for name in ("params", "buffers")}
     for round in (2, 3):
         correct, loss = slow_test(simulation, state.server["params"], round)
-        found = engine.evaluate(simulation.bench, server, "augmented", round)
+        found = engine.evaluate(simulation.runtime, server, "augmented", round)
         assert found.class_correct.tolist() == correct.tolist()
         assert float(found.loss) == pytest.approx(loss, abs=1e-12)
-    plain = engine.evaluate(simulation.bench, server)
+    plain = engine.evaluate(simulation.runtime, server)
     assert float(plain.loss) != pytest.approx(loss, abs=1e-3)
 
 
@@ -88,7 +88,9 @@ def test_local_models_are_tested_with_the_draw_of_their_round(engine):
     simulation = make_simulation(test_views=BOTH)
     state = play(simulation, 1)
     cohort = assemble(simulation, state, 2)
-    trained = engine.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, True)
+    trained = engine.train(
+        simulation.algorithm, simulation.runtime, state.server, cohort, 0.1, True
+    )
     assert list(trained.class_correct) == BOTH
     for i in range(4):
         local = {name: value[i] for name, value in trained.messages["params"].items()}
@@ -96,14 +98,14 @@ def test_local_models_are_tested_with_the_draw_of_their_round(engine):
         assert trained.class_correct["augmented"][i].tolist() == correct.tolist()
         assert (
             trained.class_correct["plain"][i].tolist()
-            == simulation.bench.evaluate(local).class_correct.tolist()
+            == simulation.runtime.evaluate(local).class_correct.tolist()
         )
 
 
 def test_every_round_and_seed_has_a_draw_of_its_own():
-    bench = make_simulation(test_views=BOTH).bench
-    assert bench.test_draws("plain", 1) is None
-    first, again, second = (bench.test_draws("augmented", round) for round in (1, 1, 2))
+    runtime = make_simulation(test_views=BOTH).runtime
+    assert runtime.test_draws("plain", 1) is None
+    first, again, second = (runtime.test_draws("augmented", round) for round in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
 
@@ -114,7 +116,9 @@ def full_run(simulation, directory, rounds=None):
     saved = checkpoint.load(directory) if checkpoint.exists(directory) else None
     start = simulation.initial_state()
     state = (
-        start if saved is None else State.from_tree(saved.state, simulation.bench.device, directory)
+        start
+        if saved is None
+        else State.from_tree(saved.state, simulation.runtime.device, directory)
     )
     recorder = Recorder(
         directory, simulation, [], None if saved is None else saved.state["lengths"]
@@ -171,7 +175,7 @@ def test_the_second_view_has_histories_of_its_own(tmp_path):
     accuracy from the file."""
     simulation = with_local(test_views=BOTH)
     rows, summary = full_run(simulation, tmp_path)
-    simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.bench.data.classes)
+    simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
     history = load_history(tmp_path, "augmented")
     assert history.rounds == [0, 1, 2, 3, 4]
     for (before, after), row in zip(pairwise(history.class_accuracy), rows[1:], strict=True):
@@ -294,7 +298,7 @@ def test_the_second_view_of_a_stream_of_tasks(tmp_path):
 def test_pictures_of_both_views(tmp_path):
     simulation = with_local(test_views=BOTH)
     full_run(simulation, tmp_path)
-    simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.bench.data.classes)
+    simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
     run = load_run(tmp_path)
     assert list(run.histories) == ["plain", "augmented"]
     names = ("class_accuracy", "class_accuracy_normalised", "local_round")

@@ -40,7 +40,7 @@ def train(engine, algorithm, close=True):
     cohort = assemble(simulation, state, 1)
     try:
         return cohort, engine.train(
-            algorithm, simulation.bench, state.server, cohort, 0.1, evaluate_local=False
+            algorithm, simulation.runtime, state.server, cohort, 0.1, evaluate_local=False
         )
     finally:
         if close:
@@ -197,7 +197,7 @@ def test_all_workers_have_started_before_the_first_round(pair_of_workers, monkey
         engine, "_give", lambda i, order: (given.append((i, type(order.value))), give(i, order))
     )
     simulation = make_simulation()
-    engine.start(simulation.bench, model_of(simulation.initial_state().server))
+    engine.start(simulation.runtime, model_of(simulation.initial_state().server))
     assert given == [(0, Ready), (1, Ready)]
     assert not any(process.order for process in engine._processes)
 

@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from torch import nn
 from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
-from fedexp.algorithms.interfaces import Context, ServerRound
+from fedexp.algorithms.interfaces import ServerRound
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.core.private.of_hydra import ConfigLoaderImpl
@@ -35,7 +35,7 @@ from fedexp.data.changes import NO_SCHEDULE, Schedule
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
-from fedexp.data.tasks import ClassIncremental, OneTask, Scenario
+from fedexp.data.tasks import OneTask, Scenario
 from fedexp.engine.base import Cohort, Trained
 from fedexp.engine.hardware import Hardware
 from fedexp.metrics.analysis import NoAnalysis
@@ -56,7 +56,12 @@ from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
 CONF = Path(__file__).parents[1] / "conf"
-HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "cuda_graphs": True}
+HARDWARE = {
+    "device": "cpu",
+    "engine": "auto",
+    "precision": "fp32",
+    "cuda_graphs": True,
+}
 HARDWARE |= {"jobs_per_gpu": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
 # what `make test` compares of every algorithm; the others carry the same values
@@ -102,18 +107,6 @@ SURROGATE = Surrogate(
 )
 
 
-# classes 0 and 1, then 2 and 3; two rounds each
-TWO_TASKS = ClassIncremental(
-    rounds_per_task=2,
-    num_tasks=2,
-    shuffle_classes=False,
-    classes=None,
-    split=None,
-    evaluate_on="test",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Noise(Dataset):
     """40 training and 20 test images of 6 x 6 grey pixels in 4 classes, random."""
 
@@ -128,7 +121,6 @@ class Noise(Dataset):
         return train | {"x_test": images[40:], "y_test": labels[40:], "classes": np.array(names)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ragged(Partitioner):
     """Clients of the given sizes; examples that are left over are unused."""
 
@@ -140,7 +132,6 @@ class Ragged(Partitioner):
         ), {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Normed(Model):
     """A model whose batch norm keeps running statistics, as torchvision's ResNets do."""
 
@@ -163,7 +154,6 @@ class NormedModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unmoved(Normed):
     """A model whose batch norm goes by the batch at hand in evaluation too, as that of resnet10."""
 
@@ -173,7 +163,6 @@ class Unmoved(Normed):
         return module
 
 
-@dataclass(frozen=True, kw_only=True)
 class SoftmaxRegression(Model):
     """A convex model: one linear layer on the pixels."""
 
@@ -195,7 +184,6 @@ class SoftmaxRegressionModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adapted(OwnModel):
     """A network of two hidden linear layers with low-rank adapters, and a head."""
 
@@ -212,7 +200,6 @@ class Adapted(OwnModel):
         return nn.Sequential(*hidden, nn.Linear(6, num_classes))
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdaptedNormed(Adapted):
     """The same with batch norm on the pixels."""
 
@@ -289,33 +276,6 @@ def describe(simulation: Simulation, state: State, cohort: Cohort, trained: Trai
 def assert_close(actual: Any, expected: Any, atol: float = 1e-12) -> None:
     """Tensors, or trees of them, whose entries differ by at most `atol`."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def context(**given: Any) -> Context:
-    """What a hook of a client may read, empty but for what is given."""
-    one = torch.ones((), dtype=torch.float64)
-    return replace(Context({}, {}, {}, {}, {}, 0.1, one, LOCAL), **given)
-
-
-def leaves(params: Params) -> Params:
-    """Copies that gradients can be taken of."""
-    return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
-
-
-def stepped(params: Params, loss: torch.Tensor, lr: float = 0.1) -> Params:
-    """Leaves after one step of plain gradient descent."""
-    grads = torch.autograd.grad(loss, list(params.values()))
-    return leaves({k: v - lr * g for (k, v), g in zip(params.items(), grads, strict=True)})
-
-
-def detached(params: Params) -> Params:
-    return {name: value.detach() for name, value in params.items()}
 
 
 def flat(params: Params) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""W&B runs read back from their folders by wandb's own client; no network."""
+"""A stand-in for wandb that notes what it is told, and real W&B runs read back by wandb's own
+client; no network."""
 
 import json
 import os
@@ -6,6 +7,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +42,48 @@ def clean_home(tmp_path_factory, monkeypatch):
     )
     assert not [p for p in home.rglob("*") if p.is_file() and p.name != "netrc"]
     wait_for_no("wandb-core")
+
+
+class FakeRun:
+    """A W&B run that keeps what it is told."""
+
+    def __init__(self, **asked):
+        self.asked, self.logged, self.metrics = asked, [], {}
+        self.summary: dict[str, Any] = {}
+        self.code: int | None = None
+        self.offline = asked["mode"] == "offline"
+        prefix = "offline-run" if self.offline else "run"
+        self.dir = str(Path(asked["dir"]) / "wandb" / f"{prefix}-20261125-{asked['id']}" / "files")
+        Path(self.dir).mkdir(parents=True)
+
+    def log(self, row, step=None, commit=None):
+        self.logged.append((step, row))
+
+    def define_metric(self, name, **kind):
+        self.metrics[name] = kind
+
+    def finish(self, code):
+        self.code = code
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for _, row in self.logged]
+
+
+@pytest.fixture(name="fake_wandb")
+def make_fake_wandb(monkeypatch):
+    """wandb without its background process, with a key and a server that answers; `.runs` are those
+    that were begun."""
+    settings = SimpleNamespace(mode="online", api_key="key", base_url="https://api.wandb.ai")
+    fake = SimpleNamespace(settings=settings, runs=[])
+
+    def init(**asked):
+        fake.runs.append(FakeRun(**asked))
+        return fake.runs[-1]
+
+    monkeypatch.setattr("wandb.setup", lambda: fake)
+    monkeypatch.setattr("wandb.init", init)
+    monkeypatch.setattr("fedexp.trackers.wandb_tracker.end_service", lambda: None)
+    return fake
 
 
 def wait_for_no(name: str, seconds: float = 30.0) -> None:

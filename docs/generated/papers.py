@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedexp.analysis.compare import TABLES, printed_cells
 from fedexp.analysis.sweep import Sweep
 from fedexp.cli.help import description
 from fedexp.config.options import list_options
+from fedexp.papers.compare import TABLES, printed_cells
 
 from .names import methods, sweeps, title
 from .text import CONF, ROOT, comments, prose, table

@@ -124,7 +124,7 @@ def train(
     """Return what the clients of the next round send and keep."""
     cohort = cohort or assemble(simulation, state, state.round + 1)
     sent = exchange.broadcast(simulation.algorithm, state.server)
-    return engine.train(simulation.algorithm, simulation.bench, sent, cohort, 0.1, evaluate_local)
+    return engine.train(simulation.algorithm, simulation.runtime, sent, cohort, 0.1, evaluate_local)
 
 
 def assert_equal(actual: Any, expected: Any, atol: float = 0.0, what: str = "") -> None:
@@ -151,13 +151,17 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
     was added: distillation and penalties are flat at the start.
 
     Raises AssertionError unless it is that of finite differences along three random directions."""
-    state, algorithm, net = play(simulation, 2), simulation.algorithm, simulation.bench.net
+    state, algorithm, net = play(simulation, 2), simulation.algorithm, simulation.runtime.net
     cohort, number = assemble(simulation, state, 3), -1
     sent = exchange.broadcast(algorithm, state.server)
-    data = ScheduledData(simulation.bench, cohort.schedules[number])
+    data = ScheduledData(simulation.runtime, cohort.schedules[number])
     plan = {name: torch.as_tensor(value) for name, value in cohort.plans[number].items()}
     steps = torch.tensor(float(data.steps), dtype=torch.float64)
-    personal, kept, local = cohort.personals[number], cohort.states[number], simulation.bench.local
+    personal, kept, local = (
+        cohort.personals[number],
+        cohort.states[number],
+        simulation.runtime.local,
+    )
     ctx = Context(sent, personal, kept, plan, {}, 0.1, steps, local)
     ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
     initial = start_of(algorithm, net, data, ctx)

@@ -112,9 +112,9 @@ def serve() -> None:
     answer is a line."""
     import pandas  # noqa: F401 (what follows is imported for the forks)
 
-    import fedexp.analysis.aggregate
     import fedexp.cli.sweeps
     import fedexp.figures.draw
+    import fedexp.papers.aggregate
     import fedexp.training.job  # noqa: F401
 
     replies = os.fdopen(os.dup(1), "w")

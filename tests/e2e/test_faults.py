@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, assert_same_run, summary_of
+from helpers import SMALL, assert_same_run
 from kills import Tally, check_all
 
 from fedexp.cli.sweeps import failed, failures
@@ -38,7 +38,7 @@ def shelf(tmp_path_factory) -> Path:
 def whole(fedexp, shelf) -> Path:
     """The run that nothing happens to, made once."""
     if not (shelf / "run").exists():
-        fedexp.done(*RUN, f"hydra.run.dir={shelf}/run")
+        assert fedexp(*RUN, f"hydra.run.dir={shelf}/run").code == 0
     return shelf / "run"
 
 
@@ -122,7 +122,8 @@ def test_a_full_disk(fedexp, tmp_path, whole, disk):
     assert_fails(fedexp("resume=disk/run"), "No space left on device")  # still
     assert checkpoint.kept(run) >= kept
     disk(f"size={int(20 * size)}")
-    fedexp.done("resume=disk/run")
+    answer = fedexp("resume=disk/run")
+    assert answer.code == 0, answer.err
     assert_same_run(run, whole)
 
 
@@ -141,7 +142,8 @@ def test_a_disk_without_room_for_the_first_checkpoint(fedexp, tmp_path, monkeypa
     )
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    answer = fedexp.done("resume=run", "tracker=none")
+    answer = fedexp("resume=run", "tracker=none")
+    assert answer.code == 0, answer.err
     assert "no round was saved: the run begins anew" in answer.err
 
 
@@ -160,12 +162,13 @@ def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
     assert_fails(
         answer, "checkpoint/latest.pt: cannot be written (File too large)", "after round 2 is kept"
     )
-    assert summary_of(tmp_path / "run")["status"] == "failed"
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
     assert "File too large" in (tmp_path / "run/error.txt").read_text()
     assert_whole_files(tmp_path / "run")
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    answer = fedexp.done("resume=run", "tracker=none")
+    answer = fedexp("resume=run", "tracker=none")
+    assert answer.code == 0, answer.err
     assert "resuming after round 2; round 3 is run again" in answer.err
     assert not (tmp_path / "run/error.txt").exists()
     assert_same_run(tmp_path / "run", whole)
@@ -178,7 +181,9 @@ def test_a_read_only_directory(fedexp, tmp_path, whole, disk):
     (tmp_path / "disk/run/summary.json").unlink()
     disk("ro")
     for arguments in (("resume=disk/run",), ("hydra.run.dir=disk/new", *RUN)):
-        answer = fedexp.refused(*arguments)
+        answer = fedexp(*arguments)
+        assert answer.code == 2
+        assert "Traceback" not in answer.err
         assert "cannot be written (Read-only file system)" in answer.err
 
 
@@ -203,7 +208,7 @@ def test_a_run_directory_that_is_moved_goes_on_where_it_is(fedexp, tmp_path, who
     assert not (tmp_path / "run").exists()
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    fedexp.done("resume=elsewhere", "tracker=none")
+    assert fedexp("resume=elsewhere", "tracker=none").code == 0
     assert_same_run(tmp_path / "elsewhere", whole)
 
 
@@ -218,7 +223,8 @@ def test_a_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
 
     monkeypatch.setattr(time, "time", jumping)
     monkeypatch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
-    fedexp.done(*RUN, "hydra.run.dir=run")
+    answer = fedexp(*RUN, "hydra.run.dir=run")
+    assert answer.code == 0, answer.err
     assert_same_run(tmp_path / "run", whole)
     header, *rows = [
         line.split(",") for line in (tmp_path / "run/rounds.csv").read_text().splitlines()

@@ -1,6 +1,7 @@
 """W&B runs of whole runs: pushed from the tidy files they equal the tracked ones; whatever W&B
 does, a run finishes."""
 
+import json
 import os
 import shutil
 import signal
@@ -12,13 +13,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from helpers import SMALL, summary_of, table
+from helpers import SMALL, table
 
 from fedexp.cli.commands import call
-from fedexp.cli.push import former_id
+from fedexp.cli.push import former_id, load_finished
 from fedexp.core.errors import ConfigError
-from fedexp.trackers.replay import load_finished
-from fedexp.trackers.wandb_service import _service_process
+from fedexp.core.private.of_wandb import service_process
 from fedexp.trackers.wandb_tracker import WandbTracker
 from wandb_runs import clean_home, content, read_run, run_folders  # noqa: F401 (a fixture)
 
@@ -45,7 +45,8 @@ def bare_copy(directory: Path, copy: Path) -> Path:
 
 
 def make_run(fedexp, *options: str) -> Path:
-    fedexp.done(*SMALL, "hydra.run.dir=run", *options)
+    answer = fedexp(*SMALL, "hydra.run.dir=run", *options)
+    assert answer.code == 0, answer.err
     return Path("run").absolute()
 
 
@@ -71,7 +72,7 @@ def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
     assert seen["group"].startswith("fedavg_digits_lda0.1_")
     assert {row["round"] for row in seen["history"] if any("figures" in key for key in row)} == {2}
     assert len([name for name in seen["files"] if "local_round" in name]) == 1
-    summary = summary_of(run)
+    summary = json.loads((run / "summary.json").read_text())
     assert seen["summary"]["rounds_to_75pct_of_best"] == summary["rounds_to_target"]["0.75*best"]
     assert seen["summary"]["forgetting"] == summary["forgetting"]
     assert seen["summary"]["test/accuracy"]["last"] == summary["accuracy"]
@@ -197,7 +198,7 @@ def signal_service(number: int):
     def log_round(self, record):
         plain(self, record)
         if record.round == 1:
-            os.kill(_service_process().pid, number)
+            os.kill(service_process().pid, number)
 
     return log_round
 
@@ -265,7 +266,7 @@ def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault
     )
     assert load_finished(tmp_path / "run").summary["status"] == "completed"
     if not REFERENCE:
-        fedexp.done(*SMALL, "hydra.run.dir=alone", "rounds=3")
+        assert fedexp(*SMALL, "hydra.run.dir=alone", "rounds=3").code == 0
         REFERENCE.update({name: table(tmp_path / "alone", name) for name in CSV})
     for name, frame in REFERENCE.items():
         pd.testing.assert_frame_equal(table(tmp_path / "run", name), frame)

@@ -5,7 +5,6 @@ model that is tested, in which the adapters of all tasks so far count.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ def layers(params: Params) -> list[str]:
     return sorted(name.removesuffix(DOWN) for name in params if name.endswith(DOWN))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NewAdapters(OwnModel, Rehearsal):
     """Base: with every task adapters begin anew, A as torch begins a linear layer and B at 0."""
 
@@ -43,7 +41,7 @@ class NewAdapters(OwnModel, Rehearsal):
     needs_features = True
     needs_head = True
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         """Check that the model has adapters that are trained whole."""
         name, found = (
             type(self).__name__,
@@ -58,21 +56,25 @@ class NewAdapters(OwnModel, Rehearsal):
             raise ConfigError(f"model.lora.freeze_a=true: {name} trains A; must be false")
         return module
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
-        return {"params": params, "local": params, "new": member(info.tasks[0], info, params)}
+    def server_init(self, params: Params, federation: Federation) -> Tree:
+        return {
+            "params": params,
+            "local": params,
+            "new": member(federation.tasks[0], federation, params),
+        }
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["local"], "new": server["new"]}
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
-        return server | {"new": member(info.tasks[info.task], info, initial)}
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
+        return server | {"new": member(federation.tasks[federation.task], federation, initial)}
 
     def rehearse(
         self,
         net: ServerNetwork,
         server: Tree,
         pixels: Pixels,
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         """Return the server's state with new adapters for the clients."""

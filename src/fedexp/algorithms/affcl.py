@@ -32,7 +32,6 @@ at hand: the equations are those of the code.
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -55,7 +54,6 @@ FLOW, HIDDEN = "flow.", "classifier.hidden."  # prefixes of names
 TEMPERATURE, VARIANCE = 2.0, 1e-6
 
 
-@dataclass(frozen=True, kw_only=True)
 class AFFCL(Remembering, OwnModel):
     needs_features = True
     needs_head = True
@@ -87,9 +85,9 @@ class AFFCL(Remembering, OwnModel):
             work="a flow of the features in each step",
         )
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         last = classifier_of(module)
-        module.flow = Flow(last.in_features, info.num_classes, self.hidden)
+        module.flow = Flow(last.in_features, federation.num_classes, self.hidden)
         if self.replay_trains == "hidden":
             module.classifier = Deeper(last)
         return module
@@ -104,12 +102,12 @@ class AFFCL(Remembering, OwnModel):
             self.shape, {k.removeprefix(FLOW): v for k, v in params.items() if k.startswith(FLOW)}
         )
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return noise and labels of the features that are drawn in this round, and of those of the
         old flow."""
-        before = np.array(info.classes_met(), dtype=np.int64)
-        plan = self.draw("new", np.union1d(before, np.flatnonzero(info.counts.sum(0))), rng)
-        return plan | (self.draw("old", before, rng) if info.task else {})
+        before = np.array(federation.classes_met(), dtype=np.int64)
+        plan = self.draw("new", np.union1d(before, np.flatnonzero(federation.counts.sum(0))), rng)
+        return plan | (self.draw("old", before, rng) if federation.task else {})
 
     def draw(self, name: str, classes: np.ndarray, rng: np.random.Generator) -> Tree:
         noise, labels = (

@@ -12,7 +12,6 @@ hooks name an optional base of families.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +30,7 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.limits import check_limits
+from fedexp.core.limits import Checked
 from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
@@ -117,8 +116,7 @@ OPTIONAL = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Checked, prefix="algorithm."):
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # that suit its local training
@@ -146,9 +144,6 @@ class FedAvg:
 
     paradigm: str = "federated"  # or centralized: one client holds all training data
 
-    def __post_init__(self) -> None:
-        check_limits(self, "algorithm.")
-
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise ConfigError for an optional hook without its base."""
         super().__init_subclass__(**options)
@@ -167,12 +162,12 @@ class FedAvg:
 
     # --- what is kept and sent
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         """Return the server's state; `params` is the initial global model. Extra names in it are
         trained and averaged too."""
         return {"params": params}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         """Return what one client keeps between rounds, before it first takes part. `params`: the
         initial server's."""
         return {}
@@ -184,7 +179,7 @@ class FedAvg:
 
     # --- host side, before training
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return numpy arrays such as extra example numbers or roles of this round, of one shape
         for all clients."""
         return {}

@@ -28,7 +28,6 @@ smaller than the new task as it is, where it is repeated here.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -51,7 +50,6 @@ from fedexp.core.limits import Count, NonNegative, Positive, Share
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class CFeD(Remembering, MultiExchange, ServerTraining):
     lambda_d: NonNegative  # weight of the review
     temperature: Positive  # T of teacher and student
@@ -72,9 +70,9 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         )
 
     def roles(
-        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+        self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
-        if info.task == 0:
+        if federation.task == 0:
             return [Learner()] * len(clients)
         if self.paradigm == "centralized":
             draw = int(rng.integers(2**63))
@@ -119,20 +117,20 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         return distillation.refined(net, server)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Learner(FedAvg):
     """Client that trains on its examples of the task."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reviewer(OwnTraining):
     """Client that trains on its surrogate examples, as the old model answers them."""
 
     lambda_d: float
     temperature: float
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        return info.surrogate[client]
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        return federation.surrogate[client]
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
@@ -143,15 +141,16 @@ class Reviewer(OwnTraining):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Student(Reviewer):
     """Client that trains on both, in batches of one kind each (the centralised form); the label of
     surrogate examples is -1."""
 
     draw: int  # seed of this round's choice of surrogate examples
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        new, old = info.parts[client], info.surrogate[client]
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        new, old = federation.parts[client], federation.surrogate[client]
         # As many: a random part, or all of them repeated.
         return new, np.resize(np.random.default_rng(self.draw).permutation(old), len(new))
 

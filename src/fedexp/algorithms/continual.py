@@ -8,7 +8,6 @@ Eq. (3)-(4), for student logits z and teacher logits z':
 T^2.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -28,14 +27,13 @@ def distillation_loss(
     return -((teacher / temperature).softmax(-1) * F.log_softmax(student / temperature, -1)).sum(-1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Remembering(Continual):
     """Base that keeps theta_{t-1}, with its running statistics, and sends it with the model; in
     task 1 there is none."""
 
     scenarios: ClassVar[tuple[str, ...]] = TASKS
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         return server | {"old": server["params"] | server["buffers"]}
 
     def broadcast(self, server: Tree) -> Tree:

@@ -16,7 +16,6 @@ clients' own models.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -35,7 +34,6 @@ from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ditto(Personal, MultiExchange):
     """Trains the clients' own models; a second exchange with the same clients is FedAvg."""
 
@@ -48,14 +46,14 @@ class Ditto(Personal, MultiExchange):
     def needs(self) -> Needs:
         return Needs(client_state="its own model", gradients=2)
 
-    def exchanges(self, info: Federation) -> Sequence[FedAvg]:
+    def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         return self, FedAvg()
 
     def counted(self, sent: Tree, up: bool) -> Tree:
         """Return nothing: the global model is sent once, for the exchange that trains it."""
         return {}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return params
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
@@ -72,6 +70,8 @@ class Ditto(Personal, MultiExchange):
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         return server
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the client's own model, with its own running statistics."""
         return state

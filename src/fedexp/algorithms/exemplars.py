@@ -10,7 +10,7 @@ are not sent.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -24,7 +24,6 @@ from fedexp.core.tree import Params, Tree
 Kept = Sequence[np.ndarray]  # numbers of the examples that each client keeps
 
 
-@dataclass(frozen=True, kw_only=True)
 class Exemplars(Continual, ABC):
     """Base that keeps the examples and tells new classes from old ones: "known" [C] is there from
     task 2 on."""
@@ -35,18 +34,23 @@ class Exemplars(Continual, ABC):
 
     @abstractmethod
     def choose(
-        self, kept: Kept, own: Kept, features: Features, info: Federation, rng: np.random.Generator
+        self,
+        kept: Kept,
+        own: Kept,
+        features: Features,
+        federation: Federation,
+        rng: np.random.Generator,
     ) -> list[np.ndarray]:
         """Return what each client keeps from now on. kept: what it has kept so far; own: its
-        examples of the task that has ended, whose facts are `info`."""
+        examples of the task that has ended, which is `federation`."""
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
-        return {"params": params, "new": member(info.tasks[0], info, params)}
+    def server_init(self, params: Params, federation: Federation) -> Tree:
+        return {"params": params, "new": member(federation.tasks[0], federation, params)}
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         old, new = (
-            member(classes, info, initial)
-            for classes in (info.classes_before(), info.tasks[info.task])
+            member(classes, federation, initial)
+            for classes in (federation.classes_before(), federation.tasks[federation.task])
         )
         return server | {"known": old, "new": new}
 
@@ -55,24 +59,27 @@ class Exemplars(Continual, ABC):
         server: Tree,
         features: Features,
         before: Federation,
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         own = [
             part[np.isin(before.labels[part], before.tasks[before.task])] for part in before.parts
         ]
-        kept = self.choose(numbers_in(server, info), own, features, before, rng)
+        kept = self.choose(numbers_in(server, federation), own, features, before, rng)
         return server | {"kept": table(kept, server["new"].device)}
 
-    def with_kept(self, server: Tree, info: Federation) -> Federation:
+    def with_kept(self, server: Tree, federation: Federation) -> Federation:
         if "kept" not in server:
-            return info
-        pairs = zip(info.parts, numbers_in(server, info), strict=True)
+            return federation
+        pairs = zip(federation.parts, numbers_in(server, federation), strict=True)
         parts = tuple(np.union1d(part, kept) for part, kept in pairs)
         counts = np.stack(
-            [np.bincount(info.labels[part], minlength=info.num_classes) for part in parts]
+            [
+                np.bincount(federation.labels[part], minlength=federation.num_classes)
+                for part in parts
+            ]
         )
-        return replace(info, parts=parts, counts=counts.astype(info.counts.dtype))
+        return replace(federation, parts=parts, counts=counts.astype(federation.counts.dtype))
 
 
 def table(kept: Kept, device: torch.device) -> torch.Tensor:
@@ -82,8 +89,8 @@ def table(kept: Kept, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(rows.copy()).to(device)
 
 
-def numbers_in(server: Tree, info: Federation) -> list[np.ndarray]:
+def numbers_in(server: Tree, federation: Federation) -> list[np.ndarray]:
     """Return what each client keeps, in the order of `choose`; nothing before the second task."""
     if "kept" not in server:
-        return [np.zeros(0, np.int64)] * info.num_clients
+        return [np.zeros(0, np.int64)] * federation.num_clients
     return [row[row >= 0] for row in server["kept"].cpu().numpy()]

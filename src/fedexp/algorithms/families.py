@@ -7,7 +7,6 @@ whose clients keep examples is in exemplars.py.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -29,11 +28,10 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnModel(FedAvg):
     """Changes the model, or has to know its layers."""
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         """Return the model as this algorithm trains and tests it. Called with torch's generator
         seeded."""
         return module
@@ -44,7 +42,6 @@ class OwnModel(FedAvg):
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnStart(FedAvg, ABC):
     """Clients do not start local training from the global model."""
 
@@ -54,14 +51,15 @@ class OwnStart(FedAvg, ABC):
         replace the global model's."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnTraining(FedAvg):
     """Clients train on other examples, for other epochs or at another rate."""
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Return the numbers of the examples that this client trains on; of several sets, each
         batch comes from one."""
-        return info.parts[client]
+        return federation.parts[client]
 
     def epochs(self, local: LocalTraining) -> int:
         """Return the number of passes over the local data in a round."""
@@ -71,13 +69,12 @@ class OwnTraining(FedAvg):
         """Return the learning rate of local training, from that of the round."""
         return lr
 
-    def after(self, info: Federation, local: LocalTraining) -> int:
+    def after(self, federation: Federation, local: LocalTraining) -> int:
         """Return the largest number of batches of another pass over the client's data that `finish`
         looks at (`base.fresh_pass`)."""
         return 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Prepared(FedAvg, ABC):
     """`client_setup` computes the same of every batch of the first pass."""
 
@@ -87,7 +84,6 @@ class Prepared(FedAvg, ABC):
         the first pass, stacked: so an engine need not ask for the padding of shorter clients."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ServerTraining(FedAvg, ABC):
     """The server trains the aggregated model."""
 
@@ -97,12 +93,13 @@ class ServerTraining(FedAvg, ABC):
         server["buffers"] has been averaged."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Personal(OwnStart, ABC):
     """Clients have models of their own."""
 
     @abstractmethod
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the model that a client uses for itself, for the personalised test.
 
         Running statistics among its names replace the global model's. state: what the client keeps,
@@ -114,7 +111,7 @@ class Personal(OwnStart, ABC):
         server: Tree,
         client: int,
         kept: Mapping[int, Tree],
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         """Return what the server sends to one client alone. `kept`: the states of all clients that
@@ -130,37 +127,34 @@ class Personal(OwnStart, ABC):
         return sent
 
 
-@dataclass(frozen=True, kw_only=True)
 class MultiExchange(FedAvg):
     """A round has several exchanges, or clients with different roles."""
 
-    def exchanges(self, info: Federation) -> Sequence[FedAvg]:
+    def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         """Return the exchanges of a round: each sends, has the same cohort train, and aggregates,
         one after the other."""
         return (self,)
 
-    def closing_exchanges(self, info: Federation) -> Sequence[FedAvg]:
+    def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         """Return the exchanges with all clients at the end of a task that another follows."""
         return ()
 
     def roles(
-        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+        self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
         """Return the algorithm whose client-side hooks each client of a cohort follows."""
         return [self] * len(clients)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Continual(FedAvg):
     """The server prepares each task after the first."""
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         """Return the server's state at the start of a task after the first; `initial`: the initial
         model with its buffers."""
         return server
 
 
-@dataclass(frozen=True, kw_only=True)
 class TaskHeads(Continual, ABC):
     """Each task has its outputs of the model, which its test chooses."""
 
@@ -171,7 +165,6 @@ class TaskHeads(Continual, ABC):
         classes of each."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rehearsal(Continual, ABC):
     """The server needs the network at the start of a task."""
 
@@ -181,26 +174,26 @@ class Rehearsal(Continual, ABC):
         net: ServerNetwork,
         server: Tree,
         pixels: Pixels,
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         """Return the server's state after work that follows `begin_task` and needs the network,
         such as making images of the old classes."""
 
 
-def exchanges_of(algorithm: FedAvg, info: Federation) -> Sequence[FedAvg]:
+def exchanges_of(algorithm: FedAvg, federation: Federation) -> Sequence[FedAvg]:
     """Return the exchanges of a round."""
     if isinstance(algorithm, MultiExchange):
-        return algorithm.exchanges(info)
+        return algorithm.exchanges(federation)
     return (algorithm,)
 
 
 def roles_of(
-    algorithm: FedAvg, info: Federation, clients: Sequence[int], rng: np.random.Generator
+    algorithm: FedAvg, federation: Federation, clients: Sequence[int], rng: np.random.Generator
 ) -> Sequence[FedAvg]:
     """Return the algorithm that each client of a cohort follows."""
     if isinstance(algorithm, MultiExchange):
-        return algorithm.roles(info, clients, rng)
+        return algorithm.roles(federation, clients, rng)
     return [algorithm] * len(clients)
 
 
@@ -212,12 +205,12 @@ def start_of(algorithm: FedAvg, net: Network, data: ClientData, ctx: Context) ->
 
 
 def part_of(
-    algorithm: FedAvg, info: Federation, client: int
+    algorithm: FedAvg, federation: Federation, client: int
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return the numbers of the examples that a client trains on, see `OwnTraining`."""
     if isinstance(algorithm, OwnTraining):
-        return algorithm.training_part(info, client)
-    return info.parts[client]
+        return algorithm.training_part(federation, client)
+    return federation.parts[client]
 
 
 def epochs_of(algorithm: FedAvg, local: LocalTraining) -> int:

@@ -17,8 +17,6 @@ under the global body are computed once; p is not a parameter, since more layers
 anew in every step.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -35,7 +33,6 @@ from fedexp.core.tree import Params, Tree
 LAST = 10  # losses whose standard deviation is looked at
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedALA(Personal):
     must_train = heads.HEAD
     needs_features = True
@@ -50,7 +47,7 @@ class FedALA(Personal):
         work = f"a forward pass over {self.part:g} of the data a round"
         return Needs(client_state="local classifier, weights W", work=work)
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         head = heads.head(params)
         return {
             "head": head,
@@ -58,10 +55,10 @@ class FedALA(Personal):
             "rounds": head[heads.BIAS].new_zeros(()),
         }
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        part = info.parts[client]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        part = federation.parts[client]
         chosen = rng.permutation(part)[: max(int(self.part * len(part)), 1)]
-        return padded_numbers(chosen, max(int(self.part * info.largest), 1))
+        return padded_numbers(chosen, max(int(self.part * federation.largest), 1))
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """Return the weights W as this client will use them."""
@@ -103,7 +100,9 @@ class FedALA(Personal):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return mixture(ctx.server["params"], ctx.client, ctx.setup["W"])
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the global body with the mixture of classifiers, by the weights that the client
         has learned last."""
         return mixture(server["params"], state, state["W"])

@@ -14,7 +14,6 @@ model=resnet56_bottleneck of Table 13; for the CNNs, the last convolution.
 """
 
 import logging
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +47,6 @@ def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return norm[:, 0, 0].sqrt()
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedAlign(OwnModel):
     inputs = ("images",)
     hint = f"it learns less with a last stage without batch norm; use {NORMED}"
@@ -57,7 +55,7 @@ class FedAlign(OwnModel):
     width: PositiveShare  # of the narrow last stage
     clip: NonNegative  # bound of the gradient's norm; 0: none
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         if not isinstance(module, Staged):
             raise ConfigError(
                 "algorithm=fedalign: this model has no last stage that can be narrowed; use"

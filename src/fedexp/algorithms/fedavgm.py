@@ -7,8 +7,6 @@ Only parameters have momentum; running statistics of batch norm are averaged as 
 Not done: MOON's code has (1 - beta) in front of the difference, which is a different algorithm.
 """
 
-from dataclasses import dataclass
-
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, Needs, ServerRound
 from fedexp.core import tree
@@ -16,7 +14,6 @@ from fedexp.core.limits import ShareBelow1
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedAvgM(FedAvg):
     own_step = (
         "it is sgd with a momentum (algorithm=fedavg server.optimizer=sgd server.momentum=0.7)"
@@ -28,7 +25,7 @@ class FedAvgM(FedAvg):
     def needs(self) -> Needs:
         return Needs(server_state="momentum v")
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "v": tree.zeros_like(params)}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:

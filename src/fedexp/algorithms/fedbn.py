@@ -13,7 +13,6 @@ models.
 """
 
 import copy
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from torch import nn
@@ -24,7 +23,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedBN(Personal, OwnModel):
     keeps_buffers = True
 
@@ -57,7 +55,7 @@ class FedBN(Personal, OwnModel):
     def without(self, values: Params) -> Params:
         return {name: value for name, value in values.items() if name not in self.local}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {name: value for name, value in params.items() if name in self.local}
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
@@ -69,6 +67,8 @@ class FedBN(Personal, OwnModel):
         trained = params | net.buffers()
         return {"params": params}, {name: trained[name] for name in ctx.client}
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the averaged parameters with the client's batch norm."""
         return server["params"] | state

@@ -30,7 +30,6 @@ classes to come count as new ones; weights are n_k, kept examples among them, wh
 not say which.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -55,7 +54,6 @@ def leverage(features: torch.Tensor) -> torch.Tensor:
     return left[:, values > NEGLIGIBLE * values.max()].square().sum(1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedCBDR(Exemplars):
     samples: Count  # of each task, over all clients
     tau_old: Positive  # temperature of old classes
@@ -77,7 +75,12 @@ class FedCBDR(Exemplars):
         return {k: server[k] for k in ("params", "known") if k in server}
 
     def choose(
-        self, kept: Kept, own: Kept, features: Features, info: Federation, rng: np.random.Generator
+        self,
+        kept: Kept,
+        own: Kept,
+        features: Features,
+        federation: Federation,
+        rng: np.random.Generator,
     ) -> list[np.ndarray]:
         every = np.concatenate(own)
         by_score = self.selection == "leverage"

@@ -15,8 +15,6 @@ gradients are taken in eval mode on one more pass after training, shuffled and a
 that code.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms.base import fresh_pass
@@ -37,7 +35,6 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedCurv(OwnTraining):
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
     # s: the Fisher information is estimated on more than that many examples, or one pass
@@ -53,17 +50,17 @@ class FedCurv(OwnTraining):
         work = f"gradients of up to {self.samples} examples a round"
         return Needs("u_k, v_k", "sums of u and v", up=2, down=2, work=work)
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "u": tree.zeros_like(params), "v": tree.zeros_like(params)}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"u": tree.zeros_like(params), "v": tree.zeros_like(params)}
 
     def broadcast(self, server: Tree) -> Tree:
         return {k: server[k] for k in ("params", "u", "v")}
 
-    def after(self, info: Federation, local: LocalTraining) -> int:
-        return min(-(-info.largest // local.batch_size), self.samples // local.batch_size + 1)
+    def after(self, federation: Federation, local: LocalTraining) -> int:
+        return min(-(-federation.largest // local.batch_size), self.samples // local.batch_size + 1)
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         return {k: tree.subtract(ctx.server[k], ctx.client[k]) for k in ("u", "v")}

@@ -11,7 +11,6 @@ The first is about n times the second; the authors' beta of 0.1 belongs to the f
 of one example has no correlation, and both are 0.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -25,7 +24,6 @@ from fedexp.core.tree import Params
 EPS = 1e-8  # under the square root of the variance
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedDecorr(FedAvg):
     needs_features = True
 

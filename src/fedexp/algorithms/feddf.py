@@ -18,7 +18,6 @@ public set in random order, whose labels are read for that alone.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ from fedexp.core.limits import Count, CountFrom0, NonNegative, OpenShare, Positi
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedDF(ServerTraining):
     lr: Positive  # of Adam
     batch_size: Count

@@ -24,7 +24,6 @@ round, also in task 1; both stand in a part of it that does not run as released.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -46,7 +45,6 @@ def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedDMC(Remembering, MultiExchange):
     own_step = "its server takes over a consolidated model that did not start from its own"
     scenarios = ("class_incremental",)
@@ -70,12 +68,12 @@ class FedDMC(Remembering, MultiExchange):
             work="a second training, on surrogate examples with two teachers",
         )
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         old, new = (
-            member(classes, info, initial)
-            for classes in (info.classes_before(), info.tasks[info.task])
+            member(classes, federation, initial)
+            for classes in (federation.classes_before(), federation.tasks[federation.task])
         )
-        begun = super().begin_task(server, initial, info)
+        begun = super().begin_task(server, initial, federation)
         return begun | {
             "new": begun["old"] if self.new_model == "old" else initial,
             "initial": initial,
@@ -83,8 +81,8 @@ class FedDMC(Remembering, MultiExchange):
             "new_classes": new,
         }
 
-    def exchanges(self, info: Federation) -> Sequence[FedAvg]:
-        if info.task == 0:
+    def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
+        if federation.task == 0:
             return (self,)
         shared = {
             name: getattr(self, name)
@@ -93,9 +91,9 @@ class FedDMC(Remembering, MultiExchange):
         return NewModel(targets=self.targets), Consolidation(**shared, whole_set=self.whole_set)
 
 
-def member(classes: Sequence[int], info: Federation, params: Params) -> torch.Tensor:
+def member(classes: Sequence[int], federation: Federation, params: Params) -> torch.Tensor:
     """Return a mask [C]: 1 for these classes, else 0."""
-    ones = next(iter(params.values())).new_zeros(info.num_classes)
+    ones = next(iter(params.values())).new_zeros(federation.num_classes)
     ones[list(classes)] = 1
     return ones
 
@@ -105,7 +103,6 @@ def split(model: Params, server: Tree) -> Tree:
     return {part: {k: model[k] for k in server[part]} for part in ("params", "buffers")}
 
 
-@dataclass(frozen=True, kw_only=True)
 class NewModel(FedAvg):
     """Trains the model of the new classes."""
 
@@ -129,7 +126,6 @@ class NewModel(FedAvg):
         return server | {"new": params | tree.average_buffers(round.buffers, round.weights)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Consolidation(OwnTraining):
     """Trains the student on surrogate examples."""
 
@@ -153,8 +149,10 @@ class Consolidation(OwnTraining):
     def local_lr(self, lr: float) -> float:
         return self.rate_factor * lr
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        return info.unlabelled if self.whole_set else info.surrogate[client]
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        return federation.unlabelled if self.whole_set else federation.surrogate[client]
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

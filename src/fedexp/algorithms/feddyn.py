@@ -14,8 +14,6 @@ decay, 10 in the authors' code; 0 = none. There the part alpha_k * w of the grad
 clipping, as weight decay; here it is in what is clipped.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -51,13 +49,12 @@ def corrected_mean(server: Tree, name: str, trained: Params, round: ServerRound)
     their sums of changes, which is added to them. trained: leaves [|S|, ...]."""
     start = server["params"]
     total = tree.added(
-        server[name], {k: trained[k] - start[k] for k in start}, 1 / round.info.num_clients
+        server[name], {k: trained[k] - start[k] for k in start}, 1 / round.federation.num_clients
     )
     mean = tree.weighted_mean(trained, round.weights)
     return {"params": {k: mean[k] + total[k] for k in mean}, name: total}
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
@@ -69,14 +66,14 @@ class FedDyn(FedAvg):
     def needs(self) -> Needs:
         return Needs(client_state="sum of changes g_k", server_state="mean of all g_k")
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "g": tree.zeros_like(params)}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"g": tree.zeros_like(params)}
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        sizes = [len(part) for part in info.parts]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        sizes = [len(part) for part in federation.parts]
         return {
             "alpha": self.alpha * (np.mean(sizes) / sizes[client] if self.per_client_alpha else 1.0)
         }

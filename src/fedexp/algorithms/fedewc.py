@@ -18,7 +18,6 @@ There the last partial batch is left out; here it counts with its pairs. `paradi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -44,7 +43,6 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedEWC(MultiExchange):
     scenarios = TASKS
     # The penalty is a quadratic of curvature lambda_ F_j; SGD with momentum m is stable up to 2 (1
@@ -71,15 +69,15 @@ class FedEWC(MultiExchange):
     def broadcast(self, server: Tree) -> Tree:
         return {k: server[k] for k in ("params", "importance", "anchor") if k in server}
 
-    def closing_exchanges(self, info: Federation) -> "tuple[FedAvg, ...]":
+    def closing_exchanges(self, federation: Federation) -> "tuple[FedAvg, ...]":
         return (Fisher(),) if self.fisher == "old_tasks" else ()
 
     def roles(
-        self, info: Federation, clients: Sequence[int], rng: np.random.Generator
+        self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> "Sequence[FedAvg]":
-        if self.fisher == "released" and info.task > 0:
+        if self.fisher == "released" and federation.task > 0:
             return [Released(lambda_=self.lambda_)] * len(clients)
-        return super().roles(info, clients, rng)
+        return super().roles(federation, clients, rng)
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
         if "anchor" not in ctx.server:
@@ -94,7 +92,6 @@ def quadratic(strength: Params, params: Params, anchor: Params) -> torch.Tensor:
     ).sum()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Released(FedAvg):
     """A client of a task after the first with `fisher=released`."""
 
@@ -121,7 +118,6 @@ class Released(FedAvg):
         return self.lambda_ / 2 * quadratic(ctx.setup["fisher"], params, ctx.server["params"])
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fisher(OwnTraining):
     """The exchange at the end of a task, in which nothing is trained."""
 

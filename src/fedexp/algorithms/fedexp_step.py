@@ -12,8 +12,6 @@ learning rate in every round, and the mean of the last two global models is eval
 global model.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms.base import FedAvg
@@ -23,7 +21,6 @@ from fedexp.core.limits import Positive
 from fedexp.core.tree import Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedExPStep(FedAvg):
     own_step = "it chooses the size of its server's step by itself"
 

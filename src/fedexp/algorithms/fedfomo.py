@@ -33,7 +33,6 @@ epsilon falls by rounds, not by local epochs.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -68,7 +67,6 @@ def draws(examples: int) -> np.ndarray:
     return generator_for(0, "FedFOMO validation").random(examples)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedFOMO(Personal, OwnTraining, ServerTraining):
     own_step = "it has no global model, each client has its own"
     keeps_buffers = True
@@ -104,10 +102,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         number = int(sent["personal"]["valid"].sum())
         return tree.map(lambda leaf: leaf[:number], sent["personal"]["models"])
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         like = next(iter(params.values()))
-        affinity = torch.eye(info.num_clients, dtype=like.dtype, device=like.device)
-        shares = like.new_tensor(info.weights / info.weights.sum())  # of the average
+        affinity = torch.eye(federation.num_clients, dtype=like.dtype, device=like.device)
+        shares = like.new_tensor(federation.weights / federation.weights.sum())  # of the average
         server = {
             "params": params,
             "affinity": affinity,
@@ -115,43 +113,47 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
             "round": like.new_zeros(()),
         }
         if self.federations:
-            allowed = f"less than num_clients={info.num_clients}"
-            few = self.federations < info.num_clients
+            allowed = f"less than num_clients={federation.num_clients}"
+            few = self.federations < federation.num_clients
             require(few, "algorithm.federations", self.federations, allowed)
-            server |= {k: like.new_zeros(info.num_clients) for k in ("federation", "trained")}
+            server |= {k: like.new_zeros(federation.num_clients) for k in ("federation", "trained")}
         return server
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "before": params}
 
-    def held_out(self, info: Federation, client: int) -> np.ndarray:
+    def held_out(self, federation: Federation, client: int) -> np.ndarray:
         """Return the validation examples of a client, at least one and never all; clients that have
         a single example validate on it."""
-        part = info.parts[client]
-        drawn = draws(len(info.labels))[part]
+        part = federation.parts[client]
+        drawn = draws(len(federation.labels))[part]
         low = drawn < self.validation
         return part[low & (drawn < drawn.max()) | (drawn == drawn.min())]
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray:
-        part = info.parts[client]
-        return np.setdiff1d(part, self.held_out(info, client)) if len(part) > 1 else part
+    def training_part(self, federation: Federation, client: int) -> np.ndarray:
+        part = federation.parts[client]
+        return np.setdiff1d(part, self.held_out(federation, client)) if len(part) > 1 else part
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        owners = np.repeat(np.arange(info.num_clients), [len(part) for part in info.parts])
-        low = draws(len(info.labels))[np.concatenate(info.parts)] < self.validation
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        owners = np.repeat(
+            np.arange(federation.num_clients), [len(part) for part in federation.parts]
+        )
+        low = draws(len(federation.labels))[np.concatenate(federation.parts)] < self.validation
         # validation examples of any client
         most = max(int(np.bincount(owners[low]).max(initial=0)), 1)
-        mean = self.validation * info.largest
+        mean = self.validation * federation.largest
         # also of runs of other seeds
         usual = int(mean + 3 * (mean * (1 - self.validation)) ** 0.5) + 1
-        return padded_numbers(self.held_out(info, client), max(most, min(usual, info.largest)))
+        return padded_numbers(
+            self.held_out(federation, client), max(most, min(usual, federation.largest))
+        )
 
     def personal_broadcast(
         self,
         server: Tree,
         client: int,
         kept: Mapping[int, Tree],
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         chosen = self.chosen(
@@ -251,7 +253,9 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
             "valid": ctx.personal["valid"][: self.models],
         }, {"params": trained, "before": ctx.setup["start"]}
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the model that the client has trained last, with its own running statistics."""
         return state["params"]
 

@@ -11,8 +11,6 @@ running statistics of the received global model, not with their mean. FedGKD-VOT
 answers of the single models by a validation loss on the server, is left out.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
@@ -24,7 +22,6 @@ from fedexp.core.limits import Count, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedGKD(FedAvg):
     gamma: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
@@ -37,7 +34,7 @@ class FedGKD(FedAvg):
             server_state="the last global models", down=down, small="a switch down", teachers=1
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         past = tree.map(lambda leaf: leaf.new_zeros(self.models - 1, *leaf.shape), params)
         return {"params": params, "past": past, "known": next(iter(params.values())).new_zeros(())}
 

@@ -21,7 +21,6 @@ teacher's outputs are in eval mode. Where there are fewer anchors than slots, sl
 without any, examples of the client) with weight 0, also in batch norm.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -35,7 +34,6 @@ from fedexp.core.limits import Count, NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedKA(FedAvg):
     # anchors join the batch, without the dropout keys that texts are given in training
     inputs = ("images",)
@@ -64,30 +62,32 @@ class FedKA(FedAvg):
             work="anchors in each batch",
         )
 
-    def threshold(self, info: Federation) -> float:
-        return 0.5 / info.num_classes if self.dominance is None else self.dominance
+    def threshold(self, federation: Federation) -> float:
+        return 0.5 / federation.num_classes if self.dominance is None else self.dominance
 
-    def classes(self, info: Federation, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def classes(
+        self, federation: Federation, client: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the classes of a client as (missing, non-dominant, dominant), bool [C] each."""
-        share = info.counts[client] / info.counts[client].sum()
-        dominant = share >= self.threshold(info)
+        share = federation.counts[client] / federation.counts[client].sum()
+        dominant = share >= self.threshold(federation)
         return share == 0, (share > 0) & ~dominant, dominant
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        missing, rare, dominant = self.classes(info, client)
-        part = info.parts[client]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        missing, rare, dominant = self.classes(federation, client)
+        part = federation.parts[client]
         own = {
-            c: part[info.labels[part] == c]
+            c: part[federation.labels[part] == c]
             for c in np.flatnonzero(rare)
             if self.anchors != "missing"
         }
         shared = [
             c
             for c in np.flatnonzero(missing)
-            if self.anchors != "non_dominant" and info.shared[c] >= 0
+            if self.anchors != "non_dominant" and federation.shared[c] >= 0
         ]
         chosen = rng.permutation(np.array([*own, *shared], dtype=np.int64))[: self.max_anchors]
-        slots, width = min(self.max_anchors, info.num_classes), self.width(info)
+        slots, width = min(self.max_anchors, federation.num_classes), self.width(federation)
         numbers = np.full((slots, width), part[0])
         candidate = np.zeros((slots, width))
         for i in range(slots):
@@ -95,7 +95,7 @@ class FedKA(FedAvg):
                 numbers[i] = part[i % len(part)]
                 continue
             c = chosen[i % len(chosen)]
-            options = rng.permutation(own[c])[:width] if c in own else info.shared[[c]]
+            options = rng.permutation(own[c])[:width] if c in own else federation.shared[[c]]
             numbers[i], numbers[i, : len(options)] = options[0], options
             candidate[i, : len(options)] = 1
         valid = (np.arange(slots) < len(chosen)).astype(np.float64)
@@ -106,12 +106,12 @@ class FedKA(FedAvg):
             "columns": (~dominant).astype(np.float64),
         }
 
-    def width(self, info: Federation) -> int:
+    def width(self, federation: Federation) -> int:
         """Return the number of own examples of one class among which `selection` chooses: as many
         as any non-dominant class can have."""
         if self.selection == "random" or self.anchors == "missing":
             return 1
-        return max(int(self.threshold(info) * info.largest), 1)
+        return max(int(self.threshold(federation) * federation.largest), 1)
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         numbers = ctx.plan["numbers"]

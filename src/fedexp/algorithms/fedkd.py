@@ -7,8 +7,6 @@ with the received global model as the teacher on the same augmented batch. Eq. (
 beta KD is not what Table 12 uses. It is FedNTD with lambda_=0.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
@@ -19,7 +17,6 @@ from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedKD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature

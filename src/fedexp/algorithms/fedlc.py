@@ -10,8 +10,6 @@ without examples has an infinite margin, so it is not in the sum (FL-bench takes
 is nearly that).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -24,12 +22,11 @@ from fedexp.core.tree import Params, Tree
 INFINITE = 1e30  # margin of an absent class; finite, since it may be the label of a row of padding
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedLC(FedAvg):
     tau: NonNegative  # size of the margins; 0 is FedAvg
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        counts = info.counts[client]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        counts = federation.counts[client]
         margin = self.tau * np.maximum(counts, 1) ** -0.25
         return {"margin": np.where(counts > 0, margin, INFINITE * (self.tau > 0))}
 

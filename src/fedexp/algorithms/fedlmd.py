@@ -12,8 +12,6 @@ Where no class is kept (c != y and not in M_k), there is nothing to distil, and 
 classes of M_k, which makes its uniform target negative for B > C; here p sums to 1.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -24,7 +22,6 @@ from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedLMD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
@@ -34,8 +31,8 @@ class FedLMD(FedAvg):
     def needs(self) -> Needs:
         return Needs(teachers=int(self.teacher))
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        counts = info.counts[client]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        counts = federation.counts[client]
         return {"minority": (counts <= counts.mean()).astype(np.float64)}
 
     def example_loss(

@@ -11,8 +11,6 @@ are n_k, there equal; a client trains on all of its examples, in a new order wit
 on the first 80 % in one order, without the last partial batch.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
@@ -22,7 +20,6 @@ from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedLwF(Remembering):
     lambda_d: NonNegative  # weight of the distillation; 0 is FedAvg
     temperature: Positive  # T of teacher and student

@@ -8,7 +8,6 @@ were, whatever the optimizer did to them (weight decay), so that inactive heads 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedMultiHead(OwnModel, TaskHeads):
     own_step = "its server restores the heads of other tasks, which a momentum would move"
     scenarios = TASKS
@@ -36,8 +34,8 @@ class FedMultiHead(OwnModel, TaskHeads):
             server_state="which head is in use", small="C numbers down", data="the task at test"
         )
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
-        rows, classifier = int(self.heads(info.tasks).max()) + 1, classifier_of(module)
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
+        rows, classifier = int(self.heads(federation.tasks).max()) + 1, classifier_of(module)
         if rows != classifier.out_features:
             module.classifier = nn.Linear(classifier.in_features, rows)
         return module
@@ -52,17 +50,17 @@ class FedMultiHead(OwnModel, TaskHeads):
             )
         return rows
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
-        return {"params": params, "rows": self.rows_of(info, params)}
+    def server_init(self, params: Params, federation: Federation) -> Tree:
+        return {"params": params, "rows": self.rows_of(federation, params)}
 
-    def rows_of(self, info: Federation, params: Params) -> torch.Tensor:
+    def rows_of(self, federation: Federation, params: Params) -> torch.Tensor:
         """Return the outputs of the current task's head for all classes, int64 [C]."""
-        return torch.from_numpy(self.heads(info.tasks)[info.task]).to(
+        return torch.from_numpy(self.heads(federation.tasks)[federation.task]).to(
             next(iter(params.values())).device
         )
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
-        return server | {"rows": self.rows_of(info, server["params"])}
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
+        return server | {"rows": self.rows_of(federation, server["params"])}
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "rows": server["rows"]}

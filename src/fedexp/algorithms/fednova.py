@@ -15,7 +15,6 @@ clients to every gradient, before weight decay:
     ccvr_frozen  d_mean = 0 always, which is what that code does.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -40,7 +39,6 @@ def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedNova(FedAvg):
     variant: Literal["plain", "ccvr", "ccvr_frozen"]
 
@@ -68,11 +66,11 @@ class FedNova(FedAvg):
             small="a_k up",
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         mean = {"d": tree.zeros_like(params)} if self.variant == "ccvr" else {}
         return {"params": params} | mean
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"d": tree.zeros_like(params)} if self.corrects else {}
 
     def broadcast(self, server: Tree) -> Tree:
@@ -103,7 +101,7 @@ class FedNova(FedAvg):
         server = server | {"params": {k: start[k] + scale * (mean[k] - start[k]) for k in start}}
         if self.variant != "ccvr":
             return server
-        part = round.weights.sum() / float(round.info.weights.sum())
+        part = round.weights.sum() / float(round.federation.weights.sum())
         moved = {k: (start[k] - mean[k]) * weights / round.lr for k in start}  # sum_k p_k d_k
         return server | {"d": {k: (1 - part) * v + part * moved[k] for k, v in server["d"].items()}}
 

@@ -14,7 +14,6 @@ tau^2). Deviations and switches: Eq. (10)-(11) print no tau^2, the authors' code
 a sum over classes and examples: `mse_reduction`.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -28,7 +27,6 @@ from fedexp.core.limits import NonNegative, Positive, Share
 from fedexp.core.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedNTD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature

@@ -26,7 +26,6 @@ FedKA names one rate, 0.01, for all. Feature statistics are taken over the batch
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -52,7 +51,6 @@ from fedexp.core.tree import Params, Tree
 SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedPAC(HeadThenBody, Personal):
     needs_features = True
 
@@ -82,11 +80,13 @@ class FedPAC(HeadThenBody, Personal):
     def rate_of_head(self, ctx: Context) -> float:
         return self.head_lr
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         head = heads.head(params)
         classes, width = head[heads.WEIGHT].shape
         like = head[heads.BIAS]
-        everyone = tree.map(lambda leaf: leaf.expand(info.num_clients, *leaf.shape).clone(), head)
+        everyone = tree.map(
+            lambda leaf: leaf.expand(federation.num_clients, *leaf.shape).clone(), head
+        )
         return {
             "params": params,
             "heads": everyone,
@@ -101,12 +101,14 @@ class FedPAC(HeadThenBody, Personal):
         server: Tree,
         client: int,
         kept: Mapping[int, Tree],
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         return tree.row(server["heads"], client)
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the global body with the classifier combined for the client, the initial one
         before it took part."""
         return server["params"] | tree.row(server["heads"], client)

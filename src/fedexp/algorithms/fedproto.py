@@ -22,8 +22,6 @@ which is no part of the traffic that is counted; `evaluate=[global,personal]` te
 models.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
@@ -46,7 +44,6 @@ from fedexp.core.tree import Params, Tree
 NEVER = -1e30
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedProto(Personal):
     own_step = "it has no global model, each client has its own"
     must_train = heads.HEAD
@@ -71,7 +68,7 @@ class FedProto(Personal):
             return prototypes.of_present(sent["count"], {k: sent[k] for k in ("mean", "count")})
         return prototypes.of_present(sent["prototypes"]["known"], sent["prototypes"])
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         classes, width = params[heads.WEIGHT].shape
         return {
             "params": params,
@@ -81,7 +78,7 @@ class FedProto(Personal):
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "prototypes": server["prototypes"]}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return params
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
@@ -107,11 +104,13 @@ class FedProto(Personal):
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         counts = messages["count"]
-        weights = (counts > 0).to(counts) if round.info.weighting == "uniform" else counts
+        weights = (counts > 0).to(counts) if round.federation.weighting == "uniform" else counts
         known = prototypes.combined(server["prototypes"], messages["mean"], weights)
         return super().aggregate(server, messages, round) | {"prototypes": known}
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the client's own body with a classifier that answers with the nearest
         prototype."""
         mean, known = server["prototypes"]["mean"], server["prototypes"]["known"]

@@ -6,8 +6,6 @@ Deviation: the paper lets clients stop early at inexactness gamma; here every cl
 as FedNTD (Table 5) and FedKA do in their comparisons.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms.base import Context, FedAvg, Network
@@ -16,7 +14,6 @@ from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     mu: NonNegative  # weight of the proximal term; 0 is FedAvg
 

@@ -21,8 +21,6 @@ shuffled and augmented anew, so that there pseudo batch j is not made of the fir
 their in-place change of the training batch is not copied.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch.func import grad
@@ -38,7 +36,6 @@ from fedexp.core.tree import Params, Tree
 SMALLEST = 1e-30  # in denominators, as in the authors' code
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedReg(Prepared):
     inputs = ("images",)  # it moves them along a gradient
 

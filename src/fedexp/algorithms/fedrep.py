@@ -21,8 +21,6 @@ client that never took part has the mean classifier of the last cohort; here, as
 has the initial one.
 """
 
-from dataclasses import dataclass
-
 from fedexp.algorithms import heads
 from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
@@ -30,7 +28,6 @@ from fedexp.algorithms.phases import HeadThenBody
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedRep(HeadThenBody, Personal):
     @property
     def needs(self) -> Needs:
@@ -41,7 +38,7 @@ class FedRep(HeadThenBody, Personal):
     def counted(self, sent: Tree, up: bool) -> Tree:
         return sent | {"params": heads.body(sent["params"])}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return heads.head(params)
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
@@ -52,6 +49,8 @@ class FedRep(HeadThenBody, Personal):
     ) -> tuple[Tree, Tree]:
         return {"params": params}, heads.head(params)
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the shared body with the client's classifier."""
         return server["params"] | state

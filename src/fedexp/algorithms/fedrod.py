@@ -10,8 +10,6 @@ The server averages body and generic classifier; the personal one stays with its
 first). Accuracy is that of the generic model without the class prior (the paper's G-FL).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -27,7 +25,6 @@ PERSONAL = "personal."  # prefix of the personal classifier's names
 ABSENT = -1e30  # log 0, finite: an absent class is never a label, but may be in a row of padding
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedRoD(Personal):
     must_train = heads.HEAD
     needs_features = True
@@ -38,11 +35,11 @@ class FedRoD(Personal):
     def needs(self) -> Needs:
         return Needs(client_state="personal classifier")
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return tree.zeros_like(heads.head(params))
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        counts = info.counts[client]
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        counts = federation.counts[client]
         log = np.log(np.maximum(counts, 1))
         return {"prior": np.where(counts > 0, self.gamma * log, ABSENT * (self.gamma > 0))}
 
@@ -59,7 +56,9 @@ class FedRoD(Personal):
         personal = heads.logits(features.detach(), {k: params[PERSONAL + k] for k in heads.HEAD})
         return balanced + F.cross_entropy(logits.detach() + personal, batch.y, reduction="none")
 
-    def personal_model(self, server: Tree, client: int, state: Tree, info: Federation) -> Params:
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
         """Return the body with the sum of both classifiers, whose logits are the sum of theirs (the
         paper's P-FL)."""
         params = server["params"]

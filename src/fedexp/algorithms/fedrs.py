@@ -7,8 +7,6 @@ alpha (0.5) before the softmax. Deviation: the paper's scores w_c^T h have no bi
 its bias is scaled here, as in the implementation that comes with FedDecorr. alpha = 1 is FedAvg.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -19,12 +17,11 @@ from fedexp.core.limits import Share
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedRS(FedAvg):
     alpha: Share  # factor of the scores of absent classes; 1 is FedAvg
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        return {"factor": np.where(info.counts[client] > 0, 1.0, self.alpha)}
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        return {"factor": np.where(federation.counts[client] > 0, 1.0, self.alpha)}
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -9,8 +9,6 @@ Weight decay and momentum act on the second gradient alone. Two gradients a step
 time of FedAvg. Running statistics of batch norm see both passes, as in the released code.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms import optimizers
@@ -34,7 +32,6 @@ def plus(a: Params, b: Params) -> Params:
     return {k: a[k] + b[k] for k in a}
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedSAM(FedAvg):
     rho: NonNegative  # radius of the neighbourhood; 0 is FedAvg
 

@@ -13,8 +13,6 @@ As the authors' code says, its s leaves out the clients' last perturbations, whi
 mean. Both means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms import optimizers
@@ -38,7 +36,6 @@ from fedexp.core.tree import Params, Tree
 DUAL = "dual."  # prefix of mu_k's names among the parameters that change in local training
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedSMOO(OwnStart):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
@@ -56,13 +53,13 @@ class FedSMOO(OwnStart):
             gradients=2,
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "h": tree.zeros_like(params), "s": tree.zeros_like(params)}
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "s": server["s"]}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"h": tree.zeros_like(params), "dual": tree.zeros_like(params)}
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:

@@ -12,8 +12,6 @@ the norm of the whole gradient before weight decay, 10 in the code; there the pa
 added after clipping, here it is in what is clipped. Running statistics never enter h.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms import optimizers
@@ -34,7 +32,6 @@ from fedexp.core.limits import NonNegative, Share
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedSpeed(FedAvg):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
@@ -47,10 +44,10 @@ class FedSpeed(FedAvg):
     def needs(self) -> Needs:
         return Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "h": tree.zeros_like(params)}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"h": tree.zeros_like(params)}
 
     def local_step(

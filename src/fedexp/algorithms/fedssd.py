@@ -19,8 +19,6 @@ has is not known. Other deviations: M_class is 0 in round 1, where it asks the i
 gradients are not clipped at norm 0.5.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -50,7 +48,6 @@ def credibility(answers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return rates.diagonal() * (1 - others.amax(0))
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedSSD(ServerTraining):
     m_max: NonNegative  # largest weight of a logit; 0 is FedAvg
     threshold: ShareBelow1  # credibility below which a logit is not distilled
@@ -66,10 +63,10 @@ class FedSSD(ServerTraining):
             server_teachers=(0, 1),
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {
             "params": params,
-            "credibility": next(iter(params.values())).new_zeros(info.num_classes),
+            "credibility": next(iter(params.values())).new_zeros(federation.num_classes),
         }
 
     def broadcast(self, server: Tree) -> Tree:

@@ -18,7 +18,7 @@ compared in integers. pi = 0 at the start: no distillation in round 1's clients.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -65,7 +65,6 @@ def distillation_loss(
     return (entropy - weight * F.log_softmax(student, -1)).sum(-1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flashback(ServerTraining):
     gamma: PositiveShare  # part of a client's counts that each participation adds to pi
     epochs_on_server: Count  # E_s
@@ -90,19 +89,19 @@ class Flashback(ServerTraining):
         <= 1."""
         return math.floor(1 / self.gamma + 1e-9)
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         like = next(iter(params.values()))
         return {
             "params": params,
-            "pi": like.new_zeros(info.num_classes),
-            "r": like.new_zeros(info.num_clients),
+            "pi": like.new_zeros(federation.num_classes),
+            "r": like.new_zeros(federation.num_clients),
         }
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "pi": server["pi"]}
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        return {"counts": info.counts[client]}
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        return {"counts": federation.counts[client]}
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -34,8 +34,6 @@ plain ones); the steps at which the code lowers its learning rate are left to lo
 like. The text of the paper was not at hand: the equations are those of the code.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -59,7 +57,6 @@ from fedexp.core.limits import Count, NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class GLFC(Exemplars, ServerTraining):
     inputs = ("images",)  # prototypes are sent
     hint = (
@@ -87,10 +84,10 @@ class GLFC(Exemplars, ServerTraining):
             server_work="tests of models on prototypes" if self.proxy else "",
         )
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         old = server["best"] if self.proxy else server["params"] | server["buffers"]
         lasting = {k: v for k, v in server.items() if k not in ("best", "score", "prototypes")}
-        return super().begin_task(lasting, initial, info) | {"old": old}
+        return super().begin_task(lasting, initial, federation) | {"old": old}
 
     def broadcast(self, server: Tree) -> Tree:
         sent = {k: server[k] for k in ("params", "new", "known", "old") if k in server}
@@ -98,10 +95,15 @@ class GLFC(Exemplars, ServerTraining):
         return sent | ({"asks": torch.zeros_like(server["new"][0])} if asks else {})
 
     def choose(
-        self, kept: Kept, own: Kept, features: Features, info: Federation, rng: np.random.Generator
+        self,
+        kept: Kept,
+        own: Kept,
+        features: Features,
+        federation: Federation,
+        rng: np.random.Generator,
     ) -> list[np.ndarray]:
         return [
-            self.keep(before, part, features, info.labels)
+            self.keep(before, part, features, federation.labels)
             for before, part in zip(kept, own, strict=True)
         ]
 
@@ -116,9 +118,9 @@ class GLFC(Exemplars, ServerTraining):
         chosen = [numbers[herding(features(numbers), each)] for numbers in new]
         return np.concatenate([numbers[:each] for numbers in [*old, *chosen]] or [before])
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return one example of the client, for the shape of its images."""
-        return {"one": info.parts[client][:1]} if self.proxy else {}
+        return {"one": federation.parts[client][:1]} if self.proxy else {}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         logits, server = net(params, batch.x).logits, ctx.server

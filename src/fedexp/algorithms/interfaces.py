@@ -96,7 +96,7 @@ class ClientData(Protocol):
 
 @dataclass(frozen=True)
 class Federation:
-    """The facts that the server knows about its clients."""
+    """What the server knows about its clients."""
 
     parts: tuple[np.ndarray, ...]  # client -> numbers of its training examples
     counts: np.ndarray  # int [K, C] training labels per client
@@ -188,7 +188,7 @@ class PublicData(Protocol):
 class ServerRound:
     """Everything but trees that a server-side hook may read about the round."""
 
-    info: Federation
+    federation: Federation
     clients: Sequence[int]  # the cohort
     weights: torch.Tensor  # [|S|]: n_k, or ones with weighting=uniform
     previous: Tree  # the server's state before this round, with the "buffers" of its model

@@ -36,7 +36,6 @@ tasks bring new classes.
 """
 
 import logging
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -64,7 +63,6 @@ from fedexp.models import classifier_of
 log = logging.getLogger("fedexp")
 
 
-@dataclass(frozen=True, kw_only=True)
 class LANDER(DataFree, OwnModel):
     needs_features = True
     needs_head = True
@@ -89,10 +87,10 @@ class LANDER(DataFree, OwnModel):
             server_work="a generator for each task",
         )
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         width = classifier_of(module).in_features
         return label_text.add_mapping(
-            module, label_text.embeddings(self.embeddings, info.num_classes, width).shape[1]
+            module, label_text.embeddings(self.embeddings, federation.num_classes, width).shape[1]
         )
 
     def fitted(self, module: nn.Module) -> "LANDER":
@@ -103,24 +101,26 @@ class LANDER(DataFree, OwnModel):
             )
         return self
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         weight = params["mapping.weight"]
-        rows = label_text.embeddings(self.embeddings, info.num_classes, len(weight))
-        return super().server_init(params, info) | {"anchors": torch.from_numpy(rows).to(weight)}
+        rows = label_text.embeddings(self.embeddings, federation.num_classes, len(weight))
+        return super().server_init(params, federation) | {
+            "anchors": torch.from_numpy(rows).to(weight)
+        }
 
     def rehearse(
         self,
         net: ServerNetwork,
         server: Tree,
         pixels: Pixels,
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         made = label_generator.images_of(
             net,
             server["old"],
             server["anchors"],
-            info.classes_before(),
+            federation.classes_before(),
             pixels,
             seed=int(rng.integers(2**63 - 1)),
             warmup=self.warmup,

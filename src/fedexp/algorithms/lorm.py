@@ -25,8 +25,6 @@ others (`lr_A`, `lr_B`), by default the head's too. The Gram matrices are counte
 layer with n inputs they are n^2 numbers. Only where tasks bring new classes.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -55,7 +53,6 @@ from fedexp.models.own import Headed
 CHANGE = ".change"  # end of the names of the merged changes of layers
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoRM(NewAdapters):
     must_train = HEAD
 
@@ -70,17 +67,17 @@ class LoRM(NewAdapters):
             forward_passes=1,
         )
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
-        return Watched(super().adapt(module, info))
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
+        return Watched(super().adapt(module, federation))
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         local = {name: value for name, value in params.items() if not name.endswith(CHANGE)}
         up, down = ({name: local[name + end] for name in layers(local)} for end in (UP, DOWN))
         change = {name: up[name].new_zeros(len(up[name]), down[name].shape[1]) for name in up}
         inputs = {
             name: value.new_zeros(value.shape[1], value.shape[1]) for name, value in down.items()
         }
-        return super().server_init(local, info) | {
+        return super().server_init(local, federation) | {
             "params": local | {name + CHANGE: value for name, value in change.items()},
             "trains_b": next(iter(local.values())).new_ones(()),
             "products": change,  # sum of B_s A_s G_s over the tasks behind it
@@ -88,14 +85,14 @@ class LoRM(NewAdapters):
             "latest": inputs,  # G_k of the last round, summed
         }
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         products, grams = self.sums(server, server["local"], server["latest"])
         begun = {
             "products": products,
             "grams": grams,
             "trains_b": torch.ones_like(server["trains_b"]),
         }
-        return super().begin_task(server, initial, info) | begun
+        return super().begin_task(server, initial, federation) | begun
 
     def sums(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
         """Return the sums of B_s A_s G_s and of G_s over the earlier tasks and the current one, by
@@ -162,7 +159,7 @@ class LoRM(NewAdapters):
         local[WEIGHT] = torch.where(current[:, None], weight, before[WEIGHT])
         local[BIAS] = torch.where(current, local[BIAS], before[BIAS])
         latest = {name: grams[name].sum(0).to(before[WEIGHT]) for name in layers(before)}
-        tested = self.tested(server, local, latest, first=round.info.task == 0)
+        tested = self.tested(server, local, latest, first=round.federation.task == 0)
         return server | {
             "params": tested,
             "local": local,

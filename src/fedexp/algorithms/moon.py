@@ -13,8 +13,6 @@ the classifier (FedNTD, FedKA); n = MOON's projection head (d -> d, ReLU, d -> n
 classifier, a part of the model; MOON has 256.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -26,7 +24,6 @@ from fedexp.core.tree import Params, Tree
 from fedexp.models import Output, classifier_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class Moon(OwnModel):
     needs_features = True
     keeps_buffers = True
@@ -43,10 +40,14 @@ class Moon(OwnModel):
     def needs_head(self) -> bool:  # type: ignore[override]
         return self.projection > 0
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
-        return Projected(module, self.projection, info.num_classes) if self.projection else module
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
+        return (
+            Projected(module, self.projection, federation.num_classes)
+            if self.projection
+            else module
+        )
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"previous": params}
 
     def example_loss(

@@ -1,7 +1,5 @@
 """Local training in two phases: the classifier alone, then the body alone (FedPAC, FedRep)."""
 
-from dataclasses import dataclass
-
 import torch
 
 from fedexp.algorithms import heads, optimizers
@@ -12,7 +10,6 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class HeadThenBody(OwnTraining):
     """`head_epochs` epochs of the classifier, then the E epochs of `local.epochs` of all other
     parameters."""

@@ -26,8 +26,6 @@ model, over one pass in eval mode, not those met in the course of training. Lear
 schedule. No early stopping. Only where tasks bring new classes.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -53,7 +51,6 @@ CENTERS = "classifier.centers"
 SOFTNESS = 0.2  # of the weights of prototypes
 
 
-@dataclass(frozen=True, kw_only=True)
 class PILoRA(NewAdapters):
     temperature: Positive  # T of the distances
     lambda_pl: NonNegative  # weight of the distance to the own prototype
@@ -71,15 +68,17 @@ class PILoRA(NewAdapters):
             forward_passes=1,
         )
 
-    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         width = classifier_of(module).in_features
-        super().adapt(module, info).classifier = Prototypes(width, info.num_classes)
+        super().adapt(module, federation).classifier = Prototypes(width, federation.num_classes)
         return module
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
-        return super().server_init(params, info) | {"before": tree.zeros_like(adapters(params))}
+    def server_init(self, params: Params, federation: Federation) -> Tree:
+        return super().server_init(params, federation) | {
+            "before": tree.zeros_like(adapters(params))
+        }
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         ended = adapters(server["local"])
         before = {name: value + ended[name] for name, value in server["before"].items()}
         earlier = {name: ended[name + DOWN].flatten(1) for name in layers(ended)}
@@ -87,7 +86,10 @@ class PILoRA(NewAdapters):
             earlier = {
                 name: torch.cat([server["earlier"][name], value]) for name, value in earlier.items()
             }
-        return super().begin_task(server, initial, info) | {"before": before, "earlier": earlier}
+        return super().begin_task(server, initial, federation) | {
+            "before": before,
+            "earlier": earlier,
+        }
 
     def broadcast(self, server: Tree) -> Tree:
         earlier = {"earlier": server["earlier"]} if "earlier" in server else {}

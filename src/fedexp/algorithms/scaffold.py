@@ -16,7 +16,6 @@ weights of the models; `examples` takes n_k / n instead of 1 / K, with weighting
 point of FedAvg's objective.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -36,7 +35,6 @@ from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
     optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
 
@@ -49,10 +47,10 @@ class Scaffold(FedAvg):
             client_state="control variate c_k", server_state="control variate c", up=1, down=1
         )
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
+    def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "c": tree.zeros_like(params)}
 
-    def client_init(self, params: Params, info: Federation) -> Tree:
+    def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"c": tree.zeros_like(params)}
 
     def broadcast(self, server: Tree) -> Tree:
@@ -75,10 +73,10 @@ class Scaffold(FedAvg):
         return {"params": params, "change": change}, {"c": new}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        info, change = round.info, messages["change"]
-        shares = torch.full_like(round.weights, 1 / info.num_clients)
+        federation, change = round.federation, messages["change"]
+        shares = torch.full_like(round.weights, 1 / federation.num_clients)
         if self.variates == "examples":
-            sizes = [len(info.parts[client]) for client in round.clients]
-            shares = torch.as_tensor(sizes).to(shares) / sum(map(len, info.parts))
+            sizes = [len(federation.parts[client]) for client in round.clients]
+            shares = torch.as_tensor(sizes).to(shares) / sum(map(len, federation.parts))
         c = {k: v + torch.tensordot(shares, change[k], 1) for k, v in server["c"].items()}
         return super().aggregate(server, messages, round) | {"c": c}

@@ -4,8 +4,8 @@ server steps by.
 S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. With x the
 global model of parameters and Delta = (model after the algorithm's own aggregation) - x, in FedAvg
 the weighted mean of x_k - x:
-    sgd                    m <- momentum * m + Delta,              x <- x + lr * m adam, yogi,
-    adagrad    m <- beta1 * m + (1 - beta1) * Delta,   x <- x + lr * m / (sqrt(v) + tau),  where
+    sgd                  m <- momentum * m + Delta,              x <- x + lr * m
+    adam, yogi, adagrad  m <- beta1 * m + (1 - beta1) * Delta,   x <- x + lr * m / (sqrt(v) + tau),
         adagrad            v <- v + Delta^2
         yogi               v <- v - (1 - beta2) * Delta^2 * sign(v - Delta^2)
         adam               v <- beta2 * v + (1 - beta2) * Delta^2
@@ -14,65 +14,41 @@ sgd with lr=1 and momentum=0, to the bit; sgd with lr=1 and a momentum is FedAvg
 statistics are averaged as before.
 """
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from typing import Literal
 
 import torch
 
 from fedexp.core import tree
-from fedexp.core.errors import require, require_choice
+from fedexp.core.errors import require
+from fedexp.core.limits import Checked, Positive, PositiveOrNone, ShareBelow1, ShareBelow1OrNone
 from fedexp.core.tree import Params, Tree
 
 STATE = "server_optimizer"  # name of its memory in the server's state
 BETA1 = {"adam": 0.9, "yogi": 0.9, "adagrad": 0.0}  # in the paper's experiments (section 5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerOptimizer:
+class ServerOptimizer(Checked, prefix="server."):
     """The step of the server from its model towards the aggregated one; optimizer=None: it takes
     the aggregated one."""
 
-    optimizer: str | None = None  # sgd | adam | yogi | adagrad
-    lr: float | None = None  # None: 1 with sgd, else 0.1
-    momentum: float = 0.0  # of sgd
-    beta1: float | None = None  # None: 0.9, with adagrad 0
-    beta2: float = 0.99  # of adam and yogi
-    tau: float = 1e-3  # of the adaptive ones: the larger, the less adaptive
+    optimizer: Literal["sgd", "adam", "yogi", "adagrad", None] = None
+    lr: PositiveOrNone = None  # None: 1 with sgd, else 0.1
+    momentum: ShareBelow1 = 0.0  # of sgd
+    beta1: ShareBelow1OrNone = None  # None: 0.9, with adagrad 0
+    beta2: ShareBelow1 = 0.99  # of adam and yogi
+    tau: Positive = 1e-3  # of the adaptive ones: the larger, the less adaptive
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.optimizer is None:
             for field in fields(self):
-                value = getattr(self, field.name)
-                require(
-                    value == field.default,
-                    f"server.{field.name}",
-                    value,
-                    "left out without server.optimizer",
-                )
-            return
-        require_choice("server.optimizer", self.optimizer, ("sgd", *BETA1))
-        require(
-            self.lr is None or 0 < self.lr < math.inf,
-            "server.lr",
-            self.lr,
-            "a finite number greater than 0",
-        )
-        require(
-            0 <= self.momentum < 1, "server.momentum", self.momentum, "at least 0 and less than 1"
-        )
-        allowed = self.momentum == 0 or self.optimizer == "sgd"
-        require(
-            allowed,
-            "server.momentum",
-            self.momentum,
-            f"0 with {self.optimizer}, whose momentum is server.beta1",
-        )
-        beta1 = self.beta1
-        require(
-            beta1 is None or 0 <= beta1 < 1, "server.beta1", beta1, "at least 0 and less than 1"
-        )
-        require(0 <= self.beta2 < 1, "server.beta2", self.beta2, "at least 0 and less than 1")
-        require(0 < self.tau < math.inf, "server.tau", self.tau, "a finite number greater than 0")
+                value, key = getattr(self, field.name), f"server.{field.name}"
+                allowed = value == field.default
+                require(allowed, key, value, "left out without server.optimizer")
+        allowed = self.momentum == 0 or self.optimizer in (None, "sgd")
+        wanted = f"0 with {self.optimizer}, whose momentum is server.beta1"
+        require(allowed, "server.momentum", self.momentum, wanted)
 
     def begin(self, params: Params) -> Tree:
         """Return what it remembers before the first step, by name; empty where there is no

@@ -22,8 +22,6 @@ models without running statistics, such as model=cnn, have no statistics to matc
 not equal ones. The images are counted as sent in every round. Only where tasks bring new classes.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -49,7 +47,6 @@ from fedexp.core.tree import Params, Tree
 NEVER = -1e30  # logit of a class that is left out; finite, so that no product with it is undefined
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataFree(Remembering, Rehearsal):
     """Base of the methods whose server makes images of the old classes, on which clients distil the
     old model."""
@@ -69,15 +66,15 @@ class DataFree(Remembering, Rehearsal):
         super().__post_init__()
         require(self.batch_size >= 2, "algorithm.batch_size", self.batch_size, "at least 2")
 
-    def server_init(self, params: Params, info: Federation) -> Tree:
-        return {"params": params, "new": member(info.tasks[0], info, params)}
+    def server_init(self, params: Params, federation: Federation) -> Tree:
+        return {"params": params, "new": member(federation.tasks[0], federation, params)}
 
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         old, new = (
-            member(classes, info, initial)
-            for classes in (info.classes_before(), info.tasks[info.task])
+            member(classes, federation, initial)
+            for classes in (federation.classes_before(), federation.tasks[federation.task])
         )
-        return super().begin_task(server, initial, info) | {"known": old, "new": new}
+        return super().begin_task(server, initial, federation) | {"known": old, "new": new}
 
     def broadcast(self, server: Tree) -> Tree:
         return {
@@ -86,9 +83,13 @@ class DataFree(Remembering, Rehearsal):
             if k in ("params", "old", "new", "known", "images", "scale")
         }
 
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return the order in which a client goes through the images."""
-        return {} if info.task == 0 else {"order": rng.permutation(self.batches * self.batch_size)}
+        return (
+            {}
+            if federation.task == 0
+            else {"order": rng.permutation(self.batches * self.batch_size)}
+        )
 
     def images(self, step: int, ctx: Context) -> torch.Tensor:
         """Return the images of a local step, in the order of the client's plan and from its
@@ -104,7 +105,6 @@ class DataFree(Remembering, Rehearsal):
         return (values - scale["mean"][:, None, None]) / scale["std"][:, None, None]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TARGET(DataFree):
     kd: NonNegative  # weight of the distillation
 
@@ -124,13 +124,13 @@ class TARGET(DataFree):
         net: ServerNetwork,
         server: Tree,
         pixels: Pixels,
-        info: Federation,
+        federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
         made = generator.images_of(
             net,
             server["old"],
-            info.classes_before(),
+            federation.classes_before(),
             pixels,
             seed=int(rng.integers(2**63 - 1)),
             batches=self.batches,

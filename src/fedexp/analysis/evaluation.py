@@ -57,9 +57,9 @@ def evaluate_run(
     """
     module, kept, parts = network_of(run, number, data_dir)
     data = own_data(parts) if dataset is None else data_like(dataset, run, parts)
-    bench = bench_of(run, module, parts, data, hardware_of(run, device))
-    params = {name: value.to(bench.device) for name, value in kept.params.items()}
-    outcome = bench.evaluate(params)
+    runtime = runtime_of(run, module, parts, data, hardware_of(run, device))
+    params = {name: value.to(runtime.device) for name, value in kept.params.items()}
+    outcome = runtime.evaluate(params)
     correct = outcome.class_correct.cpu().numpy()
     total = torch.bincount(data.y_test, minlength=data.num_classes).numpy()
     table = {
@@ -73,7 +73,7 @@ def evaluate_run(
     return Evaluation(data.name, kept.round, len(data.y_test), shares, float(outcome.loss), frame)
 
 
-def bench_of(
+def runtime_of(
     run: RunDirectory, module: nn.Module, parts: Parts, data: Data, hardware: Resolved
 ) -> ClientRuntime:
     """Return a run's network on a device, with data whose test part it is tested on."""

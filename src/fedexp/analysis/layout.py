@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.judge import missing
-
 NO_VIEW = "not judged: no augmented view"
 MARKS = {
     "within": "*",
@@ -281,3 +279,7 @@ def plain_number(value: object) -> str:
     if value is None or value != value:
         return "-"
     return str(value) if isinstance(value, str | int | np.integer) else f"{value:.4g}"
+
+
+def missing(value: float | None) -> bool:
+    return value is None or value != value

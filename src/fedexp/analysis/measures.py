@@ -1,8 +1,9 @@
 """The measures that tables, figures and pages show first, and how their values are written."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedexp.core.objective import direction_of
 from fedexp.core.views import PLAIN, VALIDATION, named
@@ -81,3 +82,28 @@ def title_of(key: str) -> str:
     """Return the head of a measure's column."""
     words = key.replace("_", " ").capitalize()
     return f"{words} (%)" if is_accuracy(key) else words
+
+
+def origin(runs: Sequence[RunDirectory]) -> dict[str, str]:
+    """Seeds, commits and hardware of runs, as far as they are known."""
+    seeds = sorted(
+        {int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None}
+    )
+    commits = sorted({str(run.summary["commit"])[:7] for run in runs if run.summary.get("commit")})
+    machines = sorted(
+        {machine(run.summary["hardware"]) for run in runs if run.summary.get("hardware")}
+    )
+    return {
+        "seeds": " ".join(map(str, seeds)),
+        "commits": " ".join(commits),
+        "hardware": "; ".join(machines),
+    }
+
+
+def machine(hardware: Mapping[str, Any]) -> str:
+    """Return the hardware of a run, such as `AMD EPYC (cpu, fp32)`."""
+    return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
+
+
+def precision_of(run: RunDirectory) -> str:
+    return str((run.summary.get("hardware") or {}).get("precision"))

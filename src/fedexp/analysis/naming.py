@@ -6,9 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
-from fedexp.analysis.compare import WHERE
 from fedexp.config.options import conf_directory
 
+# Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
+WHERE = tuple(
+    f"hardware{rest}"
+    for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs")
+)
 # Beginnings of overrides that do not tell runs apart.
 UNSAID = (
     *("seed", "resume", "tracker", "hydra", "data_dir", "checkpoint_interval", "profile", *WHERE),

@@ -196,13 +196,13 @@ def network_of(
     kept = kept_models.load(run.directory, number, client)
     parts = parts_of(run, data_dir)
     shape = input_shape(run, parts, kept)
-    facts = federation_of(parts)
+    federation = federation_of(parts)
     try:
 
         def build() -> nn.Module:
             module = parts.model.build(shape, parts.num_classes)
             if isinstance(parts.algorithm, OwnModel):
-                return parts.algorithm.adapt(module, facts)
+                return parts.algorithm.adapt(module, federation)
             return module
 
         require_room(build)

@@ -10,9 +10,15 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis import compare
 from fedexp.analysis.layout import PRUNED, SOME_DIVERGED, Section
-from fedexp.analysis.measures import form, is_pruned, less_is_better, main_measures, title_of
+from fedexp.analysis.measures import (
+    form,
+    is_pruned,
+    less_is_better,
+    main_measures,
+    origin,
+    title_of,
+)
 from fedexp.analysis.naming import differing, displayed, grouped, ordered
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.reader import RunDirectory
@@ -77,7 +83,7 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
 def mean_row(runs: Sequence[RunDirectory], values: Iterable[str]) -> dict[str, Any]:
     """Return what table.csv says of the seeds of a run. values: keys of summary.json."""
     counts = {"n": len(runs), "diverged": sum(run.diverged for run in runs)}
-    row: dict[str, Any] = counts | {"pruned": sum(map(is_pruned, runs))} | compare.origin(runs)
+    row: dict[str, Any] = counts | {"pruned": sum(map(is_pruned, runs))} | origin(runs)
     for value in values:
         every = [run.summary.get(value) for run in runs if not run.diverged]
         found = [each for each in every if each is not None]

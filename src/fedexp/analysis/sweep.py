@@ -5,10 +5,10 @@ A sweep is a list of blocks; a block is a grid: every combination of the values 
 each value stand the fields of the printed cells that belong to it (columns of
 published/tables.csv), and `measures` says which of our numbers stands beside which printed metric.
 `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
-`readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings),
-`claims` what the paper's text says of the table (fedexp.analysis.claims), `pictures` which figures
-of the paper its runs give (fedexp.analysis.paper_figures), `choose: best` makes it a search
-(fedexp.analysis.aggregate), and `ranks` a benchmark (fedexp.analysis.benchmark), whose fields are
+`readings` names sweeps that read cells of the same table differently (fedexp.papers.readings),
+`claims` what the paper's text says of the table (fedexp.papers.claims), `pictures` which figures
+of the paper its runs give (fedexp.papers.paper_figures), `choose: best` makes it a search
+(fedexp.papers.aggregate), and `ranks` a benchmark (fedexp.analysis.benchmark), whose fields are
 `method` and `setting`.
 """
 
@@ -22,9 +22,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedexp.analysis.rules import Rule, read_rule
-from fedexp.config.options import read_sweeps
+from fedexp.config.options import conf_directory, read_sweeps
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.rundir.sweeps import SweepDirectory
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -133,7 +134,7 @@ class Sweep:
     # sweep with another reading of cells of the same table -> its label
     readings: Fields = field(default_factory=dict)
     claims: str = ""  # the table of tables.csv with what the paper's text says of this one
-    pictures: tuple[Mapping[str, Any], ...] = ()  # of the paper: see fedexp.analysis.paper_figures
+    pictures: tuple[Mapping[str, Any], ...] = ()  # of the paper: see fedexp.papers.paper_figures
     choose: str = ""  # "best": it is a search, and its report names the best value of each key
     ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Measure -> values of summary.json, of which the first that a run has counts: it is a
@@ -179,6 +180,14 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a sweep ({error!r}); see conf/sweep/fedntd.yaml") from error
+
+
+def sweep_of(directory: Path) -> Sweep | None:
+    """The named sweep of a directory; None for another."""
+    try:
+        return load_sweep(SweepDirectory(directory).name, [conf_directory()])
+    except ConfigError:
+        return None
 
 
 def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...]) -> Block:

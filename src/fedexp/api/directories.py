@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedexp.analysis.varying import varying_options
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, nearest, require_choice
-from fedexp.core.storage import shorten
+from fedexp.core.storage import display_path
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import MARKS, RunDirectory
@@ -41,7 +41,7 @@ class Run:
         object.__setattr__(self, "_reader", RunDirectory(self.directory))
 
     def __repr__(self) -> str:
-        return f"Run('{shorten(self.directory)}')"
+        return f"Run('{display_path(self.directory)}')"
 
     def __fspath__(self) -> str:
         return str(self.directory)
@@ -163,7 +163,7 @@ class Sweep:
     members: tuple[Run, ...]
 
     def __repr__(self) -> str:
-        return f"Sweep('{shorten(self.directory)}', {plural(len(self), 'run')})"
+        return f"Sweep('{display_path(self.directory)}', {plural(len(self), 'run')})"
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.members)

@@ -64,9 +64,9 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     them, of old runs too.
     """
     from fedexp.analysis.paper_table import add_layout_flags
-    from fedexp.analysis.report import one_table, sweep_reports
     from fedexp.core.pictures import add_flags
     from fedexp.metrics.task_matrix import MEASURES
+    from fedexp.papers.report import one_table, sweep_reports
 
     add = parser.add_argument
     add("directories", nargs="+", type=Path)
@@ -102,7 +102,8 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """
     from fedexp.analysis.view import render
     from fedexp.analysis.view.collect import collect
-    from fedexp.core.storage import shorten, write_atomically
+    from fedexp.core.storage import display_path, write_atomically
+    from fedexp.papers.aggregate import beside_print
 
     directories = "a sweep (multirun/<sweep>) or a run; several share a page"
     parser.add_argument("directories", nargs="+", type=Path, help=directories)
@@ -112,10 +113,10 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     common = os.path.commonpath([path.absolute() for path in options.directories])
     out = options.out or Path(common, "view.html")
     try:
-        write_atomically(out, render(collect(options.directories)).encode())
+        write_atomically(out, render(collect(options.directories, beside_print)).encode())
     except OSError as error:
         return say(f"{out}: cannot be written ({error.strerror})")
-    print(shorten(out))
+    print(display_path(out))
     if options.open:
         webbrowser.open(out.absolute().as_uri())
     return 0
@@ -130,7 +131,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.cli.composition import composed
     from fedexp.cli.evaluate import dataset_of, table_of
     from fedexp.cli.job import log_to_console
-    from fedexp.core.storage import shorten, write_atomically
+    from fedexp.core.storage import display_path, write_atomically
     from fedexp.rundir.reader import require_run
 
     add = parser.add_argument
@@ -152,7 +153,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     print(table_of(found))
     if options.out is not None:
         write_atomically(options.out, found.classes.to_csv(index=False).encode())
-        print(f"  {shorten(options.out)}")
+        print(f"  {display_path(options.out)}")
     return 0
 
 
@@ -210,13 +211,12 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """
     from fedexp.cli.job import log_to_console
     from fedexp.cli.push import UPLOAD_SECONDS, expand, push
-    from fedexp.trackers.wandb_tracker import MODES
 
     add = parser.add_argument
     add("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
     add("--project", help="instead of that of the run's configuration")
     add("--entity", help="user or team")
-    add("--mode", choices=[mode for mode in MODES if mode != "disabled"], default="auto")
+    add("--mode", choices=("auto", "online", "offline"), default="auto")
     add("--new", action="store_true", help="make a new W&B run also where there is one")
     options = parsed(parser, arguments)
     given = {"project": options.project, "entity": options.entity, "mode": options.mode}
@@ -265,7 +265,7 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     exit code is 1 where a file is not current. `--status` writes nothing and shows what of each
     table is measured, what that has cost and what the rest would cost.
     """
-    from fedexp.analysis.reproduction import all_files, check_files, show_status, write_files
+    from fedexp.papers.reproduction import all_files, check_files, show_status, write_files
 
     add = parser.add_argument
     add("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")

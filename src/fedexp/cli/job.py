@@ -26,7 +26,7 @@ from fedexp.core.errors import (
     say,
     say_no_memory,
 )
-from fedexp.core.storage import regular, remove_if_empty, shorten
+from fedexp.core.storage import display_path, regular, remove_if_empty
 
 if TYPE_CHECKING:
     from fedexp.training.place import Job
@@ -135,7 +135,7 @@ def again(directory: Path) -> str:
         f"--config-dir {shlex.quote(str(folder))} " for folder in config_directories(sys.argv[1:])
     ]
     named = "".join(f" {shlex.quote(text)}" for text in destinations(sys.argv[1:]))
-    return f"fedexp {''.join(folders)}resume={shlex.quote(str(shorten(directory)))}{named}"
+    return f"fedexp {''.join(folders)}resume={shlex.quote(str(display_path(directory)))}{named}"
 
 
 def say_interrupted(directory: Path) -> None:
@@ -308,4 +308,4 @@ def record_failure(
         storage.write_atomically(job.directory / files.ERROR, report.encode())
     except OSError as error:
         return f"{job.directory} cannot be written ({error.strerror}); the report:\n{report}"
-    return f"The traceback is in {shorten(job.directory / files.ERROR)}"
+    return f"The traceback is in {display_path(job.directory / files.ERROR)}"

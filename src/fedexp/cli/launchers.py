@@ -106,7 +106,7 @@ def settle(config: DictConfig) -> int:
 
 def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
     """Return the sentence for the beginning of a sweep."""
-    from fedexp.trackers.base import display_path
+    from fedexp.core.storage import display_path
 
     if launcher == "joblib":
         return f"hydra/launcher={launcher}: {jobs} jobs, {options['n_jobs']} at a time"

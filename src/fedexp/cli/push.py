@@ -1,6 +1,6 @@
 """W&B runs from the files of finished runs and sweeps alone (`fedexp push DIRECTORY ...`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,18 @@ import yaml
 
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import Pictures, picture_files
 from fedexp.core.storage import regular
+from fedexp.core.views import PLAIN
+from fedexp.data.partitioned import later_partitions
+from fedexp.figures import make_figures
+from fedexp.metrics.history import load_history
 from fedexp.rundir import files
+from fedexp.rundir.analyses import round_means
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.base import RunInfo
-from fedexp.trackers.replay import load_finished, replay
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables
+from fedexp.trackers.several import Guarded
 from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
 
 TABLES = ("table.csv", "rounds_to_target.csv")  # of a sweep
@@ -41,23 +47,18 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
     of the directory: what it leads to would be uploaded."""
     require_no_way_out(directory)
     if is_sweep(directory):
-        return push_tables(directory, config_of_sweep(directory), changes, new)
+        return push_tables(directory, changes, new)
     run = load_finished(directory)
     tracker = WandbTracker(make_config(run.config, changes))
-    replay(run, tracker, None if new else former_id(directory))
+    replay(run, Guarded([tracker]), None if new else former_id(directory))
     return tracker.complete
 
 
-def push_tables(
-    directory: Path, config: Mapping[str, Any], changes: Mapping[str, Any], new: bool = False
-) -> bool:
-    """Push the tables of a sweep as a W&B run of their own. config: of one of its runs."""
+def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
+    """Push the tables of a sweep as a W&B run of their own; return whether W&B has taken them."""
     name = directory.absolute().name
-    tables = {
-        Path(file).stem: read_table(directory / file)
-        for file in TABLES
-        if (directory / file).exists()
-    }
+    paths = [directory / file for file in TABLES if (directory / file).exists()]
+    tables = {path.stem: read_table(path) for path in paths}
     info = RunInfo(
         directory=directory,
         config={"sweep": name},
@@ -71,11 +72,11 @@ def push_tables(
         wandb_id=None if new else former_id(directory),
     )
     # What a user calls single runs would be wrong for the table.
-    tracker = WandbTracker(
-        make_config(config, {"name": None, "group": None, "job_type": None, **changes})
-    )
-    tracker.start(info)
-    tracker.finish({}, [], tables)
+    changes = {"name": None, "group": None, "job_type": None, **changes}
+    tracker = WandbTracker(make_config(config_of_sweep(directory), changes))
+    guarded = Guarded([tracker])
+    guarded.start(info)
+    guarded.finish({}, [], tables)
     return tracker.complete
 
 
@@ -95,31 +96,92 @@ def read_table(path: Path) -> pd.DataFrame:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
 
 
-def is_tracked(config: Mapping[str, Any]) -> bool:
-    """Return whether a run with this configuration is logged to W&B."""
-    return bool(wandb_node(config))
+def load_finished(directory: Path) -> RunDirectory:
+    """Return a run that has come to its end. Raises ConfigError naming what is missing or
+    damaged."""
+    run = RunDirectory(directory)
+    if not run.has(files.SUMMARY):
+        raise ConfigError(f"{directory}: no finished run there (it lacks {files.SUMMARY})")
+    if run.summary and not run.over:
+        raise ConfigError(f"{directory}: the run there has not come to its end (see {files.ERROR})")
+    if run.damaged:
+        raise ConfigError(f"{directory}: {run.describe_damage()}")
+    return run
+
+
+def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> None:
+    """Tell a tracker all of a finished run again. Raises ConfigError, before it tells anything,
+    where a file is damaged."""
+    rows, told = list(records(run)), run_info(run, wandb_id)
+    tracker.start(told)
+    for record in rows:
+        tracker.log_round(record)
+    pictures = picture_files(run.directory / "figures")
+    if not pictures and Pictures.of(run.config.get("figures")).draw:
+        pictures = make_figures(run.directory)
+    tracker.finish(run.summary, pictures, final_tables(run.directory))
+
+
+def run_info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
+    """Return what a tracker is told first. Raises ConfigError where the configuration lacks what
+    labels are made of."""
+    config = run.config
+    try:
+        rounds = (config.get("scenario") or {}).get("rounds_per_task") or config.get("rounds", 0)
+        return RunInfo.of(
+            run.directory,
+            config,
+            run.summary.get("sweep"),
+            total_rounds=int(rounds) * (1 + len(later_partitions(run.directory))),
+            first_round=0,
+            classes=tuple(run.class_names or ()),
+            wandb_id=wandb_id,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{run.directory / files.CONFIG}: is not that of a whole run ({error!r})"
+        ) from error
+
+
+def records(run: RunDirectory) -> Iterator[RoundRecord]:
+    """Yield what a tracker is told of each round. Raises ConfigError where a file is damaged."""
+    histories = {view: load_history(run.directory, view) for view in run.views}
+    tests = histories.pop(PLAIN, None)
+    accuracy = {} if tests is None else dict(zip(tests.rounds, tests.class_accuracy, strict=True))
+    tables = {name: run.analysis(name) for name in files.ANALYSES}
+    assert run.rounds is not None  # of a run that is over
+    for values in run.rounds.to_dict("records"):
+        number = int(values.pop("round"))
+        analysed: dict[str, float] = {}
+        for name, table in tables.items():
+            if table is not None:
+                rows = table[table["round"] == number].to_dict("records")
+                analysed |= round_means(name, rows)  # type: ignore[arg-type]
+        yield RoundRecord(
+            round=number,
+            values={str(name): value for name, value in values.items()},
+            class_accuracy=accuracy.get(number),
+            history=None if tests is None else tests.upto(number),
+            others={view: history.upto(number) for view, history in histories.items()},
+            analysed=analysed,
+        )
 
 
 def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the node by which a run with this configuration is logged to W&B, alone or among
     others; empty where it is not."""
     node = config.get("tracker") or {}
+    target = f"{Wandb.__module__}.{Wandb.__qualname__}"
     for each in (node, *(node.get("members") or ())):
-        if (
-            each.get("_target_") == f"{Wandb.__module__}.{Wandb.__qualname__}"
-            and each.get("mode") != "disabled"
-        ):
+        if each.get("_target_") == target and each.get("mode") != "disabled":
             return each
     return {}
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
     """Return the tracker of a run's configuration, else the default one, with changes."""
-    values = yaml.safe_load(
-        (conf_directory() / "tracker" / "wandb.yaml").read_text(encoding="utf-8")
-    )
-    values |= wandb_node(config)
-    values |= changes
+    default = conf_directory() / "tracker" / "wandb.yaml"
+    values = yaml.safe_load(default.read_text(encoding="utf-8")) | wandb_node(config) | changes
     known = {field.name: values[field.name] for field in fields(Wandb)}
     return Wandb(**known | {"tags": tuple(known["tags"])})
 
@@ -127,9 +189,7 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
 def former_id(directory: Path) -> str | None:
     """Return the id of the newest W&B run below a directory: of `run-<time>-<id>` or
     `offline-run-<time>-<id>`."""
-    times = {
-        path: path.name.removeprefix("offline-").split("-")
-        for path in (directory / "wandb").glob("*run-*-*")
-    }
-    newest = max(times.values(), default=None, key=lambda parts: parts[1])
+    folders = (directory / "wandb").glob("*run-*-*")
+    parts = [path.name.removeprefix("offline-").split("-") for path in folders]
+    newest = max(parts, default=None, key=lambda each: each[1])
     return "-".join(newest[2:]) if newest else None

@@ -19,7 +19,7 @@ from fedexp.cli import launchers
 from fedexp.cli.arguments import Plan
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, StorageError, say
-from fedexp.core.storage import regular, remove_if_empty, shorten
+from fedexp.core.storage import display_path, regular, remove_if_empty
 from fedexp.rundir.files import ERROR, SUMMARY
 
 Mark = tuple[int, int]  # inode, time of writing
@@ -121,17 +121,18 @@ def failures(sweep: Path) -> dict[Path, Mark]:
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
     """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of
     conf/sweep."""
-    from fedexp.analysis.aggregate import mark, write_report
-    from fedexp.cli.push import config_of_sweep, is_tracked, push_tables
+    from fedexp.cli.push import config_of_sweep, push_tables, wandb_node
+    from fedexp.papers.aggregate import write_report
+    from fedexp.rundir.sweeps import SweepDirectory
 
     if name is not None:
-        mark(directory, name)
+        SweepDirectory(directory).mark(name)
     paths = write_report(directory, figures)
     if paths:
         print((directory / "table.md").read_text(encoding="utf-8"))
-        print("\n".join(f"  {shorten(path)}" for path in paths))
-        if is_tracked(config := config_of_sweep(directory)):
-            push_tables(directory, config, {})
+        print("\n".join(f"  {display_path(path)}" for path in paths))
+        if wandb_node(config_of_sweep(directory)):
+            push_tables(directory, {})
 
 
 def finish(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
@@ -188,5 +189,5 @@ def broken(error: Exception, directory: Path, launcher: str) -> str:
     return (
         f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher cannot work, or"
         " the process of a job has ended before the job (killed, out of memory). The same command"
-        f" with hydra.sweep.dir={shorten(directory)} goes on with what is not complete."
+        f" with hydra.sweep.dir={display_path(directory)} goes on with what is not complete."
     )

@@ -4,21 +4,19 @@ cohorts."""
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import check_limits
+from fedexp.core.limits import Checked
 from fedexp.rundir import files
 
 Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cohorts:
+class Cohorts(Checked, prefix="cohorts."):
     """The cohorts of a run, from `path` or, without one, drawn as `draw` says.
 
     draw: `seed`, by seeds.sampling. `round`, by numpy's generator of the old kind seeded with the
@@ -34,7 +32,7 @@ class Cohorts:
     draw: Literal["seed", "round"] = "seed"
 
     def __post_init__(self) -> None:
-        check_limits(self, "cohorts.")
+        super().__post_init__()
         good = self.path is None or self.draw == "seed"
         require(good, "cohorts.draw", self.draw, "seed, or cohorts.path=null")
 

@@ -21,7 +21,7 @@ from fedexp.config.named import search_path
 from fedexp.config.overrides import destinations, key_of, typed_now
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import shorten
+from fedexp.core.storage import display_path
 from fedexp.trackers.base import TrackerConfig
 
 OWN = "fedexp."
@@ -47,10 +47,11 @@ def require_named(tracker: TrackerConfig, overrides: Sequence[str], directory: P
     if not stored or tracker.stays:
         return
     folders = [f"--config-dir={folder}" for folder in own_folders()]
-    command = [*folders, f"resume={shorten(directory)}", *typed, *stored]
+    resume = f"resume={display_path(directory)}"
+    command = [*folders, resume, *typed, *stored]
     raise ConfigError(
-        f"resume={shorten(directory)}: its directory, and not this command, says where the run is"
-        f" tracked ({', '.join(map(key_of, stored))}); if that is meant:  fedexp"
+        f"{resume}: its directory, and not this command, says where the run is tracked"
+        f" ({', '.join(map(key_of, stored))}); if that is meant:  fedexp"
         f" {shlex.join(command)}"
     )
 

@@ -3,13 +3,14 @@ conf/config.yaml."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from fedexp.core.errors import require
 from fedexp.core.limits import (
+    Checked,
     Count,
     CountFrom0,
     CountOrNone,
@@ -19,7 +20,6 @@ from fedexp.core.limits import (
     PositiveShare,
     PositiveShares,
     ShareBelow1,
-    check_limits,
 )
 from fedexp.core.views import require_list, require_views
 
@@ -33,8 +33,7 @@ LrSchedule = Literal["exponential", "constant", "step", "cosine"]
 SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalTraining:
+class LocalTraining(Checked, prefix="local."):
     """Local training of a client in a round: `epochs` over its own examples (config node
     `local`)."""
 
@@ -51,7 +50,7 @@ class LocalTraining:
     warmup: CountFrom0 = 0  # rounds of a linear rise before the schedule begins
 
     def __post_init__(self) -> None:
-        check_limits(self, "local.")
+        super().__post_init__()
         wanted = "greater than 0 with local.optimizer=nesterov"
         good = self.optimizer != "nesterov" or self.momentum > 0
         require(good, "local.momentum", self.momentum, wanted)
@@ -83,16 +82,12 @@ class LocalTraining:
         return self.lr * self.lr_decay**passed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Public:
+class Public(Checked, prefix="public."):
     """The server's public set (config node `public`), split off the training data before they are
     partitioned."""
 
     fraction: ShareBelow1
     balanced: bool
-
-    def __post_init__(self) -> None:
-        check_limits(self, "public.")
 
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         """Return the numbers of the public examples, ascending: floor(fraction * N) of labels [N],
@@ -108,15 +103,11 @@ class Public:
         return np.sort(np.concatenate(piles)[order[:total]])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Validation:
+class Validation(Checked, prefix="validation."):
     """The validation set (config node `validation`): training examples that nobody trains on."""
 
     fraction: ShareBelow1
     per_client: bool
-
-    def __post_init__(self) -> None:
-        check_limits(self, "validation.")
 
     def choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Return floor(fraction * count) of the numbers 0 to count - 1, drawn at random,
@@ -127,35 +118,26 @@ class Validation:
 NONE_HELD_OUT = Validation(fraction=0.0, per_client=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stop:
+class Stop(Checked, prefix="stop."):
     """When a run ends before its last round (config node `stop`); None: it does not."""
 
     patience: CountOrNone
     metric: Literal["validation_accuracy", "test_accuracy", None]
     minutes: PositiveOrNone
 
-    def __post_init__(self) -> None:
-        check_limits(self, "stop.")
-
 
 NO_STOP = Stop(patience=None, metric=None, minutes=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seeds:
+class Seeds(Checked, prefix="seeds."):
     """Independent seeds (config node `seeds`); each defaults to `seed`."""
 
     partition: CountFrom0
     sampling: CountFrom0
     training: CountFrom0
 
-    def __post_init__(self) -> None:
-        check_limits(self, "seeds.")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Checked):
     """The scalars of the top level."""
 
     seed: CountFrom0
@@ -185,7 +167,7 @@ class Settings:
     accept_changed_data: bool = False
 
     def __post_init__(self) -> None:
-        check_limits(self, "")
+        super().__post_init__()
         require_rounds("keep_models", self.keep_models, first=0)
         require_rounds("keep_local_models", self.keep_local_models, first=1)
         require_views(self.test_views)

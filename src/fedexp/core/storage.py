@@ -24,8 +24,9 @@ RATIO = 200
 SMALL = 2**26  # bytes that are harmless whatever their ratio
 
 
-def shorten(path: Path) -> Path:
-    """Return the path relative to the working directory where it lies below it."""
+def display_path(path: Path) -> Path:
+    """Return the path as one would type it: relative where it lies below the working directory."""
+    path = path.absolute()
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

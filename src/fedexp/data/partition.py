@@ -15,11 +15,11 @@ import numpy as np
 
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.limits import Checked
 from fedexp.data.partitioned import Partition
 
 
-@dataclass(frozen=True, kw_only=True)
-class Partitioner:
+class Partitioner(Checked, prefix="partition."):
     """Base of the `partition` group. A scheme implements `assign`."""
 
     numbers_all: ClassVar[bool] = False

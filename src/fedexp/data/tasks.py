@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.limits import Checked
 from fedexp.data.marks import checksum
 from fedexp.data.replay import POLICIES
 from fedexp.data.streams import ORDERS
@@ -28,8 +29,7 @@ class TaskSequence:
     tasks: tuple[Task, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scenario(ABC):
+class Scenario(Checked, ABC, prefix="scenario."):
     """Base of the group."""
 
     rounds_per_task: int

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import torch
 
+from fedexp.core.limits import Checked
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.marks import SourceFile
 
@@ -102,8 +103,7 @@ class Data(ABC):
         return replace(self, x_test=x, y_test=y, test_tasks=self.validation_tasks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataSource(ABC):
+class DataSource(Checked, ABC, prefix="dataset."):
     """Base of the `dataset` group: where a data set lies and how it is read."""
 
     kind: ClassVar[str]  # images | text

@@ -192,8 +192,8 @@ class ClientRuntime:
         return x, self.data.y_test[index]
 
     def tested_on(self, view: str) -> "ClientRuntime":
-        """Return the bench whose test set is what a view shows: itself, or one with the validation
-        set."""
+        """Return the runtime whose test set is what a view shows: itself, or that with the
+        validation set."""
         return self._on_validation if view == VALIDATION else self
 
     @cached_property
@@ -284,22 +284,22 @@ class ScheduledData:
     """One client's batches in the order of its schedule (the ClientData of the hooks); no
     padding."""
 
-    def __init__(self, bench: ClientRuntime, schedule: Schedule):
-        self.bench = bench
-        self.index = schedule.index.to(bench.device)
-        self.draws = None if schedule.draws is None else schedule.draws.to(bench.device)
+    def __init__(self, runtime: ClientRuntime, schedule: Schedule):
+        self.runtime = runtime
+        self.index = schedule.index.to(runtime.device)
+        self.draws = None if schedule.draws is None else schedule.draws.to(runtime.device)
         self.lengths = schedule.lengths.tolist()
 
     def batches(self) -> Iterator[Batch]:
         for step, length in enumerate(self.lengths):
             draws = None if self.draws is None else self.draws[step, :length]
-            x, y = self.bench.load_train(self.index[step, :length], draws)
+            x, y = self.runtime.load_train(self.index[step, :length], draws)
             yield Batch(x, y, None, step)
 
     def take(
         self, index: torch.Tensor, draws: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.bench.load_train(index, draws)
+        return self.runtime.load_train(index, draws)
 
     @property
     def steps(self) -> int:
@@ -314,7 +314,7 @@ def has_own_step(algorithm: FedAvg) -> bool:
 class Engine(ABC):
     """Base of the engines: how the clients of a round are trained and models are evaluated."""
 
-    def start(self, bench: ClientRuntime, server: Tree) -> None:  # noqa: B027 (most have nothing)
+    def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027 (most have nothing)
         """Do what takes time once, such as starting processes, so that no round counts it as
         training. server: a model and its "buffers"."""
 
@@ -322,7 +322,7 @@ class Engine(ABC):
     def train(
         self,
         algorithm: FedAvg,
-        bench: ClientRuntime,
+        runtime: ClientRuntime,
         server: Tree,
         cohort: Cohort,
         lr: float,
@@ -332,18 +332,18 @@ class Engine(ABC):
         stand in the order of the cohort."""
 
     def evaluate(
-        self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
+        self, runtime: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
     ) -> Evaluation:
         """Evaluate the global model on what a view shows in a round."""
-        bench.net.set_buffers(server["buffers"])
-        return bench.tested_on(view).evaluate(server["params"], bench.test_draws(view, round))
+        runtime.net.set_buffers(server["buffers"])
+        return runtime.tested_on(view).evaluate(server["params"], runtime.test_draws(view, round))
 
     def logits(
-        self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
+        self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the logits of each model (with its buffers) on training examples by number, not
         augmented: [n_i, C] each."""
-        return [bench.logits(model, each) for model, each in zip(models, numbers, strict=True)]
+        return [runtime.logits(model, each) for model, each in zip(models, numbers, strict=True)]
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Give back what the engine holds, such as processes."""

@@ -15,7 +15,7 @@ import torch
 
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import Count, CountOrNone, Limit, check_limits
+from fedexp.core.limits import Checked, Count, CountOrNone, Limit
 from fedexp.engine.base import Engine
 from fedexp.engine.processes.distributed import Distributed
 from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
@@ -37,8 +37,7 @@ def few_threads(number: int | None) -> bool:
     return number is None or 1 <= number <= 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
+class Hardware(Checked, prefix="hardware."):
     """The user's choice of hardware; `resolve` turns `auto` into a choice and says why, but for
     the precision, which is timed (fedexp.training.precision)."""
 
@@ -55,7 +54,7 @@ class Hardware:
     jobs_per_gpu: Count
 
     def __post_init__(self) -> None:
-        check_limits(self, "hardware.")
+        super().__post_init__()
         only = self.workers is None or self.engine in ("auto", "workers")
         wanted = f"null with hardware.engine={self.engine} (hardware.workers=null)"
         require(only, "hardware.workers", self.workers, wanted)

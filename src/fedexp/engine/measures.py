@@ -15,34 +15,34 @@ from fedexp.engine.network import FunctionalNetwork
 NONE = -1  # in place of a number of right answers that was not counted
 
 
-def no_counts(bench: ClientRuntime, count: int, room: int) -> dict[str, torch.Tensor]:
+def no_counts(runtime: ClientRuntime, count: int, room: int) -> dict[str, torch.Tensor]:
     """Return room for the right answers of `count` clients: `test` int64 [count, room, C], `train`
     [count, room]."""
-    shapes = {"test": (count, room, bench.data.num_classes), "train": (count, room)}
-    return {name: torch.full(shape, NONE, device=bench.device) for name, shape in shapes.items()}
+    shapes = {"test": (count, room, runtime.data.num_classes), "train": (count, room)}
+    return {name: torch.full(shape, NONE, device=runtime.device) for name, shape in shapes.items()}
 
 
-def right_on_own(bench: ClientRuntime, model: Params, numbers: torch.Tensor) -> int:
+def right_on_own(runtime: ClientRuntime, model: Params, numbers: torch.Tensor) -> int:
     """Return how many of these training examples, not augmented, a model with its buffers answers
     right; NONE where the model has a head for each task."""
-    if bench.heads is not None or not len(numbers):
+    if runtime.heads is not None or not len(numbers):
         return NONE
-    labels = bench.data.y_train[numbers.to(bench.device)]
-    return int((bench.logits(model, numbers).argmax(-1) == labels).sum())
+    labels = runtime.data.y_train[numbers.to(runtime.device)]
+    return int((runtime.logits(model, numbers).argmax(-1) == labels).sum())
 
 
 @dataclass
 class Watch:
     """One client in training: tests its model where the probe has a mark."""
 
-    bench: ClientRuntime
+    runtime: ClientRuntime
     server: Tree  # what was sent: held again after each test
     probe: Probe
     seconds: float = 0.0  # spent on tests
     counts: dict[str, torch.Tensor] = field(init=False)  # leaves [1, room, ...]
 
     def __post_init__(self) -> None:
-        self.counts = no_counts(self.bench, 1, self.probe.room)
+        self.counts = no_counts(self.runtime, 1, self.probe.room)
 
     def after(self, step: int, live: FunctionalNetwork, params: Params) -> None:
         """Test the model after so many local steps, where there is a mark. live: the network in
@@ -51,25 +51,25 @@ class Watch:
             return
         start, place = time.perf_counter(), self.probe.marks.index(step)
         model = {name: leaf.detach() for name, leaf in params.items()} | live.buffers()
-        shown = self.bench.tested_on(self.bench.views[0])
+        shown = self.runtime.tested_on(self.runtime.views[0])
         self.counts["test"][0, place] = shown.evaluate(model).class_correct
-        self.counts["train"][0, place] = right_on_own(self.bench, model, self.probe.numbers)
-        self.bench.net.hold(self.server["params"])
+        self.counts["train"][0, place] = right_on_own(self.runtime, model, self.probe.numbers)
+        self.runtime.net.hold(self.server["params"])
         self.seconds += time.perf_counter() - start
 
 
 @torch.no_grad()
-def class_means(bench: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
+def class_means(runtime: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
     """Return the mean activation on the test examples of each class, float64 [C, d] for each fully
     connected hidden layer; nan for a class that the test set lacks. model: `params` and
     `buffers`."""
-    labels, classes = bench.data.y_test, bench.data.num_classes
-    bench.net.set_buffers(model["buffers"])
+    labels, classes = runtime.data.y_test, runtime.data.num_classes
+    runtime.net.set_buffers(model["buffers"])
     sums: list[torch.Tensor] = []
-    for index in torch.arange(len(labels), device=bench.device).split(bench.evaluation_batch):
-        x, y = bench.load_test(index)
+    for index in torch.arange(len(labels), device=runtime.device).split(runtime.evaluation_batch):
+        x, y = runtime.load_test(index)
         layers = [
-            layer.to(torch.float64) for layer in bench.net.hidden_activations(model["params"], x)
+            layer.to(torch.float64) for layer in runtime.net.hidden_activations(model["params"], x)
         ]
         sums = sums or [layer.new_zeros(classes, layer.shape[1]) for layer in layers]
         for total, layer in zip(sums, layers, strict=True):

@@ -41,20 +41,20 @@ class Sequential(Engine):
     def train(
         self,
         algorithm: FedAvg,
-        bench: ClientRuntime,
+        runtime: ClientRuntime,
         server: Tree,
         cohort: Cohort,
         lr: float,
         evaluate_local: bool,
     ) -> Trained:
-        bench.net.set_buffers(server["buffers"])
-        bench.net.hold(server["params"])
-        live, gather = LiveNetwork(bench.net), Gather(len(cohort.clients))
+        runtime.net.set_buffers(server["buffers"])
+        runtime.net.hold(server["params"])
+        live, gather = LiveNetwork(runtime.net), Gather(len(cohort.clients))
         for position, client in enumerate(cohort.clients):
-            one = OneClient(algorithm, bench, live, server, cohort.take([position]), lr)
+            one = OneClient(algorithm, runtime, live, server, cohort.take([position]), lr)
             # What layers draw themselves, such as dropout, is the client's own: whoever trains it,
             # in whatever order.
-            with seeded_torch(torch_seed(bench.seed, "layers", cohort.round, client)):
+            with seeded_torch(torch_seed(runtime.seed, "layers", cohort.round, client)):
                 gather.add([position], one.play(evaluate_local))
         return gather.result()
 
@@ -65,17 +65,17 @@ class OneClient:
     def __init__(
         self,
         algorithm: FedAvg,
-        bench: ClientRuntime,
+        runtime: ClientRuntime,
         live: LiveNetwork,
         server: Tree,
         alone: Cohort,
         lr: float,
     ):
         """Begin the round; `alone` is a cohort of this client."""
-        self.algorithm, self.bench, self.live, self.server = algorithm, bench, live, server
+        self.algorithm, self.runtime, self.live, self.server = algorithm, runtime, live, server
         self.client, self.round = alone.clients[0], alone.round
-        self.watch = Watch(bench, server, alone.probes[0]) if alone.probes else None
-        self.data = ScheduledData(bench, alone.schedules[0])
+        self.watch = Watch(runtime, server, alone.probes[0]) if alone.probes else None
+        self.data = ScheduledData(runtime, alone.schedules[0])
         self.ctx = Context(
             server=server,
             personal=alone.personals[0],
@@ -83,12 +83,12 @@ class OneClient:
             plan=tree.map(self._to_tensor, alone.plans[0]),
             setup={},
             lr=lr,
-            steps=self._to_tensor(self.data.steps).to(bench.dtype),
-            local=bench.local,
+            steps=self._to_tensor(self.data.steps).to(runtime.dtype),
+            local=runtime.local,
         )
 
     def _to_tensor(self, values: np.ndarray | int) -> torch.Tensor:
-        return torch.as_tensor(np.asarray(values), device=self.bench.device)
+        return torch.as_tensor(np.asarray(values), device=self.runtime.device)
 
     def play(self, evaluate_local: bool) -> Trained:
         self.live.load(self.server["params"], self.server["buffers"])
@@ -155,7 +155,7 @@ class OneClient:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of local training."""
-        kept = self.live.kept = outputs_to_keep(self.bench, self.data)
+        kept = self.live.kept = outputs_to_keep(self.runtime, self.data)
         try:
             for batch in self.data.batches():
                 if kept is not None:
@@ -173,32 +173,32 @@ class OneClient:
     def finish(self, trained: Params) -> tuple[Tree, Tree]:
         """Call the hook `finish`; what it computes with the trained parameters uses the running
         statistics that belong to them."""
-        self.bench.net.set_buffers(self.live.buffers())
+        self.runtime.net.set_buffers(self.live.buffers())
         outcome = self.algorithm.finish(self.live, trained, self.data, self.ctx)
-        self.bench.net.set_buffers(self.server["buffers"])
+        self.runtime.net.set_buffers(self.server["buffers"])
         return outcome
 
     def evaluate(self, trained: Params, buffers: Params) -> dict[str, torch.Tensor]:
         """Return class-wise right answers of the local model with its own running statistics; int64
         [1, C] for each test view."""
-        bench, correct = self.bench, {}
-        bench.net.set_buffers(buffers)
-        for view in bench.views:
-            draws = bench.test_draws(view, self.round)
-            correct[view] = bench.tested_on(view).evaluate(trained, draws).class_correct[None]
-        bench.net.set_buffers(self.server["buffers"])
-        bench.net.hold(self.server["params"])
+        runtime, correct = self.runtime, {}
+        runtime.net.set_buffers(buffers)
+        for view in runtime.views:
+            draws = runtime.test_draws(view, self.round)
+            correct[view] = runtime.tested_on(view).evaluate(trained, draws).class_correct[None]
+        runtime.net.set_buffers(self.server["buffers"])
+        runtime.net.hold(self.server["params"])
         return correct
 
 
-def outputs_to_keep(bench: ClientRuntime, data: ScheduledData) -> Kept | None:
+def outputs_to_keep(runtime: ClientRuntime, data: ScheduledData) -> Kept | None:
     """Return room for the outputs of teachers on a client's examples; None where the same input
     does not come twice.
 
     On a GPU, to look whether they are known would wait for the device.
     """
-    drawn = data.draws is not None and bench.augmentation is not None
-    augmented = drawn and bench.augmentation.changes_inputs  # type: ignore[union-attr]
-    if augmented or bench.device.type != "cpu" or uses_batch_statistics(bench.net.module):
+    drawn = data.draws is not None and runtime.augmentation is not None
+    augmented = drawn and runtime.augmentation.changes_inputs  # type: ignore[union-attr]
+    if augmented or runtime.device.type != "cpu" or uses_batch_statistics(runtime.net.module):
         return None
     return Kept(data.index, sum(data.lengths))

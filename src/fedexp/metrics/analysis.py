@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedexp.core.errors import require
+from fedexp.core.limits import Checked
 from fedexp.core.tree import Params
 from fedexp.metrics import weight_divergence as divergence
 from fedexp.metrics.cka import linear_cka
@@ -58,8 +59,7 @@ class Analysed:
     features: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
+class Analysis(Checked, prefix="analysis."):
     """Base of the group. Analyses change nothing in a run: they draw no random numbers and leave
     all models alone."""
 
@@ -79,7 +79,6 @@ class Analysis:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoAnalysis(Analysis):
     """Nothing is measured."""
 
@@ -91,7 +90,6 @@ class NoAnalysis(Analysis):
 NO_ANALYSIS = NoAnalysis()
 
 
-@dataclass(frozen=True, kw_only=True)
 class InRounds(Analysis):
     """An analysis in chosen rounds: those of `rounds`, or every n-th round and the last."""
 
@@ -114,7 +112,6 @@ class InRounds(Analysis):
         return round % self.every == 0 or round == last
 
 
-@dataclass(frozen=True, kw_only=True)
 class WeightDivergence(InRounds):
     """`weight_divergence.csv`: distances of each local model from the global model and from the
     other local models.
@@ -153,7 +150,6 @@ class WeightDivergence(InRounds):
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class GradientDiversity(InRounds):
     """`gradient_diversity.csv`: diversity of the gradients of the round's clients at the
     distributed global model.
@@ -184,7 +180,6 @@ class GradientDiversity(InRounds):
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CKA(InRounds):
     """`cka.csv`: linear CKA of the global model's features before and after a round, on the test
     set: 1 where they are equal up to a rotation and a scale (Kornblith et al., ICML 2019)."""
@@ -195,7 +190,6 @@ class CKA(InRounds):
         return [{"round": found.round, "cka": linear_cka(*found.features())}]
 
 
-@dataclass(frozen=True, kw_only=True)
 class LocalEpochs(InRounds):
     """`local_epochs.csv`: accuracy of local models before their training and after each of its
     epochs (FedNTD Fig. 6).
@@ -238,7 +232,6 @@ class LocalEpochs(InRounds):
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeveralAnalyses(InRounds):
     """Several analyses in one run; each has the same rounds unless its options say otherwise."""
 

@@ -2,20 +2,19 @@
 fedexp.metrics.forgetting)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Checked
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_mean
 from fedexp.metrics.history import History
 
 
-@dataclass(frozen=True)
-class ForgettingMetric:
+class ForgettingMetric(Checked, prefix="forgetting_metric."):
     """Base of the group. Keys do not depend on the round; what is not defined yet is nan."""
 
     @property
@@ -70,7 +69,6 @@ def _mean(values: np.ndarray | Sequence[float]) -> float:
     return float(class_mean(np.asarray(values, dtype=np.float64)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class BackwardTransfer(ForgettingMetric):
     """`forgetting`: F up to this round (FedNTD Eq. 5)."""
 
@@ -78,7 +76,6 @@ class BackwardTransfer(ForgettingMetric):
         return {"forgetting": forgetting.backward_transfer(history.matrix)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class RoundDrop(ForgettingMetric):
     """`round_forgetting`: drops since the previous evaluated round (Flashback section 3).
 
@@ -115,7 +112,6 @@ class RoundDrop(ForgettingMetric):
         return values
 
 
-@dataclass(frozen=True, kw_only=True)
 class ForgettingDegree(ForgettingMetric):
     """`forgetting_degree`: share of a class lost in local training (FedKA Eq. 1), mean over classes
     and clients.
@@ -146,7 +142,6 @@ class ForgettingDegree(ForgettingMetric):
         return {"forgetting_degree": self._run_mean(history, "forgetting_degree")}
 
 
-@dataclass(frozen=True, kw_only=True)
 class InOutLocal(ForgettingMetric):
     """In- and out-local accuracy (FedNTD Definition 1, Fig. 4).
 
@@ -179,7 +174,6 @@ class InOutLocal(ForgettingMetric):
         return {"in_local_accuracy": inside, "out_local_accuracy": outside}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Consistency(ForgettingMetric):
     """`consistency`: cosine of the class accuracies of this evaluated round and the one before
     (FedNTD Fig. 2b).
@@ -195,7 +189,6 @@ class Consistency(ForgettingMetric):
         return {"consistency": _mean(forgetting.consistency(history.matrix))}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Alignment(ForgettingMetric):
     """`alignment` in summary.json: the share of neurons that prefer the same class before and after
     the local training of the last round, and before and after that round (FedNTD Table 2;
@@ -266,7 +259,6 @@ def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-@dataclass(frozen=True)
 class Composite(ForgettingMetric):
     """Several metrics as one; keys that two of them share must agree."""
 
@@ -299,9 +291,8 @@ class Composite(ForgettingMetric):
         return _merge(_checked(metric, metric.summary(history)) for metric in self.parts())
 
 
-@dataclass(frozen=True)
 class Metrics(Composite):
-    """The given metrics, for example `Metrics((BackwardTransfer(), RoundDrop(local=False)))`."""
+    """The given metrics, for example `Metrics(members=(BackwardTransfer(), InOutLocal()))`."""
 
     members: Sequence[ForgettingMetric]
 
@@ -309,7 +300,6 @@ class Metrics(Composite):
         return self.members
 
 
-@dataclass(frozen=True, kw_only=True)
 class All(Composite):
     """Every metric of the group that class accuracies give; evaluates local models."""
 

@@ -7,8 +7,6 @@ Test examples of a class count alike for every client, so the expectation over t
 a weighted mean of the class accuracies, exact and without another pass over the test set.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from fedexp.metrics import forgetting
@@ -71,7 +69,6 @@ def columns(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str,
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
 class Personal(ForgettingMetric):
     """`personal_*`: accuracy and forgetting of each client's own model on its own distribution,
     over all clients.

@@ -2,13 +2,12 @@
 Output(features, logits)."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from fedexp.core.limits import check_limits
+from fedexp.core.limits import Checked
 from fedexp.core.tree import Params
 
 
@@ -21,16 +20,12 @@ class Output(NamedTuple):
     maps: tuple[torch.Tensor, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model(ABC):
+class Model(Checked, ABC, prefix="model."):
     """Base of the `model` group: what a network is made of, and what the engines have to know of
     it."""
 
     reads: ClassVar[str] = "images"  # or text
     has_neurons: ClassVar[bool] = False  # its network has `hidden_activations`
-
-    def __post_init__(self) -> None:
-        check_limits(self, "model.")
 
     @property
     @abstractmethod

@@ -1,7 +1,6 @@
 """The convolutional network of McMahan et al. (2017) in the variants that the forgetting papers
 train."""
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_channels
 
 
-@dataclass(frozen=True, kw_only=True)
 class CNN(Model):
     """Convolutions, each followed by a 2x2 max-pool and a ReLU, then fully connected layers and a
     classifier.

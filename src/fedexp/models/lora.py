@@ -11,20 +11,18 @@ these lines alone.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedexp.core.errors import ConfigError, nearest, require
-from fedexp.core.limits import CountFrom0, check_limits
+from fedexp.core.limits import Checked, CountFrom0
 
 Layer = nn.Linear | nn.Conv2d  # what can be adapted
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoRA:
+class LoRA(Checked, prefix="model.lora."):
     """Layers that have adapters, and their size. All else but the head is frozen."""
 
     rank: CountFrom0 = 0  # r; 0: no adapters
@@ -34,7 +32,7 @@ class LoRA:
     freeze_a: bool = False
 
     def __post_init__(self) -> None:
-        check_limits(self, "model.lora.")
+        super().__post_init__()
         good = self.alpha is None or (math.isfinite(self.alpha) and self.alpha > 0)
         require(good, "model.lora.alpha", self.alpha, "greater than 0, or null")
 

@@ -1,7 +1,6 @@
 """The recurrent network of LEAF for the next character (Caldas et al., arXiv 1812.01097;
 shakespeare/stacked_lstm)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,7 +11,6 @@ from fedexp.data.types import TextShape
 from fedexp.models import Model, Output
 
 
-@dataclass(frozen=True, kw_only=True)
 class LSTM(Model):
     """Vectors of the characters, layers of an LSTM, and a classifier on the last output of the
     uppermost one."""

@@ -9,7 +9,7 @@ called `classifier` as in fedexp's own models.
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,6 @@ from fedexp.models import Model, Output
 from fedexp.models.lora import LoRA
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnModel(Model):
     """Base for a model whose `network` is any nn.Module that returns logits [B, C]."""
 

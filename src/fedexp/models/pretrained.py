@@ -5,7 +5,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ def weights_only() -> Iterator[None]:
         os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pretrained(OwnModel):
     """A network of a library, by its name: the base of both options."""
 
@@ -69,7 +67,6 @@ class Pretrained(OwnModel):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Torchvision(Pretrained):
     """A classification network of torchvision. Images keep their size unless `image_size` says
     otherwise; with weights they are normalised as for these, without as the data set has them."""
@@ -120,7 +117,6 @@ class Torchvision(Pretrained):
         load_weights(network, DEFAULT, head or "", f"torchvision's {self.name}", found)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Timm(Pretrained):
     """Any network of the library timm. Images are resized and normalised as it wants them."""
 

@@ -1,7 +1,6 @@
 """Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's, and torchvision's with random
 initialisation."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +26,6 @@ def _normed(
     return nn.Sequential(convolution, nn.BatchNorm2d(after, track_running_stats=running))
 
 
-@dataclass(frozen=True, kw_only=True)
 class CifarResNet(Model):
     """3x3 stem without pooling, one basic block a stage, every batch norm on the statistics of the
     batch at hand.
@@ -96,7 +94,6 @@ class _BasicBlock(nn.Module):
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TorchvisionResNet(Model):
     """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random
     initialisation or with weights from a file.
@@ -166,7 +163,6 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
     network.load_state_dict(given, strict=False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BottleneckResNet(Model):
     """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with
     ordinary batch norm.

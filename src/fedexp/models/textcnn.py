@@ -1,7 +1,6 @@
 """TextCNN of CFeD (Ma et al., IJCAI 2022; the network is Y. Kim's, EMNLP 2014) with a dropout that
 can be repeated."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +15,6 @@ from fedexp.data.types import TextShape
 from fedexp.models import Model, Output
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextCNN(Model):
     """Vectors of the characters, convolutions of several heights side by side, each with ReLU and
     maximum over the text, dropout, a linear layer without activation (the features) and a

@@ -1,15 +1,21 @@
 """Observers of a run: the interface of trackers, and `tracker=none`.
 
-The files of the run directory are the truth. A tracker is a view of them, told about the run from
-outside; it returns nothing and raises nothing.
+The files of the run directory are the truth; a tracker is a view of them. What fails in it is one
+warning, and the run continues (see `Guarded`).
 """
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Checked
+from fedexp.core.packages import how_to_install
+from fedexp.core.views import VIEWS, file_of
+from fedexp.rundir import files
 from fedexp.rundir.fingerprint import group_name, setting
 
 if TYPE_CHECKING:
@@ -71,8 +77,9 @@ class RoundRecord:
 
 
 class Tracker:
-    """The interface of trackers: it is told what happens in a run, and (`tracker=none`) does
-    nothing with it."""
+    """The interface of trackers, and `tracker=none`, which does nothing."""
+
+    name: ClassVar[str] = "the tracker"  # in messages
 
     def start(self, info: RunInfo) -> None:
         """Note that the run begins, or continues from a checkpoint."""
@@ -87,7 +94,7 @@ class Tracker:
         format by name."""
 
     def abort(self) -> None:
-        """Close after an error or an interrupt; may follow any other call, or none."""
+        """Close after an error or an interrupt."""
 
     @property
     def run_id(self) -> str | None:
@@ -95,8 +102,7 @@ class Tracker:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackerConfig(ABC):
+class TrackerConfig(Checked, ABC, prefix="tracker."):
     """Base of the `tracker` group: what a tracker is made from."""
 
     @property
@@ -104,7 +110,7 @@ class TrackerConfig(ABC):
         """Return whether all that is tracked stays in the run directory."""
         return False
 
-    def check(self) -> None:  # noqa: B027 (most need nothing)
+    def check(self) -> None:
         """Raise ConfigError where something that the tracker needs is not installed; before
         anything is written."""
 
@@ -113,7 +119,6 @@ class TrackerConfig(ABC):
         """Return the tracker of one run."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoTracker(TrackerConfig):
     """Configuration of `tracker=none`."""
 
@@ -125,7 +130,18 @@ class NoTracker(TrackerConfig):
         return Tracker()
 
 
-def display_path(path: Path) -> str:
-    """Return the path as one would type it: relative when it lies below the working directory."""
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+def require_package(package: str, tracker: str) -> None:
+    """Raise ConfigError unless the package of a tracker is installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"tracker={tracker}: needs the package {package}: {how_to_install(tracker)}"
+        )
+
+
+def final_tables(directory: Path) -> "dict[str, pd.DataFrame]":
+    """Return the tables in long format of a finished run, by name."""
+    import pandas as pd
+
+    names = [file_of(files.CLASSES, view) for view in VIEWS]
+    paths = [directory / name for name in (*names, files.TASKS)]
+    return {path.stem: pd.read_csv(path) for path in paths if path.exists()}

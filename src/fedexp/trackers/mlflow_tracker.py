@@ -5,14 +5,13 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from fedexp.core.errors import require
+from fedexp.core.limits import Limit, Name
 from fedexp.rundir.fingerprint import flatten
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
-from fedexp.trackers.guarded import Guarded, metrics_of, require_package
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, require_package
+from fedexp.trackers.names import metrics_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,16 +25,11 @@ ENVIRONMENT = {  # read when mlflow is imported and when a store is opened
 PARAMS, LENGTH = 100, 500
 
 
-@dataclass(frozen=True, kw_only=True)
 class MLflow(TrackerConfig):
     """Configuration of `tracker=mlflow`."""
 
-    store: str  # a directory, or the address of a server
-    experiment: str
-
-    def __post_init__(self) -> None:
-        require(bool(self.store), "tracker.store", repr(self.store), "a directory or an address")
-        require(bool(self.experiment), "tracker.experiment", repr(self.experiment), "a name")
+    store: Annotated[str, Limit("a directory, or the address of a server", bool)]
+    experiment: Name
 
     def check(self) -> None:
         require_package("mlflow", "mlflow")
@@ -48,17 +42,17 @@ class MLflow(TrackerConfig):
         return self.store if "://" in self.store else Path(self.store).absolute().as_uri()
 
 
-class MLflowTracker(Guarded):
+class MLflowTracker(Tracker):
     """One MLflow run: the configuration as params, metrics by the names that they have in W&B,
     results as artifacts."""
 
-    service: ClassVar[str] = "MLflow"
+    name: ClassVar[str] = "MLflow"
 
     def __init__(self, config: MLflow) -> None:
-        super().__init__()
         self.config = config
 
-    def begin(self, info: RunInfo) -> None:
+    def start(self, info: RunInfo) -> None:
+        self.classes = info.classes
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with warnings.catch_warnings():
@@ -109,31 +103,29 @@ class MLflowTracker(Guarded):
         for some in chunks(params):
             self.client.log_batch(run, params=some)
 
-    def add_round(self, record: RoundRecord) -> None:
+    def log_round(self, record: RoundRecord) -> None:
         from mlflow.entities import Metric
 
         if record.round <= self._logged:  # a resumed run repeats rounds, to the bit
             return
         now = int(time.time() * 1000)
-        values = metrics_of(record, self.info.classes)
+        values = metrics_of(record, self.classes)
         metrics = [Metric(plain(name), value, now, record.round) for name, value in values.items()]
         for some in chunks(metrics):
             self.client.log_batch(self.id, metrics=some)
 
-    def add_results(
-        self,
-        summary: Mapping[str, Any],
-        figures: Sequence[Path],
-        tables: "Mapping[str, pd.DataFrame]",
+    def finish(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
     ) -> None:
         self.client.log_dict(self.id, dict(summary), "summary.json")
         for path in figures:
             self.client.log_artifact(self.id, str(path), "figures")
         for name, table in tables.items():
             self.client.log_text(self.id, table.to_csv(index=False), f"tables/{name}.csv")
+        self.client.set_terminated(self.id, "FINISHED")
 
-    def end(self, completed: bool) -> None:
-        self.client.set_terminated(self.id, "FINISHED" if completed else "FAILED")
+    def abort(self) -> None:
+        self.client.set_terminated(self.id, "FAILED")
 
 
 def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:

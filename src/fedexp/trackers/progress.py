@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedexp.core.console import ROUNDS_LOG
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
+from fedexp.core.storage import display_path
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,7 +1,7 @@
-"""Several trackers at once: each is told everything."""
+"""Several trackers as one, and what happens when one fails."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,11 @@ from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
 if TYPE_CHECKING:
     import pandas as pd
 
+log = logging.getLogger("fedexp")
 
-@dataclass(frozen=True, kw_only=True)
+
 class Several(TrackerConfig):
-    """Configuration of `tracker=[a,b]`, in which names stand for nodes."""
+    """Configuration of `tracker=[a,b]`."""
 
     members: list[TrackerConfig]
 
@@ -31,35 +32,54 @@ class Several(TrackerConfig):
             member.check()
 
     def create(self) -> Tracker:
-        return Together([member.create() for member in self.members])
+        return Guarded([member.create() for member in self.members])
 
 
-class Together(Tracker):
-    """Trackers as one."""
+class Guarded(Tracker):
+    """Trackers as one. The first error of each is a warning, after which it is not called again."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers
+        self._open: list[Tracker] = []
 
     @property
     def run_id(self) -> str | None:
-        return next(
-            (tracker.run_id for tracker in self.trackers if tracker.run_id is not None), None
-        )
+        return next((each.run_id for each in self.trackers if each.run_id is not None), None)
 
     def start(self, info: RunInfo) -> None:
-        for tracker in self.trackers:
-            tracker.start(info)
+        self._open = list(self.trackers)
+        self._call_each("start", lambda tracker: tracker.start(info))
 
     def log_round(self, record: RoundRecord) -> None:
-        for tracker in self.trackers:
-            tracker.log_round(record)
+        self._call_each("log a round", lambda tracker: tracker.log_round(record))
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
     ) -> None:
-        for tracker in self.trackers:
-            tracker.finish(summary, figures, tables)
+        self._call_each("finish", lambda tracker: tracker.finish(summary, figures, tables))
+        self._open = []
 
     def abort(self) -> None:
-        for tracker in self.trackers:
-            tracker.abort()
+        self._call_each("finish", lambda tracker: tracker.abort())
+        self._open = []
+
+    def _call_each(self, what: str, call: Callable[[Tracker], None]) -> None:
+        for tracker in tuple(self._open):
+            try:
+                call(tracker)
+            except Exception as error:
+                self._open.remove(tracker)
+                log.warning(
+                    "%s could not %s; the run continues without it (%s)%s",
+                    tracker.name,
+                    what,
+                    reason(error),
+                    "".join(getattr(error, "__notes__", ())),
+                )
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of an error."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -3,20 +3,18 @@ beside each other."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
-from fedexp.trackers.guarded import Guarded, metrics_of, require_package
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, require_package
+from fedexp.trackers.names import metrics_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, kw_only=True)
 class TensorBoard(TrackerConfig):
     """Configuration of `tracker=tensorboard`."""
 
@@ -30,17 +28,17 @@ class TensorBoard(TrackerConfig):
         return TensorBoardTracker(self)
 
 
-class TensorBoardTracker(Guarded):
+class TensorBoardTracker(Tracker):
     """The event files of one run: metrics by the names that they have in W&B, with the round as the
     step."""
 
-    service: ClassVar[str] = "TensorBoard"
+    name: ClassVar[str] = "TensorBoard"
 
     def __init__(self, config: TensorBoard) -> None:
-        super().__init__()
         self.config = config
 
-    def begin(self, info: RunInfo) -> None:
+    def start(self, info: RunInfo) -> None:
+        self.classes, self._last_round = info.classes, info.first_round
         from torch.utils.tensorboard import SummaryWriter
 
         folder = info.directory / "tensorboard"
@@ -54,16 +52,14 @@ class TensorBoardTracker(Guarded):
             text = yaml.safe_dump(info.config, sort_keys=False, allow_unicode=True)
             self.writer.add_text("config", as_code(text), 0)
 
-    def add_round(self, record: RoundRecord) -> None:
-        for name, value in metrics_of(record, self.info.classes).items():
+    def log_round(self, record: RoundRecord) -> None:
+        self._last_round = record.round
+        for name, value in metrics_of(record, self.classes).items():
             self.writer.add_scalar(name, value, record.round)
         self.writer.flush()
 
-    def add_results(
-        self,
-        summary: Mapping[str, Any],
-        figures: Sequence[Path],
-        tables: "Mapping[str, pd.DataFrame]",
+    def finish(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
     ) -> None:
         import numpy as np
         from PIL import Image
@@ -77,8 +73,9 @@ class TensorBoardTracker(Guarded):
         self.writer.add_text(
             "summary", as_code(json.dumps(summary, indent=2, default=str)), self._last_round
         )
+        self.writer.close()
 
-    def end(self, completed: bool) -> None:
+    def abort(self) -> None:
         self.writer.close()
 
 

@@ -1,35 +1,45 @@
 """Weights & Biases as a view of a run, which can fail or hang without stopping the run.
 
-Every call of wandb runs in a thread with a time limit; after the first failure the tracker warns
-once and is silent. W&B's files stay below `<run directory>/wandb`.
+Every call of wandb runs in a thread with a time limit. W&B's files stay below
+`<run directory>/wandb`.
 """
 
 import io
 import logging
 import os
 import secrets
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from fedexp.core.errors import require, require_choice
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, display_path
-from fedexp.trackers.guarded import Guarded, metrics_of, reason
-from fedexp.trackers.wandb_names import define_metrics, flat_summary
-from fedexp.trackers.wandb_service import bounded, end_service, logged_in, set_environment
+from fedexp.core.limits import Limit, Name, Positive
+from fedexp.core.private.of_wandb import service_process
+from fedexp.core.storage import display_path
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
+from fedexp.trackers.names import SUMMARIES, flat_summary, metrics_of
+from fedexp.trackers.several import reason
 
 if TYPE_CHECKING:
     import pandas as pd
 
+T = TypeVar("T")
 log = logging.getLogger("fedexp")
 
-MODES = ("auto", "online", "offline", "disabled")
+Mode = Literal["auto", "online", "offline", "disabled"]
+Interval = Annotated[
+    float,
+    Limit(
+        "a number of rounds, or a part of them from 0 to 1",
+        lambda value: value >= 0 and (value < 1 or float(value).is_integer()),
+    ),
+]
 # Calls that need no server take milliseconds to a few seconds; longer means that wandb hangs.
 LOCAL_SECONDS = 30.0
-GRACE_SECONDS = 5.0  # wandb's own timeouts come first, so that it can clean up
+GRACE_SECONDS = 5.0  # wandb's own timeout comes first, so that it can clean up
 TAG_LENGTH = 64  # W&B's limit; of groups and names it is 128
 # W&B steps per round: after each round there is room for results, should the run be extended.
 STEPS = 10
@@ -51,35 +61,19 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Wandb(TrackerConfig):
     """Configuration of `tracker=wandb`."""
 
-    project: str
+    project: Name
     entity: str | None
-    mode: str  # auto | online | offline | disabled
+    mode: Mode
     group: str | None
     job_type: str | None
     tags: tuple[str, ...]
     name: str | None
-    log_images_every: float  # rounds; below 1: share of all rounds; 0: only at the end
-    init_timeout: float  # seconds
-    finish_timeout: float  # seconds
-
-    def __post_init__(self) -> None:
-        require(bool(self.project), "tracker.project", repr(self.project), "a name")
-        require_choice("tracker.mode", self.mode, MODES)
-        every = self.log_images_every
-        whole = every < 1 or float(every).is_integer()
-        require(
-            every >= 0 and whole,
-            "tracker.log_images_every",
-            every,
-            "a number of rounds, or a part of them from 0 to 1",
-        )
-        for name in ("init_timeout", "finish_timeout"):
-            seconds = getattr(self, name)
-            require(seconds > 0, f"tracker.{name}", seconds, "greater than 0")
+    log_images_every: Interval  # 0: only at the end
+    init_timeout: Positive  # seconds
+    finish_timeout: Positive  # seconds
 
     def image_interval(self, rounds: int) -> int | None:
         """Return the rounds between images in a run of so many; None: none before the end."""
@@ -101,11 +95,10 @@ class Wandb(TrackerConfig):
 
         # environment and settings files; `wandb offline` writes such a file
         settings = wandb.setup().settings
-        if self.mode == "auto" and settings.mode in ("offline", "dryrun"):
-            return ("offline",)
         if self.mode == "auto" and settings.mode == "disabled":
             return ()
-        if self.mode != "offline" and logged_in(settings.api_key, settings.base_url):
+        offline = self.mode == "auto" and settings.mode in ("offline", "dryrun")
+        if self.mode != "offline" and not offline and is_logged_in(settings):
             return ("online", "offline")
         return ("offline",)
 
@@ -113,123 +106,83 @@ class Wandb(TrackerConfig):
         return Tracker() if self.mode == "disabled" else WandbTracker(self)
 
 
-class WandbTracker(Guarded):
+class WandbTracker(Tracker):
     """One W&B run: silent, without prompts, and always closed."""
 
-    service: ClassVar[str] = "W&B"
+    name: ClassVar[str] = "W&B"
 
     def __init__(self, config: Wandb) -> None:
-        super().__init__()
         self.config = config
         self.complete = False  # the whole run is with W&B, or in the files for `wandb sync`
         self._run: Any = None
         self._id: str | None = None
-        self._offline = False
-        self._seconds = 0.0
-        self._restore_environment: Callable[[], None] | None = None
+        self._held = ExitStack()  # wandb-core and its environment
 
     @property
     def run_id(self) -> str | None:
         return self._id
 
     def start(self, info: RunInfo) -> None:
-        self._seconds = LOCAL_SECONDS
-        self._id = info.wandb_id or new_id()
-        self._restore_environment = set_environment(info.directory.absolute() / "wandb")
-        super().start(info)
-        if self._run is None and self._open:  # W&B is disabled
-            self._open = False
-            self.release()
+        self.info, self._id, self._last_round = info, info.wandb_id or new_id(), info.first_round
+        self._held.enter_context(service(info.directory.absolute() / "wandb"))
+        try:
+            self._run = self._open()
+        finally:
+            if self._run is None:  # it failed, or W&B is disabled
+                self._held.close()
 
-    def begin(self, info: RunInfo) -> None:
-        """Open the W&B run, online if that is asked for and possible, else offline."""
-        modes = bounded(self.config.modes, LOCAL_SECONDS)
-        if self.config.mode == "online" and "online" not in modes:
-            log.warning(
-                "tracker.mode=online, but W&B has no key (`wandb login` stores one): the run goes"
-                " on offline"
-            )
-        if "online" in modes:
-            older = set((info.directory / "wandb").glob("run-*"))
-            try:
-                seconds = self.config.init_timeout + GRACE_SECONDS
-                self._run = bounded(lambda: self._init("online"), seconds)
-                return
-            except Exception as error:
-                log.warning("W&B cannot be reached; the run continues offline (%s)", reason(error))
-                end_service(GRACE_SECONDS)
-                # Else `wandb sync` would find the run twice.
-                for path in (info.directory / "wandb").glob(f"run-*-{self._id}"):
-                    if path not in older:
-                        shutil.rmtree(path, ignore_errors=True)
-        if "offline" in modes:
-            self._run = bounded(lambda: self._init("offline"), LOCAL_SECONDS)
-            self._offline = True
-
-    def add_round(self, record: RoundRecord) -> None:
+    def log_round(self, record: RoundRecord) -> None:
+        self._last_round = record.round
         row = {"round": record.round, **metrics_of(record, self.info.classes)}
         # W&B drops steps that it has: a resumed run repeats rounds.
-        images = self._interim_images(record)
-        self._run.log(row | images, step=record.round * STEPS, commit=True)
+        self._call(
+            lambda run: run.log(
+                row | self._interim_images(record), step=record.round * STEPS, commit=True
+            )
+        )
 
-    def add_results(
-        self,
-        summary: Mapping[str, Any],
-        figures: Sequence[Path],
-        tables: "Mapping[str, pd.DataFrame]",
+    def finish(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
     ) -> None:
         # Without a step: they get those after the last round's, so that an extended run logs the
         # next round.
-        self._run.summary.update(flat_summary(summary))
-        images = log_images({path.stem: str(path) for path in figures if path.suffix == ".png"})
-        self._run.log({"round": self._last_round} | images, commit=not tables)
-        if tables:
-            self._run.log({f"tables/{name}": log_table(table) for name, table in tables.items()})
+        pictures = {path.stem: str(path) for path in figures if path.suffix == ".png"}
 
-    def end(self, completed: bool) -> None:
-        self._run.finish(0 if completed else 1)
+        def log_results(run: Any) -> None:
+            run.summary.update(flat_summary(summary))
+            run.log({"round": self._last_round} | as_images(pictures), commit=not tables)
+            if tables:
+                run.log({f"tables/{name}": as_table(table) for name, table in tables.items()})
 
-    def call(self, action: Callable[[], None]) -> None:
-        if self._run is None:
-            action()  # `begin`, which bounds its calls itself
-        else:
-            bounded(action, self._seconds)
+        self.complete = self._run is not None
+        self._call(log_results)
+        self._end(0)
 
-    def _close(self, completed: bool) -> bool:
-        self._seconds = self.config.finish_timeout + GRACE_SECONDS
-        hint = self.hint()
-        worked = super()._close(completed)
-        if worked and self._offline:
-            log.info("W&B is offline%s", hint)
-        self.complete = worked and completed
-        return worked
+    def abort(self) -> None:
+        self._end(1)
 
-    def release(self) -> None:
-        """Leave nothing open."""
-        self._run = None
-        if self._restore_environment is not None:
-            end_service(GRACE_SECONDS)
-            self._restore_environment()
-            self._restore_environment = None
-
-    def hint(self) -> str:
-        if self._run is None:
-            return ""
-        return f"; upload with: wandb sync {display_path(Path(self._run.dir).parent)}"
+    def _open(self) -> Any:
+        """Return the W&B run, online if that is asked for and possible, else offline; None where
+        W&B is disabled."""
+        modes = bounded(self.config.modes, LOCAL_SECONDS)
+        if self.config.mode == "online" and "online" not in modes:
+            log.warning(
+                "tracker.mode=online, but W&B has no key (`wandb login` stores one): the run"
+                " continues offline"
+            )
+        if "online" in modes:
+            try:
+                seconds = self.config.init_timeout + GRACE_SECONDS
+                return bounded(lambda: self._init("online"), seconds)
+            except Exception as error:
+                log.warning("W&B cannot be reached; the run continues offline (%s)", reason(error))
+                end_service()
+        return bounded(lambda: self._init("offline"), LOCAL_SECONDS) if modes else None
 
     def _init(self, mode: str) -> Any:
         import wandb
 
         info, config = self.info, self.config
-        if wandb.run is not None:  # left by an earlier failure; init() may return it
-            with suppress(Exception):
-                wandb.run.finish()
-        wanted: dict[str, Any] = {
-            **SETTINGS,
-            "init_timeout": config.init_timeout,
-            "finish_timeout": config.finish_timeout,
-        }
-        known = {k: v for k, v in wanted.items() if k in wandb.Settings.model_fields}
         tags = dict.fromkeys((*info.tags, *config.tags))
         run = wandb.init(
             project=config.project,
@@ -243,10 +196,39 @@ class WandbTracker(Guarded):
             id=self._id,
             resume="allow" if info.wandb_id else None,
             mode=mode,  # type: ignore[arg-type]
-            settings=wandb.Settings(**known),
+            reinit="create_new",  # whatever an earlier failure has left open
+            settings=wandb.Settings(**SETTINGS, init_timeout=config.init_timeout),
         )
-        define_metrics(run)
+        run.define_metric("round")
+        for name, summary in SUMMARIES.items():
+            run.define_metric(name, step_metric="round", summary=summary)
         return run
+
+    def _call(self, action: Callable[[Any], object], seconds: float | None = None) -> None:
+        """Do something with the run, if there is one. An error has a note on how to upload it."""
+        run = self._run
+        if run is None:
+            return
+        try:
+            bounded(lambda: action(run), seconds or LOCAL_SECONDS)
+        except Exception as error:
+            error.add_note(self._hint())
+            self._run, self.complete = None, False
+            self._held.close()
+            raise
+
+    def _end(self, code: int) -> None:
+        if self._run is None:
+            return
+        offline, hint = self._run.offline, self._hint()
+        self._call(lambda run: run.finish(code), self.config.finish_timeout)
+        if offline:
+            log.info("W&B is offline%s", hint)
+        self._run = None
+        self._held.close()
+
+    def _hint(self) -> str:
+        return f"; upload with: wandb sync {display_path(Path(self._run.dir).parent)}"
 
     def _interim_images(self, record: RoundRecord) -> dict[str, Any]:
         total = self.info.total_rounds
@@ -261,17 +243,17 @@ class WandbTracker(Guarded):
         from fedexp.figures import interim_pictures
 
         pictures = interim_pictures(self.info.directory, record.history, record.others)
-        return log_images({k: Image.open(io.BytesIO(content)) for k, content in pictures.items()})
+        return as_images({k: Image.open(io.BytesIO(content)) for k, content in pictures.items()})
 
 
-def log_images(pictures: Mapping[str, Any]) -> dict[str, Any]:
+def as_images(pictures: Mapping[str, Any]) -> dict[str, Any]:
     """pictures: name -> path or PIL image."""
     import wandb
 
     return {f"figures/{name}": wandb.Image(picture) for name, picture in pictures.items()}
 
 
-def log_table(table: "pd.DataFrame") -> Any:
+def as_table(table: "pd.DataFrame") -> Any:
     """Return a W&B table whose empty cells stay empty, also in columns of text."""
     import wandb
 
@@ -285,3 +267,71 @@ def new_id() -> str:
     """Return a fresh id for each run, also in one process; a W&B sweep agent brings one."""
     given = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
     return given or secrets.token_hex(4)
+
+
+def is_logged_in(settings: Any) -> bool:
+    """Return whether there are credentials for the server of wandb's settings, which know the
+    environment and the settings files but not netrc; nothing is asked of it."""
+    from requests.utils import get_netrc_auth  # wandb needs requests
+
+    found = settings.api_key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    return bool(found or get_netrc_auth(settings.base_url))
+
+
+def bounded(function: Callable[[], T], seconds: float) -> T:
+    """Return the function's result, or raise its exception, or TimeoutError after `seconds`; its
+    thread then stays.
+
+    An attempt of the function to exit the process becomes a RuntimeError.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(function())
+        except Exception as error:
+            outcome.set_exception(error)
+        except BaseException as error:
+            outcome.set_exception(RuntimeError(f"wandb wanted to end the process ({error!r})"))
+
+    Thread(target=work, daemon=True, name="wandb call").start()
+    return outcome.result(timeout=seconds)
+
+
+@contextmanager
+def service(folder: Path) -> Iterator[None]:
+    """wandb-core ends with the block. Inside, wandb is silent and puts staged tables and logs into
+    `folder`, unless the user has named other places: wandb-core reads these variables alone."""
+    given = dict(os.environ)
+    wanted = {
+        "WANDB_SILENT": "true",
+        "WANDB_DATA_DIR": given.get("WANDB_DATA_DIR", str(folder / "data")),
+        "WANDB_CACHE_DIR": given.get("WANDB_CACHE_DIR", str(folder / "cache")),
+    }
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        end_service()
+        # WANDB_SERVICE is set by wandb and would outlive a wandb-core that was killed.
+        for name in (*wanted, "WANDB_SERVICE"):
+            os.environ.pop(name, None)
+        os.environ.update({name: given[name] for name in wanted if name in given})
+
+
+def end_service() -> None:
+    """End wandb-core, by force if it does not end itself in time."""
+
+    def teardown() -> None:
+        import wandb
+
+        wandb.teardown()
+
+    process = service_process()
+    try:
+        bounded(teardown, GRACE_SECONDS)
+    except Exception:
+        if process is not None:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_SECONDS)

@@ -38,17 +38,21 @@ def analyse(
 def describe(simulation: Simulation, state: State, server: Tree, answers: CohortResult) -> Analysed:
     """Return the round as its analyses see it. answers: of the last exchange in which clients sent
     a model."""
-    bench, info, clients = simulation.bench, answers.round.info, list(answers.cohort.clients)
-    start = bench.net.own(answers.sent["params"])
+    runtime, federation, clients = (
+        simulation.runtime,
+        answers.round.federation,
+        list(answers.cohort.clients),
+    )
+    start = runtime.net.own(answers.sent["params"])
     trained = answers.trained.messages.get("params")
     tested = bool(state.accuracy) and state.accuracy[-1][0] == state.round
     # the model that was distributed
-    known = tested and is_same(start, bench.net.own(state.server["params"]))
+    known = tested and is_same(start, runtime.net.own(state.server["params"]))
     return Analysed(
         round=answers.cohort.round,
         clients=clients,
-        counts=info.counts[clients],
-        weights=info.weights[clients],
+        counts=federation.counts[clients],
+        weights=federation.weights[clients],
         start=start,
         start_accuracy=state.history.class_accuracy[-1] if known else None,
         local=(
@@ -56,11 +60,11 @@ def describe(simulation: Simulation, state: State, server: Tree, answers: Cohort
             if trained is None
             else {name: leaf for name, leaf in trained.items() if name in start}
         ),
-        epochs=None if answers.trained.probed is None else epochs_of(bench, info, answers),
+        epochs=None if answers.trained.probed is None else epochs_of(runtime, federation, answers),
         gradients=lambda: local_gradients(
-            bench, answers.sent, [info.parts[client] for client in clients]
+            runtime, answers.sent, [federation.parts[client] for client in clients]
         ),
-        features=lambda: (test_features(bench, state.server), test_features(bench, server)),
+        features=lambda: (test_features(runtime, state.server), test_features(runtime, server)),
     )
 
 
@@ -71,14 +75,14 @@ def is_same(one: Params, other: Params) -> bool:
     )
 
 
-def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> Epochs:
+def epochs_of(runtime: ClientRuntime, federation: Federation, answers: CohortResult) -> Epochs:
     """Return the accuracies at the marks of the round's probes."""
     probed = answers.trained.probed
     assert probed is not None
-    data = bench.tested_on(bench.views[0]).data
+    data = runtime.tested_on(runtime.views[0]).data
     totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
     correct, own = (probed[name].cpu().numpy() for name in ("test", "train"))
-    sizes = np.array([[len(info.parts[client])] for client in answers.cohort.clients])
+    sizes = np.array([[len(federation.parts[client])] for client in answers.cohort.clients])
     return Epochs(
         numbers=[probe.epochs for probe in answers.cohort.probes],
         accuracy=class_accuracy(correct, totals),
@@ -88,43 +92,46 @@ def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> 
 
 
 @torch.no_grad()
-def test_features(bench: ClientRuntime, model: Tree) -> torch.Tensor:
+def test_features(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
     """Return the features [n, D] that a model (`params` and `buffers`) has of the examples that the
     run is tested on."""
-    bench = bench.tested_on(bench.views[0])
-    bench.net.set_buffers(model["buffers"])
-    params = bench.net.own(model["params"])
-    numbers = torch.arange(len(bench.data.y_test), device=bench.device)
+    runtime = runtime.tested_on(runtime.views[0])
+    runtime.net.set_buffers(model["buffers"])
+    params = runtime.net.own(model["params"])
+    numbers = torch.arange(len(runtime.data.y_test), device=runtime.device)
     return torch.cat(
         [
-            bench.net(params, bench.load_test(index)[0]).features.flatten(1)
-            for index in numbers.split(bench.evaluation_batch)
+            runtime.net(params, runtime.load_test(index)[0]).features.flatten(1)
+            for index in numbers.split(runtime.evaluation_batch)
         ]
     )
 
 
-def local_gradients(bench: ClientRuntime, model: Tree, parts: Sequence[Any]) -> Params:
+def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -> Params:
     """Return the gradient of each client's loss at a model (`params` and `buffers`), leaves [S,
     ...]: the mean cross-entropy over its training examples (their numbers: `parts`), not augmented,
     the model in eval mode."""
-    bench.net.set_buffers(model["buffers"])
-    params = bench.net.own(model["params"])
+    runtime.net.set_buffers(model["buffers"])
+    params = runtime.net.own(model["params"])
     return tree.stack(
-        [local_gradient(bench, params, torch.from_numpy(part).to(bench.device)) for part in parts]
+        [
+            local_gradient(runtime, params, torch.from_numpy(part).to(runtime.device))
+            for part in parts
+        ]
     )
 
 
-def local_gradient(bench: ClientRuntime, params: Params, numbers: torch.Tensor) -> Params:
+def local_gradient(runtime: ClientRuntime, params: Params, numbers: torch.Tensor) -> Params:
     """Return the gradient over the training examples of these numbers [n], which are taken a few at
     a time."""
     total = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
-    for index in numbers.split(bench.evaluation_batch) if len(numbers) else ():
-        x, y = bench.load_train(index, None)
+    for index in numbers.split(runtime.evaluation_batch) if len(numbers) else ():
+        x, y = runtime.load_train(index, None)
 
         def loss(p: Params, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
-            return F.cross_entropy(bench.net(p, x).logits, y, reduction="sum") / len(numbers)
+            return F.cross_entropy(runtime.net(p, x).logits, y, reduction="sum") / len(numbers)
 
-        gradient, _ = bench.net.gradient(loss, params)
+        gradient, _ = runtime.net.gradient(loss, params)
         total = {name: leaf + gradient[name] for name, leaf in total.items()}
     return total
 
@@ -141,7 +148,7 @@ def check_analyses(simulation: Simulation) -> None:
                 f"analysis.rounds: round {late[0]} is after the last one"
                 f" (rounds={simulation.rounds})"
             )
-    module = simulation.bench.net.module
+    module = simulation.runtime.net.module
     if isinstance(module, LogitsOnly) and any(
         isinstance(p, CKA) for p in simulation.analysis.parts
     ):
@@ -149,7 +156,7 @@ def check_analyses(simulation: Simulation) -> None:
             "analysis=cka: needs the features of the model, which are the input of its last layer:"
             f" name it (model.head {must_be_linear(module.network, None)})"
         )
-    if simulation.bench.heads is not None and any(
+    if simulation.runtime.heads is not None and any(
         isinstance(p, GradientDiversity) for p in simulation.analysis.parts
     ):
         raise ConfigError(

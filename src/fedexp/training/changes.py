@@ -48,7 +48,7 @@ def changed(
     draw: Callable[[Partitioner, str], Partition],
 ) -> list[tuple[int, Partition, Federation]]:
     """Return, for each round in which something changes, that round, the partition from then on,
-    and the facts that the server knows. draw: the partition by a partitioner; its second argument
+    and what the server knows. draw: the partition by a partitioner; its second argument
     names the random numbers."""
     found = []
     drawn: dict[int, Partition] = {0: first}

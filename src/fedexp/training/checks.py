@@ -355,14 +355,16 @@ def without_batches(
     Raises ConfigError where nobody could train.
     """
     idle, lost = set(), 0
-    for info in tasks:
-        sizes = [len(part_of(algorithm, info, client)) for client in range(info.num_clients)]
+    for federation in tasks:
+        sizes = [
+            len(part_of(algorithm, federation, client)) for client in range(federation.num_clients)
+        ]
         alone = [left_out(size, local.batch_size) for size in sizes]
         unable = {
             c for c, (size, single) in enumerate(zip(sizes, alone, strict=True)) if size == single
         }
-        if len(unable) == info.num_clients:
-            where = f" of task {info.task + 1}" if len(tasks) > 1 else ""
+        if len(unable) == federation.num_clients:
+            where = f" of task {federation.task + 1}" if len(tasks) > 1 else ""
             raise ConfigError(
                 f"local.batch_size={local.batch_size}: the model has batch normalisation, which"
                 f" needs batches of at least two examples, and no client{where} has one; use a"

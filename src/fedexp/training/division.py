@@ -33,9 +33,9 @@ class Division:
     server_unlabelled: np.ndarray  # numbers of the surrogate examples that the server holds
     changes: "tuple[tuple[int, Division], ...]" = ()  # (first round, the division from then on)
 
-    def stage(self, bench: ClientRuntime, engine: Engine) -> Stage:
+    def stage(self, runtime: ClientRuntime, engine: Engine) -> Stage:
         public, unlabelled = (
-            PublicSet(bench, torch.from_numpy(numbers), engine) if len(numbers) else None
+            PublicSet(runtime, torch.from_numpy(numbers), engine) if len(numbers) else None
             for numbers in (self.partition.public, self.server_unlabelled)
         )
         return Stage(self.partition, self.federation, public, unlabelled)
@@ -90,7 +90,9 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             return partition_of(replace(built, partition=partitioner), data, task, (), name)
 
         changes = changed(built.schedule, partition, federation, seed, draw)
-        later = tuple((first, Division(new, facts, server)) for first, new, facts in changes)
+        later = tuple(
+            (first, Division(new, federation, server)) for first, new, federation in changes
+        )
         parts.append(Division(partition, federation, server, later))
     return with_validation(data, held_out, origin), with_replay(
         built, with_met(built, with_orders(built, parts))

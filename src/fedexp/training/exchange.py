@@ -80,7 +80,8 @@ def run_exchange(
     cohort = assemble(simulation, exchange, server, kept, number, clients)
     if exchange.trains_model:
         cohort = replace(
-            cohort, probes=probes_of(simulation, cohort, facts(simulation, server, number).parts)
+            cohort,
+            probes=probes_of(simulation, cohort, federation_at(simulation, server, number).parts),
         )
     clock.lap("sampling")
     sent = broadcast(exchange, server)
@@ -156,7 +157,7 @@ def not_finite(done: Sequence[CohortResult]) -> list[int]:
 
 def train(simulation: Simulation, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
     """Train a cohort, those with one role together."""
-    bench, engine, rate = simulation.bench, simulation.engine, simulation.lr_at(cohort.round)
+    runtime, engine, rate = simulation.runtime, simulation.engine, simulation.lr_at(cohort.round)
 
     def lr_of(role: FedAvg) -> float:
         return role.local_lr(rate) if isinstance(role, OwnTraining) else rate
@@ -166,11 +167,11 @@ def train(simulation: Simulation, sent: Tree, cohort: Cohort, evaluate_local: bo
         positions.setdefault(role, []).append(position)
     if len(positions) == 1:
         (role,) = positions
-        return engine.train(role, bench, sent, cohort, lr_of(role), evaluate_local)
+        return engine.train(role, runtime, sent, cohort, lr_of(role), evaluate_local)
     gather = Gather(len(cohort.clients))
     for role, where in positions.items():
         some = cohort.take(where)
-        gather.add(where, engine.train(role, bench, sent, some, lr_of(role), evaluate_local))
+        gather.add(where, engine.train(role, runtime, sent, some, lr_of(role), evaluate_local))
     return gather.result()
 
 
@@ -193,19 +194,23 @@ def assemble(
     clients: Sequence[int],
 ) -> Cohort:
     """Decide who does what, and prepare the work of each client."""
-    seed, bench, info = (
+    seed, runtime, federation = (
         simulation.seeds.training,
-        simulation.bench,
-        facts(simulation, server, number),
+        simulation.runtime,
+        federation_at(simulation, server, number),
     )
-    roles = roles_of(exchange, info, clients, generator_for(seed, "roles", number))
+    roles = roles_of(exchange, federation, clients, generator_for(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
-    schedules = [schedule_of(simulation, role, info, number, client) for role, client in pairs]
-    found = (kept[c] if c in kept else first_state(simulation, role, info) for role, c in pairs)
-    states = [to(state, bench.device) for state in found]
+    schedules = [
+        schedule_of(simulation, role, federation, number, client) for role, client in pairs
+    ]
+    found = (
+        kept[c] if c in kept else first_state(simulation, role, federation) for role, c in pairs
+    )
+    states = [to(state, runtime.device) for state in found]
     plans = [
-        role.host_plan(info, c, generator_for(seed, "plan", number, c))
-        | plan_after(simulation, role, info, number, c)
+        role.host_plan(federation, c, generator_for(seed, "plan", number, c))
+        | plan_after(simulation, role, federation, number, c)
         for role, c in pairs
     ]
     personals: list[Tree] = []
@@ -213,20 +218,20 @@ def assemble(
         own: Tree = {}
         if isinstance(role, Personal):
             rng = generator_for(seed, "personal", number, c)
-            own = to(role.personal_broadcast(server, c, kept, info, rng), bench.device)
+            own = to(role.personal_broadcast(server, c, kept, federation, rng), runtime.device)
         personals.append(own)
     return Cohort(number, clients, roles, schedules, states, plans, personals)
 
 
-def first_state(simulation: Simulation, role: FedAvg, info: Federation) -> Tree:
+def first_state(simulation: Simulation, role: FedAvg, federation: Federation) -> Tree:
     """Return what a client keeps before it first takes part."""
     initial = simulation.initial
     return role.client_init(
-        initial | simulation.initial_buffers if role.keeps_buffers else initial, info
+        initial | simulation.initial_buffers if role.keeps_buffers else initial, federation
     )
 
 
-def facts(simulation: Simulation, server: Tree, number: int) -> Federation:
+def federation_at(simulation: Simulation, server: Tree, number: int) -> Federation:
     """Return what the server knows of its clients in a round, with the examples of earlier tasks
     that they keep."""
     federation = simulation.stage_of(number).federation
@@ -238,7 +243,7 @@ def facts(simulation: Simulation, server: Tree, number: int) -> Federation:
 def schedule_of(
     simulation: Simulation,
     role: FedAvg,
-    info: Federation,
+    federation: Federation,
     number: int,
     client: int,
     epochs: int | None = None,
@@ -246,12 +251,12 @@ def schedule_of(
 ) -> Schedule:
     """Return the schedule of a client in a round: in `epochs` passes, None: as many as its role
     has."""
-    bench = simulation.bench
+    runtime = simulation.runtime
     return make_schedule(
-        part=part_of(role, info, client),
-        local=replace(bench.local, epochs=epochs or epochs_of(role, bench.local)),
-        augmentation=bench.augmentation if role.augments else None,
-        image_size=bench.data.image_size,
+        part=part_of(role, federation, client),
+        local=replace(runtime.local, epochs=epochs or epochs_of(role, runtime.local)),
+        augmentation=runtime.augmentation if role.augments else None,
+        image_size=runtime.data.image_size,
         seed=simulation.seeds.training,
         round=number,
         client=client,
@@ -261,14 +266,14 @@ def schedule_of(
 
 
 def plan_after(
-    simulation: Simulation, role: FedAvg, info: Federation, number: int, client: int
+    simulation: Simulation, role: FedAvg, federation: Federation, number: int, client: int
 ) -> Tree:
     """Return the batches of OwnTraining.after as a part of a client's plan."""
-    steps = role.after(info, simulation.bench.local) if isinstance(role, OwnTraining) else 0
+    steps = role.after(federation, simulation.runtime.local) if isinstance(role, OwnTraining) else 0
     if not steps:
         return {}
-    fresh = schedule_of(simulation, role, info, number, client, epochs=1, again=" after")
-    part = part_of(role, info, client)
+    fresh = schedule_of(simulation, role, federation, number, client, epochs=1, again=" after")
+    part = part_of(role, federation, client)
     own = int((part[0] if isinstance(part, tuple) else part)[0])
     return {f"after_{name}": array for name, array in padded_schedule(fresh, steps, own).items()}
 
@@ -281,21 +286,28 @@ def broadcast(exchange: FedAvg, server: Tree) -> Tree:
 
 def describe(simulation: Simulation, server: Tree, cohort: Cohort, trained: Trained) -> ServerRound:
     """Return the round as the server's hooks see it. `server` is its state before the exchange."""
-    stage, info = simulation.stage_of(cohort.round), facts(simulation, server, cohort.round)
+    stage, federation = (
+        simulation.stage_of(cohort.round),
+        federation_at(simulation, server, cohort.round),
+    )
     return ServerRound(
-        info=info,
+        federation=federation,
         clients=cohort.clients,
-        weights=client_weights(info, cohort.clients, simulation.bench),
+        weights=client_weights(federation, cohort.clients, simulation.runtime),
         previous=server,
         buffers=trained.buffers,
         lr=simulation.lr_at(cohort.round),
-        local=simulation.bench.local,
+        local=simulation.runtime.local,
         public=stage.public,
         surrogate=stage.surrogate,
         rng=generator_for(simulation.seeds.training, "server", cohort.round),
     )
 
 
-def client_weights(info: Federation, clients: Sequence[int], bench: ClientRuntime) -> torch.Tensor:
+def client_weights(
+    federation: Federation, clients: Sequence[int], runtime: ClientRuntime
+) -> torch.Tensor:
     """Return the weights [|S|]: numbers of training examples, or ones with weighting=uniform."""
-    return torch.as_tensor(info.weights[list(clients)], dtype=bench.dtype, device=bench.device)
+    return torch.as_tensor(
+        federation.weights[list(clients)], dtype=runtime.dtype, device=runtime.device
+    )

@@ -14,9 +14,9 @@ from fedexp.config.values import resolve
 from fedexp.rundir import checkpoint, elsewhere, files, origin
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.lock import occupied
-from fedexp.trackers.base import RunInfo, Tracker
+from fedexp.trackers.base import RunInfo, Tracker, final_tables
 from fedexp.trackers.progress import Progress, result_line, result_table
-from fedexp.trackers.replay import final_tables
+from fedexp.trackers.several import Guarded
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.checks import check_used
@@ -93,7 +93,7 @@ def train_run(job: Job) -> dict[str, Any]:
         saved = (
             checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
         )
-        marks = origin.marks_of(container, built.sources, simulation.bench.data)
+        marks = origin.marks_of(container, built.sources, simulation.runtime.data)
         state = first_state(job, container, prepared, saved, marks)
         held.enter_context(failing(job, container, saved))
         clear_failed_attempt(job.directory)
@@ -135,7 +135,7 @@ def recording(
 ) -> Iterator[tuple[Recorder, list[Tracker]]]:
     """While the block runs, its rounds are recorded and tracked; closes all of it whatever
     happens."""
-    tracker: Tracker = built.tracker.create()
+    tracker: Tracker = Guarded([built.tracker.create()])
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
     going_on = None if saved is None else saved.state
     recorder = Recorder(
@@ -207,7 +207,7 @@ def run_info(
         sweep_of(job),
         total_rounds=simulation.rounds,
         first_round=state.round,
-        classes=simulation.bench.data.classes,
+        classes=simulation.runtime.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
         resumed=resumed,

@@ -29,14 +29,14 @@ def making(model: Model) -> Iterator[None]:
 
 
 @torch.no_grad()
-def check_reads(model: Model, bench: ClientRuntime) -> None:
+def check_reads(model: Model, runtime: ClientRuntime) -> None:
     """Raise ConfigError where the network does not give a row of logits for each of two training
     examples: made for images in colour, and these are grey; or for fewer classes."""
-    data = bench.data
+    data = runtime.data
     index = torch.arange(min(2, len(data.x_train)), device=data.x_train.device)
-    x = data.inputs(data.x_train, index, None, None, bench.dtype)
+    x = data.inputs(data.x_train, index, None, None, runtime.dtype)
     try:
-        output = bench.net({}, x)
+        output = runtime.net({}, x)
     except Exception as error:  # of a network of anybody's
         if lacks_memory(error) or is_out_of_memory(error):
             raise
@@ -48,7 +48,7 @@ def check_reads(model: Model, bench: ClientRuntime) -> None:
             f" {type(logits).__name__}"
         )
     # heads of tasks: the algorithm has made them
-    classes = data.num_classes if bench.heads is None else 1
+    classes = data.num_classes if runtime.heads is None else 1
     if logits.dim() != 2 or len(logits) != len(index) or logits.shape[1] < classes:
         wanted = [len(index), data.num_classes]
         raise ConfigError(

@@ -15,7 +15,7 @@ from fedexp.training.exchange import CohortResult
 
 
 def measure(
-    bench: ClientRuntime,
+    runtime: ClientRuntime,
     before: Mapping[str, Params],
     after: Mapping[str, Params],
     local: Sequence[Mapping[str, Params]],
@@ -24,8 +24,8 @@ def measure(
     model with the local models, mean and (population) `local_std` over these, None without any;
     `aggregated`, that with the new global model; `neurons`, and how many of them are `dead` in the
     distributed model."""
-    start, end = class_means(bench, before), class_means(bench, after)
-    trained = [class_means(bench, model) for model in local]
+    start, end = class_means(runtime, before), class_means(runtime, after)
+    trained = [class_means(runtime, model) for model in local]
     rows = []
     for i, layer in enumerate(start):
         found = [neurons.alignment(layer, each[i]) for each in trained]

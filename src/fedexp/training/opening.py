@@ -86,7 +86,7 @@ def note_beginning(
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
     way = {"precision": prepared.hardware.precision}
-    origin.note(job.directory, container, simulation.bench.data, marks, way, resumed)
+    origin.note(job.directory, container, simulation.runtime.data, marks, way, resumed)
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def place_states(simulation: Simulation, state: State) -> None:
     example = first_state(simulation, simulation.algorithm, federation)
     if each := tree.num_bytes(example):
         home, resident, sentence = choose_place(
-            each, federation.num_clients, simulation.bench.device
+            each, federation.num_clients, simulation.runtime.device
         )
         state.clients.place(home, resident)
         log.info("%s", sentence)
@@ -167,7 +167,7 @@ def write_inputs(job: Job, container: Mapping[str, Any], simulation: Simulation)
             partition = replace(
                 partition, info=partition.info | {"rounds_per_task": simulation.rounds_per_task}
             )
-        partition.save(job.directory / name, simulation.bench.data.classes)
+        partition.save(job.directory / name, simulation.runtime.data.classes)
         task = f" of task {stage.federation.task + 1}" if len(simulation.stages) > 1 else ""
         if "from_round" in partition.info:
             log.info(

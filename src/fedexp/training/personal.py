@@ -34,21 +34,21 @@ def evaluate_personal(
     nan: a class that the client does not hold, or that the examples of the view lack. kept: client
     -> its state; a client that never took part has its first state. views: names of the tests.
     """
-    bench, info = simulation.bench, simulation.stage_of(number).federation
+    runtime, federation = simulation.runtime, simulation.stage_of(number).federation
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
-    bench.net.set_buffers(server["buffers"])
+    runtime.net.set_buffers(server["buffers"])
     tests = {
-        view: ModelTest(bench.tested_on(view), server, bench.test_draws(view, number))
+        view: ModelTest(runtime.tested_on(view), server, runtime.test_draws(view, number))
         for view in views
     }
     correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in tests}
     algorithm = simulation.algorithm
-    first = first_state(simulation, algorithm, info)
+    first = first_state(simulation, algorithm, federation)
     for client in range(len(holds)):
-        state = to(kept.get(client, first), bench.device)
+        state = to(kept.get(client, first), runtime.device)
         model = server["params"]
         if isinstance(algorithm, Personal):
-            model = algorithm.personal_model(server, client, state, info)
+            model = algorithm.personal_model(server, client, state, federation)
         for view, test in tests.items():
             correct[view][client] = test.right(model, holds[client]).cpu().numpy()
     shares = {view: class_accuracy(counts, tests[view].totals) for view, counts in correct.items()}
@@ -56,17 +56,17 @@ def evaluate_personal(
 
 
 class ModelTest:
-    """The examples that a view shows, for many models. bench: with them as its test set
+    """The examples that a view shows, for many models. runtime: with them as its test set
     (`tested_on`)."""
 
-    def __init__(self, bench: ClientRuntime, server: Tree, draws: torch.Tensor | None):
-        self.bench, self.server, self.draws = bench, server, draws
+    def __init__(self, runtime: ClientRuntime, server: Tree, draws: torch.Tensor | None):
+        self.runtime, self.server, self.draws = runtime, server, draws
         self._features: torch.Tensor | None = None
 
     @property
     def totals(self) -> np.ndarray:
         """Return the number of examples of each class, int64 [C]."""
-        data = self.bench.data
+        data = self.runtime.data
         return torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
 
     @torch.no_grad()
@@ -75,34 +75,35 @@ class ModelTest:
 
         A model that normalises by the batch at hand sees the batches in which the global model is
         tested."""
-        bench = self.bench
-        y, wanted = bench.data.y_test, torch.from_numpy(classes).to(bench.device)
-        every = uses_batch_statistics(bench.net.module)
+        runtime = self.runtime
+        y, wanted = runtime.data.y_test, torch.from_numpy(classes).to(runtime.device)
+        every = uses_batch_statistics(runtime.net.module)
         numbers = (
-            torch.arange(len(y), device=bench.device)
+            torch.arange(len(y), device=runtime.device)
             if every
             else torch.nonzero(wanted[y]).flatten()
         )
-        correct = torch.zeros(len(classes), dtype=torch.int64, device=bench.device)
+        correct = torch.zeros(len(classes), dtype=torch.int64, device=runtime.device)
         shared = self.features() if shares_body(model, self.server["params"]) else None
-        for index in numbers.split(bench.evaluation_batch):
+        for index in numbers.split(runtime.evaluation_batch):
             if shared is None:
-                outputs = bench.net(model, bench.load_test(index, self.draws)[0]).logits
+                outputs = runtime.net(model, runtime.load_test(index, self.draws)[0]).logits
             else:
                 outputs = heads.logits(shared[index], heads.head(model))
-            answers = bench.class_logits(outputs, index).argmax(-1)
+            answers = runtime.class_logits(outputs, index).argmax(-1)
             correct.index_add_(0, y[index], (answers == y[index]).to(torch.int64))
         return correct * wanted
 
     def features(self) -> torch.Tensor:
         """Return the features of all test examples under the global model, [M, D]."""
         if self._features is None:
-            bench, params = self.bench, self.server["params"]
-            every = torch.arange(len(bench.data.y_test), device=bench.device).split(
-                bench.evaluation_batch
+            runtime, params = self.runtime, self.server["params"]
+            every = torch.arange(len(runtime.data.y_test), device=runtime.device).split(
+                runtime.evaluation_batch
             )
             parts = [
-                bench.net(params, bench.load_test(index, self.draws)[0]).features for index in every
+                runtime.net(params, runtime.load_test(index, self.draws)[0]).features
+                for index in every
             ]
             self._features = torch.cat(parts)
         return self._features

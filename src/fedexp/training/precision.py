@@ -20,7 +20,7 @@ CALLS = 3  # after one that warms up; the fastest counts
 
 
 def with_precision(
-    hardware: Resolved, bench: ClientRuntime, clients: int, before: str | None
+    hardware: Resolved, runtime: ClientRuntime, clients: int, before: str | None
 ) -> Resolved:
     """Return the hardware with a precision in place of `auto`, and set up this process for it.
 
@@ -35,7 +35,7 @@ def with_precision(
     elif len(names) == 1:
         chosen = hardware.choose(names[0])
     else:
-        seconds = seconds_of_a_step(hardware, bench, clients, names)
+        seconds = seconds_of_a_step(hardware, runtime, clients, names)
         chosen = hardware.choose(min(names, key=seconds.__getitem__), seconds)
         steps = ", ".join(f"{name} {1000 * seconds[name]:.1f} ms" for name in names)
         log.info("timed, a step: %s; taking %s", steps, chosen.precision)
@@ -44,7 +44,7 @@ def with_precision(
 
 
 def seconds_of_a_step(
-    hardware: Resolved, bench: ClientRuntime, clients: int, precisions: Sequence[str]
+    hardware: Resolved, runtime: ClientRuntime, clients: int, precisions: Sequence[str]
 ) -> dict[str, float]:
     """Return the seconds of a local step of FedAvg in each precision, by the engine that trains the
     clients: of one client, or of all of them in the vectorised engine.
@@ -52,18 +52,18 @@ def seconds_of_a_step(
     The precisions take turns, so that other work on the machine slows all of them.
     """
     count = clients if hardware.kind == "vectorised" else 1
-    cohort = first_cohort(bench, count)
-    server = {"params": bench.net.parameters(), "buffers": bench.net.buffers()}
+    cohort = first_cohort(runtime, count)
+    server = {"params": runtime.net.parameters(), "buffers": runtime.net.buffers()}
     ways = []
     for name in precisions:
-        here = replace(bench, net=bench.net.copy(precision=name))
+        here = replace(runtime, net=runtime.net.copy(precision=name))
         ways.append((hardware.choose(name), here, hardware.client_engine()))
     found = dict.fromkeys(precisions, float("inf"))
     for call in range(1 + CALLS):
         for way, here, engine in ways:
             way.apply()
             start = time.perf_counter()
-            trained = engine.train(FedAvg(), here, server, cohort, bench.local.lr, False)
+            trained = engine.train(FedAvg(), here, server, cohort, runtime.local.lr, False)
             trained.losses.tolist()  # waits for the device
             seconds = (time.perf_counter() - start) / STEPS
             if call:
@@ -71,10 +71,10 @@ def seconds_of_a_step(
     return found
 
 
-def first_cohort(bench: ClientRuntime, count: int) -> Cohort:
+def first_cohort(runtime: ClientRuntime, count: int) -> Cohort:
     """Return clients that all train on the first examples, as they are stored, for a few steps."""
-    size = bench.local.batch_size
-    index = torch.arange(STEPS * size).view(STEPS, size) % len(bench.data.y_train)
+    size = runtime.local.batch_size
+    index = torch.arange(STEPS * size).view(STEPS, size) % len(runtime.data.y_train)
     schedule = Schedule(index, np.full(STEPS, size), None)
     empty: list[Tree] = [{}] * count
     roles = [FedAvg()] * count

@@ -58,13 +58,13 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     local = replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train)))
     check_frozen(module, algorithm)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
-    bench = runtime_of(
+    runtime = runtime_of(
         replace(built, algorithm=algorithm, local=local), module, data, first, hardware
     )
-    check_reads(built.model, bench)
-    hardware = with_precision(hardware, bench, built.settings.cohort_size, before)
-    net = FunctionalNetwork(module, hardware.precision, bench.net.trained)
-    bench = replace(bench, net=net)
+    check_reads(built.model, runtime)
+    hardware = with_precision(hardware, runtime, built.settings.cohort_size, before)
+    net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
+    runtime = replace(runtime, net=net)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
     changes = divided[0].changes
@@ -73,13 +73,13 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         settings=built.settings,
         seeds=built.seeds,
         algorithm=algorithm,
-        stages=tuple(part.stage(bench, engine) for part in divided),
+        stages=tuple(part.stage(runtime, engine) for part in divided),
         rounds_per_task=built.scenario.rounds_per_task,
-        bench=bench,
+        runtime=runtime,
         engine=engine,
         metrics=metrics,
         initial=algorithm.server_init(initial, first)["params"],
-        initial_buffers=bench.net.buffers(),
+        initial_buffers=runtime.net.buffers(),
         mixes_examples=mixes_examples,
         cohorts=cohorts,
         server_optimizer=built.server,
@@ -88,7 +88,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
             built.scenario, built.settings.num_clients, len(divided), built.seeds.partition
         ),
         analysis=built.analysis,
-        changes=tuple((number, part.stage(bench, engine)) for number, part in changes),
+        changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
         left_out=without_batches(algorithm, federations, local) if mixes_examples else {},
     )
     check_analyses(simulation)
@@ -110,7 +110,7 @@ def cohorts_of(built: Built, tasks: int) -> Rounds | None:
     return built.cohorts.read(rounds, built.settings.num_clients, built.settings.cohort_size)
 
 
-def make_model(built: Built, data: Data, info: Federation) -> tuple[nn.Module, FedAvg]:
+def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Module, FedAvg]:
     """Return the initial model as the algorithm changes it, and the algorithm fitted to the
     model."""
     model, algorithm = built.model, built.algorithm
@@ -119,23 +119,23 @@ def make_model(built: Built, data: Data, info: Federation) -> tuple[nn.Module, F
         return model.build(data.shape, data.num_classes)
 
     own = algorithm if isinstance(algorithm, families.OwnModel) else None
-    require_room(build if own is None else lambda: own.adapt(build(), info))
+    require_room(build if own is None else lambda: own.adapt(build(), federation))
     with making(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = build()
         check_parts(module, algorithm)
         read_like(module, data)
         if own is None:
             return module, algorithm
-        module = own.adapt(module, info)
+        module = own.adapt(module, federation)
     return module, own.fitted(module)
 
 
 def runtime_of(
-    built: Built, module: nn.Module, data: Data, info: Federation, hardware: Resolved
+    built: Built, module: nn.Module, data: Data, federation: Federation, hardware: Resolved
 ) -> ClientRuntime:
     """Return what every client trains and is tested with."""
     settings = built.settings
-    heads = families.heads_of(built.algorithm, info.tasks)
+    heads = families.heads_of(built.algorithm, federation.tasks)
     return ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
@@ -159,7 +159,7 @@ def metrics_of(built: Built) -> Metrics:
     if built.settings.tests_personal:
         own = isinstance(built.algorithm, families.Personal)
         chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
-    return Metrics(tuple(chosen))
+    return Metrics(members=tuple(chosen))
 
 
 def in_one_place(built: Built) -> Built:

@@ -27,7 +27,7 @@ def probes_of(
     if not due:
         return ()
     chosen = len(cohort.clients) if due[0].clients is None else due[0].clients
-    epochs = [epochs_of(role, simulation.bench.local) for role in cohort.roles]
+    epochs = [epochs_of(role, simulation.runtime.local) for role in cohort.roles]
     points = [
         points_of(schedule.steps, e, due[0].between)
         for schedule, e in zip(cohort.schedules, epochs, strict=True)

@@ -17,7 +17,7 @@ from fedexp.engine.base import ClientRuntime, Engine
 class PublicSet:
     """The PublicData of the hooks: training examples that no client holds, never augmented."""
 
-    bench: ClientRuntime
+    runtime: ClientRuntime
     numbers: torch.Tensor  # int64 [n], of the training examples
     engine: Engine  # which asks models
 
@@ -27,17 +27,17 @@ class PublicSet:
     def take(
         self, index: np.ndarray, dropout: np.random.Generator | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen, keys = self.numbers[torch.as_tensor(index)].to(self.bench.device), None
-        if dropout is not None and isinstance(self.bench.data, TextData):
-            keys = torch.from_numpy(DropoutKeys().draw(dropout, len(index))).to(self.bench.device)
-        return self.bench.load_train(chosen, keys)
+        chosen, keys = self.numbers[torch.as_tensor(index)].to(self.runtime.device), None
+        if dropout is not None and isinstance(self.runtime.data, TextData):
+            keys = torch.from_numpy(DropoutKeys().draw(dropout, len(index))).to(self.runtime.device)
+        return self.runtime.load_train(chosen, keys)
 
     def logits(self, models: Sequence[Params]) -> torch.Tensor:
-        return torch.stack(self.engine.logits(self.bench, models, [self.numbers] * len(models)))
+        return torch.stack(self.engine.logits(self.runtime, models, [self.numbers] * len(models)))
 
     def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
         return self.engine.logits(
-            self.bench, models, [self.numbers[torch.as_tensor(part)] for part in parts]
+            self.runtime, models, [self.numbers[torch.as_tensor(part)] for part in parts]
         )
 
 

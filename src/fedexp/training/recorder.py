@@ -34,7 +34,7 @@ class Recorder:
         """Open the files. lengths: of the files at the checkpoint that the run resumes from; None
         for a new run."""
         self.directory, self.simulation, self.trackers = directory, simulation, trackers
-        self.views = simulation.bench.views
+        self.views = simulation.runtime.views
         names = [files.ROUNDS, *(file_of(files.CLASSES, view) for view in self.views)]
         names.append(files.CLIENTS)
         if simulation.has_tasks:

@@ -74,7 +74,7 @@ def data_of(simulation: "Simulation") -> dict[str, int]:
     """Return the numbers of a run that stand against the expected ones, for its summary."""
     import torch
 
-    data, federation = simulation.bench.data, simulation.stages[0].federation
+    data, federation = simulation.runtime.data, simulation.stages[0].federation
     learned = torch.tensor(sorted(set().union(*federation.tasks)), device=data.y_train.device)
     return {
         "train": int(torch.isin(data.y_train, learned).sum()),

@@ -108,7 +108,7 @@ def first_state(
     if saved is None or saved.state is None:
         return simulation.initial_state()
     state = State.from_tree(saved.state, prepared.hardware.device, job.directory)
-    origin.check_data(job.directory, marks, container, simulation.bench.data)
+    origin.check_data(job.directory, marks, container, simulation.runtime.data)
     check_partition(job.directory, simulation)
     check_begun(job.directory, simulation.cohorts, state.round)
     if state.status in ("completed", "stopped") and state.round < simulation.rounds:

@@ -75,7 +75,7 @@ def run_rounds(
         if state.status == "running" and stopping.out_of_patience(state):
             stop(state, recorder, stopping.reason(state, 0.0))  # resumed, and still out of patience
         if state.status == "running":
-            simulation.engine.start(simulation.bench, model_of(state.server))
+            simulation.engine.start(simulation.runtime, model_of(state.server))
         while state.status == "running":
             start = time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
@@ -165,7 +165,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     # 2. Refine on the server. Layers that draw random numbers, such as dropout, are seeded by the
     # round.
     if isinstance(algorithm, ServerTraining):
-        net = simulation.bench.net
+        net = simulation.runtime.net
         net.set_buffers(server["buffers"])
         with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
             messages, described = result.trained.messages, result.round
@@ -283,37 +283,39 @@ def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict
 
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
     """Return the server's state at the start of a task after the first."""
-    algorithm, bench, info = (
+    algorithm, runtime, federation = (
         simulation.algorithm,
-        simulation.bench,
+        simulation.runtime,
         simulation.stage_of(number).federation,
     )
     before = simulation.stage_of(number - 1).federation
     if isinstance(algorithm, Continual):
         initial = simulation.initial | simulation.initial_buffers
-        server = algorithm.begin_task(server, initial, info)
+        server = algorithm.begin_task(server, initial, federation)
     if isinstance(algorithm, Exemplars):
         rng = generator_for(simulation.seeds.training, "kept examples", number)
         model = server["params"] | server["buffers"]
         server = algorithm.keep_examples(
-            server, lambda numbers: bench.features(model, numbers), before, info, rng
+            server, lambda numbers: runtime.features(model, numbers), before, federation, rng
         )
     if not isinstance(algorithm, Rehearsal):
         return server
-    assert isinstance(bench.data, ImageData), "rehearsal is defined for images"
-    bench.net.set_buffers(server["buffers"])
-    pixels = Pixels(bench.data.shape, bench.data.mean, bench.data.std)
+    assert isinstance(runtime.data, ImageData), "rehearsal is defined for images"
+    runtime.net.set_buffers(server["buffers"])
+    pixels = Pixels(runtime.data.shape, runtime.data.mean, runtime.data.std)
     rng = generator_for(simulation.seeds.training, "rehearsal", number)
     with seeded_torch(torch_seed(simulation.seeds.training, "rehearsal layers", number)):
-        return algorithm.rehearse(LiveNetwork(bench.net), server, pixels, info, rng)
+        return algorithm.rehearse(LiveNetwork(runtime.net), server, pixels, federation, rng)
 
 
 def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Evaluation]:
     """Test the global model after round `number` in each test view."""
     # once: an engine of several processes sends each object that it has not seen
     model = model_of(server)
-    bench = simulation.bench
-    return {view: simulation.engine.evaluate(bench, model, view, number) for view in bench.views}
+    runtime = simulation.runtime
+    return {
+        view: simulation.engine.evaluate(runtime, model, view, number) for view in runtime.views
+    }
 
 
 def align(
@@ -322,8 +324,8 @@ def align(
     """Compute the alignment of neurons over this round, where a metric asks for it."""
     if not simulation.metrics.needs_neurons:
         return []
-    bench = simulation.bench.tested_on(simulation.bench.views[0])
-    return measure(bench, model_of(before), model_of(after), trained_in(done))
+    runtime = simulation.runtime.tested_on(simulation.runtime.views[0])
+    return measure(runtime, model_of(before), model_of(after), trained_in(done))
 
 
 def model_of(server: Tree) -> Tree:

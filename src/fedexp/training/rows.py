@@ -10,7 +10,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.views import all_named, named
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import files
-from fedexp.training.exchange import facts
+from fedexp.training.exchange import federation_at
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, Scores, State, Tested
 
@@ -106,7 +106,7 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
     for view in result.local_accuracy:
         values = simulation.metrics.client_values(state.tested[view].history)
         measured = merged(files.CLIENTS, measured, all_named(values, view))
-    parts = facts(simulation, result.server, result.round).parts
+    parts = federation_at(simulation, result.server, result.round).parts
     cohort = result.cohort
     for i, (client, schedule) in enumerate(zip(cohort.clients, cohort.schedules, strict=True)):
         row: Row = {"round": result.round, "client": client}

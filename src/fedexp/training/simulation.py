@@ -40,7 +40,7 @@ class Simulation:
     algorithm: FedAvg
     stages: tuple[Stage, ...]  # one for each task
     rounds_per_task: int
-    bench: ClientRuntime
+    runtime: ClientRuntime
     engine: Engine
     metrics: Metrics
     initial: Params  # the initial global model, with what the algorithm trains beside it
@@ -65,7 +65,7 @@ class Simulation:
     @property
     def has_tasks(self) -> bool:
         """Return whether this is a scenario of tasks, if only of one."""
-        return self.bench.data.test_tasks is not None
+        return self.runtime.data.test_tasks is not None
 
     def stage_of(self, round: int) -> Stage:
         """Return the stage of the task trained in round 1, 2, ...; after the last round, that of
@@ -99,8 +99,8 @@ class Simulation:
     def test_counts(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return the examples of each class, int [C], and of each task, int [T], by view."""
         counts = {}
-        for view in self.bench.views:
-            data = self.bench.tested_on(view).data
+        for view in self.runtime.views:
+            data = self.runtime.tested_on(view).data
             tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
             classes = torch.bincount(data.y_test, minlength=data.num_classes)
             of_tasks = torch.bincount(tasks, minlength=data.num_tasks)
@@ -109,13 +109,13 @@ class Simulation:
 
     def lr_at(self, round: int) -> float:
         """Return the learning rate of a round; its schedule begins anew with every task."""
-        return self.bench.local.lr_at(self.within_task(round), self.rounds_per_task)
+        return self.runtime.local.lr_at(self.within_task(round), self.rounds_per_task)
 
     def initial_state(self) -> State:
-        model = self.bench.net.own(self.initial)
+        model = self.runtime.net.own(self.initial)
         server = self.algorithm.server_init(model, self.stages[0].federation)
         server |= self.server_optimizer.begin(server["params"])
-        tested = {view: Tested(self.new_history()) for view in self.bench.views}
+        tested = {view: Tested(self.new_history()) for view in self.runtime.views}
         return State(server | {"buffers": self.initial_buffers}, tested)
 
     def new_history(self) -> History:

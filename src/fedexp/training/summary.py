@@ -101,7 +101,7 @@ def hint_of(simulation: Simulation, state: State) -> str:
     """Return the algorithm's advice for a run that diverged or never reached twice the accuracy of
     chance; empty for others."""
     best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
-    failed = state.status == "diverged" or best * simulation.bench.data.num_classes < 2
+    failed = state.status == "diverged" or best * simulation.runtime.data.num_classes < 2
     return simulation.algorithm.hint if failed else ""
 
 
@@ -109,7 +109,7 @@ def check_names(simulation: Simulation) -> None:
     """Raise ConfigError where a metric gives a name that is taken, before anything of a new run is
     written. It is asked about an initial model that knows all classes equally well; other faults
     of the metric show in the run itself."""
-    history, classes = simulation.new_history(), simulation.bench.data.num_classes
+    history, classes = simulation.new_history(), simulation.runtime.data.num_classes
     history.add(0, np.full(classes, 1 / classes))
     if simulation.metrics.needs_personal:
         history.add_personal(0, np.full((simulation.settings.num_clients, classes), 1 / classes))

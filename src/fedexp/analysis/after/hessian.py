@@ -47,12 +47,12 @@ def hessian_vector_product(
 def loss_hessian(subject: Subject, params: Params) -> Product:
     """Return v -> H v for H the Hessian of the mean cross-entropy over the subject's examples, in
     eval mode."""
-    bench, count = subject.bench, len(subject.labels)
+    runtime, count = subject.runtime, len(subject.labels)
 
     def product(vector: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(vector)
-        for index in torch.arange(count, device=bench.device).split(BATCH):
-            x, y = bench.load_test(index)
+        for index in torch.arange(count, device=runtime.device).split(BATCH):
+            x, y = runtime.load_test(index)
 
             def loss(
                 at: Params,
@@ -60,7 +60,7 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
                 y: torch.Tensor = y,
                 index: torch.Tensor = index,
             ) -> torch.Tensor:
-                logits = bench.class_logits(bench.net(at, x).logits, index)
+                logits = runtime.class_logits(runtime.net(at, x).logits, index)
                 return F.cross_entropy(logits, y, reduction="sum") / count
 
             total += flatten(hessian_vector_product(loss, params, vector)).detach()

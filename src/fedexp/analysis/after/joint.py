@@ -33,7 +33,7 @@ def subjects_alike(
     found = {name: request.subject(run, number) for name, run in runs.items()}
     first, *others = found.values()
     for each in others:
-        mine, theirs = first.bench.data, each.bench.data
+        mine, theirs = first.runtime.data, each.runtime.data
         same = all(
             a.shape == b.shape and bool((a == b).all())
             for a, b in ((mine.x_test, theirs.x_test), (mine.y_test, theirs.y_test))

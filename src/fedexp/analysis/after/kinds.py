@@ -28,10 +28,10 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import save_npz
 from fedexp.core.pictures import Pictures
+from fedexp.core.storage import display_path
 from fedexp.figures import save_all
 from fedexp.rundir import kept_models
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.base import display_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -235,7 +235,9 @@ def hypersphere(run: RunDirectory, request: Request) -> list[str]:
         ]
         arrays = {"models": np.array(names), "angles": places, "labels": labels}
         title = f"{subject.title}; {said(request, subject)}"
-        drawn = partial(draw.circle, names, places, labels, subject.bench.data.classes, grid, title)
+        drawn = partial(
+            draw.circle, names, places, labels, subject.runtime.data.classes, grid, title
+        )
         lines += request.write(run, f"hypersphere_round{number}", pd.concat(rows), drawn, arrays)
     return lines
 
@@ -268,7 +270,7 @@ def tsne(run: RunDirectory, request: Request) -> list[str]:
         for cloud in clouds
     ]
     title = f"{' and '.join(subjects) if others else first.title}; {said(request, first)}"
-    drawn = partial(draw.embedding, rows, first.labels, first.bench.data.classes, title)
+    drawn = partial(draw.embedding, rows, first.labels, first.runtime.data.classes, title)
     own = "tsne_round" + "_".join(map(str, rounds))
     name = "_with_".join([own, *(each.directory.resolve().name for each in others)])
     return request.write(run, name, pd.concat(frames), drawn)
@@ -290,7 +292,7 @@ def neurons(run: RunDirectory, request: Request) -> list[str]:
         ]
         title = f"{subject.title}; {said(request, subject)}"
         drawn = partial(
-            draw.neurons, [f"round {number}"], [found], len(subject.bench.data.classes), title
+            draw.neurons, [f"round {number}"], [found], len(subject.runtime.data.classes), title
         )
         lines.append(
             f"round {number}: {found.agreement:.4f} of the neurons keep their class in local"

@@ -97,7 +97,7 @@ def surface_of(subject: Subject, plane: Plane) -> Surface:
     loss, accuracy = (np.empty((len(plane.y), len(plane.x))) for _ in range(2))
     for i, y in enumerate(plane.y.tolist()):
         for j, x in enumerate(plane.x.tolist()):
-            found = subject.bench.evaluate(moved(plane.origin, [(x, plane.u), (y, plane.v)]))
+            found = subject.runtime.evaluate(moved(plane.origin, [(x, plane.u), (y, plane.v)]))
             loss[i, j] = float(found.loss)
             accuracy[i, j] = int(found.class_correct.sum()) / len(subject.labels)
     return Surface(plane, loss, accuracy)

@@ -52,7 +52,7 @@ def preferred_classes(
             f" {LOCAL_HINT}"
         )
     subject = subject or subject_of(run, number, examples=Examples(most=examples))
-    if not hasattr(subject.bench.net.module, "hidden_activations"):
+    if not hasattr(subject.runtime.net.module, "hidden_activations"):
         raise ConfigError(
             f"{run.directory}: its model has no fully connected hidden layer whose neurons could be"
             " compared; model=cnn and model=cnn_3fc have"
@@ -60,7 +60,7 @@ def preferred_classes(
     found = []
     for each in models:
         means = class_means(
-            subject.bench, {"params": subject.use(each.kept), "buffers": each.kept.buffers}
+            subject.runtime, {"params": subject.use(each.kept), "buffers": each.kept.buffers}
         )
         found.append(preferences(means[-1]))
     return Preferences(number, tuple(each.name for each in models), np.stack(found))

@@ -52,7 +52,7 @@ def noise_curve(
         if scale == RELATIVE:
             direction = relative_to(origin, direction)
         for j, strength in enumerate(strengths):
-            found = subject.bench.evaluate(moved(origin, [(strength, direction)]))
+            found = subject.runtime.evaluate(moved(origin, [(strength, direction)]))
             loss[i, j] = float(found.loss)
             accuracy[i, j] = int(found.class_correct.sum()) / len(subject.labels)
     return NoiseCurve(

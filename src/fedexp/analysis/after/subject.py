@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedexp.analysis.evaluation import bench_of, hardware_of, own_data
+from fedexp.analysis.evaluation import hardware_of, own_data, runtime_of
 from fedexp.analysis.networks import Parts, network_of
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
@@ -35,10 +35,10 @@ class Examples:
 
 @dataclass(frozen=True)
 class Subject:
-    """Models of a run in full precision, and the chosen examples as the test set of `bench`."""
+    """Models of a run in full precision, and the chosen examples as the test set of `runtime`."""
 
     run: RunDirectory
-    bench: ClientRuntime
+    runtime: ClientRuntime
     first: KeptModel  # the model that was asked for
     title: str  # the run in one line
 
@@ -50,9 +50,9 @@ class Subject:
                 raise ConfigError(
                     f"{self.run.directory}: the model after round {kept.round} has other parameters"
                 )
-        self.bench.net.set_buffers(kept.buffers)
-        device, dtype = self.bench.device, self.bench.dtype
-        return self.bench.net.own(
+        self.runtime.net.set_buffers(kept.buffers)
+        device, dtype = self.runtime.device, self.runtime.dtype
+        return self.runtime.net.own(
             {name: value.to(device, dtype) for name, value in kept.params.items()}
         )
 
@@ -61,10 +61,10 @@ class Subject:
         """Return the features [n, D] of the examples, the input of the classifier. Raises
         ConfigError for a model of which they are not known."""
         params, found = self.use(kept), []
-        for index in torch.arange(len(self.labels), device=self.bench.device).split(
-            self.bench.evaluation_batch
+        for index in torch.arange(len(self.labels), device=self.runtime.device).split(
+            self.runtime.evaluation_batch
         ):
-            features = self.bench.net(params, self.bench.load_test(index)[0]).features
+            features = self.runtime.net(params, self.runtime.load_test(index)[0]).features
             if features is None:
                 raise ConfigError(
                     f"{self.run.directory}: the features of its model are not known; model.head"
@@ -76,7 +76,7 @@ class Subject:
     @property
     def labels(self) -> np.ndarray:
         """Return the labels [n] of the examples."""
-        return self.bench.data.y_test.cpu().numpy()
+        return self.runtime.data.y_test.cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def subject_of(
     where something is missing."""
     module, kept, parts = network_of(run, number, data_dir, client)
     data = chosen(run, parts, examples or Examples())
-    bench = bench_of(run, module, parts, data, hardware_of(run, device, exact=True))
+    runtime = runtime_of(run, module, parts, data, hardware_of(run, device, exact=True))
     title = describe(run.config, run.summary)
-    return Subject(run, bench, kept, title)
+    return Subject(run, runtime, kept, title)
 
 
 def chosen(run: RunDirectory, parts: Parts, examples: Examples) -> Data:

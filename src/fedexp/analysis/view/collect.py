@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 import fedexp
-from fedexp.analysis import aggregate, compare, layout, paper_table
+from fedexp.analysis import paper_table
+from fedexp.analysis.aggregate import labels_of, rounds_to_targets, without_repeats
 from fedexp.analysis.benchmark import benchmark_sections
-from fedexp.analysis.claims import of_text
 from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
 from fedexp.analysis.naming import displayed, names, ordered
+from fedexp.analysis.sweep import sweep_of
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.storage import regular
 from fedexp.core.views import AUGMENTED, PLAIN, file_of, suffix
@@ -71,6 +72,10 @@ def runs_below(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
+# directory of a sweep, its finished runs -> its table beside printed values, where it has one
+BesidePrint = Callable[[Path, list[RunDirectory]], dict[str, Any] | None]
+
+
 class Pool:
     """Values that many runs share, kept once."""
 
@@ -87,8 +92,12 @@ class Pool:
         return self._places[key]
 
 
-def collect(paths: Sequence[Path]) -> dict[str, Any]:
-    """Collect everything that the page shows. Raises ConfigError where there is no run."""
+def collect(
+    paths: Sequence[Path], beside_print: BesidePrint = lambda directory, runs: None
+) -> dict[str, Any]:
+    """Collect everything that the page shows. Raises ConfigError where there is no run.
+
+    beside_print: the table of a sweep (its directory, its finished runs) beside printed values."""
     directories = runs_below(paths)
     base = Path(
         os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)])
@@ -109,6 +118,7 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
             setting, method = named[run.directory]
             row |= {"setting": settings.index(setting), "method": methods.index(method)}
         rows.append(row | describe(run, pools))
+    shown = [tables(*group, beside_print) for group in by_sweep(paths, runs)]
     return {
         "title": title_of(paths),
         "made": datetime.now().astimezone().isoformat(timespec="minutes"),
@@ -120,14 +130,14 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
         "measures": measures(runs),
         "keys": configurations(runs),
         "runs": rows,
-        "tables": [table for group in by_sweep(paths, runs) if (table := tables(*group))],
+        "tables": [table for table in shown if table is not None],
     }
 
 
 def title_of(paths: Sequence[Path]) -> str:
     if len(paths) > 1:
         return f"{len(paths)} directories of runs"
-    sweep = aggregate.sweep_of(paths[0].absolute())
+    sweep = sweep_of(paths[0].absolute())
     return sweep.title if sweep else paths[0].absolute().name
 
 
@@ -291,30 +301,19 @@ def by_sweep(
     return list(groups.items())
 
 
-def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
+def tables(
+    directory: Path, runs: list[RunDirectory], beside_print: BesidePrint
+) -> dict[str, Any] | None:
     """Return the table of a sweep as in table.csv, and its rounds to target."""
-    found = aggregate.tables_of(directory.absolute(), runs)
-    if found is None:
+    known = without_repeats(runs)
+    if not known:
         return None
-    common = {
-        "title": found.sweep.title if found.sweep else directory.absolute().name,
-        "targets": frame(found.targets.dropna(axis=1, how="all")),
-    }
-    if found.sweep is None:
-        return common | {"means": means(found.tidy), "sections": benchmark(directory, runs)}
-    tidy = found.tidy[~of_text(found.tidy)]
-    named = tidy.assign(column=layout.column_names(tidy))
-    cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for (method, column), group in named.groupby(["method", "column"], sort=False):
-        records: list[Mapping[Any, Any]] = list(group.to_dict("records"))
-        cells.setdefault(str(method), {})[str(column)] = list(map(cell, records))
-    return common | {
-        "caption": (
-            f"{aggregate.verdicts(found.tidy)} Rule: {found.sweep.rule}. {compare.TOLERANCES}"
-        ),
-        "columns": [str(name) for name in named["column"].unique()],
-        "cells": cells,
-    }
+    targets = rounds_to_targets(known).dropna(axis=1, how="all")
+    found = {"title": directory.absolute().name, "targets": frame(targets)}
+    if printed := beside_print(directory.absolute(), runs):
+        return found | printed
+    table = means(paper_table.means(known))
+    return found | {"means": table, "sections": benchmark(directory, runs)}
 
 
 def means(table: pd.DataFrame) -> dict[str, Any]:
@@ -335,7 +334,7 @@ def means(table: pd.DataFrame) -> dict[str, Any]:
 
 def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]:
     """Return the tables of a benchmark: results, cost and ranks; [] of another sweep."""
-    sweep = aggregate.sweep_of(directory.absolute())
+    sweep = sweep_of(directory.absolute())
     if sweep is None or not sweep.ranks:
         return []
     found = []
@@ -346,20 +345,8 @@ def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]
     return found
 
 
-def cell(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell with one printed value and ours."""
-    ours, printed = layout.both(row)
-    said = {name: str(row[name]) for name in ("metric", "unit", "verdict", "note")}
-    return {
-        "ours": ours,
-        "printed": printed,
-        "n": int(row["n"]),
-        "diverged": int(row["diverged"]),
-    } | said
-
-
 def frame(table: pd.DataFrame) -> dict[str, Any]:
     """Return a table of settings and methods with the names of its rows as they are shown."""
     rest = table.drop(columns=["setting", "method"]).astype(object)
-    rows = zip(aggregate.labels_of(table), rest.to_numpy().tolist(), strict=True)
+    rows = zip(labels_of(table), rest.to_numpy().tolist(), strict=True)
     return {"columns": ["run", *rest], "rows": [[name, *map(plain, row)] for name, row in rows]}

@@ -66,48 +66,52 @@ class Distributed(Engine):
         self._own: Worker | None = None  # rank 0's part of the work
         self._published: Tree = None
 
-    def start(self, bench: ClientRuntime, server: Tree) -> None:
-        self._prepare(bench, server if self._published is None else self._published)
+    def start(self, runtime: ClientRuntime, server: Tree) -> None:
+        self._prepare(runtime, server if self._published is None else self._published)
 
     def train(
         self,
         algorithm: FedAvg,
-        bench: ClientRuntime,
+        runtime: ClientRuntime,
         server: Tree,
         cohort: Cohort,
         lr: float,
         evaluate_local: bool,
     ) -> Trained:
-        self._prepare(bench, server)
+        self._prepare(runtime, server)
         shares = cohort.shares(dist.get_world_size())
         parts = [cohort.take(positions) for positions in shares]
         answers = self._ask([Train(algorithm, part, lr, evaluate_local) for part in parts])
         gather = Gather(len(cohort.clients))
         for positions, answer in zip(shares, answers, strict=True):
-            gather.add(positions, Trained(**move(vars(answer), bench.device)))
+            gather.add(positions, Trained(**move(vars(answer), runtime.device)))
         return gather.result(parallel=len(shares))
 
     def evaluate(
-        self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
+        self, runtime: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
     ) -> Evaluation:
-        self._prepare(bench, server)
-        batches = bench.tested_on(view).evaluation_batches
+        self._prepare(runtime, server)
+        batches = runtime.tested_on(view).evaluation_batches
         pieces = cut_evenly(batches, dist.get_world_size())
         parts = self._ask([Evaluate(piece, view, round) for piece in pieces])
-        here = [replace(part, **move(vars(part), bench.device)) for part in parts]
+        here = [replace(part, **move(vars(part), runtime.device)) for part in parts]
         return Evaluation.joined(here)
 
     def close(self) -> None:
         self._own, self._published = None, None
 
-    def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
+    def _prepare(self, runtime: ClientRuntime, server: Tree) -> None:
         """Send every rank what it needs, once, and the server's state whenever it is another."""
         others = dist.get_world_size() - 1
         if self._own is None:
-            for order in (Begin(self.hardware), Setup(bench.to(CPU), self.inner)):
+            for order in (Begin(self.hardware), Setup(runtime.to(CPU), self.inner)):
                 self._ask([None, *[order] * others])
             self._own = Worker()
-            self._own.device, self._own.bench, self._own.engine = bench.device, bench, self.inner
+            self._own.device, self._own.runtime, self._own.engine = (
+                runtime.device,
+                runtime,
+                self.inner,
+            )
         if self._published is not server:
             self._ask([Publish(server)] * (1 + others))
             self._published = server

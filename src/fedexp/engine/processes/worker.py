@@ -36,7 +36,7 @@ class Begin:
 class Setup:
     """What stays the same for the whole run."""
 
-    bench: ClientRuntime  # on the CPU
+    runtime: ClientRuntime  # on the CPU
     engine: Engine  # how this process trains what it is given
 
 
@@ -97,8 +97,8 @@ class Worker:
             case Begin(hardware):
                 hardware.apply()
                 self.device = hardware.device
-            case Setup(bench, engine):
-                self.bench, self.engine = bench.to(self.device), engine
+            case Setup(runtime, engine):
+                self.runtime, self.engine = runtime.to(self.device), engine
             case Publish(server):
                 self.server = move(server, self.device)
             case Ready():
@@ -107,14 +107,14 @@ class Worker:
                 states, personals = move((cohort.states, cohort.personals), self.device)
                 cohort = replace(cohort, states=states, personals=personals)
                 return self.engine.train(
-                    algorithm, self.bench, self.server, cohort, lr, evaluate_local
+                    algorithm, self.runtime, self.server, cohort, lr, evaluate_local
                 )
             case Evaluate(batches, view, number):
-                self.bench.net.set_buffers(self.server["buffers"])
-                draws = self.bench.test_draws(view, number)
-                return self.bench.tested_on(view).evaluate(self.server["params"], draws, batches)
+                self.runtime.net.set_buffers(self.server["buffers"])
+                draws = self.runtime.test_draws(view, number)
+                return self.runtime.tested_on(view).evaluate(self.server["params"], draws, batches)
             case Ask(model, numbers):
-                return self.bench.logits(move(model, self.device), numbers)
+                return self.runtime.logits(move(model, self.device), numbers)
         return None
 
 

@@ -119,15 +119,15 @@ class Workers(Engine):
         # kind of order -> what it was made of and the order itself, of what all processes have
         self._sent: dict[type, tuple[Any, BinaryIO]] = {}
 
-    def start(self, bench: ClientRuntime, server: Tree) -> None:
+    def start(self, runtime: ClientRuntime, server: Tree) -> None:
         published = self._sent[Publish][0] if Publish in self._sent else server
         orders = [Order(f"starting worker {i}", Ready(), [i]) for i in range(len(self.hardware))]
-        self._answers(bench, published, orders)  # each has one
+        self._answers(runtime, published, orders)  # each has one
 
     def train(
         self,
         algorithm: FedAvg,
-        bench: ClientRuntime,
+        runtime: ClientRuntime,
         server: Tree,
         cohort: Cohort,
         lr: float,
@@ -142,8 +142,8 @@ class Workers(Engine):
             name = f"round {cohort.round}, training client {', '.join(map(str, part.clients))}"
             orders.append(Order(name, Train(algorithm, part, lr, evaluate_local), positions))
         gather = Gather(len(cohort.clients))
-        for order, answer in self._do(bench, server, orders):
-            part = move(vars(answer), bench.device)
+        for order, answer in self._do(runtime, server, orders):
+            part = move(vars(answer), runtime.device)
             # Kept states must not hold on to the file that they came in, which has the messages in
             # it too.
             part["states"] = tree.map(torch.clone, part["states"])
@@ -151,24 +151,24 @@ class Workers(Engine):
         return gather.result(parallel=min(len(self.hardware), len(orders)))
 
     def evaluate(
-        self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
+        self, runtime: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
     ) -> Evaluation:
-        pieces = cut_evenly(bench.tested_on(view).evaluation_batches, len(self.hardware))
+        pieces = cut_evenly(runtime.tested_on(view).evaluation_batches, len(self.hardware))
         name = "evaluating the global model"
         orders = [Order(name, Evaluate(piece, view, round), [i]) for i, piece in enumerate(pieces)]
-        parts = self._answers(bench, server, orders)
-        here = [replace(part, **move(vars(part), bench.device)) for part in parts]
+        parts = self._answers(runtime, server, orders)
+        here = [replace(part, **move(vars(part), runtime.device)) for part in parts]
         return Evaluation.joined(here)
 
     def logits(
-        self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
+        self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         assert Publish in self._sent, "models are asked after training"
         orders = []
         for i, (model, each) in enumerate(zip(models, numbers, strict=True)):
             orders.append(Order(f"asking model {i}", Ask(model, each), [i]))
-        answers = self._answers(bench, self._sent[Publish][0], orders)
-        return [answer.to(bench.device) for answer in answers]
+        answers = self._answers(runtime, self._sent[Publish][0], orders)
+        return [answer.to(runtime.device) for answer in answers]
 
     def close(self) -> None:
         for process in self._processes:
@@ -177,18 +177,18 @@ class Workers(Engine):
             parcel.close()
         self._processes, self._sent = [], {}
 
-    def _answers(self, bench: ClientRuntime, server: Tree, orders: Sequence[Order]) -> list[Any]:
+    def _answers(self, runtime: ClientRuntime, server: Tree, orders: Sequence[Order]) -> list[Any]:
         """Return the answers in the places that the orders name."""
-        found = {order.positions[0]: answer for order, answer in self._do(bench, server, orders)}
+        found = {order.positions[0]: answer for order, answer in self._do(runtime, server, orders)}
         return [found[i] for i in range(len(orders))]
 
     def _do(
-        self, bench: ClientRuntime, server: Tree, orders: Sequence[Order]
+        self, runtime: ClientRuntime, server: Tree, orders: Sequence[Order]
     ) -> Iterator[tuple[Order, Any]]:
         """Have the orders carried out, the first one first; yield them with their answers as these
         come in."""
         try:
-            self._prepare(bench, server)
+            self._prepare(runtime, server)
             left = deque(orders)
             with selectors.DefaultSelector() as selector:
                 while left or any(process.order for process in self._processes):
@@ -208,10 +208,10 @@ class Workers(Engine):
             self.close()
             raise
 
-    def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
+    def _prepare(self, runtime: ClientRuntime, server: Tree) -> None:
         """Start the processes once, and send model and data once and each new state of the server
         once."""
-        self._send(Setup, bench, lambda: Setup(bench.to(CPU), self.inner))
+        self._send(Setup, runtime, lambda: Setup(runtime.to(CPU), self.inner))
         self._send(Publish, server, lambda: Publish(server))
         while len(self._processes) < len(self.hardware):
             self._processes.append(self._start(len(self._processes)))

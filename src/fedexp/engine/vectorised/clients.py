@@ -31,7 +31,7 @@ class Shared:
     """The values that all clients of a round have in common."""
 
     algorithm: FedAvg
-    bench: ClientRuntime
+    runtime: ClientRuntime
     server: Tree
     lr: float
 
@@ -129,24 +129,24 @@ class PaddedData:
 
     def __init__(
         self,
-        bench: ClientRuntime,
+        runtime: ClientRuntime,
         net: ClientNetwork,
         index: torch.Tensor,
         mask: torch.Tensor,
         draws: torch.Tensor | None,
     ):
-        self.bench, self.net, self.index, self.mask, self.draws = bench, net, index, mask, draws
+        self.runtime, self.net, self.index, self.mask, self.draws = runtime, net, index, mask, draws
 
     def batches(self) -> Iterator[Batch]:
         for step in range(self.steps):
             draws = None if self.draws is None else self.draws[step]
-            x, y = self.bench.load_train(self.index[step], draws)
+            x, y = self.runtime.load_train(self.index[step], draws)
             yield self.net.show(Batch(x, y, self.mask[step], step))
 
     def take(
         self, index: torch.Tensor, draws: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.bench.load_train(index, draws)
+        return self.runtime.load_train(index, draws)
 
     @property
     def steps(self) -> int:
@@ -156,7 +156,7 @@ class PaddedData:
 def context(shared: Shared, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
     """Return what the hooks of one client may read."""
     rate: Any = lr  # a tensor where steps are recorded
-    local = shared.bench.local
+    local = shared.runtime.local
     return Context(server, one.personals, one.states, one.plans, one.begun, rate, one.steps, local)
 
 
@@ -180,7 +180,7 @@ class PaddedSchedules:
         return self.index[steps][..., :active, :], self.mask[steps][..., :active, :], draws
 
 
-def pad(schedules: Sequence[Schedule], bench: ClientRuntime) -> PaddedSchedules:
+def pad(schedules: Sequence[Schedule], runtime: ClientRuntime) -> PaddedSchedules:
     """Pad schedules of different lengths to arrays; what is padded has mask 0 and, as its number,
     an example of the same client."""
     steps = np.array([s.steps for s in schedules])
@@ -197,12 +197,12 @@ def pad(schedules: Sequence[Schedule], bench: ClientRuntime) -> PaddedSchedules:
     for i, schedule in enumerate(schedules):
         if schedule.steps:
             index[schedule.steps :, i] = schedule.index[0, 0]
-    mask = (torch.arange(batch_size) < lengths[..., None]).to(bench.dtype)
+    mask = (torch.arange(batch_size) < lengths[..., None]).to(runtime.dtype)
     draws = [s.draws for s in schedules if s.draws is not None]
     return PaddedSchedules(
-        index=upload(index, bench.device),
-        mask=upload(mask, bench.device),
-        draws=upload(stack(draws), bench.device) if draws else None,
+        index=upload(index, runtime.device),
+        mask=upload(mask, runtime.device),
+        draws=upload(stack(draws), runtime.device) if draws else None,
         steps=steps,
     )
 
@@ -235,15 +235,15 @@ class Clients:
         self.shared, self.count = shared, len(cohort.clients)
         # is shown the frame after each number of steps
         self.watch: Callable[[int, Frame], None] | None = None
-        algorithm, bench = shared.algorithm, shared.bench
-        self.padded = pad(cohort.schedules, bench)
+        algorithm, runtime = shared.algorithm, shared.runtime
+        self.padded = pad(cohort.schedules, runtime)
         personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
 
         def stacked(*values: Any) -> torch.Tensor:
-            return upload(torch.as_tensor(np.stack(values)), bench.device)
+            return upload(torch.as_tensor(np.stack(values)), runtime.device)
 
         plans = tree.map(stacked, *cohort.plans)
-        steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
+        steps = upload(torch.as_tensor(self.padded.steps, dtype=runtime.dtype), runtime.device)
         fixed = Fixed(personals, states, plans, {}, steps)
         if isinstance(algorithm, Prepared):
             begun, buffers = self._prepared(algorithm, fixed), self._copies("buffers")
@@ -255,15 +255,15 @@ class Clients:
         else:
             params = self._copies("params")
             buffers = {name: value.clone() for name, value in buffers.items()}
-        memory = optimizers.memory_of(params, bench.local)
+        memory = optimizers.memory_of(params, runtime.local)
         losses = torch.zeros_like(steps)
         self.frame = Frame(shared.server, shared.lr, fixed, params, buffers, memory, losses)
 
     def runs(self) -> Iterator[Run]:
         """Yield all steps, in order."""
         steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
-        images = self.shared.bench.data.x_train
-        image_bytes = images[0].numel() * self.shared.bench.dtype.itemsize
+        images = self.shared.runtime.data.x_train
+        image_bytes = images[0].numel() * self.shared.runtime.dtype.itemsize
         start = 0
         while start < steps[0]:
             active = int((steps > start).sum())
@@ -275,7 +275,7 @@ class Clients:
     def batches(self, run: Run) -> Iterator[Batch]:
         """Yield the batches of a run; leaves [active, B, ...]."""
         index, mask, draws = self.padded.part(slice(run.start, run.stop), run.active)
-        x, y = self.shared.bench.load_train(index, draws)
+        x, y = self.shared.runtime.load_train(index, draws)
         for i, number in enumerate(range(run.start, run.stop)):
             yield Batch(x[i], y[i], mask[i], number)
 
@@ -307,8 +307,8 @@ class Clients:
             one: Fixed,
             *rest: Tree,
         ) -> tuple[Tree, Params]:
-            net = ClientNetwork(shared.bench.net, buffers, None if own is None else buffers)
-            data = PaddedData(shared.bench, net, index, mask, draws)
+            net = ClientNetwork(shared.runtime.net, buffers, None if own is None else buffers)
+            data = PaddedData(shared.runtime, net, index, mask, draws)
             ctx = context(shared, shared.server, shared.lr, one)
             return hook(net, data, ctx, *rest), net.buffers()
 
@@ -348,21 +348,21 @@ class Clients:
     def _prepared(self, algorithm: Prepared, fixed: Fixed) -> Tree:
         """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C,
         batches, ...], 0 where a client has none."""
-        shared, bench = self.shared, self.shared.bench
+        shared, runtime = self.shared, self.shared.runtime
 
         def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, one: Fixed) -> Tree:
-            net = ClientNetwork(bench.net, shared.server["buffers"])
+            net = ClientNetwork(runtime.net, shared.server["buffers"])
             batch = net.show(Batch(x, y, mask, 0))
             ctx = context(shared, shared.server, shared.lr, one)
             return algorithm.prepare(net, batch, mask, ctx)
 
-        own = -(-self.padded.steps // bench.local.epochs)
+        own = -(-self.padded.steps // runtime.local.epochs)
         rooms: Tree = None
         for step in range(own.max()):
             active = int((own > step).sum())
             index, mask, draws = self.padded.part(step, active)
             here = tree.map(lambda leaf, a=active: leaf[:a], fixed)
-            made = vmap(call)(*bench.load_train(index, draws), mask, here)
+            made = vmap(call)(*runtime.load_train(index, draws), mask, here)
             if rooms is None:
                 shape = (self.count, own.max())
                 rooms = tree.map(lambda leaf, s=shape: leaf.new_zeros(*s, *leaf.shape[1:]), made)
@@ -376,7 +376,7 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
         lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.fixed)
     )
     params, memory = head
-    algorithm, bench = shared.algorithm, shared.bench
+    algorithm, runtime = shared.algorithm, shared.runtime
     own = has_own_step(algorithm)
 
     def step(
@@ -385,7 +385,7 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
         """Return one client's (parameters, memory) after the algorithm's own local step, or its
         gradient in the base's; its running statistics and loss."""
         ctx = context(shared, frame.server, frame.lr, one)
-        net = ClientNetwork(bench.net, buffers)
+        net = ClientNetwork(runtime.net, buffers)
         rows = net.show(Batch(x, y, mask, batch.step))
         if own:
             *moved, loss = algorithm.local_step(net, params, memory, rows, ctx)
@@ -403,5 +403,5 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
         old, values = zip(*pairs, strict=True)
         copy_each(list(old), list(values))
     else:
-        optimizers.step_in_place(params, new, memory, frame.lr, bench.local, batch.step)
+        optimizers.step_in_place(params, new, memory, frame.lr, runtime.local, batch.step)
     frame.losses[:active].add_(losses)

@@ -48,17 +48,17 @@ class Vectorised(Engine):
     def train(
         self,
         algorithm: FedAvg,
-        bench: ClientRuntime,
+        runtime: ClientRuntime,
         server: Tree,
         cohort: Cohort,
         lr: float,
         evaluate_local: bool,
     ) -> Trained:
-        bench.net.set_buffers(server["buffers"])
-        if self._graphs is None and self.cuda_graphs and can_be_recorded(bench):
-            self._graphs = Graphs(CudaCapture(bench.device))
-        shared = Shared(algorithm, bench, server, lr)
-        if self._fits is None and self.chunk is None and bench.device.type == "cuda":
+        runtime.net.set_buffers(server["buffers"])
+        if self._graphs is None and self.cuda_graphs and can_be_recorded(runtime):
+            self._graphs = Graphs(CudaCapture(runtime.device))
+        shared = Shared(algorithm, runtime, server, lr)
+        if self._fits is None and self.chunk is None and runtime.device.type == "cuda":
             self._fits = chunk_that_fits(shared, cohort)
         chunk = min(self._fits or self.chunk or len(cohort.clients), len(cohort.clients))
         while (trained := self._attempt(shared, cohort, chunk, evaluate_local)) is None:
@@ -74,7 +74,7 @@ class Vectorised(Engine):
         of raising because an exception would keep the tensors of its frames alive.
         """
         order, gather = cohort.longest_first(), Gather(len(cohort.clients))
-        testing = Stopwatch(shared.bench.device)
+        testing = Stopwatch(shared.runtime.device)
         try:
             for start in range(0, len(order), chunk):
                 positions = order[start : start + chunk]
@@ -94,7 +94,7 @@ class Vectorised(Engine):
         log.warning(what, chunk, cohort.round, chunk // 2)
         if self._graphs is not None:
             self._graphs.clear()
-        if shared.bench.device.type == "cuda":
+        if shared.runtime.device.type == "cuda":
             torch.cuda.empty_cache()
         return None
 
@@ -104,57 +104,57 @@ class Vectorised(Engine):
         """Train clients in the order of falling numbers of steps, and return their results."""
         clients, probed, correct = Clients(shared, cohort), None, None
         if cohort.probes:
-            clients.watch = watch = FrameWatch(shared.bench, cohort.probes, testing)
+            clients.watch = watch = FrameWatch(shared.runtime, cohort.probes, testing)
             probed = watch.counts
         run_steps(clients, self._graphs)
         messages, states, buffers = clients.finish()
         if evaluate_local:
             with testing:
                 models = clients.frame.params | buffers
-                correct = class_correct(shared.bench, cohort.round, models)
+                correct = class_correct(shared.runtime, cohort.round, models)
         losses = clients.frame.losses / clients.frame.fixed.steps.clamp(min=1)
         each = tree.unstack(states, len(cohort.clients))
         return Trained(messages, each, losses, buffers, correct, probed=probed)
 
 
-def can_be_recorded(bench: ClientRuntime) -> bool:
+def can_be_recorded(runtime: ClientRuntime) -> bool:
     """Return True on CUDA, but not in float64: recorded steps take the learning rate from memory,
     which torch has as float32."""
-    return bench.device.type == "cuda" and bench.dtype == torch.float32
+    return runtime.device.type == "cuda" and runtime.dtype == torch.float32
 
 
 # --- tests of local models
 
 
-def class_correct(bench: ClientRuntime, round: int, models: Params) -> dict[str, torch.Tensor]:
+def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[str, torch.Tensor]:
     """Return the right answers of stacked models in each test view, in a round; int64 [models, C]
     each."""
     found = {}
-    for view in bench.views:
-        draws = bench.test_draws(view, round)
-        found[view] = evaluate_together(bench.tested_on(view), models, draws)
+    for view in runtime.views:
+        draws = runtime.test_draws(view, round)
+        found[view] = evaluate_together(runtime.tested_on(view), models, draws)
     return found
 
 
 @torch.no_grad()
 def evaluate_together(
-    bench: ClientRuntime, params: Params, draws: torch.Tensor | None = None
+    runtime: ClientRuntime, params: Params, draws: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return class-wise right answers on the test set of models stacked along the first dimension;
     int64 [models, C]. draws: of the augmented view of all test examples
     (ClientRuntime.test_draws)."""
-    data, count = bench.data, len(next(iter(params.values())))
+    data, count = runtime.data, len(next(iter(params.values())))
     # Three times as many images as in training take about as much memory, since no backward pass
     # needs anything kept.
-    size = min(3 * bench.local.batch_size, bench.evaluation_batch)
-    if uses_batch_statistics(bench.net.module):  # how the test set is cut is part of the result
-        size = bench.evaluation_batch
-    correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=bench.device)
-    for index in torch.arange(len(data.y_test), device=bench.device).split(size):
-        x, y = bench.load_test(index, draws)
+    size = min(3 * runtime.local.batch_size, runtime.evaluation_batch)
+    if uses_batch_statistics(runtime.net.module):  # how the test set is cut is part of the result
+        size = runtime.evaluation_batch
+    correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=runtime.device)
+    for index in torch.arange(len(data.y_test), device=runtime.device).split(size):
+        x, y = runtime.load_test(index, draws)
 
         def answer(one: Params, x: torch.Tensor = x, index: torch.Tensor = index) -> torch.Tensor:
-            return bench.class_logits(bench.net(one, x).logits, index).argmax(-1)
+            return runtime.class_logits(runtime.net(one, x).logits, index).argmax(-1)
 
         correct.index_add_(1, y, (vmap(answer)(params) == y).to(torch.int64))
     return correct
@@ -164,9 +164,9 @@ class FrameWatch:
     """Tests the models of a frame at the marks of their probes, those with a mark at the same step
     together."""
 
-    def __init__(self, bench: ClientRuntime, probes: Sequence[Probe], testing: "Stopwatch"):
-        self.bench, self.probes, self.testing = bench, probes, testing
-        self.counts = no_counts(bench, len(probes), probes[0].room)  # leaves [C, room, ...]
+    def __init__(self, runtime: ClientRuntime, probes: Sequence[Probe], testing: "Stopwatch"):
+        self.runtime, self.probes, self.testing = runtime, probes, testing
+        self.counts = no_counts(runtime, len(probes), probes[0].room)  # leaves [C, room, ...]
 
     def __call__(self, step: int, frame: Frame) -> None:
         """Test the clients that have a mark after so many steps."""
@@ -175,12 +175,12 @@ class FrameWatch:
             return
         with self.testing:
             models = {name: leaf[rows] for name, leaf in (frame.params | frame.buffers).items()}
-            correct = evaluate_together(self.bench.tested_on(self.bench.views[0]), models)
+            correct = evaluate_together(self.runtime.tested_on(self.runtime.views[0]), models)
             for i, row in enumerate(rows):
                 probe, one = self.probes[row], tree.row(models, i)
                 place = probe.marks.index(step)
                 self.counts["test"][row, place] = correct[i]
-                self.counts["train"][row, place] = right_on_own(self.bench, one, probe.numbers)
+                self.counts["train"][row, place] = right_on_own(self.runtime, one, probe.numbers)
 
 
 class Stopwatch:
@@ -230,13 +230,13 @@ def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
         if not is_out_of_memory(error):
             raise
         return 1
-    return max(int(SHARE_OF_MEMORY * free_memory(shared.bench.device) / each), 1)
+    return max(int(SHARE_OF_MEMORY * free_memory(shared.runtime.device) / each), 1)
 
 
 def memory_of_one(shared: Shared, cohort: Cohort) -> int:
     """Return the bytes that a client takes at its peak, measured in the first step of the longest
     one."""
-    device = shared.bench.device
+    device = shared.runtime.device
     alone = cohort.take(cohort.longest_first()[:1])
     (schedule,) = alone.schedules
     draws = None if schedule.draws is None else schedule.draws[:1]

@@ -150,7 +150,7 @@ class Graphs:
         key = repr((structure, shapes))
         if key in self._recorded:
             before, now = self._recorded[key].shared, clients.shared
-            if before.bench is now.bench and before.algorithm == now.algorithm:
+            if before.runtime is now.runtime and before.algorithm == now.algorithm:
                 return self._recorded[key]
         if len(self._recorded) >= FRAMES:
             self.clear()
@@ -204,12 +204,12 @@ def rounded(active: int, count: int) -> int:
 def make_frame(clients: Clients) -> Recorded:
     """Allocate memory for such clients; the learning rate and the number of the step become
     tensors, which can change."""
-    padded, bench = clients.padded, clients.shared.bench
-    lr = torch.zeros((), dtype=bench.dtype, device=bench.device)
+    padded, runtime = clients.padded, clients.shared.runtime
+    lr = torch.zeros((), dtype=runtime.dtype, device=runtime.device)
     room = tree.map(empty_like, vars(replace(clients.frame, lr=lr)))
     draws = None if padded.draws is None else torch.zeros_like(padded.draws[0])
-    x, y = bench.load_train(torch.zeros_like(padded.index[0]), draws)
-    number = torch.zeros((), dtype=torch.int64, device=bench.device)
+    x, y = runtime.load_train(torch.zeros_like(padded.index[0]), draws)
+    number = torch.zeros((), dtype=torch.int64, device=runtime.device)
     batch = Batch(x, y, torch.zeros_like(padded.mask[0]), number)  # type: ignore[arg-type]
     return Recorded(clients.shared, Frame(**room), batch)
 

@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.aggregate import write_report
 from fedexp.analysis.layout import markdown
 from fedexp.analysis.naming import said, shared_overrides
 from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import PNG
-from fedexp.core.storage import write_atomically
+from fedexp.core.storage import display_path, write_atomically
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
+from fedexp.papers.aggregate import write_report
 from fedexp.rundir.evidence import FOLDER, SUFFIX, how_to_restore, keep_runs, restore
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
-from fedexp.trackers.base import display_path
 
 # Columns of the table of all runs; those of OF_SOME where a run has a value.
 OF_TASKS = ("scenario", "partition")  # in a table with runs of continual learning

@@ -1,11 +1,13 @@
-"""Names in W&B: the prefix of a metric is its section there. The tidy files keep their own
+"""Names of metrics in trackers: in W&B the prefix is the section. The tidy files keep their own
 names."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedexp.core.views import AUGMENTED, PLAIN, VALIDATION, VIEWS, suffix
+from fedexp.trackers.base import RoundRecord
 
 NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
     "test_accuracy": "test/accuracy",
@@ -50,6 +52,20 @@ SUMMARIES = {
 }
 
 
+def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
+    """Return the finite numbers of a round by their names."""
+    values = {metric_name(column): value for column, value in record.values.items()}
+    values |= {f"analysis/{plain(name)}": value for name, value in record.analysed.items()}
+    views = {} if record.class_accuracy is None else {PLAIN: record.class_accuracy}
+    for view, history in record.others.items():
+        if history.rounds[-1:] == [record.round]:
+            views[view] = history.class_accuracy[-1]
+    for view, row in views.items():
+        for name, value in zip(classes, row.tolist(), strict=True):
+            values[class_metric(name, view)] = value
+    return {k: value for k, value in values.items() if value is not None and math.isfinite(value)}
+
+
 def metric_name(column: str) -> str:
     """Return W&B's name of a column of rounds.csv. An unknown one is a forgetting metric's: only
     these add any."""
@@ -69,11 +85,6 @@ def metric_name(column: str) -> str:
     if column.startswith("personal_"):
         return f"personal/{plain(column.removeprefix('personal_'))}"
     return f"forgetting/{plain(column.removesuffix('_forgetting'))}"
-
-
-def analysis_metric(name: str) -> str:
-    """Return W&B's name of a mean of the group `analysis`."""
-    return f"analysis/{plain(name)}"
 
 
 def class_metric(name: str, view: str = PLAIN) -> str:
@@ -103,10 +114,3 @@ def target_name(target: str) -> str:
     value, _, best = target.partition("*")
     percent = f"{100 * float(value):g}".replace(".", "_")
     return f"rounds_to_{percent}pct" + ("_of_best" if best else "")
-
-
-def define_metrics(run: Any) -> None:
-    """Tell W&B the axis of all metrics and which of their values are the best."""
-    run.define_metric("round")
-    for name, summary in SUMMARIES.items():
-        run.define_metric(name, step_metric="round", summary=summary)

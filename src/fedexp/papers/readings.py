@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis import compare
 from fedexp.analysis.layout import Section, number
 from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
+from fedexp.papers import compare
 from fedexp.rundir.reader import RunDirectory
 
 KEY = [*compare.CELL, "metric"]

@@ -13,12 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedexp.analysis.compare import RELEASED
 from fedexp.analysis.naming import names
-from fedexp.analysis.svg import Curve, Panel, chart
 from fedexp.analysis.sweep import Sweep
 from fedexp.analysis.sweep_figures import slug
 from fedexp.core.errors import ConfigError
+from fedexp.papers.compare import RELEASED
+from fedexp.papers.svg import Curve, Panel, chart
 from fedexp.rundir import evidence, files
 from fedexp.rundir.revisions import outdated
 

@@ -2,8 +2,9 @@
 
 import pandas as pd
 
-from fedexp.analysis import claims, layout, readings
+from fedexp.analysis import layout
 from fedexp.analysis.layout import Section
+from fedexp.papers import claims, readings
 
 
 def printed_once(tidy: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from fedexp.analysis.layout import missing
+
 # How far from the printed value is still "within": a fraction of the unit, or of the printed value
 # (rounds, ratios).
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
@@ -189,7 +191,3 @@ def swapped(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
             if not without and ours > 2 * math.hypot(high["ours_error"], low["ours_error"]):
                 found.append(f"{high['method']} above {low['method']}")
     return found, [*unknown]
-
-
-def missing(value: float | None) -> bool:
-    return value is None or value != value

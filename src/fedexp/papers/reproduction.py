@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedexp.analysis import both_views, compare, curves, layout, parts
-from fedexp.analysis.status import judged_orders, status
+from fedexp.analysis import layout
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.core.storage import storing, write_atomically
+from fedexp.papers import both_views, compare, curves, parts
+from fedexp.papers.status import judged_orders, status
 
 NUMBERS = (
     "n",

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.expected import other_data
-from fedexp.analysis.judge import BY_DEFINITION, tolerance, verdict, with_order
-from fedexp.analysis.judge import TOLERANCES as TOLERANCES
+from fedexp.analysis.aggregate import rounds_to
+from fedexp.analysis.measures import origin, precision_of
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
 from fedexp.core.settings import SCHEDULES_OVER_ALL_ROUNDS
-from fedexp.core.views import VALIDATION, named
-from fedexp.metrics.targets import rounds_to_target
+from fedexp.papers.expected import other_data
+from fedexp.papers.judge import BY_DEFINITION, tolerance, verdict, with_order
+from fedexp.papers.judge import TOLERANCES as TOLERANCES
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import outdated
 from fedexp.rundir.sweeps import SweepDirectory, with_latest
@@ -44,11 +44,6 @@ NEVER = math.inf
 OF_TASKS = ("average_accuracy", "new_task_accuracy")
 # of FedAvg itself all its rounds and 1, by definition
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
-# Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
-WHERE = tuple(
-    f"hardware{rest}"
-    for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs")
-)
 
 
 def load_jobs(directory: Path) -> list[RunDirectory]:
@@ -88,17 +83,6 @@ def series(run: RunDirectory, rule: Rule, measure: Mapping[str, Any]) -> list[fl
 
 
 Found = tuple[RunDirectory, Mapping[str, Any]]  # a run of a printed cell, with what to measure
-
-
-def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
-    """Return the first round that reaches an accuracy, on the validation set where there is one;
-    None where none does."""
-    if not len(run.curve):
-        return None
-    validation = named("test_accuracy", VALIDATION)
-    column = validation if validation in run.curve else run.accuracy_name
-    rounds, values = run.curve["round"].astype(int).tolist(), run.curve[column].tolist()
-    return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
 
 
 def printed_cells(sweep: Sweep, table: str = "") -> list[dict[str, str]]:
@@ -264,10 +248,6 @@ def counted(context: "Context", pairs: Sequence[Found]) -> list[Found]:
     return [pair for pair, _ in known if any(pair[0] is run for run in chosen.values())]
 
 
-def precision_of(run: RunDirectory) -> str:
-    return str((run.summary.get("hardware") or {}).get("precision"))
-
-
 def scaled(found: Noise, scale: float) -> Noise:
     return Noise(None if found.error is None else found.error * scale, found.source)
 
@@ -290,27 +270,6 @@ def plain_values(
             # in the end that of the last ten
             found["plain_error"] = scaled(noise(values, within), scale).error
     return found
-
-
-def origin(runs: Sequence[RunDirectory]) -> dict[str, str]:
-    """Seeds, commits and hardware of runs, as far as they are known."""
-    seeds = sorted(
-        {int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None}
-    )
-    commits = sorted({str(run.summary["commit"])[:7] for run in runs if run.summary.get("commit")})
-    machines = sorted(
-        {machine(run.summary["hardware"]) for run in runs if run.summary.get("hardware")}
-    )
-    return {
-        "seeds": " ".join(map(str, seeds)),
-        "commits": " ".join(commits),
-        "hardware": "; ".join(machines),
-    }
-
-
-def machine(hardware: Mapping[str, Any]) -> str:
-    """Return the hardware of a run, such as `AMD EPYC (cpu, fp32)`."""
-    return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
 
 
 def departures(sweep: Sweep, run: RunDirectory) -> list[str]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from fedexp.analysis import compare
-from fedexp.analysis.judge import tolerance
 from fedexp.analysis.layout import MARKS, Section, number
 from fedexp.analysis.sweep import Sweep
+from fedexp.papers import compare
+from fedexp.papers.judge import tolerance
 
 SETTING = ("dataset", "partition_param", "metric")  # a setting and a target
 TARGET = "rounds_to_"

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis import compare, layout, parts, readings
-from fedexp.analysis.compare import departures, load_jobs
-from fedexp.analysis.judge import COLUMN
+from fedexp.analysis import layout
 from fedexp.analysis.sweep import Block, Sweep, cell_of
-from fedexp.analysis.workload import Workload, workloads
+from fedexp.papers import compare, parts, readings
+from fedexp.papers.compare import departures, load_jobs
+from fedexp.papers.judge import COLUMN
+from fedexp.papers.workload import Workload, workloads
 from fedexp.rundir.elsewhere import views_of
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedexp.analysis import layout, parts
+from fedexp.analysis import layout
+from fedexp.papers import parts
 
 MARKER = re.compile(r"^::: both_views (\w+)$", re.MULTILINE)
 JUDGED = ("within", "outside")

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from fedexp.analysis.after import draw
 from fedexp.analysis.after.pictures import joint_clouds, noise_of
-from fedexp.analysis.draw_paper import flat, said_of
 from fedexp.analysis.sweep_figures import Setting
 from fedexp.core.errors import ConfigError
+from fedexp.papers.draw_paper import flat, said_of
 
 LINE = 90  # letters of a title
 
@@ -50,5 +50,5 @@ def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figur
         raise ConfigError("the settings have different test examples")
     said = f"{said_of(settings, title)}; {len(subject.labels):,} test examples"
     return draw.embedding(
-        rows, subject.labels, subject.bench.data.classes, "\n".join(textwrap.wrap(said, LINE))
+        rows, subject.labels, subject.runtime.data.classes, "\n".join(textwrap.wrap(said, LINE))
     )

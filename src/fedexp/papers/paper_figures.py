@@ -68,7 +68,7 @@ def pictures_of_runs(
 def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
     """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError where the runs
     lack what it shows."""
-    from fedexp.analysis import draw_kept, draw_paper
+    from fedexp.papers import draw_kept, draw_paper
 
     kinds: dict[str, Callable[..., Figure]] = {
         "class_maps": draw_paper.class_maps,

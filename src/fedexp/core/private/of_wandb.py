@@ -1,0 +1,16 @@
+"""W&B: the handle of its background process (wandb-core), which can hang and then has to be killed.
+Tried with wandb 0.20 and 0.31."""
+
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+
+def service_process() -> subprocess.Popen[bytes] | None:
+    """Return the process of wandb-core, if one runs."""
+    with suppress(Exception):
+        from wandb.sdk import wandb_setup
+
+        handle: Any = wandb_setup.singleton()._connection._proc  # type: ignore[union-attr]
+        return getattr(handle, "_process", None) or handle._internal_proc  # newer and older wandb
+    return None

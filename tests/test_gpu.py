@@ -1,0 +1,29 @@
+"""Whole rounds on a CUDA device, for every algorithm."""
+
+import os
+
+import pytest
+import torch
+
+import toy_federation
+from fedexp.core import tree
+from test_edge_cases import ROWS, simulation
+from toy_federation import play
+
+DEVICE = os.environ.get("FEDEXP_TEST_DEVICE", "cuda")  # `cpu` tries the tests without a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rounds_on_a_gpu_are_those_on_the_cpu(name, engine, monkeypatch):
+    """In float64: the server's state after two rounds, with what the server trains."""
+    expected = play(simulation(name), 2)
+    monkeypatch.setitem(toy_federation.HARDWARE, "device", DEVICE)
+    whole = simulation(name, engine=engine)
+    state = play(whole, 2)
+    assert {leaf.device.type for leaf in state.server["params"].values()} == {DEVICE}
+    on_host = tree.map(lambda leaf: leaf.cpu(), state.server)
+    torch.testing.assert_close(on_host, expected.server, rtol=0, atol=1e-9)
+    for view, tested in state.tested.items():
+        assert tested.accuracy == expected.tested[view].accuracy
