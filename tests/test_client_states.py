@@ -213,6 +213,14 @@ def test_what_is_not_there_yet_is_not_counted():
     assert found[0].bytes_up == 5 * 8 * 290
 
 
+def test_each_client_counts_with_what_it_is_sent():
+    """Of three clients only the first has a model: the two others are sent it, and it gets none."""
+    simulation = make_simulation(FOMO, PLAIN, (5, 6, 7), participation=1.0)
+    state = play(simulation, 1)
+    state.clients = {0: state.clients[0]}
+    assert play_round(simulation, state).bytes_down == 2 * 8 * 290
+
+
 def test_nothing_is_sent_that_is_not_declared():
     """FedAvg: one model down and one up, exactly, also with running statistics."""
     for model in (None, Normed()):

@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import MultiExchange
+from fedexp.algorithms.families import MultiExchange, ServerTraining
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.core.settings import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.trackers.base import Tracker
-from fedexp.training.exchange import Clock, aggregate, run_exchange
+from fedexp.training.exchange import Clock, aggregate, not_finite, run_exchange
 from fedexp.training.recorder import Recorder, uninterrupted
 from fedexp.training.rounds import local_accuracy, play_round, record_initial, run_rounds
 from fedexp.training.rows import client_rows, plain, training_values
 from fedexp.training.state import Scores
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
-from toy_federation import SIZES, assert_close, make_simulation
+from toy_federation import SIZES, Normed, assert_close, make_simulation
 
 
 def test_two_results_add_up_in_the_state():
@@ -117,6 +117,38 @@ def test_a_round_of_two_exchanges():
     assert (found != first.local_accuracy["plain"]).any()
     server = aggregate(once.server_optimizer, once.algorithm, first.server, second)
     assert_close(result.server["params"], server["params"], 0)
+
+
+def test_who_is_not_finite():
+    """By the loss, the message, or the running statistics alone."""
+    simulation = make_simulation(model=Normed(), participation=1.0)
+    server = simulation.initial_state().server
+    answers = run_exchange(simulation, FedAvg(), server, {}, 1, range(5), Clock())
+    assert not_finite([answers]) == []
+    answers.losses[0] = math.inf
+    answers.trained.messages["params"]["norm.bias"][2, 1] = math.nan
+    answers.trained.buffers["norm.running_mean"][4, 0] = math.nan
+    assert not_finite([answers]) == [0, 2, 4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks(ServerTraining):
+    """Notes the answers of the new model to an image of ones."""
+
+    def refine(self, net, server, messages, round):
+        with torch.no_grad():
+            return server | {"answers": net(server["params"], IMAGE).logits}
+
+
+IMAGE = torch.ones(1, 1, 6, 6, dtype=torch.float64)
+
+
+def test_the_server_refines_with_the_new_running_statistics():
+    simulation = make_simulation(Looks(), model=Normed())
+    server = play_round(simulation, simulation.initial_state()).server
+    with torch.no_grad():
+        found = simulation.runtime.net(server["params"] | server["buffers"], IMAGE).logits
+    assert_close(server["answers"], found)
 
 
 def state_after(simulation, *accuracies):
