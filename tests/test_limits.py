@@ -1,7 +1,7 @@
 """Ranges and choices that the annotations of a dataclass give its fields."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
@@ -22,6 +22,10 @@ class Limited:
     momentum: limits.ShareBelow1 = 0.0
     steps: limits.Count = 1
     warmup: limits.CountFrom0 = 0
+    minutes: limits.PositiveOrNone = None
+    patience: limits.CountOrNone = None
+    targets: limits.PositiveShares = field(default_factory=lambda: [1.0])
+    channels: limits.Counts = (1,)
     variant: Literal["paper", "released"] = "paper"
 
 
@@ -36,12 +40,18 @@ class Limited:
         ("momentum", [-0.1, 1.0], "at least 0 and less than 1"),
         ("steps", [0], "at least 1"),
         ("warmup", [-1], "at least 0"),
+        ("minutes", [0.0, math.inf, math.nan], "greater than 0, or null"),
+        ("patience", [0], "at least 1, or null"),
+        ("targets", [[0.5, 0.0], [1.1]], "a list of numbers greater than 0 and at most 1"),
+        ("channels", [(), (1, 0)], "a non-empty list of positive integers"),
         ("variant", ["papers"], "one of paper, released (nearest: 'paper')"),
     ],
 )
 def test_annotations_limit_the_fields_of_a_dataclass(name, values, words):
     limits.check_limits(Limited(), "local.")
+    limits.check_limits(Limited(minutes=1e-9, patience=1), "local.")
     for value in values:
         with pytest.raises(ConfigError) as error:
             limits.check_limits(Limited(**{name: value}), "local.")
-        assert str(error.value) == f"local.{name}={value}: must be {words}"
+        shown = list(value) if isinstance(value, tuple) else value
+        assert str(error.value) == f"local.{name}={shown}: must be {words}"

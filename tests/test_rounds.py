@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import MultiExchange, ServerTraining
+from fedexp.algorithms.families import MultiExchange, OwnTraining, ServerTraining
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.core.settings import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -23,7 +23,7 @@ from fedexp.training.rows import client_rows, plain, training_values
 from fedexp.training.state import Scores
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
-from toy_federation import SIZES, Normed, assert_close, make_simulation
+from toy_federation import LOCAL, SIZES, Normed, assert_close, make_simulation, play
 
 
 def test_two_results_add_up_in_the_state():
@@ -117,6 +117,18 @@ def test_a_round_of_two_exchanges():
     assert (found != first.local_accuracy["plain"]).any()
     server = aggregate(once.server_optimizer, once.algorithm, first.server, second)
     assert_close(result.server["params"], server["params"], 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(OwnTraining):
+    def local_lr(self, lr):
+        return 2 * lr
+
+
+def test_clients_train_at_the_rate_of_their_role():
+    found = play(make_simulation(Doubled())).server["params"]
+    expected = play(make_simulation(local=replace(LOCAL, lr=2 * LOCAL.lr))).server["params"]
+    assert_close(found, expected, 0)
 
 
 def test_who_is_not_finite():
