@@ -235,9 +235,9 @@ def test_dataset_brings_its_protocol():
             "dataset.augmentation.flop: no such key (nearest: 'flip')",
         ),
         (["dataset.augmentation.cutout=-1"], "dataset.augmentation.cutout=-1: must be at least 0"),
-        (["dataset.std=[0]"], "dataset.std=(0.0,): must be greater than 0"),
-        (["dataset.mean=[nan]"], "dataset.mean=(nan,): must be finite"),
-        (["dataset.std=[inf]"], "dataset.std=(inf,): must be greater than 0 and finite"),
+        (["dataset.std=[0]"], "dataset.std=[0.0]: must be greater than 0"),
+        (["dataset.mean=[nan]"], "dataset.mean=[nan]: must be finite"),
+        (["dataset.std=[inf]"], "dataset.std=[inf]: must be greater than 0 and finite"),
         (
             ["dataset.split_seed=4294967296"],
             "dataset.split_seed=4294967296: must be from 0 to 4294967295",
@@ -252,7 +252,7 @@ def test_dataset_brings_its_protocol():
         ),
         (
             ["dataset=thucnews", "dataset.length=2147483648"],
-            "dataset.length=2147483648: must be at least 1 and at most",
+            "dataset.length=2147483648: must be from 1 to 65536",
         ),
         (
             ["hardware.threads=2147483648"],

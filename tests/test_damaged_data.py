@@ -27,7 +27,7 @@ from fedexp.data.partition_file import read_clients
 from fedexp.data.partitioned import Partition
 from fedexp.data.text import read_vectors, read_vocabulary
 from fedexp.data.text_files import read_texts
-from fedexp.data.torchvision_files import read_images, read_labels
+from fedexp.data.torchvision_files import read_idx
 from test_datasets import idx_bytes, leaf_json, load, no_network, pixels, write_leaf, write_tree
 
 __all__ = ["no_network"]  # a fixture
@@ -109,16 +109,20 @@ GOOD_LABELS = idx_bytes(np.array([0, 1, 9], np.uint8))
         gzip.compress(GOOD_LABELS, mtime=0),
     ],
 )
-def test_labels(content):
-    with pytest.raises(ValueError, match="not a whole idx file of rank 1"):
-        read_labels(io.BytesIO(content))
+def test_labels(content, tmp_path):
+    for name, stored in (("labels", content), ("labels.gz", gzip.compress(content))):
+        (tmp_path / name).write_bytes(stored)
+        with pytest.raises(ConfigError, match=f"{name}: is corrupt"):
+            read_idx(tmp_path / name, 1)
 
 
-def test_idx_files_are_read():
-    assert read_labels(io.BytesIO(GOOD_LABELS)).tolist() == [0, 1, 9]
-    assert np.array_equal(
-        read_images(io.BytesIO(idx_bytes(pixels(1, 3, 5, 4))))[..., 0], pixels(1, 3, 5, 4)
-    )
+@pytest.mark.parametrize("name", ["idx", "idx.gz"])
+def test_idx_files_are_read(name, tmp_path):
+    pack = gzip.compress if name.endswith("gz") else bytes
+    (tmp_path / name).write_bytes(pack(GOOD_LABELS))
+    assert read_idx(tmp_path / name, 1).tolist() == [0, 1, 9]
+    (tmp_path / name).write_bytes(pack(idx_bytes(pixels(1, 3, 5, 4))))
+    assert np.array_equal(read_idx(tmp_path / name, 3)[..., 0], pixels(1, 3, 5, 4))
 
 
 def test_images_in_the_place_of_labels_are_named(tmp_path):

@@ -19,8 +19,8 @@ from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.papers.aggregate import write_report
 from fedexp.rundir import elsewhere
 from fedexp.rundir.lock import is_occupied
-from fedexp.rundir.mending import begin_again_where_damaged
 from fedexp.rundir.reader import RunDirectory, finished_summary
+from fedexp.rundir.repair import begin_again_where_damaged
 from fedexp.rundir.sweeps import SweepDirectory
 from test_view import write_run
 from toy_federation import composed

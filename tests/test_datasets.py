@@ -295,7 +295,7 @@ def test_jobs_that_need_the_same_files_at_once_fetch_them_once(mnist_files, tmp_
         for job in [pool.submit(files.download.fetch, "mnist", f"{address}/") for _ in range(3)]:
             job.result()
     assert caplog.text.count("mnist: fetching ") == 4
-    assert all(path.is_file() for path in files.paths())
+    assert all(path.is_file() for path in files.paths)
     assert not list((tmp_path / "data").rglob(".*"))
 
 

@@ -454,12 +454,12 @@ def test_bad_vectors(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"length": 0}, "dataset.length=0: must be at least 1"),
+        ({"length": 0}, "dataset.length=0: must be from 1 to 65536"),
         ({"max_words": 0}, "dataset.max_words=0: must be at least 1"),
         ({"name": "a/b"}, "dataset.name=a/b: must be"),
         ({"vectors": "v.npz"}, "dataset.vectors=v.npz: must be null without dataset.vocabulary"),
-        ({"classes": ("a", "a")}, "dataset.classes=('a', 'a'): must be different names, or null"),
-        ({"classes": ()}, "dataset.classes=(): must be different names, or null"),
+        ({"classes": ("a", "a")}, "dataset.classes=['a', 'a']: must be different names, or null"),
+        ({"classes": ()}, "dataset.classes=[]: must be different names, or null"),
     ],
 )
 def test_bad_values_are_named(values, message, tmp_path):

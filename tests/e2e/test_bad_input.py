@@ -329,8 +329,8 @@ def test_a_sweep_of_ones_own_that_cannot_be_read(fedexp, tmp_path):
         (b"[rounds=1", b"{}", ["overrides.yaml: is no yaml"]),
         (b"- rounds=1", b"{}", ["overrides.yaml: ends in the middle of a line"]),
         (b"", b"{}", ["overrides.yaml: is empty"]),
-        (b"a: 1\n", b"{}", ["overrides.yaml: holds a mapping, not a list"]),
-        (b"[1]\n", b"{}", ["overrides.yaml: holds a number among the overrides"]),
+        (b"a: 1\n", b"{}", ["overrides.yaml: holds no list of texts"]),
+        (b"[1]\n", b"{}", ["overrides.yaml: holds no list of texts"]),
         (b"[--config-dir=theirs]\n", b"{}", ["--config-dir=theirs is not the override of a run"]),
         (
             b"['+hydra.callbacks.x={_target_:os.system}']\n",
@@ -343,7 +343,7 @@ def test_a_sweep_of_ones_own_that_cannot_be_read(fedexp, tmp_path):
             ["algorithm._target_=os.system: lies outside fedexp"],
         ),
         (b"[]\n", b"\xff", ["config.yaml: is not text (UTF-8)"]),
-        (b"[]\n", b"[1]\n", ["config.yaml: holds a list, not a mapping"]),
+        (b"[]\n", b"[1]\n", ["config.yaml: holds no mapping"]),
         (b"[]\n", b"- " * 1000, ["config.yaml: is no yaml (it is nested too deeply)"]),
     ],
 )

@@ -41,7 +41,7 @@ from fedexp.rundir.evidence import kept_below
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import value_of
-from fedexp.rundir.wholeness import OVER
+from fedexp.rundir.schema import OVER
 from fedexp.trackers.progress import duration
 from fedexp.training.deadline import VARIABLE
 from fedexp.training.stopping import is_over

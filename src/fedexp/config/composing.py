@@ -16,10 +16,9 @@ from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, ListConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
-from fedexp.config.trust import named_by
+from fedexp.config.trust import NAMES, named_by, texts_in
 from fedexp.core.errors import ConfigError
 from fedexp.core.private import of_hydra
 from fedexp.core.private.of_hydra import CORE_PLUGINS, ConfigLoaderImpl, ConfigRepository
@@ -27,32 +26,37 @@ from fedexp.core.private.of_hydra import CORE_PLUGINS, ConfigLoaderImpl, ConfigR
 PLUGINS = "hydra_plugins.hydra"
 KNOWN = {
     "fedexp.cli.sweeps.Sweeps",
-    *(
-        "hydra.experimental.callbacks.LogJobReturnCallback",
-        "hydra.experimental.callbacks.PickleJobInfoCallback",
-    ),
-    *(f"{CORE_PLUGINS}.basic_launcher.BasicLauncher", f"{CORE_PLUGINS}.basic_sweeper.BasicSweeper"),
-    f"{PLUGINS}_joblib_launcher.joblib_launcher.JoblibLauncher",
-    *(
-        f"{PLUGINS}_submitit_launcher.submitit_launcher.{name}Launcher"
-        for name in ("Local", "Slurm")
-    ),
-    f"{PLUGINS}_ray_launcher.ray_launcher.RayLauncher",
     "hydra_plugins.fedexp_optuna.OptunaSweeper",
-    *("logging.Formatter", "logging.StreamHandler", "logging.FileHandler", "logging.NullHandler"),
-    *(f"logging.handlers.{kind}FileHandler" for kind in ("Rotating", "TimedRotating", "Watched")),
-    *(
-        "rich.logging.RichHandler",
-        "colorlog.ColoredFormatter",
-        "ext://sys.stdout",
-        "ext://sys.stderr",
-    ),
+    "hydra.experimental.callbacks.LogJobReturnCallback",
+    "hydra.experimental.callbacks.PickleJobInfoCallback",
+    f"{CORE_PLUGINS}.basic_launcher.BasicLauncher",
+    f"{CORE_PLUGINS}.basic_sweeper.BasicSweeper",
+    f"{PLUGINS}_joblib_launcher.joblib_launcher.JoblibLauncher",
+    f"{PLUGINS}_submitit_launcher.submitit_launcher.LocalLauncher",
+    f"{PLUGINS}_submitit_launcher.submitit_launcher.SlurmLauncher",
+    f"{PLUGINS}_ray_launcher.ray_launcher.RayLauncher",
+    "logging.Formatter",
+    "logging.StreamHandler",
+    "logging.FileHandler",
+    "logging.NullHandler",
+    "logging.handlers.RotatingFileHandler",
+    "logging.handlers.TimedRotatingFileHandler",
+    "logging.handlers.WatchedFileHandler",
+    "rich.logging.RichHandler",
+    "colorlog.ColoredFormatter",
+    "ext://sys.stdout",
+    "ext://sys.stderr",
 }
 # nodes that Hydra makes objects from
 CALLED = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
-# keys whose value is imported: of Hydra's instantiate and of logging's dictConfig
-NAMES = ("_target_", "()", "class")
-HARMLESS = ("${fedexp.gpus:}",)  # our own resolver, a number; asking it would import torch
+# what Hydra's own files, its plugins' and ours refer to: texts, and a number
+REFERENCES = {
+    "${fedexp.gpus:}",
+    "${hydra.job.name}",
+    "${hydra.sweep.dir}/.submitit/%j",
+    "${hydra.runtime.output_dir}/${hydra.job.name}.log",
+    "hydra-${hydra.job.name}.log",
+}
 
 
 class CheckedRepository(ConfigRepository):
@@ -106,52 +110,21 @@ def checked() -> Iterator[None]:
 
 
 def check_called(config: DictConfig) -> None:
-    """Raise ConfigError unless everything that Hydra will import is known, or named in a directory
-    of the user's."""
-    folders = [
-        Path(each.path) for each in config.hydra.runtime.config_sources if each.schema == "file"
-    ]
-    for key, name in called_names(config.hydra, "hydra"):
-        if name not in KNOWN and (name.startswith("ext://") or not named_by(name, folders, NAMES)):
-            raise ConfigError(
-                f"{key}={name}: is not among the classes that Hydra may call here; one of your own,"
-                " or of a plugin, is named in a yaml file of your own directory, which"
-                " --config-dir gives"
-            )
-
-
-def called_names(node: object, key: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, name) of everything in a node of Hydra's that is imported when Hydra uses it,
-    interpolations followed."""
-    strict, last = key.split(".")[1:2] and key.split(".")[1] in CALLED, key.rpartition(".")[2]
-    imported = last == "_target_" or (last in NAMES and "_logging." in key)
-    if of_hydra.is_empty(node):
-        return
-    if of_hydra.is_interpolation(node):
-        if imported:
-            yield key, str(of_hydra.written(node))  # it could stand for another name a moment later
-        if not strict or of_hydra.written(node) in HARMLESS:
-            return
-        node = followed(node, key)
-    if isinstance(node, DictConfig):
-        for name in list(node):
-            yield from called_names(of_hydra.child(node, name), f"{key}.{name}")
-    elif isinstance(node, ListConfig):
-        for number in range(len(node)):
-            yield from called_names(of_hydra.child(node, number), f"{key}.{number}")
-    elif node is not None and (imported or str(of_hydra.written(node)).startswith("ext://")):
-        yield key, str(of_hydra.written(node))
-
-
-def followed(node: object, key: str) -> Any:
-    """Follow an interpolation to its value; None for a text that is only known when the job runs (a
-    directory)."""
-    try:
-        return of_hydra.resolved(node)
-    except OmegaConfBaseException as error:
-        text = str(of_hydra.written(node))
-        if text.startswith("${") and text.endswith("}"):  # else it can only be a text
-            raise ConfigError(
-                f"{key}={text}: cannot be resolved ({str(error).splitlines()[0]})"
-            ) from error
-        return None
+    """Raise ConfigError unless all that Hydra imports in these nodes is known, or named in a
+    directory of the user's; likewise what they refer to, which could be a node with such a name."""
+    sources = config.hydra.runtime.config_sources
+    folders = [Path(each.path) for each in sources if each.schema == "file"]
+    written: dict[str, Any] = OmegaConf.to_container(config.hydra)  # type: ignore[assignment]
+    for node in CALLED:
+        for key, text in texts_in(written.get(node), f"hydra.{node}"):
+            refers, name = "${" in text, key.rpartition(".")[2]
+            if not (refers or name in NAMES or text.startswith("ext://")):
+                continue
+            if text in KNOWN | REFERENCES:
+                continue
+            if text.startswith("ext://") or not named_by(text, folders, anywhere=refers):
+                raise ConfigError(
+                    f"{key}={text}: is not among the classes and references that Hydra may use"
+                    " here; one of your own, or of a plugin, is written in a yaml file of your own"
+                    " directory, which --config-dir gives"
+                )

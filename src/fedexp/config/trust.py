@@ -12,7 +12,7 @@ import dataclasses
 import importlib
 import inspect
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from fedexp.core.storage import display_path
 from fedexp.trackers.base import TrackerConfig
 
 OWN = "fedexp."
+# keys whose value is imported: by Hydra's instantiate, and by logging's dictConfig
+TARGET = "_target_"
+NAMES = (TARGET, "()", "class")
 
 
 def require_trusted(name: str, key: str) -> None:
@@ -93,22 +96,31 @@ def foreign(values: Any) -> list[str]:
 
 
 def named_by(
-    name: str, folders: Sequence[Path] | None = None, keys: Collection[str] = ("_target_",)
+    text: str, folders: Sequence[Path] | None = None, anywhere: bool = False
 ) -> Path | None:
-    """Return the yaml file in a directory of the user's that has this `_target_`; None where there
-    is none. folders: as of `own_folders`."""
+    """Return the yaml file in a directory of the user's that names this class; None where there
+    is none. folders: as of `own_folders`; anywhere: as any value."""
     for path in (path for own in own_folders(folders) for path in sorted(own.rglob("*.yaml"))):
         with suppress(OSError, ValueError):  # who chooses this option will be told
-            if name in targets(yaml_files.load(path.read_text(encoding="utf-8")), keys):
-                return path
+            content = yaml_files.load(path.read_text(encoding="utf-8"))
+            for key, value in texts_in(content):
+                if value == text and (anywhere or key.rpartition(".")[2] in NAMES):
+                    return path
     return None
 
 
-def targets(node: object, keys: Collection[str] = ("_target_",)) -> Iterator[str]:
-    """Yield every `_target_` in nested dicts and lists."""
+def texts_in(node: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, text) of all texts in nested dicts and lists."""
     if isinstance(node, dict):
-        yield from (node[key] for key in keys if isinstance(node.get(key), str))
-        node = list(node.values())
-    if isinstance(node, list):
-        for each in node:
-            yield from targets(each, keys)
+        for name, value in node.items():
+            yield from texts_in(value, f"{key}.{name}")
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from texts_in(value, f"{key}.{number}")
+    elif isinstance(node, str):
+        yield key, node
+
+
+def targets(node: object) -> Iterator[str]:
+    """Yield every `_target_` in nested dicts and lists."""
+    return (text for key, text in texts_in(node) if key.rpartition(".")[2] == TARGET)

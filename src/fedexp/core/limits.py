@@ -2,8 +2,9 @@
 `variant: Literal["released", "paper"]` for a choice."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import FrozenInstanceError, dataclass, fields
+from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
 
 from fedexp.core.errors import require, require_choice
@@ -19,9 +20,7 @@ class Limit:
 
 NonNegative = Annotated[float, Limit("finite and at least 0", lambda value: 0 <= value < math.inf)]
 Positive = Annotated[float, Limit("finite and greater than 0", lambda value: 0 < value < math.inf)]
-PositiveOrNone = Annotated[
-    float | None, Limit("greater than 0, or null", lambda v: v is None or 0 < v < math.inf)
-]
+PositiveOrNone = Positive | None
 Share = Annotated[float, Limit("from 0 to 1", lambda value: 0 <= value <= 1)]
 PositiveShare = Annotated[float, Limit("greater than 0 and at most 1", lambda v: 0 < v <= 1)]
 PositiveShares = Annotated[
@@ -30,28 +29,41 @@ PositiveShares = Annotated[
 ]
 OpenShare = Annotated[float, Limit("greater than 0 and less than 1", lambda v: 0 < v < 1)]
 ShareBelow1 = Annotated[float, Limit("at least 0 and less than 1", lambda v: 0 <= v < 1)]
-ShareBelow1OrNone = Annotated[
-    float | None, Limit("at least 0 and less than 1, or null", lambda v: v is None or 0 <= v < 1)
-]
+ShareBelow1OrNone = ShareBelow1 | None
 Count = Annotated[int, Limit("at least 1", lambda value: value >= 1)]
 CountFrom0 = Annotated[int, Limit("at least 0", lambda value: value >= 0)]
-CountOrNone = Annotated[int | None, Limit("at least 1, or null", lambda v: v is None or v >= 1)]
+CountOrNone = Count | None
 Name = Annotated[str, Limit("a name", bool)]
+Seed32 = Annotated[int, Limit(f"from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)]
 Counts = Annotated[
     tuple[int, ...],
     Limit("a non-empty list of positive integers", lambda v: len(v) > 0 and min(v) > 0),
 ]
 
 
-def check_limits(owner: Any, prefix: str) -> None:
-    """Raise ConfigError unless every field of a dataclass is what its annotation allows."""
+def check_limits(owner: Any, prefix: str, top: Container[str] = ()) -> None:
+    """Raise ConfigError unless every field of a dataclass is what its annotation allows. prefix: of
+    the fields' keys, but for those in `top`, which stand on the top level of the configuration."""
     for field in fields(owner):
-        key, value = prefix + field.name, getattr(owner, field.name)
-        if get_origin(field.type) is Literal and value not in get_args(field.type):
-            require_choice(key, value, filter(None, get_args(field.type)))
-        for limit in getattr(field.type, "__metadata__", ()):
+        value = getattr(owner, field.name)
+        key = field.name if field.name in top else prefix + field.name
+        kind, optional = without_none(field.type)
+        if optional and value is None:
+            continue
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            require_choice(key, value, filter(None, get_args(kind)))
+        for limit in getattr(kind, "__metadata__", ()):
             shown = list(value) if isinstance(value, tuple) else value
-            require(limit.holds(value), key, shown, limit.words)
+            words = f"{limit.words}, or null" if optional else limit.words
+            require(limit.holds(value), key, shown, words)
+
+
+def without_none(annotation: Any) -> tuple[Any, bool]:
+    """Return (kind, True) for `kind | None`, (annotation, False) for any other."""
+    kinds = get_args(annotation)
+    if len(kinds) == 2 and NoneType in kinds:
+        return kinds[kinds[0] is NoneType], True
+    return annotation, False
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -60,6 +72,7 @@ class Checked:
     checked when an object is made. prefix: of the fields' names in messages."""
 
     prefix: ClassVar[str] = ""
+    top: ClassVar[Container[str]] = ()  # fields that stand on the top level of the configuration
 
     def __init_subclass__(cls, prefix: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -70,7 +83,7 @@ class Checked:
         del cls.__setattr__, cls.__delattr__
 
     def __post_init__(self) -> None:
-        check_limits(self, self.prefix)
+        check_limits(self, self.prefix, self.top)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -81,6 +94,9 @@ class Checked:
 
 def without_limits(annotation: Any) -> Any:
     """Return the plain type behind an annotation."""
+    kind, optional = without_none(annotation)
+    if optional:
+        return without_limits(kind) | None
     if get_origin(annotation) is Literal:
         return str | None if None in get_args(annotation) else str
     return annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation

@@ -15,7 +15,19 @@ from fedexp.data.marks import CACHE, checksum
 log = logging.getLogger("fedexp")
 # x_train, y_train, x_test, y_test, classes and, where there are natural clients, owners
 Arrays = dict[str, np.ndarray]
+Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
 FORMAT = 2  # raise when the meaning of the cached arrays changes
+
+
+def arrays_of(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:
+    """Return the arrays of a data set. classes: names; index = label."""
+    return {
+        "x_train": train[0],
+        "y_train": np.asarray(train[1], np.int64),
+        "x_test": test[0],
+        "y_test": np.asarray(test[1], np.int64),
+        "classes": np.array(list(classes)),
+    }
 
 
 def cached(

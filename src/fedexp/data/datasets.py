@@ -7,19 +7,19 @@ folder in sorted order), otherwise from the official files, which are fetched if
 
 import functools
 import math
-import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
 from fedexp.data.augment import Augmentation, Normalise
 from fedexp.data.cache import Arrays, cached
@@ -42,6 +42,17 @@ from fedexp.data.tiny_imagenet import scan_official
 from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import DataSource, ImageData
 
+Mean = Annotated[
+    tuple[float, ...],
+    Limit("1 value (grey) or 3 values (red, green, blue)", lambda v: len(v) in MODES),
+    Limit("finite", lambda v: all(map(math.isfinite, v))),
+]
+Std = Annotated[
+    tuple[float, ...],
+    Limit("greater than 0 and finite", lambda v: all(0 < s < math.inf for s in v)),
+]
+Side = Annotated[int, Limit("greater than 0 and at most 4096 pixels", lambda v: 0 < v <= 4096)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(DataSource):
@@ -49,38 +60,17 @@ class Dataset(DataSource):
 
     kind: ClassVar[str] = "images"
 
-    mean: tuple[float, ...]  # per channel, on the scale 0..1
-    std: tuple[float, ...]
+    mean: Mean  # per channel, on the scale 0..1
+    std: Std
     augmentation: Augmentation  # of the training data
 
     max_value: ClassVar[int] = 255
 
     def __post_init__(self) -> None:
-        require(
-            bool(re.fullmatch(r"[\w.-]+", self.name)),
-            "dataset.name",
-            self.name,
-            "letters, digits, _ . -",
-        )
-        require(
-            len(self.mean) in MODES,
-            "dataset.mean",
-            self.mean,
-            "1 value (grey) or 3 values (red, green, blue)",
-        )
-        require(
-            len(self.std) == len(self.mean),
-            "dataset.std",
-            self.std,
-            f"{len(self.mean)} values, as dataset.mean",
-        )
-        require(all(map(math.isfinite, self.mean)), "dataset.mean", self.mean, "finite")
-        require(
-            all(0 < s < math.inf for s in self.std),
-            "dataset.std",
-            self.std,
-            "greater than 0 and finite",
-        )
+        super().__post_init__()
+        many = len(self.mean)
+        good = len(self.std) == many
+        require(good, "dataset.std", list(self.std), f"{many} values, as dataset.mean")
 
     @property
     def channels(self) -> int:
@@ -169,14 +159,10 @@ class Digits(Dataset):
     """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that scikit-learn ships; nothing to
     download."""
 
-    test_fraction: float
-    split_seed: int
+    test_fraction: OpenShare
+    split_seed: Seed32
 
     max_value: ClassVar[int] = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_split(self.test_fraction, self.split_seed)
 
     def read(self) -> Arrays:
         x, y, classes = decoded_digits()
@@ -204,13 +190,8 @@ class TorchvisionDataset(Dataset):
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100 through torchvision's class of that name, or an
     image tree."""
 
-    torchvision_class: str
+    torchvision_class: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"]
     url: str | None  # mirror: the web folder of MNIST's files, the address of CIFAR's archive
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = ["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"]
-        require_choice("dataset.torchvision_class", self.torchvision_class, known)
 
     @cached_property
     def tree(self) -> Tree | None:
@@ -223,7 +204,7 @@ class TorchvisionDataset(Dataset):
 
     @property
     def paths(self) -> Sequence[Path]:
-        return self.archive.paths()
+        return self.archive.paths
 
     @property
     def files(self) -> Sequence[SourceFile]:
@@ -286,21 +267,11 @@ class ImageFolder(ImageFiles):
     """
 
     root: str
-    train_splits: tuple[str, ...]  # folders joined to the training data
-    size: int | None  # pixels to which all images are resized; None: they have one size already
-    test_fraction: float | None = None  # None: the tree has a test part
-    split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            len(self.train_splits) > 0,
-            "dataset.train_splits",
-            self.train_splits,
-            "at least one folder",
-        )
-        require_size(self.size)
-        _require_split(0.5 if self.test_fraction is None else self.test_fraction, self.split_seed)
+    # folders joined to the training data
+    train_splits: Annotated[tuple[str, ...], Limit("at least one folder", bool)]
+    size: Side | None  # pixels to which all images are resized; None: they have one size already
+    test_fraction: OpenShare | None = None  # None: the tree has a test part
+    split_seed: Seed32 = 0
 
     def scan(self) -> Tree:
         root = Path(self.root)
@@ -362,14 +333,9 @@ class Caltech256(ImageFiles):
     splits_itself: ClassVar[bool] = True
 
     url: str | None  # mirror: address of the archive
-    size: int
-    test_fraction: float
-    split_seed: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_size(self.size)
-        _require_split(self.test_fraction, self.split_seed)
+    size: Side
+    test_fraction: OpenShare
+    split_seed: Seed32
 
     @property
     def official(self) -> Path:
@@ -391,18 +357,3 @@ class Caltech256(ImageFiles):
             files = (("256_ObjectCategories.tar", "67b4f42ca05d46448c6bb8ecd2220f6d"),)
             Download((host,), files, self.official.parent).fetch(self.name, self.url)
         return super().read()
-
-
-def _require_split(fraction: float, seed: int) -> None:
-    require(0 < fraction < 1, "dataset.test_fraction", fraction, "between 0 and 1")
-    require(0 <= seed < 2**32, "dataset.split_seed", seed, f"from 0 to {2**32 - 1}")
-
-
-def require_size(size: int | None) -> None:
-    """Raise ConfigError where `dataset.size` is no number of pixels."""
-    require(
-        size is None or 0 < size <= 4096,
-        "dataset.size",
-        size,
-        "greater than 0 and at most 4096 pixels",
-    )

@@ -2,11 +2,14 @@
 by hand."""
 
 import contextlib
+import gzip
 import logging
 import os
 import shutil
 import socket
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.data.archive import unpack
 
 log = logging.getLogger("fedexp")
 TIMEOUT = 60  # seconds without an answer
@@ -38,80 +40,62 @@ class Download:
         A file that is there with the right md5 is not fetched again. Raises ConfigError when that
         is impossible.
         """
-        if mirror is not None:
-            require(
-                mirror.startswith(("http://", "https://")),
-                "dataset.url",
-                mirror,
-                "an http:// or https:// address",
-            )
+        good = mirror is None or mirror.startswith(("http://", "https://"))
+        require(good, "dataset.url", mirror, "an http:// or https:// address")
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _alone(self.folder / f".{name}.lock") as waited:
-                if waited and self._are_whole():
-                    # the other one has unpacked them, and others may be reading them already
+                # another process has unpacked them then, and others may be reading them already
+                if waited and all(map(self._is_whole, self.files)):
                     return
-                for filename, md5 in self.files:
-                    self._fetch_file(name, filename, md5, mirror)
+                for file in self.files:
+                    if not self._is_whole(file):
+                        self._fetch_file(name, file, mirror)
                     if self.packed:
-                        _unpack(self.folder / filename, self.folder)
+                        unpack(self.folder / file[0], self.folder)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
             with contextlib.suppress(OSError):  # not empty: an earlier file is there
                 for path in new:
                     path.rmdir()
             raise ConfigError(self._by_hand(name, mirror, error)) from error
 
-    def _are_whole(self) -> bool:
+    def _is_whole(self, file: tuple[str, str]) -> bool:
         from torchvision.datasets.utils import check_integrity
 
-        return all(check_integrity(self.folder / filename, md5) for filename, md5 in self.files)
+        return check_integrity(self.folder / file[0], file[1])
 
-    def _fetch_file(self, name: str, filename: str, md5: str, mirror: str | None) -> None:
-        from torchvision.datasets.utils import check_integrity, download_url
+    def _fetch_file(self, name: str, file: tuple[str, str], mirror: str | None) -> None:
+        from torchvision.datasets.utils import download_url
 
-        if check_integrity(self.folder / filename, md5):
-            return
-        addresses = (
-            [self._address(mirror, filename)]
-            if mirror
-            else [f"{host}{filename}" for host in self.hosts]
-        )
+        addresses = [f"{host}{file[0]}" for host in self.hosts]
+        if mirror:
+            one = len(self.files) == 1 and not mirror.endswith("/")
+            addresses = [mirror if one else f"{mirror.rstrip('/')}/{file[0]}"]
         for attempt, address in enumerate(addresses, start=1):
-            log.info(
-                "%s: fetching %s into %s%s",
-                name,
-                address,
-                self.folder,
-                self.note and f" ({self.note})",
-            )
+            note = f" ({self.note})" if self.note else ""
+            log.info("%s: fetching %s into %s%s", name, address, self.folder, note)
             try:
                 with _timeout(TIMEOUT), _beside(self.folder) as temporary:
-                    download_url(address, temporary, filename, md5)
-                    os.replace(temporary / filename, self.folder / filename)
+                    download_url(address, temporary, *file)
+                    os.replace(temporary / file[0], self.folder / file[0])
                 return
             except Exception as error:
                 if attempt == len(addresses):
                     raise
                 log.info("%s: %s; trying the next host", name, error)
 
-    def _address(self, mirror: str, filename: str) -> str:
-        if len(self.files) == 1 and not mirror.endswith("/"):
-            return mirror
-        return f"{mirror.rstrip('/')}/{filename}"
-
     def _by_hand(self, name: str, mirror: str | None, error: Exception) -> str:
         files = "\n".join(f"  {filename}  (md5 {md5})" for filename, md5 in self.files)
-        kind = (
-            "the address of this file" if len(self.files) == 1 else "the web folder of these files"
-        )
-        unpacked = " (they are unpacked there by the next run)" * self.packed
+        one = len(self.files) == 1
+        kind = "the address of this file" if one else "the web folder of these files"
+        unpacked = " (they are unpacked there by the next run)" if self.packed else ""
+        note = f" Note: {self.note}." if self.note else ""
         return (
             f"dataset={name}: its files are missing or incomplete and could not be fetched from"
-            f" {mirror or ' or '.join(self.hosts)}"
-            f" ({error}).{self.note and f' Note: {self.note}.'}\nPut into"
-            f" {self.folder.absolute()}{unpacked}:\n{files}\nor"
-            f" name a mirror: dataset.url=<{kind}>"
+            f" {mirror or ' or '.join(self.hosts)} ({error}).{note}\n"
+            f"Put into {self.folder.absolute()}{unpacked}:\n{files}\n"
+            f"or name a mirror: dataset.url=<{kind}>"
         )
 
 
@@ -119,8 +103,7 @@ class Download:
 def _alone(path: Path) -> Iterator[bool]:
     """Allow one process at a time, of the jobs of a sweep that may all need the same files; yield
     whether it had to wait."""
-    lock = FileLock(path)
-    waited = False
+    lock, waited = FileLock(path), False
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -144,11 +127,20 @@ def _timeout(seconds: float) -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def _unpack(archive: Path, folder: Path) -> None:
+def unpack(archive: Path, folder: Path) -> None:
     """Unpack beside the archive, then move: an interrupted run leaves no half of a data set in its
-    place."""
+    place. Nothing is written outside: tarfile refuses such members, zipfile renames them and makes
+    no links."""
     with _beside(folder) as temporary:
-        unpack(archive, temporary)
+        if ".tar" in archive.name:
+            with tarfile.open(archive) as tar:
+                tar.extractall(temporary, filter="data")
+        elif archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as packed:
+                packed.extractall(temporary)
+        else:
+            with gzip.open(archive) as source, open(temporary / archive.stem, "wb") as file:
+                shutil.copyfileobj(source, file)
         for item in temporary.iterdir():
             target = folder / item.name
             if target.is_dir():

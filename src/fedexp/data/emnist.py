@@ -5,19 +5,15 @@ are transposed, and are turned upright here; the labels of the letters begin at 
 here.
 """
 
-import gzip
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import ClassVar
+from typing import Literal
 
-import numpy as np
-
-from fedexp.core.errors import ConfigError, require_choice
-from fedexp.data.cache import Arrays
+from fedexp.core.errors import ConfigError
+from fedexp.data.cache import Arrays, arrays_of
 from fedexp.data.datasets import Dataset
 from fedexp.data.download import Download
-from fedexp.data.torchvision_files import read_images, read_labels
+from fedexp.data.torchvision_files import read_idx
 
 PARTS = ("train-images", "train-labels", "test-images", "test-labels")
 
@@ -27,21 +23,8 @@ class Emnist(Dataset):
     """One split of EMNIST, from `<data_dir>/EMNIST/raw`, unpacked as torchvision does it, or as the
     .gz files."""
 
-    splits: ClassVar[tuple[str, ...]] = (
-        "byclass",
-        "bymerge",
-        "balanced",
-        "letters",
-        "digits",
-        "mnist",
-    )
-
-    split: str
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
     url: str | None  # mirror: address of gzip.zip
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("dataset.split", self.split, self.splits)
 
     @property
     def folder(self) -> Path:
@@ -73,34 +56,13 @@ class Emnist(Dataset):
         return self.cached(self._decode, split=self.split)
 
     def _decode(self) -> Arrays:
-        found = {}
-        for part, path in zip(PARTS, self.paths, strict=True):
-            try:
-                content = (
-                    gzip.decompress(path.read_bytes())
-                    if path.suffix == ".gz"
-                    else path.read_bytes()
-                )
-                found[part] = (read_images if part.endswith("images") else read_labels)(
-                    BytesIO(content)
-                )
-            except Exception as error:  # gzip raises many types
-                raise ConfigError(
-                    f"{path}: is corrupt; delete it, so that the next run restores it"
-                ) from error
+        from torchvision.datasets import EMNIST
+
+        x_train, y_train, x_test, y_test = map(read_idx, self.paths, (3, 1, 3, 1))
         first = 1 if self.split == "letters" else 0
-        return {
-            "x_train": found["train-images"].transpose(0, 2, 1, 3),
-            "y_train": found["train-labels"] - first,
-            "x_test": found["test-images"].transpose(0, 2, 1, 3),
-            "y_test": found["test-labels"] - first,
-            "classes": np.array(classes_of(self.split)),
-        }
-
-
-def classes_of(split: str) -> list[str]:
-    """Return the names of the classes of a split in the order of their labels, as torchvision has
-    them."""
-    from torchvision.datasets import EMNIST
-
-    return [name for name in EMNIST.classes_split_dict[split] if name != "N/A"]
+        names = [name for name in EMNIST.classes_split_dict[self.split] if name != "N/A"]
+        return arrays_of(
+            (x_train.transpose(0, 2, 1, 3), y_train - first),
+            (x_test.transpose(0, 2, 1, 3), y_test - first),
+            names,
+        )

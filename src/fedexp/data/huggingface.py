@@ -17,8 +17,8 @@ from PIL import Image
 
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.packages import how_to_install
-from fedexp.data.cache import Arrays, cached
-from fedexp.data.datasets import Dataset, require_size
+from fedexp.data.cache import Arrays, arrays_of, cached
+from fedexp.data.datasets import Dataset, Side
 from fedexp.data.image_files import as_array, list_files
 from fedexp.data.marks import SourceFile
 from fedexp.data.text import Labelled, TextSource
@@ -129,11 +129,7 @@ def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int]
 class HuggingFaceImages(Hub, Dataset):
     """Images; grey or colour as dataset.mean has 1 or 3 values."""
 
-    size: int | None  # pixels to which all images are resized; None: they have one size already
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_size(self.size)
+    size: Side | None  # pixels to which all images are resized; None: they have one size already
 
     def read(self) -> Arrays:
         train, test, column, label = self.splits("image")
@@ -150,8 +146,7 @@ class HuggingFaceImages(Hub, Dataset):
     def _decode(self, train: Any, test: Any, column: str, label: str) -> Arrays:
         y_train, y_test, classes = numbers_of(train, test, label)
         x_train, x_test = (self._images(split, column) for split in (train, test))
-        labels = {"y_train": np.array(y_train, np.int64), "y_test": np.array(y_test, np.int64)}
-        return {"x_train": x_train, "x_test": x_test, "classes": np.array(classes), **labels}
+        return arrays_of((x_train, y_train), (x_test, y_test), classes)
 
     def _images(self, split: Any, column: str) -> np.ndarray:
         """Return uint8 [n, height, width, channels]."""

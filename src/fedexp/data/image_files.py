@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays, cached
+from fedexp.data.cache import Arrays, arrays_of, cached
 from fedexp.data.marks import SourceFile, in_threads
 
 if TYPE_CHECKING:
@@ -232,8 +232,7 @@ def load_images(
 
     def build() -> Arrays:
         x = decode(tree.files, channels, size)
-        arrays = {"x_train": x[:n], "y_train": train, "x_test": x[n:], "y_test": test}
-        return arrays | {"classes": np.array(tree.classes)}
+        return arrays_of((x[:n], train), (x[n:], test), tree.classes)
 
     content = [file.stamp(data_dir) for file in tree.files]
     content += [f"train {train.tolist()} test {test.tolist()} classes {list(tree.classes)}"]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays
+from fedexp.data.cache import Arrays, arrays_of
 
 log = logging.getLogger("fedexp")
 SIDE = 28
@@ -46,14 +46,14 @@ def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
     """
     writers, tested = (read_users(paths, _samples, KIND) for paths in (train, test))
     names = sorted(writers)
-    return {
-        "x_train": np.concatenate([writers[u][0] for u in names]),
-        "y_train": np.concatenate([writers[u][1] for u in names]),
-        "x_test": np.concatenate([tested[u][0] for u in sorted(tested)]),
-        "y_test": np.concatenate([tested[u][1] for u in sorted(tested)]),
-        "classes": np.array(CLASSES),
-        "owners": np.repeat(np.arange(len(names)), [len(writers[u][1]) for u in names]),
-    }
+    owners = np.repeat(np.arange(len(names)), [len(writers[u][1]) for u in names])
+    return arrays_of(pooled(writers), pooled(tested), CLASSES) | {"owners": owners}
+
+
+def pooled(users: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and labels of all users, in the sorted order of their names."""
+    pairs = [users[name] for name in sorted(users)]
+    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
 
 
 def read_users(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays
+from fedexp.data.cache import Arrays, arrays_of
 from fedexp.data.datasets import Dataset
 from fedexp.data.download import Download
 
@@ -57,17 +57,9 @@ class Svhn(Dataset):
 def decode(paths: dict[str, Path]) -> Arrays:
     """Read the files of the splits. Raises ConfigError that names the one that is corrupt."""
     read = {split: read_mat(path) for split, path in paths.items()}
-    train = [read[split] for split in ("train", "extra") if split in read]
-    x_train, y_train = (np.concatenate([part[i] for part in train]) for i in range(2))
-    x_test, y_test = read["test"]
-    names = np.array([str(digit) for digit in range(10)])
-    return {
-        "x_train": x_train,
-        "y_train": y_train,
-        "x_test": x_test,
-        "y_test": y_test,
-        "classes": names,
-    }
+    parts = [part for split, part in read.items() if split != "test"]
+    x_train, y_train = map(np.concatenate, zip(*parts, strict=True))
+    return arrays_of((x_train, y_train), read["test"], map(str, range(10)))
 
 
 def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -6,23 +6,22 @@ character that the vocabulary does not have, `<PAD>` fills up short texts. Nothi
 """
 
 import json
-import re
 import sys
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Count, Limit
 from fedexp.core.npz import load_npz
 from fedexp.data.marks import checksum
 from fedexp.data.text_files import (
-    LAYOUTS,
     Texts,
     class_numbers,
     find_files,
@@ -33,6 +32,7 @@ from fedexp.data.text_files import (
 from fedexp.data.types import DataSource, TextData
 
 UNK, PAD = "<UNK>", "<PAD>"
+Names = Annotated[tuple[str, ...], Limit("different names", lambda v: len(v) == len(set(v)) > 0)]
 
 
 class DropoutKeys:
@@ -72,34 +72,19 @@ class TextSource(DataSource):
     kind: ClassVar[str] = "text"
     augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # what is drawn for each training example
 
-    length: int  # characters of an example
-    max_words: int  # size of a vocabulary made from the training texts, without <UNK> and <PAD>
+    # characters of an example
+    length: Annotated[int, Limit("from 1 to 65536 characters", lambda v: 1 <= v <= 65536)]
+    max_words: Count  # size of a vocabulary made from the training texts, without <UNK> and <PAD>
     # json file {character: number} in <data_dir>/<name>; None: made from the training texts
     vocabulary: str | None
     # npz file of a vector for each entry of `vocabulary`, in <data_dir>/<name>; None: none
     vectors: str | None
 
     def __post_init__(self) -> None:
-        require(
-            bool(re.fullmatch(r"[\w.-]+", self.name)),
-            "dataset.name",
-            self.name,
-            "letters, digits, _ . -",
-        )
-        require(
-            1 <= self.length <= 65536,
-            "dataset.length",
-            self.length,
-            "at least 1 and at most 65536 characters",
-        )
-        require(self.max_words >= 1, "dataset.max_words", self.max_words, "at least 1")
+        super().__post_init__()
         fits = self.vectors is None or self.vocabulary is not None
-        require(
-            fits,
-            "dataset.vectors",
-            self.vectors,
-            "null without dataset.vocabulary, whose entries they belong to",
-        )
+        words = "null without dataset.vocabulary, whose entries they belong to"
+        require(fits, "dataset.vectors", self.vectors, words)
 
     @property
     def folder(self) -> Path:
@@ -160,15 +145,8 @@ class TextDataset(TextSource):
     `find_files`."""
 
     # names in the order of their numbers; None: class.txt, or what the labels say
-    classes: tuple[str, ...] | None
-    layout: str | None  # one of LAYOUTS; None: the first of which there is a file
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = self.classes is None or len(self.classes) == len(set(self.classes)) > 0
-        require(named, "dataset.classes", self.classes, "different names, or null")
-        if self.layout is not None:
-            require_choice("dataset.layout", self.layout, LAYOUTS)
+    classes: Names | None
+    layout: Literal["txt", "csv", "class_il", "domain_il"] | None  # None: the first with a file
 
     @property
     def paths(self) -> Sequence[Path]:

@@ -1,16 +1,17 @@
 """Types of a loaded data set: tensors that can live on a device."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 
-from fedexp.core.limits import Checked
+from fedexp.core.limits import Checked, Limit
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.marks import SourceFile
 
@@ -109,7 +110,7 @@ class DataSource(Checked, ABC, prefix="dataset."):
     kind: ClassVar[str]  # images | text
     in_words: ClassVar[str] = "the name of a data set"
 
-    name: str
+    name: Annotated[str, Limit("letters, digits, _ . -", re.compile(r"[\w.-]+").fullmatch)]
     data_dir: str
 
     if TYPE_CHECKING:  # at run time it would be the default of a subclass's field of that name

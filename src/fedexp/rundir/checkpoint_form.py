@@ -15,6 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN, VIEWS
 from fedexp.rundir import files
 from fedexp.rundir.files import CHECKPOINT_FORMAT
+from fedexp.rundir.schema import fits, misfit
 
 STATUSES = ("running", "completed", "diverged", "stopped")
 
@@ -24,12 +25,7 @@ def is_count(value: object) -> bool:
 
 
 def is_seconds(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and type(value) in (int, float)
-        and math.isfinite(value)
-        and value >= 0
-    )
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def is_share(value: object) -> bool:
@@ -37,64 +33,45 @@ def is_share(value: object) -> bool:
     return type(value) is float and (0 <= value <= 1 or math.isnan(value))
 
 
-def is_dict(
-    key: Callable[[object], bool], value: Callable[[object], bool]
-) -> Callable[[object], bool]:
-    return lambda node: isinstance(node, dict) and all(key(k) and value(v) for k, v in node.items())
-
-
-def is_list(item: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda node: isinstance(node, list) and all(item(each) for each in node)
-
-
-def is_pair(value: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Return whether a value is a pair (round, value)."""
+def pair(form: Any) -> Callable[[object], bool]:
+    """Return the form of a pair (round, value)."""
     return lambda node: (
-        isinstance(node, tuple | list) and len(node) == 2 and is_count(node[0]) and value(node[1])
+        isinstance(node, tuple | list)
+        and len(node) == 2
+        and is_count(node[0])
+        and fits(node[1], form)
     )
 
 
-def is_text(value: object) -> bool:
-    return isinstance(value, str)
+def is_tested(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == TESTED.keys() and not misfit(value, TESTED)
 
 
-def is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-# Key -> whether a value has the right type: what the tests in one view have found, and a whole
-# checkpoint.
-TESTED: Mapping[str, Callable[[object], bool]] = {
-    "accuracy": is_list(is_pair(is_share)),
-    "tasks": is_list(is_pair(is_list(is_share))),
-    "history": is_dict(is_text, is_tensor),
+# Key -> form of its value: what the tests in one view have found, and a whole checkpoint.
+TESTED: Mapping[str, Any] = {
+    "accuracy": [pair(is_share)],
+    "tasks": [pair([is_share])],
+    "history": {str: torch.Tensor},
 }
-FORM: Mapping[str, Callable[[object], bool]] = {
+FORM: dict[str, Any] = {
     **TESTED,
     "round": is_count,
     "examples": is_count,
     "train_seconds": is_seconds,
     "seconds": is_seconds,
-    "status": lambda value: is_text(value) and value in STATUSES,
-    "not_finite": is_list(is_count),
-    "wandb_id": lambda value: value is None or is_text(value),
+    "status": lambda value: value in STATUSES,
+    "not_finite": [is_count],
+    "wandb_id": (None, str),
     "server": lambda value: isinstance(value, dict) and {"params", "buffers"} <= value.keys(),
-    "clients": is_dict(is_count, is_count),
-    "alignment": is_list(lambda value: isinstance(value, dict)),
-    "lengths": is_dict(lambda key: is_text(key) and key in files.TABLES, is_count),
+    "clients": {is_count: is_count},
+    "alignment": [dict],
+    "lengths": {lambda key: key in files.TABLES: is_count},
 }
-OPTIONAL: Mapping[str, Callable[[object], bool]] = {  # what older checkpoints lack
-    "checksums": is_dict(lambda key: is_text(key) and key in files.TABLES, is_count),
-    "first_view": lambda value: is_text(value) and value in VIEWS,
-    "views": is_dict(
-        lambda view: view in VIEWS and view != PLAIN,
-        lambda tested: (
-            isinstance(tested, dict)
-            and tested.keys() == TESTED.keys()
-            and all(fits(tested[key]) for key, fits in TESTED.items())
-        ),
-    ),
-    "spans": is_list(lambda value: isinstance(value, dict) and is_count(value.get("first"))),
+OPTIONAL: dict[str, Any] = {  # what older checkpoints lack
+    "checksums": {lambda key: key in files.TABLES: is_count},
+    "first_view": lambda value: value in VIEWS,
+    "views": {lambda view: view in VIEWS and view != PLAIN: is_tested},
+    "spans": [lambda value: isinstance(value, dict) and is_count(value.get("first"))],
 }
 ARRAYS = (
     "counts",
@@ -119,9 +96,8 @@ def check_form(path: Path, state: object) -> None:
         raise ConfigError(f"{path}: not a checkpoint of a run (without {', '.join(missing)})")
     if strange := [str(key) for key in state if key not in {*FORM, *OPTIONAL, "format"}]:
         raise ConfigError(f"{path}: not a checkpoint of a run (with {', '.join(strange)})")
-    for key, fits in {**FORM, **OPTIONAL}.items():
-        if key in state and not fits(state[key]):
-            raise ConfigError(f"{path}: {key} is not what a checkpoint holds")
+    if wrong := misfit(state, FORM | OPTIONAL):
+        raise ConfigError(f"{path}: {wrong} is not what a checkpoint holds")
     histories = [tested["history"] for tested in by_view(state).values()]
     if missing := [name for name in ARRAYS for history in histories if name not in history]:
         raise ConfigError(

@@ -71,33 +71,44 @@ def parsed(text: str, parse: Callable[[str], Any], kind: str) -> Any:
     """Return what a parser makes of a text, made of plain values alone. Raises Damaged."""
     try:
         content = parse(text)
-        reason = strange(content)
+        check_plain(content)
     except RecursionError:
         raise Damaged(f"is no {kind} (nested too deeply)") from None
+    except Damaged:
+        raise
     except ValueError as error:
         raise Damaged(f"is no {kind} ({shown(error)})") from None
-    if reason:
-        raise Damaged(reason)
     return content
 
 
-def strange(node: object) -> str:
-    """Return what in a tree of values no run has written; "" where it is sound."""
-    if isinstance(node, dict):
-        if odd := next((key for key in node if not isinstance(key, str | int)), None):
-            return f"has a key that is no text ({shown(odd)})"
-        return next(filter(None, map(strange, node.values())), "")
-    if isinstance(node, list):
-        return next(filter(None, map(strange, node)), "")
-    if isinstance(node, float):
-        return "" if math.isfinite(node) else f"holds {node}, which is no finite number"
-    return "" if node is None or isinstance(node, str | int) else f"holds a {type(node).__name__}"
+def check_plain(node: object) -> None:
+    """Raise Damaged for what no run has written in a tree of values: numbers that no column of a
+    table can hold, and what yaml makes objects of."""
+    match node:
+        case dict():
+            for key in node:
+                if not isinstance(key, str | int):
+                    raise Damaged(f"has a key that is no text ({shown(key)})")
+            for value in node.values():
+                check_plain(value)
+        case list():
+            for value in node:
+                check_plain(value)
+        case int():
+            if abs(node) >= 2**64:
+                raise Damaged("holds a number of more than 64 bits")
+        case float():
+            if not math.isfinite(node):
+                raise Damaged(f"holds {node}, which is no finite number")
+        case _:
+            if node is not None and not isinstance(node, str):
+                raise Damaged(f"holds a {type(node).__name__}")
 
 
 def mapping(content: object) -> dict[str, Any]:
     """Return the content, a mapping whose keys are texts. Raises Damaged for any other."""
     if not isinstance(content, dict):
-        raise Damaged(f"holds {kind_of(content)}, not a mapping")
+        raise Damaged(f"holds no mapping ({shown(content)})")
     if odd := next((key for key in content if not isinstance(key, str)), None):
         raise Damaged(f"has a key that is no text ({shown(odd)})")
     return content
@@ -106,23 +117,9 @@ def mapping(content: object) -> dict[str, Any]:
 def read_overrides(path: Path) -> list[str]:
     """Return the list of texts that .hydra/overrides.yaml holds. Raises Damaged."""
     content = read_yaml(path)
-    if not isinstance(content, list):
-        raise Damaged(f"holds {kind_of(content)}, not a list")
-    if odd := next((item for item in content if not isinstance(item, str)), None):
-        raise Damaged(f"holds {kind_of(odd)} among the overrides")
+    if not isinstance(content, list) or not all(isinstance(item, str) for item in content):
+        raise Damaged(f"holds no list of texts ({shown(content)})")
     return content
-
-
-def kind_of(value: object) -> str:
-    """Return the kind of a value in words."""
-    names = {
-        dict: "a mapping",
-        list: "a list",
-        str: "a text",
-        type(None): "nothing",
-        bool: "a truth value",
-    }
-    return names.get(type(value), "a number")
 
 
 def read_table(
@@ -147,15 +144,12 @@ def read_table(
         raise Damaged(f"is no table ({shown(error)})") from None
     if missing := [key for key in (*keys, *columns) if key not in table]:
         raise Damaged(f"has no column {', '.join(missing)}")
-    for name in table:
-        if str(name) not in words and (
-            table[name].dtype == object or not pd.api.types.is_numeric_dtype(table[name])
-        ):
+    for name in [name for name in table if name not in words]:
+        if table[name].dtype == object or not pd.api.types.is_numeric_dtype(table[name]):
             numbers = table[name].map(as_number).astype(float)
             odd = table[name][numbers.isna() & table[name].notna()]
-            problem = problem or (
-                f"has {shown(odd.iloc[0])!r} in the column {name}" if len(odd) else ""
-            )
+            if len(odd) and not problem:
+                problem = f"has {shown(odd.iloc[0])!r} in the column {name}"
             table[name] = numbers
     good = pd.Series(np.logical_and.reduce([whole(table[key]) for key in keys]), index=table.index)
     if not good.all():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.data.marks import checksums, content_mark, file_mark
-from fedexp.rundir.own_code import CODE, marked
+from fedexp.rundir.code_hash import CODE, marked
 from fedexp.rundir.revisions import noted
 
 FORMAT = 2  # of fingerprints

@@ -1,25 +1,18 @@
-"""A run directory that may be somebody else's must not lead out of itself.
-
-What is written, cut back or removed in it would else be a file elsewhere that a link in it points
-to.
-"""
+"""A run directory that may be somebody else's must not lead out of itself: what is written, cut
+back or removed in it would else be a file elsewhere."""
 
 import os
-from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import files
 
-# What fedexp opens there. W&B's folder has links of its own, to its log files in the user's cache.
-OWN = ("*.csv", "*.json", "*.yaml", "*.npz", "*.txt", "*.log", ".*.tmp", ".lock", "wandb")
-FOLDERS = (".hydra", "checkpoint", "figures", "profile")
+WANDB = "wandb"  # its folder has links to log files in the user's cache
 
 
 def require_run_directory(directory: Path, given: str) -> None:
     """Raise ConfigError unless a run was begun there that is safe to resume."""
-    for name in (Path(".hydra", "overrides.yaml"), Path(files.CONFIG)):
+    for name in (files.OVERRIDES, files.CONFIG):
         try:
             there = (directory / name).is_file()
         except (OSError, ValueError):
@@ -30,34 +23,24 @@ def require_run_directory(directory: Path, given: str) -> None:
 
 
 def require_no_way_out(directory: Path) -> None:
-    """Raise ConfigError for a link among the files of a run that leaves the directory, and for what
-    is no file."""
+    """Raise ConfigError for a link in a run directory that leaves it, and for what is neither a
+    file nor a folder."""
     home = directory.resolve()
-    for path in own_paths(directory):
-        if path.is_symlink():
-            try:
-                inside = path.resolve(strict=True).is_relative_to(home)
-            except (OSError, RuntimeError):  # to nothing (which would be made), or in a circle
-                inside = False
-            if not inside:
+    for folder, folders, names in os.walk(directory):
+        for path in (Path(folder, name) for name in (*folders, *names)):
+            if path.is_symlink() and not leads_into(path, home):
                 raise ConfigError(
                     f"{path}: is a link out of the run directory; a run is not continued through"
                     " links"
                 )
-        if not path.is_file() and not path.is_dir():
-            raise ConfigError(f"{path}: is neither a file nor a folder; remove it to go on")
+            if not path.is_file() and not path.is_dir():
+                raise ConfigError(f"{path}: is neither a file nor a folder; remove it to go on")
+        if WANDB in folders:
+            folders.remove(WANDB)
 
 
-def own_paths(directory: Path) -> Iterator[Path]:
-    """Yield the files and folders there that fedexp opens, replaces or removes."""
+def leads_into(link: Path, home: Path) -> bool:
     try:
-        top = list(os.scandir(directory))
-    except OSError:
-        return  # nothing there yet
-    for entry in top:
-        if entry.name in FOLDERS:
-            yield Path(entry.path)
-            for folder, folders, names in os.walk(entry.path):
-                yield from (Path(folder, name) for name in (*folders, *names))
-        elif any(fnmatch(entry.name, pattern) for pattern in OWN):
-            yield Path(entry.path)
+        return link.resolve(strict=True).is_relative_to(home)
+    except (OSError, RuntimeError):  # to nothing, which would be made, or in a circle
+        return False

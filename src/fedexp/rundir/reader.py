@@ -20,11 +20,11 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN, VIEWS, file_of, views_of
-from fedexp.rundir import contents, files, wholeness
+from fedexp.rundir import contents, files, schema
 from fedexp.rundir.analyses import TABLES
 from fedexp.rundir.contents import Damaged
 from fedexp.rundir.lock import is_occupied
-from fedexp.rundir.wholeness import OVER
+from fedexp.rundir.schema import OVER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ class RunDirectory:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json; {} before the run's end."""
-        return self._read(files.SUMMARY, contents.read_json, wholeness.check_summary) or {}
+        return self._read(files.SUMMARY, contents.read_json, schema.check_summary) or {}
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class RunDirectory:
             return contents.mapping(contents.read_yaml(path))
 
         def check(found: dict[str, Any]) -> str:
-            return wholeness.check_types(found, wholeness.CONFIG)
+            return schema.check_values(found, schema.CONFIG)
 
         return self._read(files.CONFIG, read, check) or {}
 
@@ -190,9 +190,9 @@ class RunDirectory:
         if self.has(files.SUMMARY) and "status" not in self.summary:
             found.setdefault(files.SUMMARY, Problem(files.SUMMARY, "has no status"))
         if self.over:
-            if reason := wholeness.check_results(self.summary):
+            if reason := schema.check_results(self.summary):
                 found[files.SUMMARY] = Problem(files.SUMMARY, reason)
-            if self.config and (reason := wholeness.check_config(self.config)):
+            if self.config and (reason := schema.check_config(self.config)):
                 found.setdefault(files.CONFIG, Problem(files.CONFIG, reason))
             for name in self._expected():
                 if not self.has(name):
@@ -216,11 +216,11 @@ class RunDirectory:
 
     def _check(self, name: str, table: pd.DataFrame) -> str:
         if name == files.ROUNDS:
-            return wholeness.check_rounds(table, self.summary.get("rounds"))
+            return schema.check_rounds(table, self.summary.get("rounds"))
         sound = self.rounds is not None and not self._check(files.ROUNDS, self.rounds)
         if name == files.TASKS or self.rounds is None or not sound:
-            return wholeness.check_table(table)
-        return wholeness.check_classes(table, self.rounds)
+            return schema.check_table(table)
+        return schema.check_classes(table, self.rounds)
 
     @property
     def over(self) -> bool:
@@ -279,7 +279,7 @@ class RunDirectory:
     def accuracy_name(self) -> str | None:
         """Return the column of `table` with the accuracy: on the test set, or on the validation set
         where the run was evaluated on it alone; None where there is none."""
-        return wholeness.accuracy_column(self.table)
+        return schema.accuracy_column(self.table)
 
     def values(self, column: str) -> list[float]:
         """Return a column of rounds.csv, from round 1 on where it is defined; [] where there is no

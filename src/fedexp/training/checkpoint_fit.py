@@ -12,7 +12,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Tree
 from fedexp.rundir import files
-from fedexp.rundir.checkpoint_form import ARRAYS, by_view, is_tensor
+from fedexp.rundir.checkpoint_form import ARRAYS, by_view
 from fedexp.rundir.client_states import file_name
 from fedexp.training.exchange import first_state
 from fedexp.training.simulation import Simulation
@@ -125,8 +125,8 @@ def check_tree(name: str, found: Tree, expected: Tree) -> None:
         for key, value in expected.items():
             demand(key in found, f"without {name}.{key}")
             check_tree(f"{name}.{key}", found[key], value)
-    elif is_tensor(expected):
-        demand(is_tensor(found), name)
+    elif isinstance(expected, torch.Tensor):
+        demand(isinstance(found, torch.Tensor), name)
         demand(
             found.shape == expected.shape,
             f"shape of {name}: {list(found.shape)}, not {list(expected.shape)}",

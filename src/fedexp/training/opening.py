@@ -19,7 +19,7 @@ from fedexp.data.changes import in_words
 from fedexp.data.partitioned import changed_partition, task_partition
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
-from fedexp.rundir.mending import remove_attempt
+from fedexp.rundir.repair import remove_attempt
 from fedexp.training import extension
 from fedexp.training.exchange import first_state
 from fedexp.training.place import Job

@@ -14,8 +14,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import picture_files
 from fedexp.data.partitioned import Partition
 from fedexp.rundir import checkpoint, contents, elsewhere, files, origin
-from fedexp.rundir.mending import begin_again_where_damaged
 from fedexp.rundir.reader import finished_summary
+from fedexp.rundir.repair import begin_again_where_damaged
 from fedexp.trackers.progress import result_table
 from fedexp.training import extension
 from fedexp.training.opening import partition_files

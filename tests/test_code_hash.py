@@ -11,8 +11,8 @@ import yaml
 from fedexp.data.marks import checksums, joined
 from fedexp.papers.compare import load_jobs, load_runs
 from fedexp.rundir import elsewhere, origin
+from fedexp.rundir.code_hash import marked
 from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
-from fedexp.rundir.own_code import marked
 from test_compare import make_run
 from toy_federation import make_simulation
 

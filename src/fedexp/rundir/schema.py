@@ -1,0 +1,185 @@
+"""The content that the files of a run must have before anything is computed from them: the tables
+of a sweep rest on them.
+
+A form says what a value must be: a type, None, a condition, a tuple of forms (one of them), a list
+of one form (of all items), or a dict of one pair (of all keys and values). Each check returns what
+is wrong in a few words, or an empty text.
+"""
+
+from __future__ import annotations  # pandas takes long to import
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedexp.core.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, named
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# status of a run that has come to its end, or to that it was given
+OVER = ("completed", "diverged", "stopped")
+STATUSES = (*OVER, "failed")
+
+
+def fits(value: object, form: Any) -> bool:
+    """Return whether a value has this form; true and false are no numbers."""
+    match form:
+        case tuple():
+            return any(fits(value, each) for each in form)
+        case list():
+            return isinstance(value, list) and all(fits(item, form[0]) for item in value)
+        case dict():
+            ((key, item),) = form.items()
+            return isinstance(value, dict) and all(
+                fits(k, key) and fits(v, item) for k, v in value.items()
+            )
+        case type():
+            return isinstance(value, form) and not isinstance(value, bool)
+    return value is None if form is None else bool(form(value))
+
+
+def misfit(content: Mapping[str, Any], forms: Mapping[str, Any]) -> str | None:
+    """Return the first key whose value has not its form; a missing one is none."""
+    return next(
+        (key for key in forms if key in content and not fits(content[key], forms[key])), None
+    )
+
+
+def is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 10**9
+
+
+def is_share(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
+
+
+def is_end_of_task(value: object) -> bool:
+    """Return whether it has the number of a task and the two accuracies at its end."""
+    names = ("average_accuracy", "new_task_accuracy")
+    return isinstance(value, dict) and (
+        fits(value.get("task"), is_count)
+        and all(name in value and fits(value[name], (None, is_share)) for name in names)
+    )
+
+
+NUMBER = (None, int, float)
+SHARES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy", "personal_accuracy")
+NUMBERS = ("forgetting", "round_forgetting", "task_forgetting", "personal_forgetting")
+SUMMARY: Mapping[str, Any] = {
+    **{named(name, view): (None, is_share) for name in SHARES for view in VIEWS},
+    **{named(name, view): NUMBER for name in NUMBERS for view in VIEWS},
+    **dict.fromkeys(("accuracy", "best_accuracy"), is_share),
+    **dict.fromkeys(("algorithm", "dataset"), str),
+    **dict.fromkeys(("scenario", "partition", "model", "commit", "sweep"), (None, str)),
+    **dict.fromkeys(("seconds", "train_samples_per_second"), NUMBER),
+    **dict.fromkeys(("hardware", "versions", "rounds_to_target"), (None, dict)),
+    **dict.fromkeys(("data", "peak_memory"), (None, {str: NUMBER})),
+    "seed": (None, int),
+    "rounds": is_count,
+    "best_round": (None, is_count),
+    "stopped": dict,
+    "tasks": (None, [is_end_of_task]),
+    "alignment": (None, [dict]),
+}
+REQUIRED = ("algorithm", "dataset", "rounds")  # of a run that is over
+RESULTS = ("accuracy", "best_accuracy")  # likewise, on the test set or on the validation set
+LOCAL = (
+    "in_local_accuracy",
+    "out_local_accuracy",
+    "global_in_accuracy",
+    "global_out_accuracy",
+    "personal_local_accuracy",
+)
+COLUMNS = (*SHARES, *LOCAL, "test_accuracy", "personal_accuracy_worst", "personal_accuracy_std")
+# Of the tables; a metric of a user's own may call what it likes an accuracy.
+SHARE_COLUMNS = frozenset(named(name, view) for name in COLUMNS for view in VIEWS)
+# columns of rounds.csv, of which it has one
+ACCURACIES = ("test_accuracy", named("test_accuracy", VALIDATION))
+LAST_KEY = "choices"  # of config.yaml
+GROUPS = ("algorithm", "dataset", "partition", "scenario", "hardware", "tracker", "validation")
+CONFIG: Mapping[str, Any] = {
+    "choices": dict,
+    **dict.fromkeys(GROUPS, (None, dict)),
+    "seed": (None, int),
+    "rounds": (None, is_count),
+    "num_clients": (None, is_count),
+    "targets": (None, [(int, float)]),
+    "test_views": (None, [lambda value: value in TEST_VIEWS]),
+    "evaluate_on": (None, lambda value: value in EVALUATE_ON),
+}
+
+
+def check_values(content: Mapping[str, Any], forms: Mapping[str, Any]) -> str:
+    """Return which value has not the form that a run writes there."""
+    wrong = misfit(content, forms)
+    return "" if wrong is None else f"holds no valid `{wrong}` ({str(content[wrong])[:60]})"
+
+
+def check_summary(summary: Mapping[str, Any]) -> str:
+    """Return what is wrong with the content of summary.json."""
+    status = summary.get("status")
+    if status is not None and status not in STATUSES:
+        return f"has a status that no run has ({str(status)[:60]})"
+    return "" if status == "failed" else check_values(summary, SUMMARY)
+
+
+def check_results(summary: Mapping[str, Any]) -> str:
+    """Return what the summary of a run that is over lacks."""
+    results = () if named("accuracy", VALIDATION) in summary else RESULTS
+    lacks = [name for name in (*REQUIRED, *results) if name not in summary]
+    return f"lacks {', '.join(lacks)}" if lacks else ""
+
+
+def check_config(config: Mapping[str, Any]) -> str:
+    """Return what the configuration of a run that is over lacks."""
+    if LAST_KEY not in config:
+        return f"was not written by a run or is cut short (it lacks `{LAST_KEY}`)"
+    return ""
+
+
+def check_table(table: pd.DataFrame) -> str:
+    """Return what is wrong with a table as `read_table` gives it: its cells, and accuracies that
+    are none."""
+    if problem := table.attrs.get("problem"):
+        return str(problem)
+    for name in [name for name in table if name in SHARE_COLUMNS]:
+        values = table[name].dropna()
+        if len(odd := values[~values.between(0, 1)]):
+            return f"has {odd.iloc[0]:g} in the column {name}, which is no accuracy"
+    return ""
+
+
+def accuracy_column(table: pd.DataFrame) -> str | None:
+    """Return the column of rounds.csv with the accuracy of the model, on the test set where it was
+    evaluated there; None where there is none."""
+    return next((name for name in ACCURACIES if name in table), None)
+
+
+def check_rounds(table: pd.DataFrame, last: int | None) -> str:
+    """Return what is wrong with rounds.csv of a run whose summary has `last` as its last round, or
+    None."""
+    if accuracy_column(table) is None:
+        return "has no column test_accuracy"
+    if problem := check_table(table):
+        return problem
+    if table.empty:
+        return f"has no round, the run with {last}; cut short?"
+    if last is not None and (end := int(table["round"].iloc[-1])) != last:
+        return f"ends with round {end}, the run with {last}; cut short?"
+    return "has rounds that do not ascend" if (np.diff(table["round"]) <= 0).any() else ""
+
+
+def check_classes(table: pd.DataFrame, rounds: pd.DataFrame) -> str:
+    """Return what is wrong with class_accuracy.csv beside a sound rounds.csv: it has all classes in
+    each round that was evaluated."""
+    if problem := check_table(table):
+        return problem
+    evaluated = rounds["round"][rounds[accuracy_column(rounds)].notna()]
+    if missing := sorted({*evaluated.tolist()} - {*table["round"].tolist()}):
+        return f"lacks round {missing[0]:.0f}, which was evaluated"
+    sizes = table.groupby("round").size()
+    if sizes.nunique() > 1 or int(table["class"].max()) + 1 != int(sizes.iloc[0]):
+        return "has rounds without some of the classes; cut short?"
+    return ""
