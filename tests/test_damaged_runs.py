@@ -111,11 +111,6 @@ def is_damaged(name, damage):
     return (name, damage) != ("summary.json", "missing")
 
 
-def test_the_documentation_counts_the_cases():
-    text = (Path(__file__).parents[1] / "docs/reliability.md").read_text(encoding="utf-8")
-    assert f"| {len(FILES)} files, {len(DAMAGES)} ways, 6 commands |" in text
-
-
 def test_what_is_sound_is_complete(sweep):
     jobs = SweepDirectory(sweep)
     assert [run.directory.name for run in jobs.complete] == sorted(SWEEP)

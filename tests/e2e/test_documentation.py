@@ -431,14 +431,14 @@ def test_options_in_running_text():
     # on the page of a group its keys go without its name
     short = {key.rpartition(".")[2] for key in known}
     others = ("hydra", "wandb", "pip", "make", "eval", "resume", "key=value", "group=option")
-    # arguments of Python functions, and what security.md quotes
+    # arguments of Python functions, and what SECURITY.md quotes
     others += ("overwrite", "run(", "overrides", "gradient", "weights_only", "x=")
     for page, text in texts().items():
         for span in SPAN.findall(FENCE.sub("", text)):
             for key, value in re.findall(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)", span):
                 if not span.startswith(others) and not re.search(FOREIGN, span):
                     assert key in known or key in short, f"{page}: `{span}`"
-                    attack = ".." in value  # what docs/security.md says is refused
+                    attack = ".." in value  # what SECURITY.md says is refused
                     option = (
                         re.fullmatch(r"[\w./-]+", value)
                         and (CONF / key).is_dir()
