@@ -22,7 +22,7 @@ from benchmarks.measure import Contestant
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
-from fedexp.core.settings import LocalTraining
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.types import ImageData
 from fedexp.engine.base import ClientRuntime, Cohort

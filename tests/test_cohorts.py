@@ -9,9 +9,9 @@ import pytest
 
 from fedexp.config.build import build
 from fedexp.config.cohorts import Cohorts, check_begun
+from fedexp.config.settings import Seeds
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import Seeds
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
 from toy_federation import CONF, composed, make_simulation

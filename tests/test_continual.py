@@ -32,8 +32,8 @@ from fedexp.analysis.algorithm_costs import node_of
 from fedexp.config.trust import find_class
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import PLAIN
 from fedexp.data.tasks import ClassIncremental
+from fedexp.data.views import PLAIN
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round

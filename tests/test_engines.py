@@ -16,11 +16,12 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.config.build import build
+from fedexp.config.settings import Seeds
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import LocalTraining, Seeds
 from fedexp.data.augment import load_batch
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.hardware import Hardware, cost_of_bf16

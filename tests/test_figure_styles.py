@@ -14,10 +14,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from fedexp.cli.commands import call
-from fedexp.core.pictures import Pictures
 from fedexp.figures import draw, make_figures, missing_figures
 from fedexp.figures.fonts import drawable_text
 from fedexp.figures.load import load_run
+from fedexp.figures.pictures import Pictures
 from fedexp.figures.style import styled
 from test_figures import ALL, CONFIG, make_run
 

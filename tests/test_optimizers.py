@@ -12,11 +12,11 @@ from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedavgm import FedAvgM
 from fedexp.algorithms.fedprox import FedProx
+from fedexp.algorithms.local_training import OPTIMIZERS, LocalTraining
 from fedexp.algorithms.server_optimizers import STATE, ServerOptimizer
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError, collecting
-from fedexp.core.settings import OPTIMIZERS, LocalTraining
 from fedexp.engine.base import ScheduledData
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.training.rounds import play_round

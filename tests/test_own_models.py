@@ -13,9 +13,9 @@ from torch import nn
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.families import Rehearsal
 from fedexp.algorithms.fedexp_step import FedExPStep
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import LocalTraining
 from fedexp.engine.network import seeded_torch
 from fedexp.metrics.analysis import WeightDivergence
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading

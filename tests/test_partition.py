@@ -19,9 +19,10 @@ from omegaconf import OmegaConf
 import toy_federation
 from fedexp.algorithms.base import FedAvg
 from fedexp.config.build import build
+from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
-from fedexp.core.settings import NONE_HELD_OUT, Public, Seeds, Validation
+from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
 from fedexp.data.partition import IID, Natural, Sharding, Shards, make_partition
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA

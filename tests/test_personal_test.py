@@ -17,10 +17,11 @@ from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.fedrod import FedRoD
 from fedexp.config.build import build
+from fedexp.config.settings import require_subjects
 from fedexp.config.values import resolve
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import Validation, require_subjects
+from fedexp.data.held_out import Validation
 from fedexp.data.tasks import ClassIncremental
 from fedexp.engine.base import ClientRuntime
 from fedexp.metrics.forgetting_metric import RoundDrop

@@ -12,7 +12,7 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.families import MultiExchange, OwnTraining, ServerTraining
 from fedexp.algorithms.fedprox import FedProx
-from fedexp.core.settings import Validation
+from fedexp.data.held_out import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.trackers.base import Tracker

@@ -11,10 +11,10 @@ from omegaconf import OmegaConf, open_dict
 
 from fedexp.cli import launchers
 from fedexp.cli.search import check, open_study, space_of, watch_of
+from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
-from fedexp.core.objective import check_objective, direction_of, objective_name, value_of
-from fedexp.core.settings import NO_STOP, Stop
-from fedexp.core.views import VALIDATION
+from fedexp.data.views import VALIDATION
+from fedexp.rundir.objective import check_objective, direction_of, objective_name, value_of
 from fedexp.training.stopping import TRIAL, Stopping, is_over, waited
 from toy_federation import composed
 

@@ -17,8 +17,8 @@ from fedexp.cli.job import again
 from fedexp.config.trust import require_named
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import Pictures
 from fedexp.data.huggingface import load
+from fedexp.figures.pictures import Pictures
 from fedexp.models.pretrained import Timm, Torchvision
 from fedexp.trackers.base import NoTracker
 from fedexp.trackers.several import Several

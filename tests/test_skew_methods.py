@@ -20,8 +20,8 @@ from fedexp.algorithms.fedsmoo import FedSMOO
 from fedexp.algorithms.fedspeed import FedSpeed
 from fedexp.algorithms.fedssd import FedSSD, credibility
 from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import ServerOptimizer
-from fedexp.core.settings import LocalTraining
 from fedexp.models import Output
 from toy_federation import (
     ENGINES,

@@ -10,8 +10,8 @@ from torch import nn
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.algorithms.moon import Moon
-from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params
 from fedexp.data.text import DropoutKeys
 from fedexp.engine import sequential, teachers

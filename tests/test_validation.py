@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from fedexp.analysis.aggregate import rounds_to
+from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import Pictures
 from fedexp.core.rng import generator_for
-from fedexp.core.settings import Seeds, Validation
-from fedexp.core.views import evaluated, named, views_of
+from fedexp.data.held_out import Validation
 from fedexp.data.partitioned import Partition
 from fedexp.data.tasks import ClassIncremental
+from fedexp.data.views import evaluated, named, views_of
 from fedexp.figures import _figures
 from fedexp.figures.load import load_run
+from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.fingerprint import fingerprint

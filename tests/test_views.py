@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import Pictures
 from fedexp.core.rng import generator_for
-from fedexp.core.views import require_views
 from fedexp.data.tasks import ClassIncremental
+from fedexp.data.views import require_views
 from fedexp.figures import _figures
 from fedexp.figures.load import load_run
+from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import load_history
 from fedexp.rundir import checkpoint, files

@@ -25,14 +25,16 @@ from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.interfaces import ServerRound
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
+from fedexp.config.settings import Seeds, Settings
 from fedexp.core.private.of_hydra import ConfigLoaderImpl
-from fedexp.core.settings import NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Validation
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
 from fedexp.data.changes import NO_SCHEDULE, Schedule
 from fedexp.data.datasets import Dataset
+from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import OneTask, Scenario

@@ -28,10 +28,10 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
+from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
-from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
 

@@ -24,7 +24,7 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
     ServerRound,
 )
-from fedexp.core.settings import LocalTraining
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 

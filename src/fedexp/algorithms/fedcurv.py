@@ -28,10 +28,10 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.errors import require_choice
 from fedexp.core.limits import CountFrom0, NonNegative
-from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 

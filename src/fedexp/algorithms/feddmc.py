@@ -34,9 +34,9 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import Remembering
 from fedexp.algorithms.families import MultiExchange, OwnTraining
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.limits import Count, Positive
-from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 

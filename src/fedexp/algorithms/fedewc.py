@@ -37,9 +37,9 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
-from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 

@@ -29,8 +29,8 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
+from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.core import tree
-from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from fedexp.core.settings import LocalTraining
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output
 

@@ -5,8 +5,8 @@ import torch
 from fedexp.algorithms import heads, optimizers
 from fedexp.algorithms.families import OwnTraining
 from fedexp.algorithms.interfaces import Batch, Context, Network
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.limits import Count
-from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 

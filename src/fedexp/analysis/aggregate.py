@@ -11,7 +11,7 @@ import pandas as pd
 from fedexp.analysis import layout
 from fedexp.analysis.measures import is_pruned, precision_of
 from fedexp.analysis.naming import differing, displayed, grouped, names
-from fedexp.core.views import VALIDATION, named
+from fedexp.data.views import VALIDATION, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
 

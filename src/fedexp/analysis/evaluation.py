@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.families import heads_of
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.analysis.networks import Parts, network_of
 from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
-from fedexp.core.settings import LocalTraining
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, ImageData
 from fedexp.engine.base import ClientRuntime

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedexp.core.objective import direction_of
-from fedexp.core.views import PLAIN, VALIDATION, named
+from fedexp.data.views import PLAIN, VALIDATION, named
+from fedexp.rundir.objective import direction_of
 from fedexp.rundir.reader import RunDirectory
 
 LABELS = {

@@ -19,9 +19,9 @@ import numpy as np
 
 from fedexp.analysis.measures import is_pruned
 from fedexp.analysis.naming import SAID, displayed, grouped, names, ordered, said, shared_overrides
-from fedexp.core.pictures import Pictures
-from fedexp.core.views import VALIDATION, named
+from fedexp.data.views import VALIDATION, named
 from fedexp.figures.load import RunData, load_run
+from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting import round_drop
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir.reader import RunDirectory

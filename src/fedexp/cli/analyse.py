@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedexp.analysis.after.defaults import COMMON, OF_KIND
 from fedexp.core.errors import require, require_choice
-from fedexp.core.pictures import add_flags
+from fedexp.figures.pictures import add_flags
 
 KINDS = {
     "loss_plane": "loss and accuracy on a plane of two directions (FedNTD Fig. 14)",

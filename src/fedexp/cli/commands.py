@@ -64,7 +64,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     them, of old runs too.
     """
     from fedexp.analysis.paper_table import add_layout_flags
-    from fedexp.core.pictures import add_flags
+    from fedexp.figures.pictures import add_flags
     from fedexp.metrics.task_matrix import MEASURES
     from fedexp.papers.report import one_table, sweep_reports
 
@@ -177,8 +177,8 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     The run may be finished or interrupted.
     """
-    from fedexp.core.pictures import add_flags
     from fedexp.figures import look_of, make_figures
+    from fedexp.figures.pictures import add_flags
 
     parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
     add_flags(parser)

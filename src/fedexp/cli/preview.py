@@ -23,11 +23,11 @@ from fedexp.cli.arguments import Plan
 from fedexp.cli.composition import search_path, without_hydra
 from fedexp.config.options import conf_directory
 from fedexp.config.run_names import run_name
+from fedexp.config.settings import Stop
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import Stop
-from fedexp.core.views import views_of
 from fedexp.data.partitioned import later_partitions
+from fedexp.data.views import views_of
 from fedexp.rundir import files
 from fedexp.rundir.elsewhere import (
     Finished,

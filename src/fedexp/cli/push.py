@@ -10,11 +10,11 @@ import yaml
 
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import Pictures, picture_files
 from fedexp.core.storage import regular
-from fedexp.core.views import PLAIN
 from fedexp.data.partitioned import later_partitions
+from fedexp.data.views import PLAIN
 from fedexp.figures import make_figures
+from fedexp.figures.pictures import Pictures, picture_files
 from fedexp.metrics.history import load_history
 from fedexp.rundir import files
 from fedexp.rundir.analyses import round_means

@@ -21,9 +21,9 @@ from fedexp.cli.composition import plain, without_hydra
 from fedexp.config.values import resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, require, require_choice
-from fedexp.core.objective import direction_of, objective_name, value_of
 from fedexp.core.private.of_optuna import reopened
 from fedexp.rundir.fingerprint import short_hash
+from fedexp.rundir.objective import direction_of, objective_name, value_of
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import standing_in
 from fedexp.training.stopping import SEARCH, TRIAL, Watch

@@ -7,8 +7,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import SAMPLED, Cohorts
+from fedexp.config.settings import NO_STOP, Seeds, Settings, Stop
 from fedexp.config.values import (
     FIRST_NODES,
     attempt,
@@ -19,23 +21,14 @@ from fedexp.config.values import (
     values_of,
 )
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import PNG, Pictures
-from fedexp.core.settings import (
-    NO_STOP,
-    NONE_HELD_OUT,
-    LocalTraining,
-    Public,
-    Seeds,
-    Settings,
-    Stop,
-    Validation,
-)
 from fedexp.data.changes import NO_SCHEDULE, Schedule
+from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource
 from fedexp.engine.hardware import Hardware
+from fedexp.figures.pictures import PNG, Pictures
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model

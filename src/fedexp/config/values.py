@@ -14,26 +14,20 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.config.cohorts import Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
 from fedexp.config.options import SEVERAL
 from fedexp.config.overrides import key_of
 from fedexp.config.schedules import with_schedule
+from fedexp.config.settings import Seeds, Settings, Stop, subjects_of
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest, require
 from fedexp.core.limits import without_limits
-from fedexp.core.pictures import Pictures, as_node
-from fedexp.core.settings import (
-    LocalTraining,
-    Public,
-    Seeds,
-    Settings,
-    Stop,
-    Validation,
-    subjects_of,
-)
 from fedexp.data.changes import Schedule
+from fedexp.data.held_out import Public, Validation
 from fedexp.data.partition import Partitioner
+from fedexp.figures.pictures import Pictures, as_node
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.revisions import latest

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import Batch, FedAvg
 from fedexp.algorithms.heads import by_head
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.rng import generator_for
-from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
-from fedexp.core.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.data.types import Data, Draws
+from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
@@ -167,7 +167,7 @@ class ClientRuntime:
     local: LocalTraining
     dtype: torch.dtype
     heads: torch.Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
-    views: tuple[str, ...] = (PLAIN,)  # of what is tested on, see fedexp.core.views
+    views: tuple[str, ...] = (PLAIN,)  # of what is tested on, see fedexp.data.views
     seed: int = 0  # of the draws of the augmented view
 
     @property

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.rng import generator_for
-from fedexp.core.settings import LocalTraining
 from fedexp.data.types import Draws
 
 

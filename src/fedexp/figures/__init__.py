@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
 from fedexp.core.errors import StorageError
-from fedexp.core.pictures import Pictures
-from fedexp.core.views import VIEWS, suffix
+from fedexp.data.views import VIEWS, suffix
 from fedexp.figures.load import RunData, load_run
+from fedexp.figures.pictures import Pictures
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:

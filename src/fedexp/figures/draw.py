@@ -10,7 +10,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from fedexp.core.views import PLAIN, VALIDATION, named
+from fedexp.data.views import PLAIN, VALIDATION, named
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     BLUE,

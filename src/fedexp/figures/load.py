@@ -9,8 +9,8 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
-from fedexp.core.views import PLAIN, VIEWS, file_of, named
 from fedexp.data.partitioned import Partition, later_partitions
+from fedexp.data.views import PLAIN, VIEWS, file_of, named
 from fedexp.metrics.history import History, load_history
 from fedexp.rundir import contents, files
 from fedexp.rundir.reader import RunDirectory

@@ -12,8 +12,8 @@ import numpy as np
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.core.storage import check_size, regular
-from fedexp.core.views import PLAIN, file_of
 from fedexp.data.partitioned import Partition, changed_partitions, later_partitions
+from fedexp.data.views import PLAIN, file_of
 
 if TYPE_CHECKING:
     import torch

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.analysis.aggregate import rounds_to
 from fedexp.analysis.measures import origin, precision_of
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
-from fedexp.core.settings import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.papers.expected import other_data
 from fedexp.papers.judge import BY_DEFINITION, tolerance, verdict, with_order
 from fedexp.papers.judge import TOLERANCES as TOLERANCES

@@ -13,8 +13,8 @@ import pandas as pd
 from fedexp.analysis.layout import markdown
 from fedexp.analysis.naming import said, shared_overrides
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import PNG
 from fedexp.core.storage import display_path, write_atomically
+from fedexp.figures.pictures import PNG
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
 from fedexp.papers.aggregate import write_report

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import PLAIN, VIEWS
+from fedexp.data.views import PLAIN, VIEWS
 from fedexp.rundir import files
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 from fedexp.rundir.schema import fits, misfit

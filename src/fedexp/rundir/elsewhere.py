@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from fedexp.core import storage
-from fedexp.core.views import PLAIN, views_of
+from fedexp.data.views import PLAIN, views_of
 from fedexp.rundir import contents, files, origin
 from fedexp.rundir.fingerprint import as_made, fingerprint
 from fedexp.rundir.reader import RunDirectory, finished_summary

@@ -28,7 +28,6 @@ import yaml
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
-from fedexp.core.views import VIEWS, file_of
 from fedexp.data.partitioned import (
     NOT_KEPT,
     changed_partition,
@@ -37,6 +36,7 @@ from fedexp.data.partitioned import (
     partition_hash,
     task_partition,
 )
+from fedexp.data.views import VIEWS, file_of
 from fedexp.rundir import files, origin
 from fedexp.rundir.elsewhere import NOTE, ROOT, config_of
 from fedexp.rundir.reader import finished_summary

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedexp.core.storage import storing
-from fedexp.core.views import VIEWS, file_of
+from fedexp.data.views import VIEWS, file_of
 
 ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
 CONFIG, SUMMARY, PARTITION, LOCAL = (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import PLAIN, VIEWS, file_of, views_of
+from fedexp.data.views import PLAIN, VIEWS, file_of, views_of
 from fedexp.rundir import contents, files, schema
 from fedexp.rundir.analyses import TABLES
 from fedexp.rundir.contents import Damaged

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.core.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, named
+from fedexp.data.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, named
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
 from fedexp.core.packages import how_to_install
-from fedexp.core.views import VIEWS, file_of
+from fedexp.data.views import VIEWS, file_of
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import group_name, setting
 

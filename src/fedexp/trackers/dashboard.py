@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
-from fedexp.core.views import VIEWS, suffix
+from fedexp.data.views import VIEWS, suffix
 from fedexp.trackers.names import NAMES, metric_name, target_name
 from fedexp.trackers.wandb_tracker import end_service, is_logged_in
 

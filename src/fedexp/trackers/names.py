@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedexp.core.views import AUGMENTED, PLAIN, VALIDATION, VIEWS, suffix
+from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION, VIEWS, suffix
 from fedexp.trackers.base import RoundRecord
 
 NAMES = {  # column of rounds.csv -> section/name; of others see metric_name

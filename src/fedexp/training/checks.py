@@ -12,18 +12,19 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import part_of
 from fedexp.algorithms.interfaces import Federation
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.config.build import Built
 from fedexp.config.overrides import assigned
+from fedexp.config.settings import Settings
 from fedexp.core.errors import ConfigError, require_choice
-from fedexp.core.objective import check_objective
-from fedexp.core.settings import LocalTraining, Settings
-from fedexp.core.views import AUGMENTED, TEST, evaluated
 from fedexp.data.tasks import DomainIncremental, Scenario, Several
 from fedexp.data.types import DataSource
+from fedexp.data.views import AUGMENTED, TEST, evaluated
 from fedexp.engine.network import trainable
 from fedexp.engine.schedule import left_out
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
+from fedexp.rundir.objective import check_objective
 from fedexp.training import stopping
 from fedexp.training.changes import check_schedule
 

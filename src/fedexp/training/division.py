@@ -10,7 +10,7 @@ from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
-from fedexp.core.settings import Validation
+from fedexp.data.held_out import Validation
 from fedexp.data.partition import Partitioner, make_partition
 from fedexp.data.partitioned import Partition
 from fedexp.data.replay import buffers

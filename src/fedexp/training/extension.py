@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.data.partitioned import later_partitions
 from fedexp.rundir import csv_files, files, origin
 from fedexp.rundir.reader import RunDirectory, finished_summary

@@ -13,9 +13,9 @@ from fedexp.config.build import Built
 from fedexp.config.cohorts import Rounds
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
-from fedexp.core.views import evaluated
 from fedexp.data.partition import IID
 from fedexp.data.types import Data, DataSource, Draws
+from fedexp.data.views import evaluated
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.hardware import Resolved

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import Pictures
-from fedexp.core.views import VIEWS, file_of
+from fedexp.data.views import VIEWS, file_of
 from fedexp.figures import make_figures, missing_figures
+from fedexp.figures.pictures import Pictures
 from fedexp.rundir import files
 from fedexp.training.state import State
 

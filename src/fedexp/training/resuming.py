@@ -11,8 +11,8 @@ from fedexp.config.build import Built
 from fedexp.config.cohorts import check_begun
 from fedexp.config.overrides import key_of, typed_now
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import picture_files
 from fedexp.data.partitioned import Partition
+from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, contents, elsewhere, files, origin
 from fedexp.rundir.reader import finished_summary
 from fedexp.rundir.repair import begin_again_where_damaged

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import all_named, named
+from fedexp.data.views import all_named, named
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import files
 from fedexp.training.exchange import federation_at

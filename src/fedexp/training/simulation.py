@@ -10,7 +10,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, PublicData
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import Rounds
-from fedexp.core.settings import NO_STOP, Seeds, Settings, Stop
+from fedexp.config.settings import NO_STOP, Seeds, Settings, Stop
 from fedexp.core.tree import Params
 from fedexp.data.partitioned import Partition
 from fedexp.engine.base import ClientRuntime, Engine

@@ -10,7 +10,7 @@ import torch
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
-from fedexp.core.views import PLAIN, choosing
+from fedexp.data.views import PLAIN, choosing
 from fedexp.engine.base import Cohort
 from fedexp.metrics.history import History
 from fedexp.rundir import files

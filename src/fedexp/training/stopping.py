@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedexp.core.settings import Stop
-from fedexp.core.views import PLAIN, VALIDATION
+from fedexp.config.settings import Stop
+from fedexp.data.views import PLAIN, VALIDATION
 
 if TYPE_CHECKING:
     from fedexp.training.simulation import Simulation

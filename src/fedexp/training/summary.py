@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.core.views import VALIDATION, all_named, choosing, named
+from fedexp.data.views import VALIDATION, all_named, choosing, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
 from fedexp.training.rows import TAIL, merged, plain, task_history

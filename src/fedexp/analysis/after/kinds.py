@@ -27,9 +27,9 @@ from fedexp.analysis.after.subject import (
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import save_npz
-from fedexp.core.pictures import Pictures
 from fedexp.core.storage import display_path
 from fedexp.figures import save_all
+from fedexp.figures.pictures import Pictures
 from fedexp.rundir import kept_models
 from fedexp.rundir.reader import RunDirectory
 

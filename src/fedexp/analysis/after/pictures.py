@@ -14,7 +14,7 @@ from fedexp.analysis.after.features import Cloud
 from fedexp.analysis.after.noise import NoiseCurve
 from fedexp.analysis.after.subject import Subject, round_to_show, rounds_to_show
 from fedexp.core.errors import ConfigError
-from fedexp.core.pictures import Pictures
+from fedexp.figures.pictures import Pictures
 from fedexp.rundir import kept_models
 from fedexp.rundir.reader import RunDirectory
 

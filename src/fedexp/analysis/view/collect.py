@@ -23,7 +23,7 @@ from fedexp.analysis.naming import displayed, names, ordered
 from fedexp.analysis.sweep import sweep_of
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.storage import regular
-from fedexp.core.views import AUGMENTED, PLAIN, file_of, suffix
+from fedexp.data.views import AUGMENTED, PLAIN, file_of, suffix
 from fedexp.rundir import files
 from fedexp.rundir.evidence import how_to_restore
 from fedexp.rundir.fingerprint import flatten

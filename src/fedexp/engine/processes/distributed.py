@@ -27,7 +27,7 @@ import torch.distributed as dist
 from fedexp.algorithms.base import FedAvg
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Tree
-from fedexp.core.views import PLAIN
+from fedexp.data.views import PLAIN
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Trained
 from fedexp.engine.processes import channel
 from fedexp.engine.processes.ranks import Ranks

@@ -23,7 +23,7 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
-from fedexp.core.views import PLAIN
+from fedexp.data.views import PLAIN
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Trained
 from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import (

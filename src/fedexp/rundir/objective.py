@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.core.views import PLAIN, VALIDATION, VIEWS, named, views_of
+from fedexp.data.views import PLAIN, VALIDATION, VIEWS, named, views_of
 
 DEFAULT = named("accuracy", VALIDATION)
 MEASURES = (
