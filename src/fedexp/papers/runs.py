@@ -1,0 +1,153 @@
+"""All runs of sweeps as one tidy table, read from run directories and from evidence files.
+
+`read_runs` returns a row for each run, view of the test set, measure and task:
+
+sweep, run    the directory of the sweep and, in it, that of the run
+made_by       the sweep that made the run: another one where its run is counted here
+overrides     list of what started the job
+config, summary   contents of config.yaml and summary.json, dicts
+status        completed | stopped | diverged | failed | damaged | running | unfinished
+seed, precision   of the run; None where unknown
+view          plain | augmented | validation
+measure       a key of MEASURES
+task          of continual learning, from 1 on; 0 without tasks
+rounds, values    arrays [R]: the evaluated rounds from 1 on, and the fraction after each
+
+A run without such a measure has one row with an empty view and measure.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.views import VIEWS, named
+from fedexp.rundir import evidence, files
+from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import SweepDirectory, with_latest
+from fedexp.rundir.wholeness import OVER
+
+# measure -> column of rounds.csv in the plain view
+MEASURES = {
+    "accuracy": "test_accuracy",
+    "forgetting": "forgetting",
+    "average_accuracy": "average_accuracy",
+    "new_task_accuracy": "new_task_accuracy",
+}
+COLUMNS = (
+    *("sweep", "run", "made_by", "overrides", "config", "summary", "status", "seed", "precision"),
+    *("view", "measure", "task", "rounds", "values"),
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the tables read of one run, wherever it is stored."""
+
+    made_by: str
+    overrides: list[str]
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    status: str
+    table: pd.DataFrame  # rounds.csv from round 1 on
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in OVER
+
+
+def read_runs(directories: Iterable[Path]) -> pd.DataFrame:
+    """Return the runs of these sweeps' directories; see the columns above.
+
+    Raises ConfigError for an evidence file that is damaged."""
+    rows = [row for directory in directories for row in rows_of(directory)]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"task": int})
+
+
+def rows_of(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one sweep's directory."""
+    for name, record in sorted(records(directory).items()):
+        common = {
+            "sweep": directory.name,
+            "run": name,
+            "made_by": record.made_by,
+            "overrides": record.overrides,
+            "config": record.config,
+            "summary": record.summary,
+            "status": record.status,
+            "seed": record.summary.get("seed"),
+            "precision": (record.summary.get("hardware") or {}).get("precision"),
+        }
+        found = list(series(record.table))
+        for each in found or [{"view": "", "measure": "", "task": 0, "rounds": (), "values": ()}]:
+            yield common | each
+
+
+def records(directory: Path) -> dict[str, Record]:
+    """Return the runs of a sweep's directory by name; one that is over here counts before its
+    evidence file."""
+    found = {
+        run.directory.name: of_directory(run)
+        for run in with_latest(SweepDirectory(directory.absolute()).jobs)
+    }
+    for path in sorted((directory / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
+        name = path.name.removesuffix(evidence.SUFFIX)
+        if name in found and found[name].is_over:
+            continue
+        kept = of_file(path)
+        if kept is not None:
+            found[name] = kept
+    return found
+
+
+def of_directory(run: RunDirectory) -> Record:
+    made_by = run.directory.parent.name
+    return Record(made_by, run.overrides, run.config, run.summary, run.status, run.table)
+
+
+def of_file(path: Path) -> Record | None:
+    """Return the run of an evidence file; None where the run of another sweep that it names is not
+    there. Raises ConfigError for a damaged file."""
+    content = evidence.read(path)
+    overrides = [str(text) for text in content["overrides"]]
+    if "elsewhere" in content:
+        other = path.parents[2].joinpath(*PurePosixPath(content["elsewhere"]).parts[-2:])
+        kept = other.parent / evidence.FOLDER / f"{other.name}{evidence.SUFFIX}"
+        if RunDirectory(other).finished:
+            return replace(of_directory(RunDirectory(other)), overrides=overrides)
+        record = of_file(kept) if kept.is_file() else None
+        return record and replace(record, overrides=overrides)
+    try:
+        table = frame_of(content["tables"].get(files.ROUNDS, {}))
+        status = str(content["summary"]["status"])
+    except evidence.DAMAGE as error:
+        raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
+    made_by = path.parents[1].name
+    return Record(made_by, overrides, content["config"], content["summary"], status, table)
+
+
+def frame_of(columns: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of an evidence file from round 1 on; its columns are texts with commas."""
+    cells = {name: text.split(",") for name, text in columns.items()}
+    table = pd.DataFrame({name: [float(c or "nan") for c in cells[name]] for name in cells})
+    return table[table["round"] >= 1] if len(table) else table
+
+
+def series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield rounds and values of each view and measure that a table of rounds has, task by task."""
+    for view in VIEWS:
+        for measure, column in MEASURES.items():
+            name = named(column, view)
+            if name not in table:
+                continue
+            known = table.dropna(subset=name)
+            tasks = known["task"] if "task" in known else pd.Series(0, index=known.index)
+            for task, part in known.groupby(tasks.astype(int)):
+                rounds = part["round"].to_numpy(dtype=np.int64)
+                values = part[name].to_numpy(dtype=np.float64)
+                where = {"view": view, "measure": measure, "task": task}
+                yield where | {"rounds": rounds, "values": values}

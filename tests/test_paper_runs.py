@@ -1,0 +1,86 @@
+"""The tidy table of runs: run directories and evidence files give the same rows."""
+
+import lzma
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedexp.core.errors import ConfigError
+from fedexp.papers.runs import read_runs
+from fedexp.rundir import evidence
+from test_compare import make_run
+
+
+def test_a_row_for_each_run_view_and_measure(tmp_path):
+    make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25, 0.5], seed=3, hardware={"precision": "p"})
+    make_run(tmp_path / "a", ["algorithm=fedntd"], [0.5], views=False)
+    table = read_runs([tmp_path / "a"])
+    assert table.groupby(["run", "view", "measure"]).size().to_dict() == {
+        ("run0", "augmented", "accuracy"): 1,
+        ("run0", "augmented", "forgetting"): 1,
+        ("run0", "plain", "accuracy"): 1,
+        ("run0", "plain", "forgetting"): 1,
+        ("run1", "plain", "accuracy"): 1,
+        ("run1", "plain", "forgetting"): 1,
+    }
+    first = table.iloc[0]
+    assert first[["sweep", "made_by", "status", "seed", "precision"]].tolist() == [
+        "a",
+        "a",
+        "completed",
+        3,
+        "p",
+    ]
+    assert (first["rounds"].tolist(), first["values"].tolist()) == ([1, 2], [0.25, 0.5])
+
+
+def test_rounds_of_a_task_are_apart(tmp_path):
+    make_run(tmp_path / "a", ["algorithm=cfed"], [0.25, 0.5, 0.75])
+    path = tmp_path / "a" / "run0" / "rounds.csv"
+    pd.read_csv(path).assign(task=[0, 1, 1, 2]).to_csv(path, index=False)
+    table = read_runs([tmp_path / "a"])
+    mine = table[(table["view"] == "plain") & (table["measure"] == "accuracy")]
+    assert dict(zip(mine["task"], map(list, mine["values"]), strict=True)) == {
+        1: [0.25, 0.5],
+        2: [0.75],
+    }
+
+
+def test_evidence_files_give_the_same_table(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25, 1 / 3], seed=seed)
+    before = read_runs([tmp_path / "a"])
+    evidence.keep_runs(tmp_path / "a")
+    both = read_runs([tmp_path / "a"])
+    for name in ("run0", "run1"):
+        shutil.rmtree(tmp_path / "a" / name)
+    kept = read_runs([tmp_path / "a"])
+    arrays = ["rounds", "values"]
+    for other in (both, kept):
+        pd.testing.assert_frame_equal(before.drop(columns=arrays), other.drop(columns=arrays))
+        assert all(map(np.array_equal, before["values"], other["values"]))
+
+
+def test_a_file_that_names_another_sweep_s_run_counts_it_with_its_own_overrides(tmp_path):
+    make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25])
+    evidence.keep_runs(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a" / "run0")
+    folder = tmp_path / "b" / evidence.FOLDER
+    folder.mkdir(parents=True)
+    for name in ("run0", "gone"):
+        text = f'{{"format":1,"overrides":["algorithm=other"],"elsewhere":"../../a/{name}"}}'
+        (folder / f"{name}{evidence.SUFFIX}").write_bytes(lzma.compress(text.encode()))
+    table = read_runs([tmp_path / "b"])
+    assert set(table["run"]) == {"run0"}
+    assert table["made_by"].iloc[0] == "a"
+    assert table["overrides"].iloc[0] == ["algorithm=other"]
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / "a" / evidence.FOLDER / f"run{evidence.SUFFIX}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match=path.name):
+        read_runs([tmp_path / "a"])
