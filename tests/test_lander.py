@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import label_generator
 from fedexp.algorithms.interfaces import Batch, Context, Pixels
-from fedexp.algorithms.label_generator import LabelGenerator, Student, balanced, images_of, shuffled
+from fedexp.algorithms.label_generator import LabelGenerator, Student, balanced, shuffled
 from fedexp.algorithms.label_text import embeddings
 from fedexp.algorithms.lander import LANDER
 from fedexp.core.errors import ConfigError
@@ -23,17 +23,24 @@ from toy_federation import LOCAL, Normed, assert_close, make_simulation, play
 
 PIXELS = Pixels((1, 6, 6), (0.4,), (0.3,))
 LANDER_ = LANDER(**LANDER_LIVE | dict(alpha_cur=0.2, alpha_pre=0.4))
-MADE = dict(
+MAKER = replace(
+    LANDER_,
     warmup=1,
     batches=5,
     batch_size=12,
     steps=3,
-    lr=0.05,
+    lr_generator=0.05,
     width=3,
     ltc=0.5,
     radius=0.2,
     student_steps=2,
 )
+
+
+def made_by(algorithm, simulation, model, anchors, classes, seed):
+    net = LiveNetwork(simulation.runtime.net)
+    server = {"old": model, "anchors": anchors, "new": torch.zeros(4, dtype=torch.float64)}
+    return algorithm.images_of(net, server, PIXELS, classes, seed)
 
 
 def stream(embeddings="random", **changes):
@@ -135,9 +142,7 @@ def test_images_are_made_as_in_the_released_code():
     before = torch.random.get_rng_state()
     simulation.runtime.net.set_buffers(state.server["buffers"])
     model = state.server["params"] | state.server["buffers"]
-    made = images_of(
-        LiveNetwork(simulation.runtime.net), model, anchors, [1, 3], PIXELS, 11, **MADE
-    )
+    made = made_by(MAKER, simulation, model, anchors, [1, 3], 11)
     assert made.shape == (60, 1, 6, 6)
     assert made.dtype == torch.uint8
     assert torch.equal(made, torch.cat(expected))
@@ -148,15 +153,7 @@ def test_the_student_matters_to_the_images_from_the_fourth_on():
     simulation = stream()
     model, anchors = play(simulation, 2).server["params"], play(simulation, 0).server["anchors"]
     with_student, without = (
-        images_of(
-            LiveNetwork(simulation.runtime.net),
-            model,
-            anchors,
-            [0, 1],
-            PIXELS,
-            3,
-            **MADE | {"student_steps": n},
-        )
+        made_by(replace(MAKER, student_steps=n), simulation, model, anchors, [0, 1], 3)
         for n in (2, 0)
     )
     assert torch.equal(with_student[:12], without[:12])  # then the student's draws come in between

@@ -2,6 +2,7 @@
 hand."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms import generator
-from fedexp.algorithms.generator import Generator, Statistics, images_of, normalised
+from fedexp.algorithms.generator import Generator, Statistics, normalised
 from fedexp.algorithms.interfaces import Batch, Context, Pixels
 from fedexp.algorithms.target import TARGET
 from fedexp.core.errors import ConfigError
@@ -26,6 +27,12 @@ TARGET_ = TARGET(kd=5.0, temperature=2.0, lr_generator=0.05, width=3, **SMALL)
 def stream(**changes):
     given = dict(sizes=(3, 4, 2), scenario=TWO_TASKS, rounds=2, participation=1.0)
     return make_simulation(TARGET_, **given | changes)
+
+
+def made_by(algorithm, simulation, model, classes, seed):
+    server = {"old": model, "new": torch.zeros(4, dtype=torch.float64)}
+    net = LiveNetwork(simulation.runtime.net)
+    return algorithm.images_of(net, server, PIXELS, classes, seed)
 
 
 @pytest.mark.parametrize(("height", "width"), [(6, 6), (8, 8), (28, 28), (5, 9)])
@@ -88,9 +95,7 @@ def test_images_are_made_as_in_the_released_code():
     before = torch.random.get_rng_state()
     simulation.runtime.net.set_buffers(state.server["buffers"])
     model = state.server["params"] | state.server["buffers"]
-    made = images_of(
-        LiveNetwork(simulation.runtime.net), model, [1, 3], PIXELS, 11, lr=0.05, width=3, **SMALL
-    )
+    made = made_by(TARGET_, simulation, model, [1, 3], 11)
     assert torch.equal(made, torch.cat(expected))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert made.shape == (8, 1, 6, 6)
@@ -117,18 +122,8 @@ def test_the_teacher_recognises_its_images():
     classes that the teacher knows. The labels are drawn after the generator and z."""
     simulation = make_simulation(participation=1.0)
     model = play(simulation, 3).server["params"]
-    made = images_of(
-        LiveNetwork(simulation.runtime.net),
-        model,
-        [0, 2, 3],
-        PIXELS,
-        0,
-        batches=1,
-        batch_size=16,
-        steps=60,
-        lr=0.02,
-        width=4,
-    )
+    larger = dict(batches=1, batch_size=16, steps=60, lr_generator=0.02, width=4)
+    made = made_by(replace(TARGET_, **larger), simulation, model, [0, 2, 3], 0)
     torch.manual_seed(0)
     Generator(PIXELS.shape, 4)
     torch.randn(16, generator.LATENT)

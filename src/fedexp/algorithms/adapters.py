@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedexp.algorithms.continual import NewClasses
 from fedexp.algorithms.families import OwnModel, Rehearsal
-from fedexp.algorithms.feddmc import member
 from fedexp.algorithms.interfaces import Federation, Pixels, ServerNetwork
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
@@ -31,12 +31,10 @@ def layers(params: Params) -> list[str]:
     return sorted(name.removesuffix(DOWN) for name in params if name.endswith(DOWN))
 
 
-class NewAdapters(OwnModel, Rehearsal):
+class NewAdapters(NewClasses, OwnModel, Rehearsal):
     """Base: with every task adapters begin anew, A as torch begins a linear layer and B at 0."""
 
     own_step = "its server makes the tested model of the adapters of all tasks"
-    scenarios = ("class_incremental",)
-    separate_tasks = True
     inputs = ("images",)
     needs_features = True
     needs_head = True
@@ -57,17 +55,10 @@ class NewAdapters(OwnModel, Rehearsal):
         return module
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
-        return {
-            "params": params,
-            "local": params,
-            "new": member(federation.tasks[0], federation, params),
-        }
+        return super().server_init(params, federation) | {"local": params}
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["local"], "new": server["new"]}
-
-    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        return server | {"new": member(federation.tasks[federation.task], federation, initial)}
 
     def rehearse(
         self,

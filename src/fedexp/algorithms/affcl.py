@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import masked_mean
+from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.continual import Remembering, distillation_loss
 from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.flow import Density, Flow
@@ -130,7 +130,7 @@ class AFFCL(Remembering, OwnModel):
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)
-        learning = F.cross_entropy(logits, batch.y, reduction="none")
+        learning = cross_entropies(logits, batch.y)
         if "old" in ctx.server:
             before = net(ctx.server["old"], batch.x)
             apart = (before.features.detach() - features).square().mean(-1)
@@ -169,7 +169,7 @@ class AFFCL(Remembering, OwnModel):
         if self.replay_trains == "hidden":
             params = params | {k: v.detach() for k, v in heads.head(params).items()}
         answers = classified(drawn["features"], params)
-        loss = (weights * F.cross_entropy(answers, drawn["labels"], reduction="none")).mean()
+        loss = (weights * cross_entropies(answers, drawn["labels"])).mean()
         loss = loss * ((1 - self.theta) * typical + self.theta)
         if "old" not in ctx.server:
             return loss

@@ -35,6 +35,11 @@ from fedexp.core.limits import Checked
 from fedexp.core.tree import Params, Tree
 
 
+def cross_entropies(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each example, [B], of logits [B, C] and labels [B]."""
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
 def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return the mean of values [B] over the rows that are examples; 0 when there is none."""
     if mask is None:
@@ -141,6 +146,8 @@ class FedAvg(Checked, prefix="algorithm."):
     # its clients keep running statistics: `client_init` gets the initial ones too
     keeps_buffers: ClassVar[bool] = False
     augments: ClassVar[bool] = True  # its training examples, where the data set says how
+    # names in the server's state that every client of a round is sent, those that are there
+    sends: ClassVar[tuple[str, ...]] = ("params",)
 
     paradigm: str = "federated"  # or centralized: one client holds all training data
 
@@ -175,7 +182,7 @@ class FedAvg(Checked, prefix="algorithm."):
     def broadcast(self, server: Tree) -> Tree:
         """Return what the server sends to every client of a round; the rest of its state stays
         where it is."""
-        return {"params": server["params"]}
+        return {name: server[name] for name in self.sends if name in server}
 
     # --- host side, before training
 
@@ -195,7 +202,7 @@ class FedAvg(Checked, prefix="algorithm."):
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         """Return the loss of each example, [B], not reduced: the engine reduces and masks."""
-        return F.cross_entropy(net(params, batch.x).logits, batch.y, reduction="none")
+        return cross_entropies(net(params, batch.x).logits, batch.y)
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
         """Return a scalar added to the mean of the example losses."""

@@ -31,10 +31,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from fedexp.algorithms import distillation, optimizers
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.continual import Remembering, distillation_loss
 from fedexp.algorithms.families import MultiExchange, OwnTraining, ServerTraining
 from fedexp.algorithms.interfaces import (
@@ -161,6 +160,6 @@ class Student(Reviewer):
             net(params, batch.x).logits,
             net(ctx.server["old"], batch.x).logits.detach(),
         )
-        learning = F.cross_entropy(logits, batch.y.clamp(min=0), reduction="none")
+        learning = cross_entropies(logits, batch.y.clamp(min=0))
         reviewing = self.lambda_d * distillation_loss(logits, teacher, self.temperature)
         return torch.where(batch.y < 0, reviewing, learning)

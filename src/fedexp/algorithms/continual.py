@@ -1,5 +1,5 @@
-"""Common part of the methods for continual learning: the global model at the end of the last task
-as a teacher.
+"""Common parts of the methods for continual learning: the global model at the end of the last task
+as a teacher, and which classes are new.
 
 CFeD: Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022. Its
 Eq. (3)-(4), for student logits z and teacher logits z':
@@ -32,9 +32,35 @@ class Remembering(Continual):
     task 1 there is none."""
 
     scenarios: ClassVar[tuple[str, ...]] = TASKS
+    sends: ClassVar[tuple[str, ...]] = ("params", "old")
 
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         return server | {"old": server["params"] | server["buffers"]}
 
-    def broadcast(self, server: Tree) -> Tree:
-        return {k: server[k] for k in ("params", "old") if k in server}
+
+class NewClasses(Continual):
+    """Base for tasks that bring new classes: the server keeps masks [C], 1 for the classes of the
+    current task ("new") and, from the second task on, for those of the tasks before ("known")."""
+
+    scenarios: ClassVar[tuple[str, ...]] = ("class_incremental",)
+    separate_tasks = True
+
+    def server_init(self, params: Params, federation: Federation) -> Tree:
+        return {"params": params} | class_masks(params, federation)
+
+    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
+        begun = super().begin_task(server, initial, federation)
+        return begun | class_masks(initial, federation)
+
+
+def class_masks(params: Params, federation: Federation) -> Tree:
+    """Return the masks that `NewClasses` keeps."""
+    classes = {"new": federation.tasks[federation.task]}
+    if federation.task:
+        classes["known"] = tuple(federation.classes_before())
+    like = next(iter(params.values()))
+    numbers = torch.arange(federation.num_classes)
+    return {
+        name: torch.isin(numbers, torch.tensor(members)).to(like)
+        for name, members in classes.items()
+    }

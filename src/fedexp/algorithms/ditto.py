@@ -42,9 +42,7 @@ class Ditto(Personal, MultiExchange):
 
     lambda_: NonNegative  # weight of the pull; with 0 nothing is shared
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(client_state="its own model", gradients=2)
+    needs = Needs(client_state="its own model", gradients=2)
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         return self, FedAvg()

@@ -16,20 +16,16 @@ from itertools import zip_longest
 import numpy as np
 import torch
 
-from fedexp.algorithms.families import Continual
-from fedexp.algorithms.feddmc import member
+from fedexp.algorithms.continual import NewClasses
 from fedexp.algorithms.interfaces import Features, Federation
-from fedexp.core.tree import Params, Tree
+from fedexp.core.tree import Tree
 
 Kept = Sequence[np.ndarray]  # numbers of the examples that each client keeps
 
 
-class Exemplars(Continual, ABC):
-    """Base that keeps the examples and tells new classes from old ones: "known" [C] is there from
-    task 2 on."""
+class Exemplars(NewClasses, ABC):
+    """Base that keeps the examples."""
 
-    scenarios = ("class_incremental",)
-    separate_tasks = True
     needs_features = True
 
     @abstractmethod
@@ -43,16 +39,6 @@ class Exemplars(Continual, ABC):
     ) -> list[np.ndarray]:
         """Return what each client keeps from now on. kept: what it has kept so far; own: its
         examples of the task that has ended, which is `federation`."""
-
-    def server_init(self, params: Params, federation: Federation) -> Tree:
-        return {"params": params, "new": member(federation.tasks[0], federation, params)}
-
-    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        old, new = (
-            member(classes, federation, initial)
-            for classes in (federation.classes_before(), federation.tasks[federation.task])
-        )
-        return server | {"known": old, "new": new}
 
     def keep_examples(
         self,

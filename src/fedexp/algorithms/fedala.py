@@ -19,11 +19,10 @@ anew in every step.
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.func import grad_and_value
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import masked_mean, padded_numbers
+from fedexp.algorithms.base import cross_entropies, masked_mean, padded_numbers
 from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
 from fedexp.core import tree
@@ -74,7 +73,7 @@ class FedALA(Personal):
         rounds = ctx.client["rounds"]
 
         def loss(head: Params, rows: slice) -> torch.Tensor:
-            losses = F.cross_entropy(heads.logits(features[rows], head), y[rows], reduction="none")
+            losses = cross_entropies(heads.logits(features[rows], head), y[rows])
             return masked_mean(losses, mask[rows])
 
         W, recent = ctx.client["W"], torch.zeros(LAST, dtype=features.dtype, device=features.device)

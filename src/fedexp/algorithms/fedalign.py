@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.algorithms.base import masked_mean
+from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
@@ -66,13 +66,11 @@ class FedAlign(OwnModel):
         module.keeps_maps = True
         return module
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(work="a narrower last stage in each step")
+    needs = Needs(work="a narrower last stage in each step")
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         output = net(params, batch.x)
-        loss = masked_mean(F.cross_entropy(output.logits, batch.y, reduction="none"), batch.mask)
+        loss = masked_mean(cross_entropies(output.logits, batch.y), batch.mask)
         before, after = (m.detach() for m in output.maps)
         part = before[:, : slim_channels(before.shape[1], self.width)]
         narrow = spectral_norm(part, net.slim(params, part, self.width, batch.mask))

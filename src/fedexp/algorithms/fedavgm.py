@@ -21,9 +21,7 @@ class FedAvgM(FedAvg):
 
     beta: ShareBelow1  # momentum; 0 is FedAvg
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(server_state="momentum v")
+    needs = Needs(server_state="momentum v")
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "v": tree.zeros_like(params)}

@@ -29,9 +29,7 @@ class FedBN(Personal, OwnModel):
     # names of what batch norm layers hold; known once it is `fitted`
     local: ClassVar[frozenset[str]] = frozenset()
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(client_state="batch norm", unsent="batch norm")
+    needs = Needs(client_state="batch norm", unsent="batch norm")
 
     def fitted(self, module: nn.Module) -> Self:
         names = {

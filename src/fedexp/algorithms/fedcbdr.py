@@ -34,13 +34,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import masked_mean
+from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.exemplars import Exemplars, Kept
 from fedexp.algorithms.interfaces import Batch, Context, Features, Federation, Needs, Network
 from fedexp.core.limits import Count, NonNegative, Positive
-from fedexp.core.tree import Params, Tree
+from fedexp.core.tree import Params
 
 NEGLIGIBLE = 1e-6  # part of the largest singular value
 
@@ -55,6 +54,8 @@ def leverage(features: torch.Tensor) -> torch.Tensor:
 
 
 class FedCBDR(Exemplars):
+    sends = ("params", "known")
+
     samples: Count  # of each task, over all clients
     tau_old: Positive  # temperature of old classes
     tau_new: Positive
@@ -62,17 +63,12 @@ class FedCBDR(Exemplars):
     omega_new: NonNegative
     selection: Literal["leverage", "random"]
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="which examples are kept",
-            small="C numbers down; features up at the end of a task",
-            data="kept examples of old tasks (clients)",
-            work="a forward pass of all clients at the end of a task",
-        )
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {k: server[k] for k in ("params", "known") if k in server}
+    needs = Needs(
+        server_state="which examples are kept",
+        small="C numbers down; features up at the end of a task",
+        data="kept examples of old tasks (clients)",
+        work="a forward pass of all clients at the end of a task",
+    )
 
     def choose(
         self,
@@ -97,10 +93,10 @@ class FedCBDR(Exemplars):
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         logits = net(params, batch.x).logits
         if "known" not in ctx.server:
-            return masked_mean(F.cross_entropy(logits, batch.y, reduction="none"), batch.mask)
+            return masked_mean(cross_entropies(logits, batch.y), batch.mask)
         known = ctx.server["known"]
         scaled = logits / (known * self.tau_old + (1 - known) * self.tau_new)
-        losses = F.cross_entropy(scaled, batch.y, reduction="none")
+        losses = cross_entropies(scaled, batch.y)
         is_old = known.index_select(0, batch.y)
         present = torch.ones_like(is_old) if batch.mask is None else batch.mask.to(is_old.dtype)
         old, new = (masked_mean(losses, present * part) for part in (is_old, 1 - is_old))

@@ -36,6 +36,8 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedCurv(OwnTraining):
+    sends = ("params", "u", "v")
+
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
     # s: the Fisher information is estimated on more than that many examples, or one pass
     samples: CountFrom0
@@ -55,9 +57,6 @@ class FedCurv(OwnTraining):
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"u": tree.zeros_like(params), "v": tree.zeros_like(params)}
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {k: server[k] for k in ("params", "u", "v")}
 
     def after(self, federation: Federation, local: LocalTraining) -> int:
         return min(-(-federation.largest // local.batch_size), self.samples // local.batch_size + 1)

@@ -14,9 +14,8 @@ of one example has no correlation, and both are 0.
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params
@@ -32,7 +31,7 @@ class FedDecorr(FedAvg):
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)
-        loss = masked_mean(F.cross_entropy(logits, batch.y, reduction="none"), batch.mask)
+        loss = masked_mean(cross_entropies(logits, batch.y), batch.mask)
         return loss + self.beta * decorrelation(features, batch.mask, self.variant)
 
 

@@ -28,10 +28,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.continual import Remembering
+from fedexp.algorithms.base import FedAvg, cross_entropies
+from fedexp.algorithms.continual import Remembering, class_masks
 from fedexp.algorithms.families import MultiExchange, OwnTraining
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.algorithms.local_training import LocalTraining
@@ -69,16 +68,13 @@ class FedDMC(Remembering, MultiExchange):
         )
 
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        old, new = (
-            member(classes, federation, initial)
-            for classes in (federation.classes_before(), federation.tasks[federation.task])
-        )
+        masks = class_masks(initial, federation)
         begun = super().begin_task(server, initial, federation)
         return begun | {
             "new": begun["old"] if self.new_model == "old" else initial,
             "initial": initial,
-            "old_classes": old,
-            "new_classes": new,
+            "old_classes": masks["known"],
+            "new_classes": masks["new"],
         }
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
@@ -89,13 +85,6 @@ class FedDMC(Remembering, MultiExchange):
             for name in ("targets", "student", "epochs_factor", "rate_factor")
         }
         return NewModel(targets=self.targets), Consolidation(**shared, whole_set=self.whole_set)
-
-
-def member(classes: Sequence[int], federation: Federation, params: Params) -> torch.Tensor:
-    """Return a mask [C]: 1 for these classes, else 0."""
-    ones = next(iter(params.values())).new_zeros(federation.num_classes)
-    ones[list(classes)] = 1
-    return ones
 
 
 def split(model: Params, server: Tree) -> Tree:
@@ -119,7 +108,7 @@ class NewModel(FedAvg):
         logits = net(params, batch.x).logits
         if self.targets == "split":
             logits = logits.masked_fill(ctx.server["new_classes"] == 0, -torch.inf)
-        return F.cross_entropy(logits, batch.y, reduction="none")
+        return cross_entropies(logits, batch.y)
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         params = tree.weighted_mean(messages["params"], round.weights)

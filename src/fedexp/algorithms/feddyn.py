@@ -62,9 +62,7 @@ class FedDyn(FedAvg):
     clip: NonNegative  # bound of the gradient's norm; 0: none
     per_client_alpha: bool
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(client_state="sum of changes g_k", server_state="mean of all g_k")
+    needs = Needs(client_state="sum of changes g_k", server_state="mean of all g_k")
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "g": tree.zeros_like(params)}

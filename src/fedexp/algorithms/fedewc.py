@@ -44,6 +44,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedEWC(MultiExchange):
+    sends = ("params", "importance", "anchor")
     scenarios = TASKS
     # The penalty is a quadratic of curvature lambda_ F_j; SGD with momentum m is stable up to 2 (1
     # + m) / lr.
@@ -65,9 +66,6 @@ class FedEWC(MultiExchange):
             small="|w| up at the end of a task",
             work="a gradient pass of all clients at the end of a task",
         )
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {k: server[k] for k in ("params", "importance", "anchor") if k in server}
 
     def closing_exchanges(self, federation: Federation) -> "tuple[FedAvg, ...]":
         return (Fisher(),) if self.fisher == "old_tasks" else ()

@@ -37,9 +37,8 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import masked_mean, padded_numbers
+from fedexp.algorithms.base import cross_entropies, masked_mean, padded_numbers
 from fedexp.algorithms.families import OwnTraining, Personal, ServerTraining
 from fedexp.algorithms.interfaces import (
     ClientData,
@@ -214,9 +213,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
 
         def loss(model: Params) -> torch.Tensor:
-            return masked_mean(
-                F.cross_entropy(net(model, x, mask).logits, y, reduction="none"), mask
-            )
+            return masked_mean(cross_entropies(net(model, x, mask).logits, y), mask)
 
         reference, gains = loss(base), []
         for model in [*(tree.row(ctx.personal["models"], j) for j in range(self.slots)), own]:

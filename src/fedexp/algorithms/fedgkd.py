@@ -12,9 +12,8 @@ answers of the single models by a validation loss on the server, is left out.
 """
 
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.divergence import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
@@ -56,7 +55,7 @@ class FedGKD(FedAvg):
         distance = (
             self.tau**2 * kl_divergence(teacher, student, self.tau, None) * ctx.server["distils"]
         )
-        return F.cross_entropy(student, batch.y, reduction="none") + self.gamma * distance
+        return cross_entropies(student, batch.y) + self.gamma * distance
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         # The model that was sent, not the new average, which `server.optimizer` may still change.

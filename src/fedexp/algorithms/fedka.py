@@ -25,9 +25,8 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
 from fedexp.core.errors import require
 from fedexp.core.limits import Count, NonNegative
@@ -120,7 +119,7 @@ class FedKA(FedAvg):
         logits = net(ctx.server["params"], x, self.rows_that_count(ctx)).logits
         if width == 1:
             return {"x": x, "z": logits}
-        hardness = F.cross_entropy(logits, y, reduction="none").view(slots, width)
+        hardness = cross_entropies(logits, y).view(slots, width)
         low = torch.finfo(hardness.dtype).min
         score = torch.where(
             ctx.plan["candidate"] > 0, hardness if self.selection == "hard" else -hardness, low
@@ -140,7 +139,7 @@ class FedKA(FedAvg):
         columns, valid = (ctx.plan[k].to(ctx.steps.dtype) for k in ("columns", "valid"))
         mask = valid.new_ones(rows) if batch.mask is None else batch.mask
         logits = net(params, torch.cat([batch.x, anchors]), torch.cat([mask, valid])).logits
-        loss = masked_mean(F.cross_entropy(logits[:rows], batch.y, reduction="none"), batch.mask)
+        loss = masked_mean(cross_entropies(logits[:rows], batch.y), batch.mask)
         apart = ((ctx.setup["z"] - logits[rows:]) ** 2 * columns).sum(-1)
         if self.reduction == "mean":
             apart = apart / columns.sum().clamp(min=1)

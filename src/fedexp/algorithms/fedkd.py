@@ -8,9 +8,8 @@ beta KD is not what Table 12 uses. It is FedNTD with lambda_=0.
 """
 
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.divergence import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
 from fedexp.core.limits import NonNegative, Positive
@@ -21,14 +20,12 @@ class FedKD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(teachers=1)
+    needs = Needs(teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
-        loss = F.cross_entropy(student, batch.y, reduction="none")
+        loss = cross_entropies(student, batch.y)
         return loss + self.beta * self.tau**2 * kl_divergence(teacher, student, self.tau, None)

@@ -12,9 +12,8 @@ is nearly that).
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
@@ -34,6 +33,4 @@ class FedLC(FedAvg):
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         logits = net(params, batch.x).logits
-        return F.cross_entropy(
-            logits - ctx.plan["margin"].to(logits.dtype), batch.y, reduction="none"
-        )
+        return cross_entropies(logits - ctx.plan["margin"].to(logits.dtype), batch.y)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
@@ -47,9 +47,7 @@ class FedLMD(FedAvg):
             target = log_shares(torch.zeros_like(student), kept)
         terms = target.exp() * (target - log_shares(student / self.tau, not_true))
         distance = torch.where(kept, terms, 0.0).sum(-1)
-        return (
-            F.cross_entropy(student, batch.y, reduction="none") + self.beta * self.tau**2 * distance
-        )
+        return cross_entropies(student, batch.y) + self.beta * self.tau**2 * distance
 
 
 def log_shares(logits: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ on the first 80 % in one order, without the last partial batch.
 """
 
 import torch
-import torch.nn.functional as F
 
+from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.continual import Remembering, distillation_loss
 from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
 from fedexp.core.limits import NonNegative, Positive
@@ -24,15 +24,13 @@ class FedLwF(Remembering):
     lambda_d: NonNegative  # weight of the distillation; 0 is FedAvg
     temperature: Positive  # T of teacher and student
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(server_state="old model", down=1, teachers=1)
+    needs = Needs(server_state="old model", down=1, teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         student = net(params, batch.x).logits
-        loss = F.cross_entropy(student, batch.y, reduction="none")
+        loss = cross_entropies(student, batch.y)
         if "old" not in ctx.server:
             return loss
         teacher = net(ctx.server["old"], batch.x).logits.detach()

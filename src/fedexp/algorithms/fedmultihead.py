@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.continual import TASKS
 from fedexp.algorithms.families import OwnModel, TaskHeads
 from fedexp.algorithms.heads import HEAD, by_head
@@ -23,16 +23,15 @@ from fedexp.models import classifier_of
 
 
 class FedMultiHead(OwnModel, TaskHeads):
+    sends = ("params", "rows")
     own_step = "its server restores the heads of other tasks, which a momentum would move"
     scenarios = TASKS
     separate_tasks = True
     must_train = HEAD
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="which head is in use", small="C numbers down", data="the task at test"
-        )
+    needs = Needs(
+        server_state="which head is in use", small="C numbers down", data="the task at test"
+    )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         rows, classifier = int(self.heads(federation.tasks).max()) + 1, classifier_of(module)
@@ -62,14 +61,11 @@ class FedMultiHead(OwnModel, TaskHeads):
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         return server | {"rows": self.rows_of(federation, server["params"])}
 
-    def broadcast(self, server: Tree) -> Tree:
-        return {"params": server["params"], "rows": server["rows"]}
-
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         logits = by_head(net(params, batch.x).logits, ctx.server["rows"])
-        return F.cross_entropy(logits, batch.y, reduction="none")
+        return cross_entropies(logits, batch.y)
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         new, rows = super().aggregate(server, messages, round), server["rows"]

@@ -40,6 +40,8 @@ def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
 
 
 class FedNova(FedAvg):
+    sends = ("params", "d")
+
     variant: Literal["plain", "ccvr", "ccvr_frozen"]
 
     @property
@@ -72,9 +74,6 @@ class FedNova(FedAvg):
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"d": tree.zeros_like(params)} if self.corrects else {}
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {k: v for k, v in server.items() if k in ("params", "d")}
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
         if not self.corrects:

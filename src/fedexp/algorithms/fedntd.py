@@ -17,9 +17,8 @@ a sum over classes and examples: `mse_reduction`.
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.divergence import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
 from fedexp.core.errors import require
@@ -46,9 +45,7 @@ class FedNTD(FedAvg):
             "1 with algorithm.distance=mse (Table 14 has no KD part)",
         )
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(teachers=1)
+    needs = Needs(teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
@@ -56,7 +53,7 @@ class FedNTD(FedAvg):
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         not_true = torch.arange(student.shape[-1], device=student.device) != batch.y[:, None]
-        loss = F.cross_entropy(student, batch.y, reduction="none")
+        loss = cross_entropies(student, batch.y)
         if self.distance == "mse":
             return loss + self.beta * self.squared_error(teacher, student, not_true, batch.mask)
         return loss + self.beta * self.distillation(teacher, student, not_true)

@@ -29,10 +29,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from fedexp.algorithms import heads, prototypes
-from fedexp.algorithms.base import first_pass
+from fedexp.algorithms.base import cross_entropies, first_pass
 from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -52,6 +51,7 @@ SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 
 class FedPAC(HeadThenBody, Personal):
+    sends = ("params", "prototypes")
     needs_features = True
 
     lambda_: NonNegative  # weight of the alignment
@@ -93,9 +93,6 @@ class FedPAC(HeadThenBody, Personal):
             "prototypes": prototypes.unknown(classes, width, like),
         }
 
-    def broadcast(self, server: Tree) -> Tree:
-        return {"params": server["params"], "prototypes": server["prototypes"]}
-
     def personal_broadcast(
         self,
         server: Tree,
@@ -134,7 +131,7 @@ class FedPAC(HeadThenBody, Personal):
         features, logits, _ = net(params, batch.x)
         target = ctx.setup["target"].index_select(0, batch.y)
         aligned = ((features - target) ** 2).mean(-1) * ctx.setup["aligns"]
-        return F.cross_entropy(logits, batch.y, reduction="none") + self.lambda_ * aligned
+        return cross_entropies(logits, batch.y) + self.lambda_ * aligned
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context

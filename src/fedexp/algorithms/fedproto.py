@@ -23,10 +23,9 @@ models.
 """
 
 import torch
-import torch.nn.functional as F
 
 from fedexp.algorithms import heads, prototypes
-from fedexp.algorithms.base import first_pass
+from fedexp.algorithms.base import cross_entropies, first_pass
 from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -45,6 +44,7 @@ NEVER = -1e30
 
 
 class FedProto(Personal):
+    sends = ("params", "prototypes")
     own_step = "it has no global model, each client has its own"
     must_train = heads.HEAD
     needs_features = True
@@ -52,16 +52,14 @@ class FedProto(Personal):
 
     lambda_: NonNegative  # weight of the distance to the prototypes
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            client_state="its own model",
-            server_state="prototypes",
-            up=-1,
-            down=-1,
-            small="a prototype per class each way, class counts up",
-            forward_passes=1,
-        )
+    needs = Needs(
+        client_state="its own model",
+        server_state="prototypes",
+        up=-1,
+        down=-1,
+        small="a prototype per class each way, class counts up",
+        forward_passes=1,
+    )
 
     def counted(self, sent: Tree, up: bool) -> Tree:
         if up:
@@ -74,9 +72,6 @@ class FedProto(Personal):
             "params": params,
             "prototypes": prototypes.unknown(classes, width, params[heads.BIAS]),
         }
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {"params": server["params"], "prototypes": server["prototypes"]}
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return params
@@ -92,7 +87,7 @@ class FedProto(Personal):
             ctx.server["prototypes"][k].index_select(0, batch.y) for k in ("mean", "known")
         )
         distance = ((features - target) ** 2).mean(-1) * known
-        return F.cross_entropy(logits, batch.y, reduction="none") + self.lambda_ * distance
+        return cross_entropies(logits, batch.y) + self.lambda_ * distance
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context

@@ -12,9 +12,9 @@ first). Accuracy is that of the generic model without the class prior (the paper
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from fedexp.algorithms import heads
+from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
 from fedexp.core import tree
@@ -31,9 +31,7 @@ class FedRoD(Personal):
 
     gamma: NonNegative  # exponent of the class counts; with 0 the generic model is FedAvg's
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(client_state="personal classifier")
+    needs = Needs(client_state="personal classifier")
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return tree.zeros_like(heads.head(params))
@@ -50,11 +48,9 @@ class FedRoD(Personal):
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)
-        balanced = F.cross_entropy(
-            logits + ctx.plan["prior"].to(logits.dtype), batch.y, reduction="none"
-        )
+        balanced = cross_entropies(logits + ctx.plan["prior"].to(logits.dtype), batch.y)
         personal = heads.logits(features.detach(), {k: params[PERSONAL + k] for k in heads.HEAD})
-        return balanced + F.cross_entropy(logits.detach() + personal, batch.y, reduction="none")
+        return balanced + cross_entropies(logits.detach() + personal, batch.y)
 
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation

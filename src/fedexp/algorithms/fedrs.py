@@ -9,9 +9,8 @@ its bias is scaled here, as in the implementation that comes with FedDecorr. alp
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.limits import Share
 from fedexp.core.tree import Params, Tree
@@ -27,6 +26,4 @@ class FedRS(FedAvg):
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         logits = net(params, batch.x).logits
-        return F.cross_entropy(
-            logits * ctx.plan["factor"].to(logits.dtype), batch.y, reduction="none"
-        )
+        return cross_entropies(logits * ctx.plan["factor"].to(logits.dtype), batch.y)

@@ -35,9 +35,7 @@ def plus(a: Params, b: Params) -> Params:
 class FedSAM(FedAvg):
     rho: NonNegative  # radius of the neighbourhood; 0 is FedAvg
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(gradients=2)
+    needs = Needs(gradients=2)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context

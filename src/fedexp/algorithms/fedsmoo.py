@@ -37,27 +37,23 @@ DUAL = "dual."  # prefix of mu_k's names among the parameters that change in loc
 
 
 class FedSMOO(OwnStart):
+    sends = ("params", "s")
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
     rho: NonNegative  # radius of the ascent
     lambda_: NonNegative  # weight of the proximal term
     clip: NonNegative  # bound of the gradient's norm; 0: none
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            client_state="sum of changes h_k, dual mu_k",
-            server_state="mean of all h_k, perturbation s",
-            up=1,
-            down=1,
-            gradients=2,
-        )
+    needs = Needs(
+        client_state="sum of changes h_k, dual mu_k",
+        server_state="mean of all h_k, perturbation s",
+        up=1,
+        down=1,
+        gradients=2,
+    )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "h": tree.zeros_like(params), "s": tree.zeros_like(params)}
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {"params": server["params"], "s": server["s"]}
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"h": tree.zeros_like(params), "dual": tree.zeros_like(params)}

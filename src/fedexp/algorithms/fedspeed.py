@@ -40,9 +40,7 @@ class FedSpeed(FedAvg):
     alpha: Share  # share of the ascended gradient
     clip: NonNegative  # bound of the gradient's norm; 0: none
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
+    needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "h": tree.zeros_like(params)}

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.families import ServerTraining
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -49,28 +50,25 @@ def credibility(answers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class FedSSD(ServerTraining):
+    sends = ("params", "credibility")
+
     m_max: NonNegative  # largest weight of a logit; 0 is FedAvg
     threshold: ShareBelow1  # credibility below which a logit is not distilled
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="credibility of classes",
-            small="C numbers down",
-            data="public, labelled (server)",
-            public=1,
-            teachers=1,
-            server_teachers=(0, 1),
-        )
+    needs = Needs(
+        server_state="credibility of classes",
+        small="C numbers down",
+        data="public, labelled (server)",
+        public=1,
+        teachers=1,
+        server_teachers=(0, 1),
+    )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {
             "params": params,
             "credibility": next(iter(params.values())).new_zeros(federation.num_classes),
         }
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {"params": server["params"], "credibility": server["credibility"]}
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
@@ -81,7 +79,7 @@ class FedSSD(ServerTraining):
         believed = ctx.server["credibility"] * (1 - doubt.clamp(min=0).sqrt())
         weight = self.m_max * (believed - self.threshold).relu()
         distance = (weight * (teacher - student)).square().sum(-1)
-        return F.cross_entropy(student, batch.y, reduction="none") + distance
+        return cross_entropies(student, batch.y) + distance
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         public = round.public

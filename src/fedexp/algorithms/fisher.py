@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
-from fedexp.algorithms.base import masked_mean
+from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.heads import by_head
 from fedexp.algorithms.interfaces import Batch, Network
 from fedexp.core.tree import Params
@@ -34,9 +34,7 @@ def squares(
     if estimator == "batch":
 
         def loss(p: Params) -> torch.Tensor:
-            return masked_mean(
-                F.cross_entropy(logits(p, batch.x, mask), batch.y, reduction="none"), mask
-            )
+            return masked_mean(cross_entropies(logits(p, batch.x, mask), batch.y), mask)
 
         return {k: g * g for k, g in grad(loss)(params).items()}, 1.0
 

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms import distillation, optimizers
+from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.families import ServerTraining
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -66,6 +67,8 @@ def distillation_loss(
 
 
 class Flashback(ServerTraining):
+    sends = ("params", "pi")
+
     gamma: PositiveShare  # part of a client's counts that each participation adds to pi
     epochs_on_server: Count  # E_s
     on_clients: bool
@@ -97,9 +100,6 @@ class Flashback(ServerTraining):
             "r": like.new_zeros(federation.num_clients),
         }
 
-    def broadcast(self, server: Tree) -> Tree:
-        return {"params": server["params"], "pi": server["pi"]}
-
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         return {"counts": federation.counts[client]}
 
@@ -107,7 +107,7 @@ class Flashback(ServerTraining):
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         student = net(params, batch.x).logits
-        loss = F.cross_entropy(student, batch.y, reduction="none")
+        loss = cross_entropies(student, batch.y)
         if not self.on_clients:
             return loss
         teacher = net(ctx.server["params"], batch.x).logits.detach()

@@ -12,17 +12,13 @@ makes one step of Adam on G itself (first-order MAML), of `steps` times the lear
 images of the step with the lowest loss are kept, at 8 bits a value.
 """
 
-import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from fedexp.algorithms.interfaces import Pixels, ServerNetwork
-from fedexp.core.tree import Params
+from fedexp.algorithms.interfaces import Pixels
 
 LATENT, BETAS, LR_LATENT = 256, (0.5, 0.999), 0.01  # entries of z; of Adam; its rate for z
 ONE_HOT, BATCH_NORM, MOMENTUM = 0.5, 10.0, 0.9  # the authors' values for CIFAR-100
@@ -92,53 +88,15 @@ class Statistics:
         self.before = now
 
 
-def images_of(
-    net: ServerNetwork,
-    teacher: Params,
-    classes: list[int],
-    pixels: Pixels,
-    seed: int,
-    *,
-    batches: int,
-    batch_size: int,
-    steps: int,
-    lr: float,
-    width: int,
-) -> torch.Tensor:
-    """Return images that a model (with its buffers) takes for these classes, uint8 [n, channels,
-    height, width] with n = batches * batch_size. seed: of all that is drawn."""
-    like = next(value for value in teacher.values() if value.is_floating_point())
-    made, seen, known = [], Statistics(), torch.tensor(classes, device=like.device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        generator = Generator(pixels.shape, width).to(like)
-        outer = torch.optim.Adam(generator.parameters(), lr * steps, BETAS)
-        for _ in range(batches):
-            z = torch.randn(batch_size, LATENT).to(like).requires_grad_()
-            # of the labels among the classes
-            places = torch.randint(len(classes), (batch_size,)).to(like.device)
-            inner = copy.deepcopy(generator)
-            groups: list[dict[str, Any]] = [
-                {"params": inner.parameters()},
-                {"params": [z], "lr": LR_LATENT},
-            ]
-            optimizer = torch.optim.Adam(groups, lr, BETAS)
-            outer.zero_grad()
-            best, lowest = torch.empty(0), math.inf
-            for _ in range(steps):
-                values = inner(z)
-                output, layers = net.norm_inputs(teacher, normalised(values, pixels))
-                matches = F.cross_entropy(output.logits[:, known], places)
-                loss = ONE_HOT * matches + BATCH_NORM * seen.distance(layers)
-                if len(best) == 0 or float(loss.detach()) < lowest:
-                    best, lowest = values.detach(), float(loss.detach())
-                optimizer.zero_grad()
-                loss.backward()
-                for own, copied in zip(generator.parameters(), inner.parameters(), strict=True):
-                    assert copied.grad is not None
-                    own.grad = copied.grad.clone() if own.grad is None else own.grad + copied.grad
-                optimizer.step()
-            outer.step()
-            seen.add(layers)
-            made.append((best * 255).to(torch.uint8))
-    return torch.cat(made)
+@dataclass
+class Best:
+    """The images of the step with the lowest loss."""
+
+    images: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # uint8
+    lowest: float = math.inf
+
+    def offer(self, values: torch.Tensor, loss: torch.Tensor) -> None:
+        """Take images with values from 0 to 1 where they are the first or the best so far."""
+        found = float(loss.detach())
+        if not len(self.images) or found < self.lowest:
+            self.images, self.lowest = (values.detach() * 255).to(torch.uint8), found

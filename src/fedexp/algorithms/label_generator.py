@@ -23,13 +23,12 @@ random. All outputs are those of the classes that the teacher knows.
 import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.algorithms.generator import BETAS, LATENT, Generator, Statistics, normalised
+from fedexp.algorithms.generator import LATENT, Generator, normalised
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork
 from fedexp.core.tree import Params
 
@@ -128,72 +127,3 @@ def balanced(classes: int, count: int) -> torch.Tensor:
     return torch.cat(
         [torch.arange(classes).repeat(count // classes), torch.randint(classes, (count % classes,))]
     )
-
-
-def images_of(
-    net: ServerNetwork,
-    teacher: Params,
-    anchors: torch.Tensor,
-    classes: list[int],
-    pixels: Pixels,
-    seed: int,
-    *,
-    warmup: int,
-    batches: int,
-    batch_size: int,
-    steps: int,
-    lr: float,
-    width: int,
-    ltc: float,
-    radius: float,
-    student_steps: int,
-) -> torch.Tensor:
-    """Return images that a model (with its buffers) takes for these classes, uint8 [n, channels,
-    height, width] with n = batches * batch_size. anchors: [C, E]. seed: of all that is drawn.
-    student_steps=0: without a student."""
-    known, made, seen = (
-        torch.tensor(classes, device=anchors.device),
-        list[torch.Tensor](),
-        Statistics(),
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        generator = LabelGenerator(pixels.shape, width, anchors, batch_size).to(anchors)
-        scale = [
-            anchors.new_full((pixels.shape[0], 1, 1), value).requires_grad_()
-            for value in (MEAN, STD)
-        ]
-        student = Student(net, teacher, known, ltc)
-        for number in range(warmup + batches):
-            places = balanced(len(classes), batch_size).to(anchors.device)
-            generator.renew()
-            groups: list[dict[str, Any]] = [
-                {"params": generator.parameters()},
-                {"params": scale, "lr": LR_STATISTICS},
-            ]
-            optimizer = torch.optim.Adam(groups, lr, BETAS)
-            best, lowest = torch.empty(0), math.inf
-            for _ in range(steps):
-                values = generator(known[places])
-                x = (values - scale[0]) / scale[1]
-                output, layers = net.norm_inputs(teacher, x)
-                answers = output.logits[:, known]
-                outside = (F.mse_loss(output.features, anchors[known[places]]) - radius).relu()
-                loss = (
-                    ONE_HOT * F.cross_entropy(answers, places)
-                    + BATCH_NORM * seen.distance(layers)
-                    + ltc * outside
-                )
-                if student.trained >= TRUST:
-                    loss = loss - ADVERSARIAL * student.difference(x, answers)
-                if len(best) == 0 or float(loss.detach()) < lowest:
-                    best, lowest = values.detach(), float(loss.detach())
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            seen.add(layers)
-            if number >= warmup:
-                made.append((best * 255).to(torch.uint8))
-                if student_steps:
-                    student.learn(torch.cat(made), pixels, student_steps)
-    return torch.cat(made)

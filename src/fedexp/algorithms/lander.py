@@ -36,16 +36,17 @@ tasks bring new classes.
 """
 
 import logging
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.algorithms import label_generator, label_text
-from fedexp.algorithms.base import masked_mean
+from fedexp.algorithms import label_text
+from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.continual import distillation_loss
 from fedexp.algorithms.families import OwnModel
+from fedexp.algorithms.generator import BETAS, Best, Statistics
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
@@ -55,7 +56,19 @@ from fedexp.algorithms.interfaces import (
     Pixels,
     ServerNetwork,
 )
-from fedexp.algorithms.target import DataFree, only, scale_of
+from fedexp.algorithms.label_generator import (
+    ADVERSARIAL,
+    BATCH_NORM,
+    LR_STATISTICS,
+    MEAN,
+    ONE_HOT,
+    STD,
+    TRUST,
+    LabelGenerator,
+    Student,
+    balanced,
+)
+from fedexp.algorithms.target import DataFree, only
 from fedexp.core.limits import CountFrom0, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
@@ -64,6 +77,7 @@ log = logging.getLogger("fedexp")
 
 
 class LANDER(DataFree, OwnModel):
+    sends = (*DataFree.sends, "anchors")
     needs_features = True
     needs_head = True
 
@@ -76,16 +90,14 @@ class LANDER(DataFree, OwnModel):
     warmup: CountFrom0  # batches that the server makes before those that it keeps
     student_steps: CountFrom0  # of the server's student after each batch of images; 0: no student
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="old model, generated images",
-            down=1,
-            small="images and label embeddings down",
-            data="generated (server), label embeddings",
-            work="generated images with a teacher in each step",
-            server_work="a generator for each task",
-        )
+    needs = Needs(
+        server_state="old model, generated images",
+        down=1,
+        small="images and label embeddings down",
+        data="generated (server), label embeddings",
+        work="generated images with a teacher in each step",
+        server_work="a generator for each task",
+    )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         width = classifier_of(module).in_features
@@ -108,40 +120,48 @@ class LANDER(DataFree, OwnModel):
             "anchors": torch.from_numpy(rows).to(weight)
         }
 
-    def rehearse(
-        self,
-        net: ServerNetwork,
-        server: Tree,
-        pixels: Pixels,
-        federation: Federation,
-        rng: np.random.Generator,
-    ) -> Tree:
-        made = label_generator.images_of(
-            net,
-            server["old"],
-            server["anchors"],
-            federation.classes_before(),
-            pixels,
-            seed=int(rng.integers(2**63 - 1)),
-            warmup=self.warmup,
-            batches=self.batches,
-            batch_size=self.batch_size,
-            steps=self.steps,
-            lr=self.lr_generator,
-            width=self.width,
-            ltc=self.ltc,
-            radius=self.radius,
-            student_steps=self.student_steps,
-        )
-        return server | {"images": made, "scale": scale_of(pixels, server["new"])}
-
-    def broadcast(self, server: Tree) -> Tree:
-        return super().broadcast(server) | {"anchors": server["anchors"]}
+    def make(
+        self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: torch.Tensor
+    ) -> torch.Tensor:
+        """See label_generator.py."""
+        anchors, made, seen = server["anchors"], list[torch.Tensor](), Statistics()
+        generator = LabelGenerator(pixels.shape, self.width, anchors, self.batch_size).to(anchors)
+        scale = [anchors.new_full((pixels.shape[0], 1, 1), v).requires_grad_() for v in (MEAN, STD)]
+        student = Student(net, server["old"], classes, self.ltc)
+        for number in range(self.warmup + self.batches):
+            labels = balanced(len(classes), self.batch_size).to(anchors.device)  # their places
+            wanted, best = classes[labels], Best()
+            generator.renew()
+            groups: list[Any] = [
+                {"params": generator.parameters()},
+                {"params": scale, "lr": LR_STATISTICS},
+            ]
+            optimizer = torch.optim.Adam(groups, self.lr_generator, BETAS)
+            for _ in range(self.steps):
+                values = generator(wanted)
+                x = (values - scale[0]) / scale[1]
+                output, layers = net.norm_inputs(server["old"], x)
+                answers = output.logits[:, classes]
+                outside = (F.mse_loss(output.features, anchors[wanted]) - self.radius).relu()
+                loss = ONE_HOT * F.cross_entropy(answers, labels)
+                loss = loss + BATCH_NORM * seen.distance(layers) + self.ltc * outside
+                if student.trained >= TRUST:
+                    loss = loss - ADVERSARIAL * student.difference(x, answers)
+                best.offer(values, loss)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            seen.add(layers)
+            if number >= self.warmup:
+                made.append(best.images)
+                if self.student_steps:
+                    student.learn(torch.cat(made), pixels, self.student_steps)
+        return torch.cat(made)
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         server = ctx.server
         features, logits, _ = net(params, batch.x)
-        entropy = F.cross_entropy(only(logits, server["new"]), batch.y, reduction="none")
+        entropy = cross_entropies(only(logits, server["new"]), batch.y)
         distance = ((features - server["anchors"].index_select(0, batch.y)) ** 2).mean(-1)
         bound = (masked_mean(distance, batch.mask) - self.radius).relu()
         learning = masked_mean(entropy, batch.mask) + self.ltc * bound

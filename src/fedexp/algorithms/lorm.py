@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.algorithms.adapters import DOWN, UP, NewAdapters, adapters, layers
-from fedexp.algorithms.base import first_pass
+from fedexp.algorithms.base import cross_entropies, first_pass
 from fedexp.algorithms.heads import BIAS, HEAD, WEIGHT
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -59,13 +59,11 @@ class LoRM(NewAdapters):
     # factor of a Gram matrix off its diagonal; 1: as it is, 0: the diagonal alone
     off_diagonal: Share
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="merged change, sums over tasks",
-            small="Gram matrices up, a switch down",
-            forward_passes=1,
-        )
+    needs = Needs(
+        server_state="merged change, sums over tasks",
+        small="Gram matrices up, a switch down",
+        forward_passes=1,
+    )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         return Watched(super().adapt(module, federation))
@@ -110,7 +108,7 @@ class LoRM(NewAdapters):
         self, net: Network, params: Params, batch: Batch, ctx: Context
     ) -> torch.Tensor:
         logits = only(net(params, batch.x).logits, ctx.server["new"])
-        return F.cross_entropy(logits, batch.y, reduction="none")
+        return cross_entropies(logits, batch.y)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
 from fedexp.core.limits import CountFrom0, NonNegative, Positive
@@ -32,9 +33,7 @@ class Moon(OwnModel):
     tau: Positive  # temperature
     projection: CountFrom0  # outputs of the projection head; 0: none
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(client_state="previous local model", teachers=2)
+    needs = Needs(client_state="previous local model", teachers=2)
 
     @property
     def needs_head(self) -> bool:  # type: ignore[override]
@@ -62,10 +61,7 @@ class Moon(OwnModel):
             torch.stack([F.cosine_similarity(features, other, dim=-1) for other in others], -1)
             / self.tau
         )
-        return (
-            F.cross_entropy(logits, batch.y, reduction="none")
-            - self.mu * F.log_softmax(similar, -1)[:, 0]
-        )
+        return cross_entropies(logits, batch.y) - self.mu * F.log_softmax(similar, -1)[:, 0]
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context

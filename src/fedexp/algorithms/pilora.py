@@ -27,12 +27,11 @@ schedule. No early stopping. Only where tasks bring new classes.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fedexp.algorithms import prototypes
 from fedexp.algorithms.adapters import DOWN, NewAdapters, Prototypes, adapters, layers
-from fedexp.algorithms.base import first_pass
+from fedexp.algorithms.base import cross_entropies, first_pass
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
@@ -59,14 +58,12 @@ class PILoRA(NewAdapters):
     # learning rate of the adapters, in multiples of that of the prototypes
     adapter_rate: NonNegative
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="adapters of all tasks",
-            down=0.5,
-            small="as much for each earlier task; C mean features up",
-            forward_passes=1,
-        )
+    needs = Needs(
+        server_state="adapters of all tasks",
+        down=0.5,
+        small="as much for each earlier task; C mean features up",
+        forward_passes=1,
+    )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         width = classifier_of(module).in_features
@@ -100,10 +97,7 @@ class PILoRA(NewAdapters):
     ) -> torch.Tensor:
         distances = -net(params, batch.x).logits
         own = distances.gather(-1, batch.y[:, None])[:, 0]
-        return (
-            F.cross_entropy(-distances / self.temperature, batch.y, reduction="none")
-            + self.lambda_pl * own
-        )
+        return cross_entropies(-distances / self.temperature, batch.y) + self.lambda_pl * own
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
         now = {name: params[name + DOWN].flatten(1) for name in layers(params)}

@@ -36,25 +36,22 @@ from fedexp.core.tree import Params, Tree
 
 
 class Scaffold(FedAvg):
+    sends = ("params", "c")
+
     optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
 
     divisor: Literal["steps", "effective"]
     variates: Literal["uniform", "examples"]  # weights of the clients in the server's variate
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            client_state="control variate c_k", server_state="control variate c", up=1, down=1
-        )
+    needs = Needs(
+        client_state="control variate c_k", server_state="control variate c", up=1, down=1
+    )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "c": tree.zeros_like(params)}
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"c": tree.zeros_like(params)}
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {"params": server["params"], "c": server["c"]}
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
         return {k: grads[k] - ctx.client["c"][k] + ctx.server["c"][k] for k in grads}

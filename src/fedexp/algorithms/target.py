@@ -22,15 +22,28 @@ models without running statistics, such as model=cnn, have no statistics to matc
 not equal ones. The images are counted as sent in every round. Only where tasks bring new classes.
 """
 
+import copy
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms import generator
-from fedexp.algorithms.base import masked_mean
-from fedexp.algorithms.continual import Remembering, distillation_loss
+from fedexp.algorithms.base import cross_entropies, masked_mean
+from fedexp.algorithms.continual import NewClasses, Remembering, distillation_loss
 from fedexp.algorithms.families import Rehearsal
-from fedexp.algorithms.feddmc import member
+from fedexp.algorithms.generator import (
+    BATCH_NORM,
+    BETAS,
+    LATENT,
+    LR_LATENT,
+    ONE_HOT,
+    Best,
+    Generator,
+    Statistics,
+    normalised,
+)
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
@@ -47,12 +60,11 @@ from fedexp.core.tree import Params, Tree
 NEVER = -1e30  # logit of a class that is left out; finite, so that no product with it is undefined
 
 
-class DataFree(Remembering, Rehearsal):
+class DataFree(NewClasses, Remembering, Rehearsal, ABC):
     """Base of the methods whose server makes images of the old classes, on which clients distil the
     old model."""
 
-    scenarios = ("class_incremental",)
-    separate_tasks = True
+    sends: ClassVar[tuple[str, ...]] = ("params", "old", "new", "known", "images", "scale")
     inputs = ("images",)
 
     temperature: Positive  # T of teacher and student
@@ -66,23 +78,6 @@ class DataFree(Remembering, Rehearsal):
         super().__post_init__()
         require(self.batch_size >= 2, "algorithm.batch_size", self.batch_size, "at least 2")
 
-    def server_init(self, params: Params, federation: Federation) -> Tree:
-        return {"params": params, "new": member(federation.tasks[0], federation, params)}
-
-    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        old, new = (
-            member(classes, federation, initial)
-            for classes in (federation.classes_before(), federation.tasks[federation.task])
-        )
-        return super().begin_task(server, initial, federation) | {"known": old, "new": new}
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {
-            k: v
-            for k, v in server.items()
-            if k in ("params", "old", "new", "known", "images", "scale")
-        }
-
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return the order in which a client goes through the images."""
         return (
@@ -90,6 +85,35 @@ class DataFree(Remembering, Rehearsal):
             if federation.task == 0
             else {"order": rng.permutation(self.batches * self.batch_size)}
         )
+
+    def rehearse(
+        self,
+        net: ServerNetwork,
+        server: Tree,
+        pixels: Pixels,
+        federation: Federation,
+        rng: np.random.Generator,
+    ) -> Tree:
+        seed, classes = int(rng.integers(2**63 - 1)), federation.classes_before()
+        images = self.images_of(net, server, pixels, classes, seed)
+        like = server["new"]
+        scale = {"mean": like.new_tensor(pixels.mean), "std": like.new_tensor(pixels.std)}
+        return server | {"images": images, "scale": scale}
+
+    def images_of(
+        self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: list[int], seed: int
+    ) -> torch.Tensor:
+        """Return images that the old model takes for these classes, uint8 [n, channels, height,
+        width] with n = batches * batch_size. seed: of all that is drawn."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make(net, server, pixels, torch.tensor(classes).to(server["new"].device))
+
+    @abstractmethod
+    def make(
+        self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the images of `images_of`, drawn by torch's generator."""
 
     def images(self, step: int, ctx: Context) -> torch.Tensor:
         """Return the images of a local step, in the order of the client's plan and from its
@@ -108,42 +132,49 @@ class DataFree(Remembering, Rehearsal):
 class TARGET(DataFree):
     kd: NonNegative  # weight of the distillation
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="old model, generated images",
-            down=1,
-            small="images down",
-            data="generated (server)",
-            work="generated images with a teacher in each step",
-            server_work="a generator for each task",
-        )
+    needs = Needs(
+        server_state="old model, generated images",
+        down=1,
+        small="images down",
+        data="generated (server)",
+        work="generated images with a teacher in each step",
+        server_work="a generator for each task",
+    )
 
-    def rehearse(
-        self,
-        net: ServerNetwork,
-        server: Tree,
-        pixels: Pixels,
-        federation: Federation,
-        rng: np.random.Generator,
-    ) -> Tree:
-        made = generator.images_of(
-            net,
-            server["old"],
-            federation.classes_before(),
-            pixels,
-            seed=int(rng.integers(2**63 - 1)),
-            batches=self.batches,
-            batch_size=self.batch_size,
-            steps=self.steps,
-            lr=self.lr_generator,
-            width=self.width,
-        )
-        return server | {"images": made, "scale": scale_of(pixels, server["new"])}
+    def make(
+        self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: torch.Tensor
+    ) -> torch.Tensor:
+        """See generator.py."""
+        like = server["new"]
+        generator, seen, made = Generator(pixels.shape, self.width).to(like), Statistics(), []
+        outer = torch.optim.Adam(generator.parameters(), self.lr_generator * self.steps, BETAS)
+        for _ in range(self.batches):
+            z = torch.randn(self.batch_size, LATENT).to(like).requires_grad_()
+            labels = torch.randint(len(classes), (self.batch_size,)).to(like.device)  # their places
+            inner, best = copy.deepcopy(generator), Best()
+            groups: list[Any] = [{"params": inner.parameters()}, {"params": z, "lr": LR_LATENT}]
+            optimizer = torch.optim.Adam(groups, self.lr_generator, BETAS)
+            outer.zero_grad()
+            for _ in range(self.steps):
+                values = inner(z)
+                output, layers = net.norm_inputs(server["old"], normalised(values, pixels))
+                matches = F.cross_entropy(output.logits[:, classes], labels)
+                loss = ONE_HOT * matches + BATCH_NORM * seen.distance(layers)
+                best.offer(values, loss)
+                optimizer.zero_grad()
+                loss.backward()
+                for own, copied in zip(generator.parameters(), inner.parameters(), strict=True):
+                    assert copied.grad is not None
+                    own.grad = copied.grad.clone() if own.grad is None else own.grad + copied.grad
+                optimizer.step()
+            outer.step()
+            seen.add(layers)
+            made.append(best.images)
+        return torch.cat(made)
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         logits = only(net(params, batch.x).logits, ctx.server["new"])
-        loss = masked_mean(F.cross_entropy(logits, batch.y, reduction="none"), batch.mask)
+        loss = masked_mean(cross_entropies(logits, batch.y), batch.mask)
         if "old" not in ctx.server:
             return loss
         x, known = self.images(batch.step, ctx), ctx.server["known"]
@@ -158,9 +189,3 @@ class TARGET(DataFree):
 def only(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
     """Return logits [B, C] without the classes with member [C] = 0."""
     return logits.masked_fill(member == 0, NEVER)
-
-
-def scale_of(pixels: Pixels, like: torch.Tensor) -> Tree:
-    """Return mean and standard deviation of each channel, with which clients normalise the
-    images."""
-    return {"mean": like.new_tensor(pixels.mean), "std": like.new_tensor(pixels.std)}
