@@ -4,6 +4,7 @@ begun with."""
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,8 +13,9 @@ from helpers import SMALL, assert_same_run
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.core.settings import Stop
 from fedexp.rundir.elsewhere import noted
-from fedexp.training import extension
+from fedexp.training import extension, stopping
 
 RUN = ("algorithm=scaffold", *SMALL)
 
@@ -142,6 +144,22 @@ def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path
     assert pd.read_csv(tmp_path / "run/rounds.csv")["test_accuracy"].notna().all()
 
 
+def test_what_is_said_of_a_run_that_is_given_more_rounds(tmp_path):
+    """Every second round is evaluated; of three rounds the third, too, being the last."""
+    (tmp_path / "config.yaml").write_text("rounds: 3\n")
+
+    def said(rounds, at):
+        asked = {"rounds": rounds, "eval_interval": 2}
+        return extension.notes(tmp_path, asked, SimpleNamespace(round=at))
+
+    assert said(rounds=3, at=3) == []
+    assert said(rounds=5, at=1) == said(rounds=5, at=2) == ["5 rounds instead of 3"]
+    assert [line.partition(",")[0] for line in said(rounds=5, at=3)] == [
+        "5 rounds instead of 3",
+        "round 3",
+    ]
+
+
 def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
     """The rates of two rounds there are 0.05 and 0.025; the first two of four rounds would be 0.05
     and 0.0427."""
@@ -247,6 +265,17 @@ def test_patience_uses_test_data_only_when_asked(fedexp):
         *RUN, "rounds=3", "stop.patience=1", "stop.metric=test_accuracy", "hydra.run.dir=run"
     )
     assert asked.code == 0, asked.err
+
+
+def test_a_round_that_would_end_after_the_minutes_is_not_begun(monkeypatch):
+    """One minute from second 100 on; at second 150 there are 10 seconds left."""
+    clock, stop = [100.0], Stop(patience=None, metric=None, minutes=1.0)
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    watch = stopping.Stopping(SimpleNamespace(stop=stop), None, dict)
+    clock[0] = 150.0
+    state = SimpleNamespace(round=3, accuracy=[(3, 0.5)])
+    assert watch.reason(state, 9.5) == {}
+    assert watch.reason(state, 10.0) == {"by": "minutes", "minutes": 1.0}
 
 
 @pytest.mark.slow
