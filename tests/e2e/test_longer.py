@@ -11,9 +11,9 @@ import pytest
 import yaml
 from helpers import SMALL, assert_same_run
 
+from fedexp.config.settings import Stop
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import Stop
 from fedexp.rundir.elsewhere import noted
 from fedexp.training import extension, stopping
 
