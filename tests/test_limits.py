@@ -40,7 +40,7 @@ class Limited:
         ("momentum", [-0.1, 1.0], "at least 0 and less than 1"),
         ("steps", [0], "at least 1"),
         ("warmup", [-1], "at least 0"),
-        ("minutes", [0.0, math.inf, math.nan], "greater than 0, or null"),
+        ("minutes", [0.0, math.inf, math.nan], "finite and greater than 0, or null"),
         ("patience", [0], "at least 1, or null"),
         ("targets", [[0.5, 0.0], [1.1]], "a list of numbers greater than 0 and at most 1"),
         ("channels", [(), (1, 0)], "a non-empty list of positive integers"),
