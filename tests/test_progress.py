@@ -183,18 +183,13 @@ def test_live_display_fits_and_ends_with_the_status(width, status):
     assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is back
 
 
-def test_terminal_is_restored_on_an_exception():
+def test_terminal_is_restored_when_a_run_is_aborted():
     console = terminal()
     stdout = sys.stdout
-
-    def run() -> None:
-        with Progress(console) as progress:
-            progress.start(make_info(5))
-            assert sys.stdout is not stdout
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    progress = Progress(console)
+    progress.start(make_info(5))
+    assert sys.stdout is not stdout
+    progress.abort()
     assert sys.stdout is stdout
     assert "interrupted" in console.file.getvalue()
     assert "\x1b[?25h" in console.file.getvalue()
@@ -297,14 +292,14 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-def test_real_terminal_shows_the_cursor_again_after_a_crash():
+def test_real_terminal_shows_the_cursor_again_after_an_abort():
     """The whole path in a pseudo-terminal: escape codes are used, log lines stay above, the cursor
     comes back."""
     pty = pytest.importorskip("pty")
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_progress import *\nwith Progress()"
-        " as p:\n    p.start(make_info(5)); p.log_round(make_record(1)); print('a line'); raise"
-        " SystemExit(3)"
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_progress import *\np = Progress()\n"
+        "p.start(make_info(5)); p.log_round(make_record(1)); print('a line'); p.abort()\n"
+        "raise SystemExit(3)"
     )
     master, slave = pty.openpty()
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf, open_dict
 
 from fedexp.cli import launchers
-from fedexp.cli.search import check, open_study, space_of, watch_of
+from fedexp.cli.search import Options, open_study, space_of, watch_of
 from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
@@ -117,9 +117,8 @@ def test_an_interval_that_cannot_be_is_refused():
 )
 def test_options_out_of_range_are_refused(wrong):
     (name,) = wrong
-    check(OPTIONS)
     with pytest.raises(ConfigError, match=f"hydra.sweeper.{name}="):
-        check(OPTIONS | wrong)
+        Options.of(OmegaConf.create(OPTIONS | wrong))
 
 
 def hydra_node(directory, **options):
@@ -238,9 +237,7 @@ def test_what_a_stopped_run_has_left_to_do():
 
 def test_options_of_the_sweeper_in_conf_are_those_that_are_read():
     values = yaml.safe_load((Path(__file__).parents[1] / "conf/sweeper/optuna.yaml").read_text())
-    values.pop("_target_")
-    check(values)
-    assert set(values) == set(OPTIONS)
+    Options.of(OmegaConf.create(values))
 
 
 def test_a_study_is_about_one_experiment(tmp_path):

@@ -6,9 +6,10 @@ a trial that had begun resumes from its checkpoint. hydra-optuna-sweeper is made
 and hands no trial to its job, so that it cannot prune.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,9 +19,10 @@ from optuna import distributions, pruners, samplers
 from optuna.trial import TrialState
 
 from fedexp.cli.composition import plain, without_hydra
-from fedexp.config.values import resolve
+from fedexp.config.values import make, resolve
 from fedexp.core import storage
-from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
 from fedexp.core.private.of_optuna import reopened
 from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.objective import direction_of, objective_name, value_of
@@ -28,9 +30,25 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import standing_in
 from fedexp.training.stopping import SEARCH, TRIAL, Watch
 
-LEAST = {"n_trials": 1, "n_jobs": 1, "seed": 0, "startup_trials": 0, "warmup_rounds": 0}
-
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Options(Checked, prefix="hydra.sweeper."):
+    """Options of the sweeper, see conf/sweeper/optuna.yaml."""
+
+    n_trials: Count
+    n_jobs: CountOrNone
+    seed: CountFrom0
+    sampler: Literal["tpe", "random"]
+    pruner: Literal["median", "none"]
+    startup_trials: CountFrom0
+    warmup_rounds: CountFrom0
+
+    @classmethod
+    def of(cls, node: Any) -> "Options":
+        """Return the checked options of a node of the configuration."""
+        values = {key: value for key, value in plain(node).items() if key != "_target_"}
+        return make(cls, values, cls.prefix)
 
 
 def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[Any]:
@@ -38,22 +56,24 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
 
     config: the composed configuration with its node `hydra`; arguments: the overrides of the
     command. Raises ConfigError for a study that cannot be."""
-    options, directory = config.hydra.sweeper, Path(config.hydra.sweep.dir)
-    check(options)
-    objective, (space, fixed) = objective_of(config), space_of(arguments)
+    options, directory = Options.of(config.hydra.sweeper), Path(config.hydra.sweep.dir)
+    objective, (space, fixed) = objective_name(config), space_of(arguments)
+    if objective is None:  # test data are used where they are asked for alone
+        raise ConfigError(
+            "hydra/sweeper=optuna: a search needs an objective: validation.fraction=0.1 has it"
+            " search for the best validation_accuracy; objective=accuracy searches on the test data"
+        )
     study = open_study(config, objective, space)
     OmegaConf.save(config, directory / "multirun.yaml")
-    states = [trial.state for trial in study.trials]
-    begun = [number for number, state in enumerate(states) if state == TrialState.RUNNING]
-    done = states.count(TrialState.COMPLETE) + states.count(TrialState.PRUNED)
-    left = options.n_trials - done
-    if left <= 0:
+    begun = [trial.number for trial in study.get_trials(states=[TrialState.RUNNING])]
+    done = len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
+    if done >= options.n_trials:
         more = f"hydra.sweeper.n_trials={done + 10} adds ten"
         print(f"{directory}: the study has its {done} trials; {more}")
-    at_once = options.n_jobs or max(config.hydra.launcher.get("n_jobs") or 1, 1)
+    at_once = options.n_jobs or config.hydra.launcher.get("n_jobs") or 1
     returns: list[Any] = []
-    while left > 0:
-        count = min(at_once, left)
+    for first in range(done, options.n_trials, max(at_once, 1)):
+        count = min(max(at_once, 1), options.n_trials - first)
         begun += [study.ask(space).number for _ in range(count - len(begun))]
         numbers, begun = begun[:count], begun[count:]
         jobs = [
@@ -64,31 +84,8 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
         for number, result in zip(numbers, results, strict=True):
             tell(study, number, result, objective)
         returns += results
-        left -= count
     write_results(study, directory, objective)
     return returns
-
-
-def check(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a value of `hydra.sweeper` that cannot be."""
-    for name, least in LEAST.items():
-        value = options[name]
-        good = type(value) is int and value >= least
-        good |= name == "n_jobs" and value is None
-        require(good, f"hydra.sweeper.{name}", value, f"an integer of at least {least}")
-    require_choice("hydra.sweeper.sampler", options["sampler"], ("tpe", "random"))
-    require_choice("hydra.sweeper.pruner", options["pruner"], ("median", "none"))
-
-
-def objective_of(config: Mapping[str, Any]) -> str:
-    """Return the objective. Raises ConfigError where there is none but on test data, which must be
-    asked for."""
-    if (name := objective_name(config)) is None:
-        raise ConfigError(
-            "hydra/sweeper=optuna: a search needs an objective: validation.fraction=0.1 has it"
-            " search for the best validation_accuracy; objective=accuracy searches on the test data"
-        )
-    return name
 
 
 def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -121,7 +118,7 @@ def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> optuna.Study:
     """Return the study of the directory, with a sampler, a new one where there is none. Raises
     ConfigError where there is one of something else."""
-    directory, options = Path(config.hydra.sweep.dir), config.hydra.sweeper
+    directory, options = Path(config.hydra.sweep.dir), Options.of(config.hydra.sweeper)
     direction = direction_of(objective, config.get("objective_direction"))
     others = short_hash(resolve(without_hydra(config)))
     name = f"{direction} {objective} over {' '.join(sorted(space))}, other options {others}"
@@ -139,10 +136,12 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
         load_if_exists=True,
     )
     seed = options.seed + len(study.trials)  # a fresh one for a command that continues
-    study.sampler = samplers.RandomSampler(seed=seed)
-    if options.sampler == "tpe":
-        startup = 2 * options.startup_trials
-        study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=startup)
+    startup = 2 * options.startup_trials
+    study.sampler = (
+        samplers.TPESampler(seed=seed, n_startup_trials=startup)
+        if options.sampler == "tpe"
+        else samplers.RandomSampler(seed=seed)
+    )
     return study
 
 
@@ -179,10 +178,11 @@ def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
         pruner = pruners.MedianPruner(options.startup_trials, options.warmup_rounds + 1)
     study = optuna.load_study(study_name=None, storage=store_of(directory), pruner=pruner)
     trial = reopened(study, int(hydra_config.job.env_set[TRIAL]))
+    objective = str(objective_name(config))
     reported = set(study.trials[trial.number].intermediate_values)  # where the trial is resumed
 
     def watch(round: int, summary: Mapping[str, Any]) -> bool:
-        value = value_of(summary, objective_of(config))
+        value = value_of(summary, objective)
         if value is None or round in reported:
             return False
         trial.report(value, round)
@@ -192,24 +192,20 @@ def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
 
 
 def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
-    """Write trials.csv and optimization_results.yaml, and say which trial is the best."""
-    found = study.trials_dataframe(("number", "state", "value", "user_attrs", "params"))
-    found.columns = found.columns.str.removeprefix("params_").str.removeprefix("user_attrs_")
-    found = found.rename(columns={"number": "trial", "value": objective})
+    """Write trials.csv, and print which trial is the best."""
+    table = study.trials_dataframe(("number", "state", "value", "user_attrs", "params"))
+    table.columns = table.columns.str.replace("^(params|user_attrs)_", "", regex=True)
+    table = table.rename(columns={"number": "trial", "value": objective})
     params = sorted({name for trial in study.trials for name in trial.params})
-    table = found.reindex(columns=["trial", "state", objective, "rounds", *params, "run"])
+    table = table.reindex(columns=["trial", "state", objective, "rounds", *params, "run"])
     table["state"] = table["state"].str.lower()
     table["rounds"] = table["rounds"].astype("Int64")
     storage.write_atomically(directory / "trials.csv", table.to_csv(index=False).encode())
-    states = table["state"].tolist()
-    complete = states.count("complete")
-    said = f"{complete} trials, {states.count('pruned')} pruned, {states.count('fail')} failed"
-    if not complete:
-        print(f"{said}: none has a value of {objective}")
+    states = Counter(table["state"])
+    counts = f"{states['complete']} trials, {states['pruned']} pruned, {states['fail']} failed"
+    if not states["complete"]:
+        print(f"{counts}: none has a value of {objective}")
         return
     best = study.best_trial
-    content = {"name": "optuna", "best_params": best.params, "best_value": best.value}
-    content |= {"objective": objective, "run": best.user_attrs.get("run")}
-    OmegaConf.save(OmegaConf.create(content), directory / "optimization_results.yaml")
     values = " ".join(assigned(study, best.number))
-    print(f"{said}; the best, trial {best.number}, has {objective}={best.value:.6g}: {values}")
+    print(f"{counts}; the best, trial {best.number}, has {objective}={best.value:.6g}: {values}")

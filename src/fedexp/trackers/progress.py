@@ -30,19 +30,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(ROUNDS_LOG)
 MOST_LINES = 50  # of plain output for a run
 RECENT = 20  # rounds whose mean duration predicts the time left
-TASK_ROWS = {  # of a run in continual learning
-    "average accuracy": "average_accuracy",
-    "new-task accuracy": "new_task_accuracy",
-    "task forgetting": "task_forgetting",
-}
 COLOURS = {
     "running": "cyan",
     "completed": "green",
     "diverged": "red",
     "failed": "red",
     "interrupted": "yellow",
+    "stopped": "yellow",
 }
-COLOURS["stopped"] = "yellow"
+# Numbers of summary.json in the table of results; the first four of every run that is tested.
+ALWAYS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting")
+SOME = (
+    "accuracy_augmented",
+    "forgetting_augmented",
+    "validation_accuracy",
+    "validation_best_accuracy",
+    "best_round",
+    "validation_forgetting",
+    "personal_accuracy",
+    "personal_accuracy_worst",
+    "personal_forgetting",
+    "average_accuracy",
+    "new_task_accuracy",
+    "task_forgetting",
+)
 
 
 @contextmanager
@@ -55,7 +66,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 class Progress(Tracker):
-    """The progress of one run. As a context manager it gives the terminal back whatever happens.
+    """The progress of one run.
 
     among_others: other runs write to the same terminal, so there are lines only, which say whose
     they are.
@@ -65,14 +76,6 @@ class Progress(Tracker):
         self.console = console or Console(highlight=False)
         self.among_others = among_others
         self._live: Live | None = None
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            self.abort()
-        self._stop()
 
     def start(self, info: RunInfo) -> None:
         self._name, self._total, self._round = info.name, info.total_rounds, info.first_round
@@ -88,28 +91,23 @@ class Progress(Tracker):
             self._live.start()
 
     def log_round(self, record: RoundRecord) -> None:
+        values = record.values
         self._round = record.round
-        self._values |= {k: v for k, v in record.values.items() if v is not None}
-        accuracy, seconds = (
-            record.values.get(self._chooses(record.values)),
-            record.values.get("seconds"),
-        )
-        # the initial model is not a result, as in summary.json
+        self._values |= {k: v for k, v in values.items() if v is not None}
+        chooses = "validation_accuracy" if "validation_accuracy" in values else "test_accuracy"
+        accuracy, seconds = values.get(chooses), values.get("seconds")
+        # the initial model is not a result, as in summary.json, and round 0 only evaluates
         if accuracy is not None and record.round >= 1:
             self._best = max(accuracy, self._best or 0.0)
-        if seconds is not None and record.round > 0:  # round 0 only evaluates
+        if seconds is not None and record.round >= 1:
             self._durations.append(seconds)
         line = self._line()
         log.info("%s", line)
-        if self._live is None and (
-            self._first_line or record.round % self._every == 0 or record.round == self._total
-        ):
-            self._print_line(line)
-
-    @staticmethod
-    def _chooses(values: Mapping[str, Any]) -> str:
-        """Return the column whose best value is shown."""
-        return "validation_accuracy" if "validation_accuracy" in values else "test_accuracy"
+        is_due = record.round % self._every == 0 or record.round == self._total
+        if self._live is None and (self._first_line or is_due):
+            self._first_line = False
+            with reader_may_leave():
+                write_line(f"{self._name}  {line}" if self.among_others else line, self.console)
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
@@ -123,15 +121,15 @@ class Progress(Tracker):
         self._stop()
 
     @property
+    def _pace(self) -> float | None:
+        """Return the mean seconds per round of the recent rounds; None before the first."""
+        return sum(self._durations) / len(self._durations) if self._durations else None
+
+    @property
     def seconds_left(self) -> float | None:
         """Return the rounds to go times the mean duration of the recent ones; None before the
         first."""
         return None if self._pace is None else (self._total - self._round) * self._pace
-
-    @property
-    def _pace(self) -> float | None:
-        """Return the mean seconds per round of the recent rounds."""
-        return sum(self._durations) / len(self._durations) if self._durations else None
 
     def _stop(self) -> None:
         if self._live is not None:
@@ -140,31 +138,20 @@ class Progress(Tracker):
 
     def _line(self) -> str:
         """Return the last round in one line."""
-        count = f"round {self._round:>{len(str(self._total))}}/{self._total}"
-        pace = [f"{duration(self._pace)}/round"] if self._pace is not None else []
-        left = [f"left {duration(self.seconds_left)}"] if self.seconds_left is not None else []
-        return "  ".join([count, *self._metrics(), *pace, *left])
-
-    def _print_line(self, line: str) -> None:
-        self._first_line = False
-        name = [self._name] if self.among_others else []
-        # The console would wrap it, whatever the width of a log.
-        with reader_may_leave():
-            write_line("  ".join([*name, line]), self.console)
+        parts = [f"round {self._round:>{len(str(self._total))}}/{self._total}", *self._metrics()]
+        if self._pace is not None:
+            parts.append(f"{duration(self._pace)}/round")
+        if self.seconds_left is not None:
+            parts.append(f"left {duration(self.seconds_left)}")
+        return "  ".join(parts)
 
     def _metrics(self) -> list[str]:
         """Return the latest numbers, each with its name; undefined ones are left out."""
         known = self._values
-        trained = known.get("train_loss")  # not of the initial model
+        losses = ("train_loss", "test_loss", "validation_loss")
+        # before round 1 nobody has trained
+        loss = next((name for name in losses if name in known), "train_loss")
         average = known.get("average_accuracy")
-        if trained is None and "test_loss" not in known:
-            loss = ("validation loss {:.3g}", known.get("validation_loss"))
-        else:
-            loss = (
-                ("test loss {:.3g}", known.get("test_loss"))
-                if trained is None
-                else ("train loss {:.3g}", trained)
-            )
         shown = [
             ("accuracy {:.4f}", known.get("test_accuracy")),
             ("validation {:.4f}", known.get("validation_accuracy")),
@@ -172,7 +159,7 @@ class Progress(Tracker):
             # terminal is 80 wide.
             ("best {:.4f}", self._best) if average is None else ("average {:.4f}", average),
             ("forgetting {:.3f}", known.get("forgetting", known.get("validation_forgetting"))),
-            loss,
+            (f"{loss.replace('_', ' ')} {{:.3g}}", known.get(loss)),
         ]
         return [text.format(value) for text, value in shown if value is not None]
 
@@ -204,14 +191,11 @@ def write_line(text: str, console: Console) -> None:
 def result_line(
     name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None
 ) -> None:
-    """Return the result of a run in one line, for runs among others."""
-    rows = dict(_result_rows(summary))
-    shown = (
-        ("accuracy", "forgetting")
-        if "accuracy" in summary
-        else ("validation accuracy", "validation forgetting")
-    )
-    values = [f"{key} {rows[key]}" for key in (*shown, "time") if key in rows]
+    """Print the result of a run in one line, for runs among others."""
+    rows = _result_rows(summary)
+    prefix = "" if "accuracy" in summary else "validation "
+    shown = [f"{prefix}accuracy", f"{prefix}forgetting", "time"]
+    values = [f"{key} {rows[key]}" for key in shown if key in rows]
     line = "  ".join([name, rows["status"], *values, str(display_path(directory))])
     write_line(line, console or Console(highlight=False))
 
@@ -234,60 +218,39 @@ def result_table(
         )
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(
-                name, Text(value, style=COLOURS.get(value, "") if name == "status" else "")
-            )
+        for name, value in rows.items():
+            table.add_row(name, Text(value, style=COLOURS.get(value, "")))
         console.print(table)
     else:
-        width = max(len(name) for name, _ in rows)
-        for name, value in rows:
+        width = max(map(len, rows))
+        for name, value in rows.items():
             print(f"{name:<{width}}  {value}", file=console.file)
     for path in files:  # not through the console, which would break a long path
         print(f"  {display_path(path)}", file=console.file)
     console.file.flush()
 
 
-def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    def number(key: str, form: str) -> str:
+def _result_rows(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is printed of a summary, in words."""
+
+    def shown(key: str, form: str = "") -> str:
         value = summary.get(key)
         return "-" if value is None else format(value, form)
 
-    seconds = summary.get("seconds")
-    tasks = [(name, key) for name, key in TASK_ROWS.items() if key in summary]
-    second = [(f"{name}, augmented", f"{name}_augmented") for name in ("accuracy", "forgetting")]
-    held_out = (
-        "validation_accuracy",
-        "validation_best_accuracy",
-        "best_round",
-        "validation_forgetting",
-    )
-    own = ("personal_accuracy", "personal_accuracy_worst", "personal_forgetting")
-    second += [(name.replace("_", " "), name) for name in (*held_out, *own)]
-    tested = "validation_accuracy" not in summary or "accuracy" in summary
-    tests = ("accuracy", "best_accuracy", "forgetting", "round_forgetting") if tested else ()
+    rows = {key: shown(key) for key in ("algorithm", "dataset", "status", "rounds", "seed")}
+    is_tested = "accuracy" in summary or "validation_accuracy" not in summary
+    numbers = [*(ALWAYS if is_tested else ()), *(key for key in SOME if key in summary)]
+    for key in numbers:
+        name = key.replace("new_task", "new-task").replace("_augmented", ", augmented")
+        rows[name.replace("_", " ")] = shown(key, "d" if key == "best_round" else ".4f")
     targets = summary.get("rounds_to_target") or {}
-    return [
-        ("algorithm", str(summary.get("algorithm", "-"))),
-        ("dataset", str(summary.get("dataset", "-"))),
-        ("status", str(summary.get("status", "-"))),
-        ("rounds", number("rounds", "d")),
-        ("seed", number("seed", "d")),
-        *((name.replace("_", " "), number(name, ".4f")) for name in tests),
-        *(
-            (name, number(key, "d" if key == "best_round" else ".4f"))
-            for name, key in second
-            if key in summary
-        ),
-        *((name, number(key, ".4f")) for name, key in tasks),
-        (
-            "rounds to target",
-            ", ".join(f"{k}: {'never' if v is None else v}" for k, v in targets.items()) or "-",
-        ),
-        ("time", "-" if seconds is None else duration(seconds)),
-        ("samples/s", number("train_samples_per_second", ",.0f")),
-        ("hardware", _hardware(summary.get("hardware"))),
-    ]
+    reached = [f"{target}: {'never' if n is None else n}" for target, n in targets.items()]
+    rows["rounds to target"] = ", ".join(reached) or "-"
+    seconds = summary.get("seconds")
+    rows["time"] = "-" if seconds is None else duration(seconds)
+    rows["samples/s"] = shown("train_samples_per_second", ",.0f")
+    rows["hardware"] = _hardware(summary.get("hardware"))
+    return rows
 
 
 def _hardware(value: object) -> str:
