@@ -9,7 +9,7 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms.continual import NewClasses
 from fedexp.algorithms.families import OwnModel, Rehearsal
@@ -76,7 +76,7 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
         return server | {"local": server["local"] | adapters(fresh)}
 
 
-def drawn(like: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+def drawn(like: Tensor, rng: np.random.Generator) -> Tensor:
     """Return a new A, uniform within 1 / sqrt(numbers of an input)."""
     bound = 1 / math.sqrt(like[0].numel())
     return torch.from_numpy(rng.uniform(-bound, bound, tuple(like.shape))).to(like)
@@ -90,7 +90,7 @@ class Prototypes(nn.Module):
         super().__init__()
         self.centers = nn.Parameter(0.1 * torch.randn(num_classes, width))
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         squares = (features**2).sum(-1, keepdim=True) + (self.centers**2).sum(-1)
         apart = squares - 2 * F.linear(features, self.centers)
         return -(apart / features.shape[-1]).clamp(min=1e-12).sqrt()

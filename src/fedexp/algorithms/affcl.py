@@ -37,7 +37,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.base import cross_entropies, masked_mean
@@ -128,7 +128,7 @@ class AFFCL(Remembering, OwnModel):
         features = self.flow_of(model).features(noise, of_class(labels, like))
         return {"noise": noise, "features": features, "labels": labels}
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         features, logits, _ = net(params, batch.x)
         learning = cross_entropies(logits, batch.y)
         if "old" in ctx.server:
@@ -161,10 +161,10 @@ class AFFCL(Remembering, OwnModel):
         self,
         params: Params,
         drawn: Tree,
-        weights: torch.Tensor,
-        typical: torch.Tensor,
+        weights: Tensor,
+        typical: Tensor,
         ctx: Context,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return the loss on features that are drawn, without its weight."""
         if self.replay_trains == "hidden":
             params = params | {k: v.detach() for k, v in heads.head(params).items()}
@@ -177,7 +177,7 @@ class AFFCL(Remembering, OwnModel):
         distilled = distillation_loss(answers, before, TEMPERATURE).mean()
         return loss + self.kd_last * self.kd_output * distilled
 
-    def rows(self, step: int, ctx: Context) -> torch.Tensor:
+    def rows(self, step: int, ctx: Context) -> Tensor:
         """Return which features of the bank a local step takes, from its beginning again at the
         end."""
         device = ctx.steps.device
@@ -195,11 +195,11 @@ class Deeper(nn.Linear):
         self.load_state_dict(classifier.state_dict())
         self.hidden = nn.Linear(self.in_features, self.in_features)
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         return super().forward(F.leaky_relu(self.hidden(features)))
 
 
-def classified(features: torch.Tensor, params: Params) -> torch.Tensor:
+def classified(features: Tensor, params: Params) -> Tensor:
     """Return the logits [n, C] of features [n, D] by the classifier of a model."""
     if HIDDEN + "weight" in params:
         hidden = F.linear(features, params[HIDDEN + "weight"], params[HIDDEN + "bias"])
@@ -208,12 +208,12 @@ def classified(features: torch.Tensor, params: Params) -> torch.Tensor:
 
 
 def credibility(
-    space: torch.Tensor,
-    labels: torch.Tensor,
-    noise: torch.Tensor,
-    present: torch.Tensor,
-    typical: torch.Tensor,
-) -> torch.Tensor:
+    space: Tensor,
+    labels: Tensor,
+    noise: Tensor,
+    present: Tensor,
+    typical: Tensor,
+) -> Tensor:
     """Return w [n] of what is drawn: space [n, D], labels [n]; noise [B, D] of the batch, whose
     classes are the rows of present [B, C], all 0 for padding; typical: P."""
     count = present.sum(0)

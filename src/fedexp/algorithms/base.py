@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.interfaces import (
@@ -35,25 +36,25 @@ from fedexp.core.limits import Checked
 from fedexp.core.tree import Params, Tree
 
 
-def cross_entropies(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each example, [B], of logits [B, C] and labels [B]."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 
-def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean of values [B] over the rows that are examples; 0 when there is none."""
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def one_per_example(algorithm: "FedAvg", losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+def one_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor:
     """Return the losses [B]. Raises ConfigError for another shape: of a mean the engine could not
     leave out padding."""
-    if not isinstance(losses, torch.Tensor) or losses.shape != batch.y.shape:
+    if not isinstance(losses, Tensor) or losses.shape != batch.y.shape:
         found = (
             f"the shape {[*losses.shape]}"
-            if isinstance(losses, torch.Tensor)
+            if isinstance(losses, Tensor)
             else f"a {type(losses).__name__}"
         )
         raise ConfigError(
@@ -63,7 +64,7 @@ def one_per_example(algorithm: "FedAvg", losses: torch.Tensor, batch: Batch) -> 
     return losses
 
 
-def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, torch.Tensor]]:
+def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, Tensor]]:
     """Return the batches of the first of `epochs` passes over a client's data, and their masks [B],
     never None.
 
@@ -78,7 +79,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
         yield batch, (ones if batch.mask is None else batch.mask) * (batch.step < own)
 
 
-def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, torch.Tensor]]:
+def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]:
     """Yield the batches that `OwnTraining.after` has asked for, shuffled and augmented anew, and
     their masks [B]."""
     index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
@@ -198,13 +199,11 @@ class FedAvg(Checked, prefix="algorithm."):
         inputs."""
         return {}
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """Return the loss of each example, [B], not reduced: the engine reduces and masks."""
         return cross_entropies(net(params, batch.x).logits, batch.y)
 
-    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
+    def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor | float:
         """Return a scalar added to the mean of the example losses."""
         return 0.0
 
@@ -212,7 +211,7 @@ class FedAvg(Checked, prefix="algorithm."):
         """Return the gradient to be used, changed before weight decay and momentum."""
         return grads
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """Return what a local step minimises: mean of the example losses plus the penalty; a
         scalar."""
         losses = one_per_example(self, self.example_loss(net, params, batch, ctx), batch)
@@ -220,7 +219,7 @@ class FedAvg(Checked, prefix="algorithm."):
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
+    ) -> tuple[Params, Tree, Tensor]:
         """Take one step of the optimizer, whose state is `memory`; return (params, memory,
         loss)."""
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)

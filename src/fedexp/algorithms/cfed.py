@@ -31,6 +31,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms import distillation, optimizers
 from fedexp.algorithms.base import FedAvg, cross_entropies
@@ -99,7 +100,7 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         for part, answer in zip(parts, answers, strict=True):
             targets[torch.as_tensor(part, device=targets.device)] = answer
 
-        def loss(student: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
+        def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
             teacher = targets[torch.as_tensor(numbers, device=targets.device)]
             return distillation_loss(student, teacher, self.temperature).mean()
 
@@ -131,9 +132,7 @@ class Reviewer(OwnTraining):
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         return federation.surrogate[client]
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         teacher = net(ctx.server["old"], batch.x).logits.detach()
         return self.lambda_d * distillation_loss(
             net(params, batch.x).logits, teacher, self.temperature
@@ -153,9 +152,7 @@ class Student(Reviewer):
         # As many: a random part, or all of them repeated.
         return new, np.resize(np.random.default_rng(self.draw).permutation(old), len(new))
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits, teacher = (
             net(params, batch.x).logits,
             net(ctx.server["old"], batch.x).logits.detach(),

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms.families import Continual
 from fedexp.algorithms.interfaces import Federation
@@ -20,9 +21,7 @@ from fedexp.core.tree import Params, Tree
 TASKS = ("class_incremental", "domain_incremental", "rotations")
 
 
-def distillation_loss(
-    student: torch.Tensor, teacher: torch.Tensor, temperature: float
-) -> torch.Tensor:
+def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Return L_d of each example, [B], of logits [B, C]."""
     return -((teacher / temperature).softmax(-1) * F.log_softmax(student / temperature, -1)).sum(-1)
 

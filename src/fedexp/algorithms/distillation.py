@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.interfaces import PublicData, ServerNetwork
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
 # (logits, labels, numbers) -> scalar
-Loss = Callable[[torch.Tensor, torch.Tensor, np.ndarray], torch.Tensor]
+Loss = Callable[[Tensor, Tensor, np.ndarray], Tensor]
 Update = Callable[[Params, Params], None]  # (parameters, gradients): changes the former in place
 
 

@@ -2,11 +2,10 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 
-def kl_divergence(
-    teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None
-) -> torch.Tensor:
+def kl_divergence(teacher: Tensor, student: Tensor, tau: float, keep: Tensor | None) -> Tensor:
     """Return KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept: [B]. No
     gradient goes to the teacher.
 

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import (
@@ -79,7 +79,7 @@ class Prepared(FedAvg, ABC):
     """`client_setup` computes the same of every batch of the first pass."""
 
     @abstractmethod
-    def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
+    def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
         """Return what `client_setup` would of one batch, where it gives the same of every batch of
         the first pass, stacked: so an engine need not ask for the padding of shorter clients."""
 
@@ -218,7 +218,7 @@ def epochs_of(algorithm: FedAvg, local: LocalTraining) -> int:
     return algorithm.epochs(local) if isinstance(algorithm, OwnTraining) else local.epochs
 
 
-def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> torch.Tensor | None:
+def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> Tensor | None:
     """Return which output stands for a class in each task, int64 [T, C], see `TaskHeads`; None:
     output c stands for class c in every task."""
     heads = algorithm.heads(tasks) if isinstance(algorithm, TaskHeads) else None

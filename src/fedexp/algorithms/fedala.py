@@ -19,6 +19,7 @@ anew in every step.
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.func import grad_and_value
 
 from fedexp.algorithms import heads
@@ -65,14 +66,12 @@ class FedALA(Personal):
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
         return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
 
-    def learn(
-        self, features: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, ctx: Context
-    ) -> Params:
+    def learn(self, features: Tensor, y: Tensor, mask: Tensor, ctx: Context) -> Params:
         old = ctx.client["head"]
         gap = tree.subtract(heads.head(ctx.server["params"]), old)
         rounds = ctx.client["rounds"]
 
-        def loss(head: Params, rows: slice) -> torch.Tensor:
+        def loss(head: Params, rows: slice) -> Tensor:
             losses = cross_entropies(heads.logits(features[rows], head), y[rows])
             return masked_mean(losses, mask[rows])
 

@@ -17,7 +17,7 @@ import logging
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.families import OwnModel
@@ -33,7 +33,7 @@ ITERATIONS, SMALLEST = 10, 1e-12
 NORMED = "model=resnet56_bottleneck or model.batch_norm=true"
 
 
-def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def spectral_norm(first: Tensor, second: Tensor) -> Tensor:
     """Return s(a, b) of maps [B, C1, H, W] and [B, C2, h, w], h <= H: [B]."""
     pixels = second.shape[-2] * second.shape[-1]
     a = F.adaptive_avg_pool2d(first, (second.shape[-2], second.shape[-1])).flatten(2)
@@ -68,7 +68,7 @@ class FedAlign(OwnModel):
 
     needs = Needs(work="a narrower last stage in each step")
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         output = net(params, batch.x)
         loss = masked_mean(cross_entropies(output.logits, batch.y), batch.mask)
         before, after = (m.detach() for m in output.maps)

@@ -34,6 +34,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.exemplars import Exemplars, Kept
@@ -44,7 +45,7 @@ from fedexp.core.tree import Params
 NEGLIGIBLE = 1e-6  # part of the largest singular value
 
 
-def leverage(features: torch.Tensor) -> torch.Tensor:
+def leverage(features: Tensor) -> Tensor:
     """Return the leverage scores tau [n] of features [n, D], float64; all 1 where every feature is
     0."""
     left, values, _ = torch.linalg.svd(features.double(), full_matrices=False)
@@ -90,7 +91,7 @@ class FedCBDR(Exemplars):
             for before, part in zip(kept, own, strict=True)
         ]
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits = net(params, batch.x).logits
         if "known" not in ctx.server:
             return masked_mean(cross_entropies(logits, batch.y), batch.mask)

@@ -13,7 +13,7 @@ of one example has no correlation, and both are 0.
 
 from typing import Literal
 
-import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean
 from fedexp.algorithms.interfaces import Batch, Context, Network
@@ -29,13 +29,13 @@ class FedDecorr(FedAvg):
     beta: NonNegative  # weight of the decorrelation; 0 is FedAvg
     variant: Literal["released", "paper"]
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         features, logits, _ = net(params, batch.x)
         loss = masked_mean(cross_entropies(logits, batch.y), batch.mask)
         return loss + self.beta * decorrelation(features, batch.mask, self.variant)
 
 
-def decorrelation(features: torch.Tensor, mask: torch.Tensor | None, variant: str) -> torch.Tensor:
+def decorrelation(features: Tensor, mask: Tensor | None, variant: str) -> Tensor:
     """Return FedDecorr's term of a batch; a scalar. features [B, d]; mask [B], 1 = example."""
     rows = features.new_ones(len(features)) if mask is None else mask.to(features.dtype)
     n, d = rows.sum(), features.shape[-1]

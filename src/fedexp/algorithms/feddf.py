@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms import distillation
 from fedexp.algorithms.families import ServerTraining
@@ -71,13 +72,13 @@ class FedDF(ServerTraining):
         self,
         net: ServerNetwork,
         public: PublicData,
-        teacher: torch.Tensor,
+        teacher: Tensor,
         batches: Iterator[np.ndarray],
         adam: "Adam",
     ) -> None:
         log_p = F.log_softmax(teacher, -1)
 
-        def loss(student: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
+        def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
             target = log_p[torch.as_tensor(numbers)]
             return F.kl_div(
                 F.log_softmax(student, -1), target, log_target=True, reduction="batchmean"
@@ -89,7 +90,7 @@ class FedDF(ServerTraining):
         self,
         net: ServerNetwork,
         server: Tree,
-        teacher: torch.Tensor,
+        teacher: Tensor,
         rng: np.random.Generator,
         public: PublicData,
     ) -> Tree:

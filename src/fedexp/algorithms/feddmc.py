@@ -28,6 +28,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.continual import Remembering, class_masks
@@ -39,7 +40,7 @@ from fedexp.core.limits import Count, Positive
 from fedexp.core.tree import Params, Tree
 
 
-def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
+def centred(logits: Tensor, member: Tensor) -> Tensor:
     """Return logits [B, C] minus their mean over the classes with member [C] = 1; 0 elsewhere."""
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 
@@ -102,9 +103,7 @@ class NewModel(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return split(server["new"], server) | {"new_classes": server["new_classes"]}
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits = net(params, batch.x).logits
         if self.targets == "split":
             logits = logits.masked_fill(ctx.server["new_classes"] == 0, -torch.inf)
@@ -143,9 +142,7 @@ class Consolidation(OwnTraining):
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         return federation.unlabelled if self.whole_set else federation.surrogate[client]
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         teachers = [net(ctx.server[which], batch.x).logits.detach() for which in ("old", "new")]
         members = [ctx.server["old_classes"], ctx.server["new_classes"]]
         if self.targets == "added":

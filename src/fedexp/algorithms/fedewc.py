@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.continual import TASKS
@@ -77,13 +78,13 @@ class FedEWC(MultiExchange):
             return [Released(lambda_=self.lambda_)] * len(clients)
         return super().roles(federation, clients, rng)
 
-    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
+    def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor | float:
         if "anchor" not in ctx.server:
             return 0.0
         return self.lambda_ / 2 * quadratic(ctx.server["importance"], params, ctx.server["anchor"])
 
 
-def quadratic(strength: Params, params: Params, anchor: Params) -> torch.Tensor:
+def quadratic(strength: Params, params: Params, anchor: Params) -> Tensor:
     """Return sum_j strength_j (w_j - anchor_j)^2."""
     return torch.stack(
         [(strength[k] * (w - anchor[k]) ** 2).sum() for k, w in params.items()]
@@ -101,9 +102,7 @@ class Released(FedAvg):
         total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
 
-            def likelihood(
-                p: Params, batch: Batch = batch, mask: torch.Tensor = mask
-            ) -> torch.Tensor:
+            def likelihood(p: Params, batch: Batch = batch, mask: Tensor = mask) -> Tensor:
                 # [b, b']
                 logs = F.log_softmax(net(p, batch.x, mask).logits, -1).index_select(1, batch.y)
                 return (logs * mask[:, None] * mask).sum()
@@ -112,7 +111,7 @@ class Released(FedAvg):
             total, pairs = {k: total[k] + grads[k] for k in total}, pairs + mask.sum() ** 2
         return {"fisher": {k: (v / pairs.clamp(min=1)) ** 2 for k, v in total.items()}}
 
-    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
+    def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor | float:
         return self.lambda_ / 2 * quadratic(ctx.setup["fisher"], params, ctx.server["params"])
 
 
@@ -127,7 +126,7 @@ class Fisher(OwnTraining):
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
+    ) -> tuple[Params, Tree, Tensor]:
         return params, memory, torch.zeros_like(ctx.steps)
 
     def finish(

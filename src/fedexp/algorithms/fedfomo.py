@@ -37,6 +37,8 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms.base import cross_entropies, masked_mean, padded_numbers
 from fedexp.algorithms.families import OwnTraining, Personal, ServerTraining
@@ -102,21 +104,18 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return tree.map(lambda leaf: leaf[:number], sent["personal"]["models"])
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
-        like = next(iter(params.values()))
-        affinity = torch.eye(federation.num_clients, dtype=like.dtype, device=like.device)
-        shares = like.new_tensor(federation.weights / federation.weights.sum())  # of the average
+        clients, like = federation.num_clients, next(iter(params.values()))
         server = {
             "params": params,
-            "affinity": affinity,
-            "shares": shares,
+            "affinity": torch.eye(clients).to(like),
+            "shares": like.new_tensor(federation.weights / federation.weights.sum()),  # of clients
             "round": like.new_zeros(()),
         }
-        if self.federations:
-            allowed = f"less than num_clients={federation.num_clients}"
-            few = self.federations < federation.num_clients
-            require(few, "algorithm.federations", self.federations, allowed)
-            server |= {k: like.new_zeros(federation.num_clients) for k in ("federation", "trained")}
-        return server
+        if not self.federations:
+            return server
+        few, allowed = self.federations < clients, f"less than num_clients={clients}"
+        require(few, "algorithm.federations", self.federations, allowed)
+        return server | {k: like.new_zeros(clients) for k in ("federation", "trained")}
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "before": params}
@@ -155,33 +154,25 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
-        chosen = self.chosen(
-            server, client, np.array(sorted(set(kept) - {client}), dtype=np.int64), rng
-        )
+        chosen = self.chosen(server, client, sorted(kept.keys() - {client}), rng)
+        like, averages = server["affinity"], self.averages(server, kept)
         # Slots without a model, in early rounds, hold the initial average and do not count.
-        like, filler = server["affinity"], server["params"] | server["buffers"]
-        averages = self.averages(server, kept) if self.federations else []
-        models, valid = [], []
-        for found, places in (
-            (models_of(chosen, kept, like), self.models),
-            (averages, self.slots - self.models),
-        ):
-            empty = places - len(found)
-            models += found + [filler] * empty
-            valid += [1.0] * len(found) + [0.0] * empty
-        numbers = chosen + [client] * (self.models - len(chosen))
-        # The running statistics of a client that has not taken part are those of the initial model.
-        first = server.get("first_buffers", server["buffers"])
+        filler, empty = [server["params"] | server["buffers"]], self.models - len(chosen)
+        rest = self.slots - self.models - len(averages)
+        models = models_of(chosen, kept, like) + empty * filler + averages + rest * filler
+        valid = len(chosen) * [1.0] + empty * [0.0] + len(averages) * [1.0] + rest * [0.0]
         return {
             "models": tree.stack(models),
-            "numbers": torch.tensor(numbers, device=like.device),
+            "numbers": torch.tensor(chosen + empty * [client], device=like.device),
             "valid": like.new_tensor(valid),
-            "first_buffers": first,
+            # The running statistics of a client that has not taken part are those of the initial
+            # model.
+            "first_buffers": server.get("first_buffers", server["buffers"]),
         }
 
     def averages(self, server: Tree, kept: Mapping[int, Tree]) -> list[Params]:
         """Return the average of each sub-federation with a trained model, and the mean of them."""
-        found = []
+        found: list[Params] = []
         for number in range(self.federations):
             trained = server["trained"] * (server["federation"] == number)
             if trained.max() > 0:
@@ -192,12 +183,12 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return [*found, tree.average_buffers(tree.stack(found), equal)] if found else []
 
     def chosen(
-        self, server: Tree, client: int, others: np.ndarray, rng: np.random.Generator
+        self, server: Tree, client: int, others: Sequence[int], rng: np.random.Generator
     ) -> list[int]:
-        """Return the clients whose models `client` is sent: for each place the best that is left,
-        or a random one."""
-        affinity = server["affinity"][client].cpu().numpy()[others]
-        best = others[np.lexsort((rng.random(len(others)), -affinity))].tolist()
+        """Return the clients whose models `client` is sent: for each place the best of the others
+        that remain, or a random one."""
+        affinity = server["affinity"][client].cpu().numpy()[list(others)]
+        best = [others[i] for i in np.lexsort((rng.random(len(others)), -affinity))]
         random = rng.permutation(others).tolist()
         epsilon, found = self.epsilon - self.epsilon_decay * float(server["round"]), []
         for _ in range(min(self.models, len(others))):
@@ -212,26 +203,28 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
 
-        def loss(model: Params) -> torch.Tensor:
+        def loss(model: Params) -> Tensor:
             return masked_mean(cross_entropies(net(model, x, mask).logits, y), mask)
 
         reference, gains = loss(base), []
-        for model in [*(tree.row(ctx.personal["models"], j) for j in range(self.slots)), own]:
+        models = [*(tree.row(ctx.personal["models"], j) for j in range(self.slots)), own]
+        for model in models:
             distance = self.norm({k: model[k] - base[k] for k in ctx.server["params"]})
             gains.append((reference - loss(model)) / torch.where(distance > 0, distance, 1.0))
-        gain = torch.stack(gains) * torch.cat(
-            [ctx.personal["valid"], ctx.personal["valid"].new_ones(1)]
-        )
+        gain = torch.stack(gains) * F.pad(ctx.personal["valid"], (0, 1), value=1.0)
         helpful, total = gain.clamp(min=0), gain.sum().abs()
         weights = helpful / torch.where(helpful.sum() > 0, helpful.sum(), 1.0)
-        models = {
-            k: torch.cat([others, own[k][None]]) for k, others in ctx.personal["models"].items()
+        stacked = tree.stack(models)
+        start = {
+            k: v + torch.tensordot(weights.to(v), stacked[k] - v, 1)
+            if v.is_floating_point()
+            else v  # batch counts
+            for k, v in base.items()
         }
-        start = {k: mixed(v, models[k], weights) for k, v in base.items()}
         affinity = gain / torch.where(total < SMALLEST, total + SMALLEST, total)
         return {"weights": weights, "affinity": affinity[: self.models], "start": start}
 
-    def norm(self, difference: Params) -> torch.Tensor:
+    def norm(self, difference: Params) -> Tensor:
         if self.distance == "l1":
             return torch.stack([v.abs().sum() for v in difference.values()]).sum()
         return tree.dot(difference, difference).sqrt()
@@ -284,12 +277,12 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         }
 
 
-def models_of(clients: Sequence[int], kept: Mapping[int, Tree], like: torch.Tensor) -> list[Params]:
+def models_of(clients: Sequence[int], kept: Mapping[int, Tree], like: Tensor) -> list[Params]:
     """Return the models that clients have trained last, on the device of `like`."""
     return [tree.map(lambda leaf: leaf.to(like.device), kept[j]["params"]) for j in clients]
 
 
-def divided(affinity: torch.Tensor, number: int) -> torch.Tensor:
+def divided(affinity: Tensor, number: int) -> Tensor:
     """Return the sub-federation of each client, 0 to number - 1, [K]; affinity: P [K, K]."""
     from sklearn.cluster import SpectralClustering  # slow to import
 
@@ -300,12 +293,3 @@ def divided(affinity: torch.Tensor, number: int) -> torch.Tensor:
         number, affinity="precomputed", assign_labels="discretize", random_state=0
     )
     return torch.from_numpy(clustering.fit_predict((close + close.T) / 2)).to(affinity)
-
-
-def mixed(base: torch.Tensor, models: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return base + sum_j w_j (models_j - base); batch counts stay those of the base."""
-    return (
-        base + torch.tensordot(weights.to(base), models - base, 1)
-        if base.is_floating_point()
-        else base
-    )

@@ -25,6 +25,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
@@ -127,14 +128,14 @@ class FedKA(FedAvg):
         index = score.argmax(-1) + width * torch.arange(slots, device=score.device)
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
-    def rows_that_count(self, ctx: Context) -> torch.Tensor:
+    def rows_that_count(self, ctx: Context) -> Tensor:
         """Return which candidates batch norm counts where it goes by the batch at hand, [slots *
         width]: not those that fill up slots; all, where there is no anchor and nothing that follows
         counts."""
         counts = (ctx.plan["candidate"] * ctx.plan["valid"][:, None]).flatten().to(ctx.steps.dtype)
         return torch.where(counts.sum() > 0, counts, torch.ones_like(counts))
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         anchors, rows = ctx.setup["x"], len(batch.y)
         columns, valid = (ctx.plan[k].to(ctx.steps.dtype) for k in ("columns", "valid"))
         mask = valid.new_ones(rows) if batch.mask is None else batch.mask

@@ -15,6 +15,7 @@ classes of M_k, which makes its uniform target negative for B > C; here p sums t
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
@@ -35,9 +36,7 @@ class FedLMD(FedAvg):
         counts = federation.counts[client]
         return {"minority": (counts <= counts.mean()).astype(np.float64)}
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         student = net(params, batch.x).logits
         not_true = torch.arange(student.shape[-1], device=student.device) != batch.y[:, None]
         kept = not_true & (ctx.plan["minority"] > 0)
@@ -50,7 +49,7 @@ class FedLMD(FedAvg):
         return cross_entropies(student, batch.y) + self.beta * self.tau**2 * distance
 
 
-def log_shares(logits: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+def log_shares(logits: Tensor, kept: Tensor) -> Tensor:
     """Return the logarithm of the softmax over the classes kept; [B, C], of no meaning elsewhere
     but finite."""
     return F.log_softmax(torch.where(kept, logits, torch.finfo(logits.dtype).min), dim=-1)

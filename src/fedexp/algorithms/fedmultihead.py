@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.continual import TASKS
@@ -52,7 +52,7 @@ class FedMultiHead(OwnModel, TaskHeads):
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "rows": self.rows_of(federation, params)}
 
-    def rows_of(self, federation: Federation, params: Params) -> torch.Tensor:
+    def rows_of(self, federation: Federation, params: Params) -> Tensor:
         """Return the outputs of the current task's head for all classes, int64 [C]."""
         return torch.from_numpy(self.heads(federation.tasks)[federation.task]).to(
             next(iter(params.values())).device
@@ -61,9 +61,7 @@ class FedMultiHead(OwnModel, TaskHeads):
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         return server | {"rows": self.rows_of(federation, server["params"])}
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits = by_head(net(params, batch.x).logits, ctx.server["rows"])
         return cross_entropies(logits, batch.y)
 

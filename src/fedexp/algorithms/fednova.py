@@ -18,6 +18,7 @@ clients to every gradient, before weight decay:
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import (
@@ -34,7 +35,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
 
-def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
+def effective_steps(steps: Tensor, momentum: float) -> Tensor:
     """Return a_k for tau_k = `steps` of SGD with momentum rho < 1."""
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
@@ -105,6 +106,6 @@ class FedNova(FedAvg):
         return server | {"d": {k: (1 - part) * v + part * moved[k] for k, v in server["d"].items()}}
 
 
-def direction(start: Params, end: Params, divisor: torch.Tensor) -> Params:
+def direction(start: Params, end: Params, divisor: Tensor) -> Params:
     """Return (w_global - w_k) / divisor; 0 without a step."""
     return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

@@ -17,6 +17,7 @@ a sum over classes and examples: `mse_reduction`.
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.divergence import kl_divergence
@@ -47,9 +48,7 @@ class FedNTD(FedAvg):
 
     needs = Needs(teachers=1)
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         not_true = torch.arange(student.shape[-1], device=student.device) != batch.y[:, None]
@@ -58,9 +57,7 @@ class FedNTD(FedAvg):
             return loss + self.beta * self.squared_error(teacher, student, not_true, batch.mask)
         return loss + self.beta * self.distillation(teacher, student, not_true)
 
-    def distillation(
-        self, teacher: torch.Tensor, student: torch.Tensor, not_true: torch.Tensor
-    ) -> torch.Tensor:
+    def distillation(self, teacher: Tensor, student: Tensor, not_true: Tensor) -> Tensor:
         """Return the distillation loss of Eq. (17)-(18); [B]. The end that has weight 0 is not
         computed."""
         scale = self.tau**2 if self.tau_squared else 1.0
@@ -74,11 +71,11 @@ class FedNTD(FedAvg):
 
     def squared_error(
         self,
-        teacher: torch.Tensor,
-        student: torch.Tensor,
-        not_true: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
+        teacher: Tensor,
+        student: Tensor,
+        not_true: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
         """Return the squared error of Table 14; [B], scaled so that the engine's mean over the
         batch gives the chosen reduction."""
         total = torch.where(not_true, (teacher - student) ** 2, 0.0).sum(-1)

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms import heads, prototypes
 from fedexp.algorithms.base import cross_entropies, first_pass
@@ -125,9 +126,7 @@ class FedPAC(HeadThenBody, Personal):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | ctx.personal
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         features, logits, _ = net(params, batch.x)
         target = ctx.setup["target"].index_select(0, batch.y)
         aligned = ((features - target) ** 2).mean(-1) * ctx.setup["aligns"]
@@ -151,7 +150,7 @@ class FedPAC(HeadThenBody, Personal):
         return super().aggregate(server, messages, round) | {"heads": everyone, "prototypes": known}
 
 
-def combine(statistics: Tree) -> torch.Tensor:
+def combine(statistics: Tree) -> Tensor:
     """Return weights a [|S|, |S|]: row i combines the classifiers for client i. statistics: count,
     square [|S|, C] and mean [|S|, C, D] of each client."""
     count, mean, square = (statistics[k].double().cpu() for k in ("count", "mean", "square"))

@@ -23,6 +23,7 @@ their in-place change of the training batch is not copied.
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.func import grad
 
 from fedexp.algorithms import optimizers
@@ -61,18 +62,16 @@ class FedReg(Prepared):
         ]
         return tree.stack([padded(one, len(made[0]["y"])) for one in made]) if made else {}
 
-    def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
+    def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
         pseudo, perturbed = self.ascend(net, ctx.server["params"], batch, mask)
         soft = net(ctx.server["params"], pseudo, mask).logits.softmax(-1)
         return {"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask}
 
-    def ascend(
-        self, net: Network, model: Params, batch: Batch, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def ascend(self, net: Network, model: Params, batch: Batch, mask: Tensor) -> tuple[Tensor, ...]:
         """Return pseudo and perturbed data. Both begin at the batch and share its gradient; each
         then follows its own."""
 
-        def direction(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        def direction(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             return grad(lambda x: F.cross_entropy(net(model, x, mask).logits, y, reduction="sum"))(
                 x
             ).sign()
@@ -86,7 +85,7 @@ class FedReg(Prepared):
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
+    ) -> tuple[Params, Tree, Tensor]:
         start = ctx.server["params"]
         grads, loss = net.gradient(
             lambda p: cross_entropy(net, p, batch.x, batch.y, batch.mask),
@@ -108,7 +107,7 @@ class FedReg(Prepared):
         middle, delta = mixed(params, start, 0.5), tree.subtract(params, start)
         for x, y in ((made["pseudo"], made["soft"]), (made["perturbed"], made["y"])):
 
-            def loss(p: Params, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            def loss(p: Params, x: Tensor = x, y: Tensor = y) -> Tensor:
                 return cross_entropy(net, p, x, y, made["mask"])
 
             grads, _ = net.gradient(loss, middle, moves=False)
@@ -122,8 +121,8 @@ def mixed(params: Params, start: Params, gamma: float) -> Params:
 
 
 def cross_entropy(
-    net: Network, params: Params, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
+    net: Network, params: Params, x: Tensor, y: Tensor, mask: Tensor | None
+) -> Tensor:
     """Return the mean cross-entropy over the examples; y: labels [B] or probabilities [B, C]."""
     return masked_mean(F.cross_entropy(net(params, x, mask).logits, y, reduction="none"), mask)
 

@@ -9,7 +9,7 @@ Weight decay and momentum act on the second gradient alone. Two gradients a step
 time of FedAvg. Running statistics of batch norm see both passes, as in the released code.
 """
 
-import torch
+from torch import Tensor
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
@@ -39,11 +39,11 @@ class FedSAM(FedAvg):
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
+    ) -> tuple[Params, Tree, Tensor]:
         """Take one step with the gradient at the ascended point; the loss returned is that at
         `params`."""
 
-        def loss(p: Params) -> torch.Tensor:
+        def loss(p: Params) -> Tensor:
             return self.objective(net, p, batch, ctx)
 
         first, value = net.gradient(loss, params)

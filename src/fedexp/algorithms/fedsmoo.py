@@ -13,7 +13,7 @@ As the authors' code says, its s leaves out the clients' last perturbations, whi
 mean. Both means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
 """
 
-import torch
+from torch import Tensor
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.families import OwnStart
@@ -63,12 +63,12 @@ class FedSMOO(OwnStart):
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
+    ) -> tuple[Params, Tree, Tensor]:
         """Take one step of the model and of mu_k; the loss returned is that at `params`."""
         model, dual = divided(params)
         shift = ctx.server["s"]
 
-        def loss(p: Params) -> torch.Tensor:
+        def loss(p: Params) -> Tensor:
             return self.objective(net, p, batch, ctx)
 
         first, value = net.gradient(loss, model)

@@ -12,7 +12,7 @@ the norm of the whole gradient before weight decay, 10 in the code; there the pa
 added after clipping, here it is in what is clipped. Running statistics never enter h.
 """
 
-import torch
+from torch import Tensor
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
@@ -50,10 +50,10 @@ class FedSpeed(FedAvg):
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
+    ) -> tuple[Params, Tree, Tensor]:
         """Take one step with the gradient above; the loss returned is that at `params`."""
 
-        def loss(p: Params) -> torch.Tensor:
+        def loss(p: Params) -> Tensor:
             return self.objective(net, p, batch, ctx)
 
         first, value = net.gradient(loss, params)

@@ -22,6 +22,7 @@ gradients are not clipped at norm 0.5.
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.families import ServerTraining
@@ -38,7 +39,7 @@ from fedexp.core.limits import NonNegative, ShareBelow1
 from fedexp.core.tree import Params, Tree
 
 
-def credibility(answers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def credibility(answers: Tensor, labels: Tensor) -> Tensor:
     """Return M_class [C] of logits [n, C] and labels [n]; 0 for a class that has no example."""
     classes = answers.shape[-1]
     truth, taken = (
@@ -70,9 +71,7 @@ class FedSSD(ServerTraining):
             "credibility": next(iter(params.values())).new_zeros(federation.num_classes),
         }
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         doubt = 1 - teacher.softmax(-1).gather(-1, batch.y[:, None])

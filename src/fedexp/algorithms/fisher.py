@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.func import grad, vmap
 
 from fedexp.algorithms.base import cross_entropies, masked_mean
@@ -19,26 +20,26 @@ def squares(
     net: Network,
     params: Params,
     batch: Batch,
-    mask: torch.Tensor,
+    mask: Tensor,
     estimator: str,
-    rows: torch.Tensor | None = None,
-) -> tuple[Params, torch.Tensor | float]:
+    rows: Tensor | None = None,
+) -> tuple[Params, Tensor | float]:
     """Return (sum of squared gradients over a batch, of how many): of every example (`sample`), or
     the one of the mean cross-entropy (`batch`). mask [B]; rows: see heads.by_head, None: one head
     for all."""
 
-    def logits(p: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def logits(p: Params, x: Tensor, mask: Tensor | None = None) -> Tensor:
         outputs = net(p, x, mask).logits
         return outputs if rows is None else by_head(outputs, rows)
 
     if estimator == "batch":
 
-        def loss(p: Params) -> torch.Tensor:
+        def loss(p: Params) -> Tensor:
             return masked_mean(cross_entropies(logits(p, batch.x, mask), batch.y), mask)
 
         return {k: g * g for k, g in grad(loss)(params).items()}, 1.0
 
-    def one(p: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def one(p: Params, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits(p, x[None]), y[None])
 
     grads: Any = vmap(grad(one), in_dims=(None, 0, 0))(params, batch.x, batch.y)

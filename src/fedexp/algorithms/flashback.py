@@ -23,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms import distillation, optimizers
 from fedexp.algorithms.base import cross_entropies
@@ -41,14 +42,14 @@ from fedexp.core.limits import Count, PositiveShare
 from fedexp.core.tree import Params, Tree
 
 
-def shares(teachers: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+def shares(teachers: Tensor, student: Tensor) -> Tensor:
     """Return the shares alpha [teachers, C] of label counts [teachers, C] and [C]; 0 where nobody
     has seen a class."""
     total = student + teachers.sum(0)
     return torch.where(total > 0, teachers / torch.where(total > 0, total, 1.0), 0.0)
 
 
-def targets(alpha: torch.Tensor, teachers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the distillation term needs of the teachers: alpha [T, C], logits [T, n, C] ->
     two [n, C].
 
@@ -59,9 +60,7 @@ def targets(alpha: torch.Tensor, teachers: torch.Tensor) -> tuple[torch.Tensor, 
     return (weighted * log_p).sum(0), weighted.sum(0)
 
 
-def distillation_loss(
-    entropy: torch.Tensor, weight: torch.Tensor, student: torch.Tensor
-) -> torch.Tensor:
+def distillation_loss(entropy: Tensor, weight: Tensor, student: Tensor) -> Tensor:
     """Return the distillation term of each example, [n]."""
     return (entropy - weight * F.log_softmax(student, -1)).sum(-1)
 
@@ -103,9 +102,7 @@ class Flashback(ServerTraining):
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         return {"counts": federation.counts[client]}
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         student = net(params, batch.x).logits
         loss = cross_entropies(student, batch.y)
         if not self.on_clients:
@@ -134,7 +131,7 @@ class Flashback(ServerTraining):
         net: ServerNetwork,
         server: Tree,
         messages: Tree,
-        counts: torch.Tensor,
+        counts: Tensor,
         round: ServerRound,
     ) -> Tree:
         public, pi, local = round.public, server["pi"], round.local
@@ -143,7 +140,7 @@ class Flashback(ServerTraining):
         logits = public.logits([*distillation.local_models(messages, round.buffers), old])
         entropy, weight = targets(shares(torch.cat([counts, pi[None]]), pi), logits)
 
-        def loss(student: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
+        def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
             chosen = torch.as_tensor(numbers, device=student.device)
             return (
                 F.cross_entropy(student, labels)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedexp.core.tree import Params
@@ -34,7 +34,7 @@ class Block(nn.Module):
         for parameter in self.second.parameters():
             nn.init.uniform_(parameter, -SMALL, SMALL)
 
-    def forward(self, h: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    def forward(self, h: Tensor, given: Tensor) -> Tensor:
         inner = self.second(F.leaky_relu(self.first(F.leaky_relu(h))))
         return h + inner * self.gate(given).sigmoid()
 
@@ -46,7 +46,7 @@ class Coupling(nn.Module):
         self.blocks = nn.ModuleList(Block(hidden, classes) for _ in range(BLOCKS))
         self.last = nn.Linear(hidden, 2 * (width - width // 2))
 
-    def forward(self, a: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, a: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return (m, s) [n, D - D // 2]."""
         h = self.first(torch.cat([a, given], -1))
         for block in self.blocks:
@@ -61,9 +61,7 @@ class Flow(nn.Module):
         self.width = width
         self.layers = nn.ModuleList(Coupling(width, classes, hidden) for _ in range(LAYERS))
 
-    def forward(
-        self, x: torch.Tensor, given: torch.Tensor, inverse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: Tensor, given: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
         """Return noise [n, D] of features [n, D], or features of noise, and the logarithm of the
         determinant, [n]."""
         half, change = self.width // 2, x.new_zeros(len(x))
@@ -77,7 +75,7 @@ class Flow(nn.Module):
             x = self.turned(x, number, -1) if inverse else x
         return x, change
 
-    def turned(self, x: torch.Tensor, layer: int, direction: int) -> torch.Tensor:
+    def turned(self, x: Tensor, layer: int, direction: int) -> Tensor:
         return x.flip(-1) if layer < REVERSED else x.roll(direction * (self.width // 4), -1)
 
 
@@ -88,14 +86,12 @@ class Density:
     flow: Flow
     params: Params
 
-    def log_density(
-        self, features: torch.Tensor, given: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_density(self, features: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return (log p(features | class) [n], noise [n, D]); given: one-hot rows [n, C]."""
         noise, change = functional_call(self.flow, self.params, (features, given, False))
         normal = -0.5 * noise.square().sum(-1) - 0.5 * noise.shape[-1] * math.log(2 * math.pi)
         return normal + change, noise
 
-    def features(self, noise: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    def features(self, noise: Tensor, given: Tensor) -> Tensor:
         """Return features [n, D] of noise [n, D]."""
         return functional_call(self.flow, self.params, (noise, given, True))[0]

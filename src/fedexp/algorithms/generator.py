@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms.interfaces import Pixels
 
@@ -47,11 +47,11 @@ class Generator(nn.Module):
             nn.Sigmoid(),
         )
 
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
+    def forward(self, z: Tensor) -> Tensor:
         return self.blocks(self.first(z).view(-1, *self.start))[..., : self.height, : self.width]
 
 
-def normalised(values: torch.Tensor, pixels: Pixels) -> torch.Tensor:
+def normalised(values: Tensor, pixels: Pixels) -> Tensor:
     """Return images [n, channels, height, width] with values from 0 to 1 as a model reads them."""
     mean, std = (values.new_tensor(each)[:, None, None] for each in (pixels.mean, pixels.std))
     return (values - mean) / std
@@ -62,12 +62,12 @@ class Statistics:
     """The moving statistics of what the batch norm layers have seen of all batches so far."""
 
     # mean and variance of each layer
-    before: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def distance(self, layers: list[tuple[torch.Tensor, ...]]) -> torch.Tensor | float:
+    def distance(self, layers: list[tuple[Tensor, ...]]) -> Tensor | float:
         """Return the distance to the running statistics, see above; layers: those of
         `norm_inputs`."""
-        total: torch.Tensor | float = 0.0
+        total: Tensor | float = 0.0
         for number, (mean, var, running_mean, running_var) in enumerate(layers):
             if self.before:
                 old_mean, old_var = self.before[number]
@@ -76,7 +76,7 @@ class Statistics:
             total = total + (running_mean - mean).norm() + (running_var - var).norm()
         return total
 
-    def add(self, layers: list[tuple[torch.Tensor, ...]]) -> None:
+    def add(self, layers: list[tuple[Tensor, ...]]) -> None:
         """Take in the statistics of a batch's last step."""
         now = [(mean.detach(), var.detach()) for mean, var, *_ in layers]
         if self.before:
@@ -92,10 +92,10 @@ class Statistics:
 class Best:
     """The images of the step with the lowest loss."""
 
-    images: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # uint8
+    images: Tensor = field(default_factory=lambda: torch.empty(0))  # uint8
     lowest: float = math.inf
 
-    def offer(self, values: torch.Tensor, loss: torch.Tensor) -> None:
+    def offer(self, values: Tensor, loss: Tensor) -> None:
         """Take images with values from 0 to 1 where they are the first or the best so far."""
         found = float(loss.detach())
         if not len(self.images) or found < self.lowest:

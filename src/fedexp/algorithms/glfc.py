@@ -37,6 +37,7 @@ like. The text of the paper was not at hand: the equations are those of the code
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms.base import first_pass, masked_mean
 from fedexp.algorithms.exemplars import Exemplars, Kept
@@ -122,13 +123,13 @@ class GLFC(Exemplars, ServerTraining):
         """Return one example of the client, for the shape of its images."""
         return {"one": federation.parts[client][:1]} if self.proxy else {}
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits, server = net(params, batch.x).logits, ctx.server
         known = server.get("known", torch.zeros_like(server["new"]))
         seen = (known + server["new"]).sum()
         label = of_class(batch.y, known)
 
-        def mean_over_classes(target: torch.Tensor) -> torch.Tensor:
+        def mean_over_classes(target: Tensor) -> Tensor:
             return (
                 F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1) / seen
             )
@@ -154,7 +155,7 @@ class GLFC(Exemplars, ServerTraining):
         """Return, of one pass, the image of each new class whose feature is closest to the mean of
         the class, [C, ...], and 1 where there is one, [C]."""
         new, batch_size = ctx.server["new"], ctx.local.batch_size
-        total: torch.Tensor | float = 0.0
+        total: Tensor | float = 0.0
         count = torch.zeros_like(new)
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             is_of = of_class(batch.y, new) * mask[:, None] * new
@@ -204,9 +205,7 @@ class GLFC(Exemplars, ServerTraining):
         return server | {"best": model, "score": score}
 
 
-def compensation(
-    missing: torch.Tensor, is_old: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
+def compensation(missing: Tensor, is_old: Tensor, mask: Tensor | None) -> Tensor:
     """Return w [B] of g = `missing` [B]; is_old [B]: 1 for an example of an old class, 0 for one of
     a new class."""
     present = torch.ones_like(is_old) if mask is None else mask.to(is_old.dtype)
@@ -214,7 +213,7 @@ def compensation(
     return missing / torch.where(is_old > 0, old, new).clamp(min=torch.finfo(missing.dtype).tiny)
 
 
-def herding(features: torch.Tensor, count: int) -> np.ndarray:
+def herding(features: Tensor, count: int) -> np.ndarray:
     """Return positions of at most `count` examples, [m], in the order of their choice; features [n,
     D]."""
     unit = F.normalize(features.double()).cpu().numpy()

@@ -3,6 +3,7 @@ body)."""
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.core.tree import Params
 
@@ -18,13 +19,13 @@ def body(params: Params) -> Params:
     return {name: value for name, value in params.items() if name not in HEAD}
 
 
-def by_head(outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def by_head(outputs: Tensor, rows: Tensor) -> Tensor:
     """Return the logits [B, C] of outputs [B, R] by rows [B, C] or [C]: that of class c is output
     rows[c]; -inf where that is -1."""
     rows = rows.expand(*outputs.shape[:-1], rows.shape[-1])
     return outputs.gather(-1, rows.clamp(min=0)).masked_fill(rows < 0, -torch.inf)
 
 
-def logits(features: torch.Tensor, head: Params) -> torch.Tensor:
+def logits(features: Tensor, head: Params) -> Tensor:
     """Return the logits [B, C] of features [B, D]."""
     return F.linear(features, head[WEIGHT], head[BIAS])

@@ -7,14 +7,14 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output
 
 # numbers of examples [n] -> features [n, D], not augmented
-Features = Callable[[np.ndarray], torch.Tensor]
+Features = Callable[[np.ndarray], Tensor]
 
 
 class Network(Protocol):
@@ -25,20 +25,18 @@ class Network(Protocol):
     buffers of its own.
     """
 
-    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+    def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         """Return the output for inputs x [n, ...]. mask [n]: 1 = example, 0 = padding, which batch
         norm leaves out of its statistics; None: every row counts, or, where x is the x of a batch,
         its rows as `Batch.mask` has them."""
 
     def gradient(
-        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
-    ) -> tuple[Params, torch.Tensor]:
+        self, function: Callable[[Params], Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, Tensor]:
         """Return (gradient, value) of a scalar function of the parameters; inside, these run in
         train mode. moves: whether that moves the running statistics of the model in training."""
 
-    def slim(
-        self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
         """Return the last stage of a model that has one, with fewer channels (see models.Staged);
         mask as above, None: every row counts."""
 
@@ -58,9 +56,7 @@ class ServerNetwork(Network, Protocol):
     def snapshot(self) -> Params:
         """Return the parameters as tensors of their own."""
 
-    def norm_inputs(
-        self, params: Params, x: torch.Tensor
-    ) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+    def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
         """Return the output of a model in eval mode, and for each batch norm layer with running
         statistics (mean, variance) of its input over x and (running mean, running variance),
         [channels] each."""
@@ -70,9 +66,9 @@ class Batch(NamedTuple):
     """One local mini-batch."""
 
     # [B, channels, height, width], normalised and augmented; texts: int64 [B, length]
-    x: torch.Tensor
-    y: torch.Tensor  # int64 [B]; -1: not labelled
-    mask: torch.Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
+    x: Tensor
+    y: Tensor  # int64 [B]; -1: not labelled
+    mask: Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
     step: int  # which local step of the round this is, from 0
 
 
@@ -82,9 +78,7 @@ class ClientData(Protocol):
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of this round in the order in which they are trained on."""
 
-    def take(
-        self, index: torch.Tensor, draws: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return training examples by number, normalised, and augmented where random numbers for
         that are given (see OwnTraining.after): (x [n, ...], y [n])."""
 
@@ -152,7 +146,7 @@ class Context:
     plan: Tree  # what `host_plan` prepared for this round
     setup: Tree  # what `client_setup` computed for this round
     lr: float  # of this round
-    steps: torch.Tensor  # scalar: local steps of this client in this round
+    steps: Tensor  # scalar: local steps of this client in this round
     local: LocalTraining
 
 
@@ -171,15 +165,15 @@ class PublicData(Protocol):
 
     def take(
         self, index: np.ndarray, dropout: np.random.Generator | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Return public examples by their number 0, 1, ...: (x [n, ...] normalised and not
         augmented, y [n]); texts with the keys of their dropout, where `dropout` draws them."""
 
-    def logits(self, models: Sequence[Params]) -> torch.Tensor:
+    def logits(self, models: Sequence[Params]) -> Tensor:
         """Return the logits of several models, each with its buffers, on all public examples:
         [models, n, C], without gradient."""
 
-    def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[Tensor]:
         """Return the logits of each model on its own part of the examples (by their numbers 0, 1,
         ...): [n_i, C] each."""
 
@@ -190,7 +184,7 @@ class ServerRound:
 
     federation: Federation
     clients: Sequence[int]  # the cohort
-    weights: torch.Tensor  # [|S|]: n_k, or ones with weighting=uniform
+    weights: Tensor  # [|S|]: n_k, or ones with weighting=uniform
     previous: Tree  # the server's state before this round, with the "buffers" of its model
     buffers: Params  # leaves [|S|, ...]: running statistics of the local models
     lr: float  # of this round

@@ -26,7 +26,7 @@ from itertools import islice
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms.generator import LATENT, Generator, normalised
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork
@@ -43,7 +43,7 @@ class LabelGenerator(Generator):
     """Makes images [n, channels, height, width] with values from 0 to 1 of labels [n], n at most
     `count`."""
 
-    def __init__(self, shape: tuple[int, int, int], width: int, anchors: torch.Tensor, count: int):
+    def __init__(self, shape: tuple[int, int, int], width: int, anchors: Tensor, count: int):
         super().__init__(shape, width)
         self.anchors = anchors
         self.norm = nn.BatchNorm1d(anchors.shape[1])
@@ -58,7 +58,7 @@ class LabelGenerator(Generator):
             nn.init.normal_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, labels: torch.Tensor) -> torch.Tensor:
+    def forward(self, labels: Tensor) -> Tensor:
         parts = self.norm(self.anchors[labels]).split(ROWS)
         return super().forward(
             torch.cat([layer(part) for layer, part in zip(self.noisy, parts, strict=False)])
@@ -68,13 +68,13 @@ class LabelGenerator(Generator):
 class Student:
     """A model that learns from the images so far; `net` has it loaded all the time."""
 
-    def __init__(self, net: ServerNetwork, teacher: Params, known: torch.Tensor, ltc: float):
+    def __init__(self, net: ServerNetwork, teacher: Params, known: Tensor, ltc: float):
         self.net, self.teacher, self.known, self.ltc = net, teacher, known, ltc
         fresh = {name: drawn(name, teacher[name]) for name in net.params}
         net.load(fresh, {name: value for name, value in teacher.items() if name not in fresh})
         self.trained = 0  # times
 
-    def learn(self, images: torch.Tensor, pixels: Pixels, steps: int) -> None:
+    def learn(self, images: Tensor, pixels: Pixels, steps: int) -> None:
         """Take steps on images, uint8 [n, channels, height, width], n > 1."""
         self.trained += 1
         optimizer = torch.optim.SGD(
@@ -95,7 +95,7 @@ class Student:
             loss.backward()
             optimizer.step()
 
-    def difference(self, x: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    def difference(self, x: Tensor, taught: Tensor) -> Tensor:
         """Return how far the student's answers, in eval mode, are from logits that were `taught`,
         where both have the same first choice; a scalar."""
         logits = self.net(self.net.snapshot() | self.net.buffers(), x).logits[:, self.known]
@@ -104,14 +104,14 @@ class Student:
         return (apart * agrees).mean()
 
 
-def shuffled(count: int) -> Iterator[torch.Tensor]:
+def shuffled(count: int) -> Iterator[Tensor]:
     """Yield the numbers of batches without end, in a new order with every pass; one example alone
     is left out."""
     while True:
         yield from (part for part in torch.randperm(count).split(STUDENT_BATCH) if len(part) > 1)
 
 
-def drawn(name: str, value: torch.Tensor) -> torch.Tensor:
+def drawn(name: str, value: Tensor) -> Tensor:
     """Return first values of a student's parameter: matrices and kernels after Glorot, scales of
     batch norm around 1, biases 0."""
     if value.dim() > 1:
@@ -121,7 +121,7 @@ def drawn(name: str, value: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(value)
 
 
-def balanced(classes: int, count: int) -> torch.Tensor:
+def balanced(classes: int, count: int) -> Tensor:
     """Return `count` numbers of classes, each equally often, and what is left drawn at random;
     int64."""
     return torch.cat(

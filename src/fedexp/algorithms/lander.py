@@ -40,7 +40,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms import label_text
 from fedexp.algorithms.base import cross_entropies, masked_mean
@@ -120,11 +120,9 @@ class LANDER(DataFree, OwnModel):
             "anchors": torch.from_numpy(rows).to(weight)
         }
 
-    def make(
-        self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: torch.Tensor
-    ) -> torch.Tensor:
+    def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
         """See label_generator.py."""
-        anchors, made, seen = server["anchors"], list[torch.Tensor](), Statistics()
+        anchors, made, seen = server["anchors"], list[Tensor](), Statistics()
         generator = LabelGenerator(pixels.shape, self.width, anchors, self.batch_size).to(anchors)
         scale = [anchors.new_full((pixels.shape[0], 1, 1), v).requires_grad_() for v in (MEAN, STD)]
         student = Student(net, server["old"], classes, self.ltc)
@@ -158,7 +156,7 @@ class LANDER(DataFree, OwnModel):
                     student.learn(torch.cat(made), pixels, self.student_steps)
         return torch.cat(made)
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         server = ctx.server
         features, logits, _ = net(params, batch.x)
         entropy = cross_entropies(only(logits, server["new"]), batch.y)
@@ -175,7 +173,7 @@ class LANDER(DataFree, OwnModel):
         cur, pre = self.weights(known.sum(), known.sum() + server["new"].sum())
         return cur * learning + pre * kept
 
-    def weights(self, old: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def weights(self, old: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Return cur and pre of numbers of classes: old ones, and all so far."""
         alpha, beta = (seen / 2 + 1).log2(), (old / seen).sqrt()
         return self.alpha_cur * (1 + 1 / alpha) / beta, self.alpha_pre * alpha * beta

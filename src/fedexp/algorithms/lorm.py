@@ -27,7 +27,7 @@ layer with n inputs they are n^2 numbers. Only where tasks bring new classes.
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms.adapters import DOWN, UP, NewAdapters, adapters, layers
 from fedexp.algorithms.base import cross_entropies, first_pass
@@ -104,15 +104,13 @@ class LoRM(NewAdapters):
     def broadcast(self, server: Tree) -> Tree:
         return super().broadcast(server) | {"trains_b": server["trains_b"]}
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits = only(net(params, batch.x).logits, ctx.server["new"])
         return cross_entropies(logits, batch.y)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
+    ) -> tuple[Params, Tree, Tensor]:
         """Take a step of the optimizer on the head and on either A or B of all layers."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         trains_b = ctx.server["trains_b"] > 0
@@ -176,23 +174,23 @@ class LoRM(NewAdapters):
         return local | change | {name + UP: torch.zeros_like(local[name + UP]) for name in products}
 
 
-def damped(grams: torch.Tensor, factor: float) -> torch.Tensor:
+def damped(grams: Tensor, factor: float) -> Tensor:
     """Return matrices [..., n, n] with what is off the diagonal multiplied by a factor."""
     return factor * grams + (1 - factor) * torch.diag_embed(grams.diagonal(dim1=-2, dim2=-1))
 
 
-def inverse(matrix: torch.Tensor) -> torch.Tensor:
+def inverse(matrix: Tensor) -> Tensor:
     """Return the pseudo-inverse of a symmetric matrix [n, n], in float64."""
     return torch.linalg.pinv(matrix.double(), hermitian=True)
 
 
-def merged(parts: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
+def merged(parts: Tensor, grams: Tensor) -> Tensor:
     """Return the matrix [m, n] that answers as parts [S, m, n] do on inputs with Gram matrices [S,
     n, n]."""
     return ((parts.double() @ grams.double()).sum(0) @ inverse(grams.sum(0))).to(parts)
 
 
-def merged_up(parts: torch.Tensor, down: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
+def merged_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
     """Return B [m, r] of parts [S, m, r], as `merged` on what A, down [r, n], makes of the
     inputs."""
     return merged(parts, down.double() @ grams.double() @ down.double().T)
@@ -211,7 +209,7 @@ class Changed(LowRank):
         self.base, self.down, self.up, self.scale = layer.base, layer.down, layer.up, layer.scale
         self.change = nn.Parameter(torch.zeros_like(layer.base.weight), requires_grad=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         self.seen = x
         return super().forward(x) + self.scale * F.linear(x, self.change)
 
@@ -233,7 +231,7 @@ class Watched(Headed):
                 parent, _, own = name.rpartition(".")
                 setattr(self.get_submodule(parent), own, Changed(layer))
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: Tensor) -> Output:
         features, logits, _ = super().forward(x)
         found = sorted(
             (name, layer) for name, layer in self.named_modules() if isinstance(layer, Changed)

@@ -15,7 +15,7 @@ classifier, a part of the model; MOON has 256.
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.families import OwnModel
@@ -49,9 +49,7 @@ class Moon(OwnModel):
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"previous": params}
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         features, logits, _ = net(params, batch.x)
         others = [
             net(model, batch.x).features.detach()
@@ -83,6 +81,6 @@ class Projected(nn.Module):
         )
         self.classifier = nn.Linear(outputs, num_classes)
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: Tensor) -> Output:
         features = self.projection(self.body(x).features)
         return Output(features, self.classifier(features))

@@ -21,6 +21,7 @@ What an optimizer remembers is fresh at the start of a client's round.
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
@@ -53,9 +54,9 @@ def step(
     params: Params,
     grads: Params,
     memory: Tree,
-    lr: float | torch.Tensor,
+    lr: float | Tensor,
     local: LocalTraining,
-    number: int | torch.Tensor,
+    number: int | Tensor,
 ) -> tuple[Params, Tree]:
     """Return (params, memory) after one step; `number`: how many came before it in this round."""
     if local.optimizer == "adamw":
@@ -74,11 +75,11 @@ def step(
 
 
 def _rule(
-    g: torch.Tensor,
-    memory: dict[str, torch.Tensor],
+    g: Tensor,
+    memory: dict[str, Tensor],
     local: LocalTraining,
-    count: int | torch.Tensor,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    count: int | Tensor,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return what a step takes off one parameter, divided by the learning rate, and the new memory
     of it."""
     name = local.optimizer
@@ -108,9 +109,9 @@ def _rule(
     return mean / size / (1 - power(first, count)), {"mean": mean, "square": square}
 
 
-def power(base: float, count: int | torch.Tensor) -> float | torch.Tensor:
+def power(base: float, count: int | Tensor) -> float | Tensor:
     """Return base**count; of a tensor in fp64, since 1 - 0.999**count loses four digits in fp32."""
-    return base ** (count.double() if isinstance(count, torch.Tensor) else count)
+    return base ** (count.double() if isinstance(count, Tensor) else count)
 
 
 @torch.no_grad()
@@ -118,9 +119,9 @@ def step_in_place(
     params: Params,
     grads: Params,
     memory: Tree,
-    lr: float | torch.Tensor,
+    lr: float | Tensor,
     local: LocalTraining,
-    number: int | torch.Tensor,
+    number: int | Tensor,
 ) -> None:
     """Do the same step in place: change `params` and `memory`; with torch's fused kernels where it
     has them on every device.
@@ -145,12 +146,12 @@ def step_in_place(
 
 def _fused_sgd(
     params: Params,
-    gradients: list[torch.Tensor],
+    gradients: list[Tensor],
     memory: Tree,
-    lr: float | torch.Tensor,
+    lr: float | Tensor,
     local: LocalTraining,
 ) -> None:
-    buffers: list[torch.Tensor | None] = [memory["momentum"][k] for k in params]
+    buffers: list[Tensor | None] = [memory["momentum"][k] for k in params]
     sgd(
         list(params.values()),
         gradients,
@@ -167,11 +168,11 @@ def _fused_sgd(
 
 def _fused_adam(
     params: Params,
-    gradients: list[torch.Tensor],
+    gradients: list[Tensor],
     memory: Tree,
-    lr: float | torch.Tensor,
+    lr: float | Tensor,
     local: LocalTraining,
-    number: int | torch.Tensor,
+    number: int | Tensor,
 ) -> None:
     rule: Any = adamw if local.optimizer == "adamw" else adam
     rule(
@@ -192,14 +193,14 @@ def _fused_adam(
     )
 
 
-def _count(number: int | torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _count(number: int | Tensor, value: Tensor) -> Tensor:
     """Return a new step counter on the device of a parameter: torch adds 1 to it."""
-    if isinstance(number, torch.Tensor):
+    if isinstance(number, Tensor):
         return number.to(torch.float32, copy=True)
     return torch.full((), float(number), device=value.device)
 
 
-def like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def like(value: Tensor, other: Tensor) -> Tensor:
     """Return `value` in the memory layout of `other`: the fused step walks both in memory order,
     unchecked."""
     return value if value.stride() == other.stride() else torch.empty_like(other).copy_(value)

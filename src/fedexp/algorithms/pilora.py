@@ -27,7 +27,7 @@ schedule. No early stopping. Only where tasks bring new classes.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.algorithms import prototypes
 from fedexp.algorithms.adapters import DOWN, NewAdapters, Prototypes, adapters, layers
@@ -92,14 +92,12 @@ class PILoRA(NewAdapters):
         earlier = {"earlier": server["earlier"]} if "earlier" in server else {}
         return super().broadcast(server) | earlier
 
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         distances = -net(params, batch.x).logits
         own = distances.gather(-1, batch.y[:, None])[:, 0]
         return cross_entropies(-distances / self.temperature, batch.y) + self.lambda_pl * own
 
-    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
+    def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor | float:
         now = {name: params[name + DOWN].flatten(1) for name in layers(params)}
         total = self.l1 * torch.stack([value.abs().sum() for value in now.values()]).sum()
         if "earlier" not in ctx.server:
@@ -111,7 +109,7 @@ class PILoRA(NewAdapters):
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
+    ) -> tuple[Params, Tree, Tensor]:
         """Take a step of the optimizer, shorter for adapters, and none for prototypes of other
         tasks."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
@@ -136,7 +134,7 @@ class PILoRA(NewAdapters):
         return server | {"params": local | added, "local": local}
 
 
-def prototype_weights(own: torch.Tensor, means: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def prototype_weights(own: Tensor, means: Tensor, counts: Tensor) -> Tensor:
     """Return the weights of the clients' prototypes, [C, S], each row with the sum 1.
 
     own, means: prototypes and mean features of each client, [S, C, D]; counts: its examples of each

@@ -3,20 +3,21 @@
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.interfaces import Batch, Network
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
 
-def unknown(classes: int, width: int, like: torch.Tensor) -> Tree:
+def unknown(classes: int, width: int, like: Tensor) -> Tree:
     """Return prototypes of which none is known: means [C, D], and 1 for the classes that have one
     [C]."""
     return {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
 
 
 def statistics(
-    net: Network, params: Params, batches: Iterable[tuple[Batch, torch.Tensor]], like: torch.Tensor
+    net: Network, params: Params, batches: Iterable[tuple[Batch, Tensor]], like: Tensor
 ) -> Tree:
     """Return, over batches with their masks [B]: examples [C], mean feature [C, D], mean squared
     norm [C] of each class. like: [C, D]."""
@@ -31,18 +32,18 @@ def statistics(
     return {"count": count, "mean": total / seen[:, None], "square": squares / seen}
 
 
-def of_present(present: torch.Tensor, values: Tree) -> Tree:
+def of_present(present: Tensor, values: Tree) -> Tree:
     """Return values with leaves [..., C, ...] of the classes that `present` [..., C] is greater
     than 0 for."""
     return tree.map(lambda leaf: leaf[present > 0], values)
 
 
-def of_class(labels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def of_class(labels: Tensor, like: Tensor) -> Tensor:
     """Return the labels [B] as one-hot rows [B, C]; like: [C]."""
     return (labels[:, None] == torch.arange(len(like), device=labels.device)).to(like.dtype)
 
 
-def combined(old: Tree, means: torch.Tensor, weights: torch.Tensor) -> Tree:
+def combined(old: Tree, means: Tensor, weights: Tensor) -> Tree:
     """Return the prototypes after a round: the mean over clients, means [|S|, C, D] by weights
     [|S|, C]; a class that no client of the round holds keeps its old one."""
     total = weights.sum(0)

@@ -18,6 +18,7 @@ from dataclasses import fields
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedexp.core import tree
 from fedexp.core.errors import require
@@ -84,7 +85,7 @@ class ServerOptimizer(Checked, prefix="server."):
         params = {k: start[k] + lr * m[k] / (v[k].sqrt() + self.tau) for k in start}
         return after | {"params": params, STATE: {"m": m, "v": v}}
 
-    def _square(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+    def _square(self, v: Tensor, square: Tensor) -> Tensor:
         if self.optimizer == "adagrad":
             return v + square
         if self.optimizer == "yogi":

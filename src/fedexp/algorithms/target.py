@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.continual import NewClasses, Remembering, distillation_loss
@@ -102,7 +103,7 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
 
     def images_of(
         self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: list[int], seed: int
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return images that the old model takes for these classes, uint8 [n, channels, height,
         width] with n = batches * batch_size. seed: of all that is drawn."""
         with torch.random.fork_rng(devices=[]):
@@ -110,12 +111,10 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
             return self.make(net, server, pixels, torch.tensor(classes).to(server["new"].device))
 
     @abstractmethod
-    def make(
-        self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: torch.Tensor
-    ) -> torch.Tensor:
+    def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
         """Return the images of `images_of`, drawn by torch's generator."""
 
-    def images(self, step: int, ctx: Context) -> torch.Tensor:
+    def images(self, step: int, ctx: Context) -> Tensor:
         """Return the images of a local step, in the order of the client's plan and from its
         beginning again."""
         order, scale = ctx.plan["order"], ctx.server["scale"]
@@ -141,9 +140,7 @@ class TARGET(DataFree):
         server_work="a generator for each task",
     )
 
-    def make(
-        self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: torch.Tensor
-    ) -> torch.Tensor:
+    def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
         """See generator.py."""
         like = server["new"]
         generator, seen, made = Generator(pixels.shape, self.width).to(like), Statistics(), []
@@ -172,7 +169,7 @@ class TARGET(DataFree):
             made.append(best.images)
         return torch.cat(made)
 
-    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits = only(net(params, batch.x).logits, ctx.server["new"])
         loss = masked_mean(cross_entropies(logits, batch.y), batch.mask)
         if "old" not in ctx.server:
@@ -186,6 +183,6 @@ class TARGET(DataFree):
         )
 
 
-def only(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
+def only(logits: Tensor, member: Tensor) -> Tensor:
     """Return logits [B, C] without the classes with member [C] = 0."""
     return logits.masked_fill(member == 0, NEVER)

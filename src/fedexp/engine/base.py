@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedexp.algorithms.base import Batch, FedAvg
 from fedexp.algorithms.heads import by_head
@@ -36,7 +37,7 @@ class Probe:
 
     marks: tuple[int, ...]  # ascending, 0: before the first; empty: it is not tested
     epochs: tuple[int, ...]  # of its local training that end there
-    numbers: torch.Tensor  # int64 [n]
+    numbers: Tensor  # int64 [n]
     room: int  # the largest number of marks in the cohort
 
 
@@ -84,12 +85,12 @@ class Trained:
 
     messages: Tree  # leaves [|S|, ...]
     states: list[Tree]
-    losses: torch.Tensor  # [|S|]: mean objective over the local steps
+    losses: Tensor  # [|S|]: mean objective over the local steps
     buffers: Params  # leaves [|S|, ...]: running statistics of the local models
-    class_correct: dict[str, torch.Tensor] | None
+    class_correct: dict[str, Tensor] | None
     """Test view -> int64 [|S|, C]: right answers of the local models on the test set."""
     evaluation_seconds: float = 0.0  # spent on the latter, and on probes
-    probed: dict[str, torch.Tensor] | None = None
+    probed: dict[str, Tensor] | None = None
     """Right answers at the marks of the probes: `test` int64 [|S|, room, C], `train` [|S|, room];
     -1: not tested."""
 
@@ -111,7 +112,7 @@ class Gather:
     def add(self, positions: Sequence[int], part: Trained) -> None:
         """Add a part of the results. `positions`: where its clients stand in the cohort."""
 
-        def put(room: torch.Tensor | None, leaf: torch.Tensor | None) -> None:
+        def put(room: Tensor | None, leaf: Tensor | None) -> None:
             if room is not None and leaf is not None:
                 for row, position in enumerate(positions):
                     room[position].copy_(leaf[row])
@@ -124,7 +125,7 @@ class Gather:
             self._states[position] = state
         self._seconds += part.evaluation_seconds
 
-    def _room(self, leaf: torch.Tensor | None) -> torch.Tensor | None:
+    def _room(self, leaf: Tensor | None) -> Tensor | None:
         return None if leaf is None else leaf.new_empty(self.count, *leaf.shape[1:])
 
     def result(self, parallel: int = 1) -> Trained:
@@ -138,13 +139,13 @@ class Gather:
 class Evaluation:
     """Right answers and losses on the test set, or on some batches of it."""
 
-    class_correct: torch.Tensor  # int64 [C]
-    task_correct: torch.Tensor  # int64 [T], of the test examples of each task
-    losses: torch.Tensor  # float64 [batches]: sum of the cross-entropy over each batch
+    class_correct: Tensor  # int64 [C]
+    task_correct: Tensor  # int64 [T], of the test examples of each task
+    losses: Tensor  # float64 [batches]: sum of the cross-entropy over each batch
     examples: int  # of the whole test set
 
     @property
-    def loss(self) -> torch.Tensor:
+    def loss(self) -> Tensor:
         """Return the mean cross-entropy over the test set; a scalar."""
         return self.losses.sum() / self.examples
 
@@ -166,7 +167,7 @@ class ClientRuntime:
     augmentation: Draws | None
     local: LocalTraining
     dtype: torch.dtype
-    heads: torch.Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
+    heads: Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
     views: tuple[str, ...] = (PLAIN,)  # of what is tested on, see fedexp.data.views
     seed: int = 0  # of the draws of the augmented view
 
@@ -174,17 +175,13 @@ class ClientRuntime:
     def device(self) -> torch.device:
         return self.data.x_train.device
 
-    def load_train(
-        self, index: torch.Tensor, draws: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def load_train(self, index: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return training examples by number, index [..., B]: (x, y), augmented where draws are
         given."""
         x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
         return x, self.data.y_train[index]
 
-    def load_test(
-        self, index: torch.Tensor, draws: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def load_test(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return test examples by number, index [B]: (x, y), augmented where draws of all test
         examples are given."""
         drawn = None if draws is None else draws[index]
@@ -200,7 +197,7 @@ class ClientRuntime:
     def _on_validation(self) -> "ClientRuntime":
         return replace(self, data=self.data.tested_on_validation())
 
-    def test_draws(self, view: str, round: int) -> torch.Tensor | None:
+    def test_draws(self, view: str, round: int) -> Tensor | None:
         """Return the random numbers of the augmentation for all test examples, int64 [M, D]: the
         same for every model that is tested in a round, and others in the next one. None for any
         other view."""
@@ -233,7 +230,7 @@ class ClientRuntime:
 
     @torch.no_grad()
     def evaluate(
-        self, params: Params, draws: torch.Tensor | None = None, batches: range | None = None
+        self, params: Params, draws: Tensor | None = None, batches: range | None = None
     ) -> Evaluation:
         """Return class-wise right answers and losses on the test set, or on consecutive batches of
         it. draws: see `test_draws`."""
@@ -257,25 +254,25 @@ class ClientRuntime:
             task_correct.index_add_(0, task, right)
         return Evaluation(correct, task_correct, losses, len(labels))
 
-    def class_logits(self, outputs: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def class_logits(self, outputs: Tensor, index: Tensor) -> Tensor:
         """Return the logits of test examples by number, [B, outputs] -> [B, C]: by the head of each
         example's task."""
         if self.heads is None or self.data.test_tasks is None:
             return outputs
         return by_head(outputs, self.heads[self.data.test_tasks[index]])
 
-    def logits(self, model: Params, numbers: torch.Tensor) -> torch.Tensor:
+    def logits(self, model: Params, numbers: Tensor) -> Tensor:
         """Return the logits of a model (with its buffers) on training examples by number, not
         augmented: [n, C]."""
         return torch.cat([output.logits for output in self._outputs(model, numbers)])
 
-    def features(self, model: Params, numbers: np.ndarray) -> torch.Tensor:
+    def features(self, model: Params, numbers: np.ndarray) -> Tensor:
         """Return the features of training examples, likewise: [n, D]."""
         found = self._outputs(model, torch.as_tensor(numbers))
         return torch.cat([output.features for output in found])
 
     @torch.no_grad()
-    def _outputs(self, model: Params, numbers: torch.Tensor) -> list[Output]:
+    def _outputs(self, model: Params, numbers: Tensor) -> list[Output]:
         chunks = numbers.to(self.device).split(self.evaluation_batch)
         return [self.net(model, self.load_train(chunk, None)[0]) for chunk in chunks]
 
@@ -296,9 +293,7 @@ class ScheduledData:
             x, y = self.runtime.load_train(self.index[step, :length], draws)
             yield Batch(x, y, None, step)
 
-    def take(
-        self, index: torch.Tensor, draws: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self.runtime.load_train(index, draws)
 
     @property
@@ -339,8 +334,8 @@ class Engine(ABC):
         return runtime.tested_on(view).evaluate(server["params"], runtime.test_draws(view, round))
 
     def logits(
-        self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
+        self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Return the logits of each model (with its buffers) on training examples by number, not
         augmented: [n_i, C] each."""
         return [runtime.logits(model, each) for model, each in zip(models, numbers, strict=True)]

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -34,7 +33,7 @@ def keeps_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, KINDS) and layer.running_mean is not None
 
 
-def leaving_out_padding(mask: torch.Tensor | None) -> AbstractContextManager[Any]:
+def leaving_out_padding(mask: Tensor | None) -> AbstractContextManager[Any]:
     """Inside, F.batch_norm counts the rows with mask 1 alone. mask [B]: 1 = example, 0 = padding;
     None: all count."""
     return nullcontext() if mask is None else _Counting(mask)
@@ -43,7 +42,7 @@ def leaving_out_padding(mask: torch.Tensor | None) -> AbstractContextManager[Any
 class _Counting(TorchFunctionMode):
     """Replaces F.batch_norm, which nn.BatchNorm1d, 2d and 3d call."""
 
-    def __init__(self, mask: torch.Tensor):
+    def __init__(self, mask: Tensor):
         super().__init__()
         self.mask = mask
 
@@ -61,16 +60,16 @@ class _Counting(TorchFunctionMode):
 
 
 def batch_norm(
-    mask: torch.Tensor,
-    input: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    mask: Tensor,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> torch.Tensor:
+) -> Tensor:
     """Compute torch.nn.functional.batch_norm of input [B, C, ...] over the rows with mask [B] 1
     alone.
 
@@ -103,6 +102,6 @@ def batch_norm(
     return result.view(input.shape).to(input.dtype)
 
 
-def _sum_over_rows(values: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def _sum_over_rows(values: Tensor, share: Tensor) -> Tensor:
     """Sum values [B, C, P], each row times its share [B], over rows and pixels: [C]."""
     return (share @ values.flatten(1)).view(values.shape[1:]).sum(1)

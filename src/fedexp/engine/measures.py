@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Probe
@@ -15,14 +16,14 @@ from fedexp.engine.network import FunctionalNetwork
 NONE = -1  # in place of a number of right answers that was not counted
 
 
-def no_counts(runtime: ClientRuntime, count: int, room: int) -> dict[str, torch.Tensor]:
+def no_counts(runtime: ClientRuntime, count: int, room: int) -> dict[str, Tensor]:
     """Return room for the right answers of `count` clients: `test` int64 [count, room, C], `train`
     [count, room]."""
     shapes = {"test": (count, room, runtime.data.num_classes), "train": (count, room)}
     return {name: torch.full(shape, NONE, device=runtime.device) for name, shape in shapes.items()}
 
 
-def right_on_own(runtime: ClientRuntime, model: Params, numbers: torch.Tensor) -> int:
+def right_on_own(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int:
     """Return how many of these training examples, not augmented, a model with its buffers answers
     right; NONE where the model has a head for each task."""
     if runtime.heads is not None or not len(numbers):
@@ -39,7 +40,7 @@ class Watch:
     server: Tree  # what was sent: held again after each test
     probe: Probe
     seconds: float = 0.0  # spent on tests
-    counts: dict[str, torch.Tensor] = field(init=False)  # leaves [1, room, ...]
+    counts: dict[str, Tensor] = field(init=False)  # leaves [1, room, ...]
 
     def __post_init__(self) -> None:
         self.counts = no_counts(self.runtime, 1, self.probe.room)
@@ -65,7 +66,7 @@ def class_means(runtime: ClientRuntime, model: Mapping[str, Params]) -> list[np.
     `buffers`."""
     labels, classes = runtime.data.y_test, runtime.data.num_classes
     runtime.net.set_buffers(model["buffers"])
-    sums: list[torch.Tensor] = []
+    sums: list[Tensor] = []
     for index in torch.arange(len(labels), device=runtime.device).split(runtime.evaluation_batch):
         x, y = runtime.load_test(index)
         layers = [

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from fedexp.core import tree
@@ -42,12 +42,12 @@ class FunctionalNetwork:
         self._cast: Params = {}
         self._training: nn.Module | None = None  # the module in train mode, where it is called so
 
-    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+    def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         weights = self.own(self._cast if params is self._held else params)
         return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
 
     def in_training(
-        self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None
+        self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None
     ) -> Output:
         """Return the output in train mode with these running statistics, which change in place."""
         if self._training is None:
@@ -75,8 +75,8 @@ class FunctionalNetwork:
         return {k: v for k, v in params.items() if k in self.names}
 
     def gradient(
-        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
-    ) -> tuple[Params, torch.Tensor]:
+        self, function: Callable[[Params], Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, Tensor]:
         """Return (gradient, value) of a scalar function of the parameters."""
         return grad_and_value(function)(params)
 
@@ -92,23 +92,19 @@ class FunctionalNetwork:
             self._held = params
             self._cast = {k: v.to(torch.bfloat16) if v.dim() > 1 else v for k, v in params.items()}
 
-    def slim(
-        self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
         """Return the last stage alone with fewer channels, of a model that has one (see
         models.Staged); never in bf16."""
         whole = dict(self.module.named_parameters()) | params
         with leaving_out_padding(mask):
             return self.module.slim(whole, x, width)  # type: ignore[operator]
 
-    def norm_inputs(
-        self, params: Params, x: torch.Tensor
-    ) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+    def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
         """Return the output in eval mode, and for each batch norm layer with running statistics
         (mean, variance) of its input over x and (running mean, running variance)."""
-        found: list[tuple[torch.Tensor, ...]] = []
+        found: list[tuple[Tensor, ...]] = []
 
-        def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             value, dims = inputs[0], [0, *range(2, inputs[0].dim())]
             here = value.mean(dims), value.var(dims, correction=0)
             found.append((*here, layer.running_mean, layer.running_var))  # type: ignore[arg-type]
@@ -119,14 +115,14 @@ class FunctionalNetwork:
                     stack.callback(layer.register_forward_pre_hook(look).remove)
             return self(params, x), found
 
-    def hidden_activations(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def hidden_activations(self, params: Params, x: Tensor) -> tuple[Tensor, ...]:
         """Return hidden activations [B, d] after the ReLU of every fully connected hidden layer, of
         a model that has them (`has_neurons`)."""
         weights = {f"module.{name}": value for name, value in self.own(params).items()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             return functional_call(Neurons(self.module), weights, (x,))
 
-    def set_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+    def set_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Set the received global model's buffers (running statistics of batch norm)."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
@@ -134,9 +130,7 @@ class FunctionalNetwork:
     def buffers(self) -> Params:
         return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
-    def _forward(
-        self, call: Callable[[], Output], x: torch.Tensor, mask: torch.Tensor | None
-    ) -> Output:
+    def _forward(self, call: Callable[[], Output], x: Tensor, mask: Tensor | None) -> Output:
         with leaving_out_padding(mask):
             if self.precision != "bf16":
                 return call()
@@ -159,7 +153,7 @@ class Neurons(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.module.hidden_activations(x)  # type: ignore[operator]
 
 
@@ -183,7 +177,7 @@ class LiveNetwork(FunctionalNetwork):
         self._moving: Params | None = None
         self.kept: Kept | None = None  # outputs of references, while a client is trained
 
-    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+    def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if params is self.params:
             return self._forward(lambda: self.module(x), x, mask)
         if params is self._moving:
@@ -193,14 +187,12 @@ class LiveNetwork(FunctionalNetwork):
             return self.frozen(params, x, mask)
         return self.kept.of(params, x, lambda: self.frozen(params, x))
 
-    def norm_inputs(
-        self, params: Params, x: torch.Tensor
-    ) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+    def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
         return self.frozen.norm_inputs(params, x)
 
     def gradient(
-        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
-    ) -> tuple[Params, torch.Tensor]:
+        self, function: Callable[[Params], Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, Tensor]:
         before = {} if moves else self.buffers()
         self._moving = {name: value.detach().requires_grad_() for name, value in params.items()}
         with torch.enable_grad():
@@ -214,7 +206,7 @@ class LiveNetwork(FunctionalNetwork):
         return dict(zip(params, grads, strict=True)), value.detach()
 
     @torch.no_grad()
-    def load(self, params: Params, buffers: Mapping[str, torch.Tensor]) -> None:
+    def load(self, params: Params, buffers: Mapping[str, Tensor]) -> None:
         """Start from this model; running statistics among `params` go before `buffers`."""
         for name, parameter in self._own.items():
             parameter.copy_(params[name])

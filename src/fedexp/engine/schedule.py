@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.rng import generator_for
@@ -18,9 +19,9 @@ from fedexp.data.types import Draws
 class Schedule:
     """One client's round: S steps of at most B examples."""
 
-    index: torch.Tensor  # int64 [S, B] numbers of training examples, padded with one of them
+    index: Tensor  # int64 [S, B] numbers of training examples, padded with one of them
     lengths: np.ndarray  # int [S] examples in each step
-    draws: torch.Tensor | None  # int64 [S, B, D] random numbers of the augmentation
+    draws: Tensor | None  # int64 [S, B, D] random numbers of the augmentation
 
     @property
     def steps(self) -> int:

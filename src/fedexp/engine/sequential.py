@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, FedAvg
@@ -87,7 +88,7 @@ class OneClient:
             local=runtime.local,
         )
 
-    def _to_tensor(self, values: np.ndarray | int) -> torch.Tensor:
+    def _to_tensor(self, values: np.ndarray | int) -> Tensor:
         return torch.as_tensor(np.asarray(values), device=self.runtime.device)
 
     def play(self, evaluate_local: bool) -> Trained:
@@ -123,7 +124,7 @@ class OneClient:
         messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
         return Trained(messages, [state], loss[None], buffers, correct, seconds, probed)
 
-    def train(self) -> torch.Tensor:
+    def train(self) -> Tensor:
         """Run the local steps; return the mean objective, 0 where the client has no step."""
         algorithm, live, ctx = self.algorithm, self.live, self.ctx
         own = has_own_step(algorithm)
@@ -141,7 +142,7 @@ class OneClient:
             live.load(params, live.buffers())
         return total / ctx.steps.clamp(min=1)
 
-    def step(self, memory: Tree, batch: Batch) -> torch.Tensor:
+    def step(self, memory: Tree, batch: Batch) -> Tensor:
         """Take the base's local step with autograd and in place; return the loss."""
         params, ctx = self.live.params, self.ctx
         loss = self.algorithm.objective(self.live, params, batch, ctx)
@@ -178,7 +179,7 @@ class OneClient:
         self.runtime.net.set_buffers(self.server["buffers"])
         return outcome
 
-    def evaluate(self, trained: Params, buffers: Params) -> dict[str, torch.Tensor]:
+    def evaluate(self, trained: Params, buffers: Params) -> dict[str, Tensor]:
         """Return class-wise right answers of the local model with its own running statistics; int64
         [1, C] for each test view."""
         runtime, correct = self.runtime, {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from fedexp.core.private.of_torch import in_transform
 from fedexp.core.tree import Params
@@ -27,17 +27,17 @@ class OfOne:
     """The outputs of one model."""
 
     # its parameters, so that no other tensor can take their place in memory
-    held: tuple[torch.Tensor, ...]
+    held: tuple[Tensor, ...]
     output: Output  # features [n, D], None where a model has none, and logits [n, C]
     known: np.ndarray  # bool [n]: whose outputs have been written
 
-    def write(self, rows: torch.Tensor, output: Output) -> None:
+    def write(self, rows: Tensor, output: Output) -> None:
         for room, part in zip(self.output[:2], output[:2], strict=True):
             if room is not None:
                 room[rows] = part.detach()
         self.known[rows.numpy()] = True
 
-    def read(self, rows: torch.Tensor) -> Output:
+    def read(self, rows: Tensor) -> Output:
         features, logits, _ = self.output
         return Output(features if features is None else features[rows], logits[rows])
 
@@ -45,19 +45,19 @@ class OfOne:
 class Kept:
     """Outputs on the examples of one client in one round, for the batch that was last shown."""
 
-    def __init__(self, index: torch.Tensor, examples: int):
+    def __init__(self, index: Tensor, examples: int):
         """index: int64 [S, B] numbers of the examples in each step, with padding; examples: of all
         steps, without."""
         self._index, self._examples = index, examples
         self._models: dict[tuple[tuple[str, int, int], ...], OfOne | None] = {}
-        self._x: torch.Tensor | None = None
+        self._x: Tensor | None = None
         self._version = self._step = 0
 
-    def show(self, x: torch.Tensor, step: int) -> None:
+    def show(self, x: Tensor, step: int) -> None:
         """Tell that the inputs x [b, ...] of a step come next."""
         self._x, self._version, self._step = x, x._version, step
 
-    def of(self, params: Params, x: torch.Tensor, compute: Callable[[], Output]) -> Output:
+    def of(self, params: Params, x: Tensor, compute: Callable[[], Output]) -> Output:
         """Return what `compute` gives with the parameters of a reference, or what it gave
         before."""
         if x is not self._x or in_transform() or x._version != self._version:
@@ -77,7 +77,7 @@ class Kept:
         return output
 
     @cached_property
-    def _rows(self) -> torch.Tensor:
+    def _rows(self) -> Tensor:
         """Return the place of each example among the client's different ones, [S, B]."""
         return self._index.unique(return_inverse=True)[1]
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.core.errors import require
 from fedexp.core.limits import Checked
@@ -56,7 +57,7 @@ class Analysed:
     # of each client's loss at the distributed model, leaves [S, ...]
     gradients: Callable[[], Params]
     # of the test examples, [n, D]: of the global model before the round, and after it
-    features: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    features: Callable[[], tuple[Tensor, Tensor]]
 
 
 class Analysis(Checked, prefix="analysis."):

@@ -1,9 +1,10 @@
 """Similarity of the features that two models have of the same examples."""
 
 import torch
+from torch import Tensor
 
 
-def linear_cka(one: torch.Tensor, other: torch.Tensor) -> float:
+def linear_cka(one: Tensor, other: Tensor) -> float:
     """CKA = ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F), in [0, 1], of features X [n, D] and Y [n,
     D'] of the same n examples, each column minus its mean; nan where all rows of one are equal.
 

@@ -2,12 +2,13 @@
 Eq. 8)."""
 
 import torch
+from torch import Tensor
 
 from fedexp.core.tree import Params
 from fedexp.metrics.layers import squared_norms
 
 
-def mean_squared_norm(gradients: Params, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+def mean_squared_norm(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
     """sum_k w_k ||g_k||^2 of each layer and in total: leaves [S, ...], weights [S] of sum 1 ->
     float64 scalars."""
     return {
@@ -16,7 +17,7 @@ def mean_squared_norm(gradients: Params, weights: torch.Tensor) -> dict[str, tor
     }
 
 
-def squared_norm_of_mean(gradients: Params, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+def squared_norm_of_mean(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
     """||sum_k w_k g_k||^2 of each layer and in total: leaves [S, ...], weights [S] of sum 1 ->
     float64 scalars."""
     mean = {
@@ -25,9 +26,7 @@ def squared_norm_of_mean(gradients: Params, weights: torch.Tensor) -> dict[str, 
     return {layer: norm[0] for layer, norm in squared_norms(mean).items()}
 
 
-def gradient_diversity(
-    gradients: Params, weights: torch.Tensor | None = None
-) -> dict[str, torch.Tensor]:
+def gradient_diversity(gradients: Params, weights: Tensor | None = None) -> dict[str, Tensor]:
     """Lambda = (1/K sum_k ||g_k||^2) / ||1/K sum_k g_k||^2 >= 1 of each layer and in total, float64
     scalars.
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from fedexp.core.tree import Params
 
@@ -18,7 +19,7 @@ def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def sums(stacked: Params) -> dict[str, torch.Tensor]:
+def sums(stacked: Params) -> dict[str, Tensor]:
     """Return layer -> sum over the entries of its parameters, and `total`: leaves [S, ...] ->
     float64 [S] each."""
     each = {
@@ -32,19 +33,19 @@ def sums(stacked: Params) -> dict[str, torch.Tensor]:
     return found | {TOTAL: torch.stack(list(found.values())).sum(0)}
 
 
-def l1_norms(stacked: Params) -> dict[str, torch.Tensor]:
+def l1_norms(stacked: Params) -> dict[str, Tensor]:
     """Return layer -> sum_i |w_i| of its parameters, and `total`: leaves [S, ...] -> float64 [S]
     each."""
     return sums({name: leaf.abs() for name, leaf in stacked.items()})
 
 
-def squared_norms(stacked: Params) -> dict[str, torch.Tensor]:
+def squared_norms(stacked: Params) -> dict[str, Tensor]:
     """Return layer -> sum_i w_i^2 of its parameters, and `total`: leaves [S, ...] -> float64 [S]
     each."""
     return sums({name: leaf**2 for name, leaf in stacked.items()})
 
 
-def l2_norms(stacked: Params) -> dict[str, torch.Tensor]:
+def l2_norms(stacked: Params) -> dict[str, Tensor]:
     """Return layer -> sqrt(sum_i w_i^2) of its parameters, and `total`: leaves [S, ...] -> float64
     [S] each."""
     return {layer: value.sqrt() for layer, value in squared_norms(stacked).items()}

@@ -7,6 +7,7 @@ made of torch's operations alone, so that it also works inside `torch.func.vmap`
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.core.tree import Params
 from fedexp.metrics import accuracy
@@ -16,7 +17,7 @@ from fedexp.metrics.layers import l1_norms, l2_norms
 NORMS = {"l1": l1_norms, "l2": l2_norms}
 
 
-def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str, torch.Tensor]:
+def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str, Tensor]:
     """||w_G - w_k|| of each layer and in total: `local` [S, ...], `reference` [...] -> float64 [S]
     each.
 
@@ -26,7 +27,7 @@ def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str,
     return NORMS[norm]({name: leaf - reference[name] for name, leaf in local.items()})
 
 
-def from_others(local: Params, norm: str = "l1") -> dict[str, torch.Tensor]:
+def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
     """1/(S-1) sum_{j != k} ||w_j - w_k|| of each layer and in total: leaves [S, ...] -> float64 [S]
     each.
 

@@ -4,8 +4,7 @@ Output(features, logits)."""
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.core.limits import Checked
 from fedexp.core.tree import Params
@@ -14,10 +13,10 @@ from fedexp.core.tree import Params
 class Output(NamedTuple):
     """The output of every fedexp model."""
 
-    features: torch.Tensor  # [B, D]: the input of the classifier (penultimate layer)
-    logits: torch.Tensor  # [B, C]
+    features: Tensor  # [B, D]: the input of the classifier (penultimate layer)
+    logits: Tensor  # [B, C]
     # input and output [B, D, h, w] of the last stage, where the model keeps them
-    maps: tuple[torch.Tensor, ...] = ()
+    maps: tuple[Tensor, ...] = ()
 
 
 class Model(Checked, ABC, prefix="model."):
@@ -61,7 +60,7 @@ class Staged(Protocol):
 
     keeps_maps: bool  # set: `Output.maps` is filled
 
-    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+    def slim(self, params: Params, x: Tensor, width: float) -> Tensor:
         """Return the output [B, ., h, w] of the last stage with the first `width` of the output
         channels of every convolution in it, and the first of its input channels. x: the first
         channels of the stage's input. Batch norm, where there is any, takes batch statistics, and

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Counts, Limit
@@ -97,7 +97,7 @@ class CNNModule(nn.Module):
         self.unit = None if spec.unit_features is None else nn.Linear(width, spec.unit_features)
         self.classifier = nn.Linear(spec.unit_features or width, num_classes)
 
-    def hidden_activations(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def hidden_activations(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the post-ReLU output [B, D] of every fully connected layer for images x [B, C, H,
         W]; features last.
 
@@ -105,14 +105,14 @@ class CNNModule(nn.Module):
         """
         return self._connected(self._convolved(x)[-1])
 
-    def _convolved(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _convolved(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return input and output of the last convolution with its pooling and ReLU."""
         before = x
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             before, x = x, pooled(norm(convolution(x)))
         return before, x
 
-    def _connected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _connected(self, x: Tensor) -> tuple[Tensor, ...]:
         x = x.flatten(1)
         activations = []
         for layer in self.hidden:
@@ -120,7 +120,7 @@ class CNNModule(nn.Module):
             activations.append(x)
         return tuple(activations)
 
-    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+    def slim(self, params: Params, x: Tensor, width: float) -> Tensor:
         """Apply the last convolution with fewer channels (see models.Staged)."""
         last = len(self.convolutions) - 1
         name, norm = f"convolutions.{last}", f"norms.{last}"
@@ -134,7 +134,7 @@ class CNNModule(nn.Module):
         x = F.conv2d(x, weight, padding=self.padding)
         return pooled(F.batch_norm(x, None, None, scale, shift, training=True))
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: Tensor) -> Output:
         maps = self._convolved(x)
         features = self._connected(maps[-1])[-1]
         if self.unit is not None:
@@ -142,7 +142,7 @@ class CNNModule(nn.Module):
         return Output(features, self.classifier(features), maps if self.keeps_maps else ())
 
 
-def pooled(x: torch.Tensor) -> torch.Tensor:
+def pooled(x: Tensor) -> Tensor:
     """ReLU of 2 x 2 max-pooling of x [N, C, H, W]: ReLU is monotone, so it commutes with max, 4
     times fewer of them."""
     if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
@@ -152,7 +152,7 @@ def pooled(x: torch.Tensor) -> torch.Tensor:
     return F.relu(F.max_pool2d(x, 2, 2))
 
 
-def _maxima(x: torch.Tensor) -> torch.Tensor:
+def _maxima(x: Tensor) -> Tensor:
     """torch's pooling notes where each maximum was, which only a gradient needs: a third of the
     time without."""
     n, c, h, w = x.shape

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, nearest, require
 from fedexp.core.limits import Checked, CountFrom0
@@ -121,7 +121,7 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))  # as torch begins a linear layer
         nn.init.zeros_(self.up.weight)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.scale * self.up(self.down(x))
 
     @torch.no_grad()

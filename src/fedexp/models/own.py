@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, nearest, require
 from fedexp.models import Model, Output
@@ -98,7 +98,7 @@ def is_image(shape: Any) -> bool:
 
 
 @torch.no_grad()
-def probed(network: nn.Module, x: torch.Tensor, reading: "Reading | None") -> torch.Tensor:
+def probed(network: nn.Module, x: Tensor, reading: "Reading | None") -> Tensor:
     """Return what a network in eval mode says to x. Raises ConfigError where it cannot read it."""
     with evaluating(network):
         try:
@@ -107,7 +107,7 @@ def probed(network: nn.Module, x: torch.Tensor, reading: "Reading | None") -> to
             raise cannot_read(x, error) from error
 
 
-def is_last(split: "Headed", x: torch.Tensor, before: Any) -> bool:
+def is_last(split: "Headed", x: Tensor, before: Any) -> bool:
     """Return whether the head, taken out, gives the same on its features [B, D] as the whole
     network gave."""
     with evaluating(split), torch.no_grad():
@@ -115,9 +115,7 @@ def is_last(split: "Headed", x: torch.Tensor, before: Any) -> bool:
             features, logits, _ = split(x)
         except Exception:
             return False
-        return (
-            isinstance(before, torch.Tensor) and torch.equal(before, logits) and features.dim() == 2
-        )
+        return isinstance(before, Tensor) and torch.equal(before, logits) and features.dim() == 2
 
 
 @contextmanager
@@ -133,7 +131,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def cannot_read(x: torch.Tensor, error: Exception) -> ConfigError:
+def cannot_read(x: Tensor, error: Exception) -> ConfigError:
     """Return the error of a network that fails on examples x [B, ...]."""
     size = " x ".join(map(str, x.shape[1:]))
     kind = "images of {} (channels x height x width)" if x.dim() == 4 else "examples of {} numbers"
@@ -202,7 +200,7 @@ class Reading(nn.Module):
             (own - theirs) / s for own, theirs, s in zip(means, self.mean, self.std, strict=True)
         ]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] == 1:
             x = x.expand(-1, 3, -1, -1)
         if self.size is not None and tuple(x.shape[2:]) != self.size:
@@ -225,7 +223,7 @@ class Headed(nn.Module):
         self.backbone = backbone
         self.classifier = classifier
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: Tensor) -> Output:
         features = self.backbone(x if self.reading is None else self.reading(x))
         return Output(features, self.classifier(features))
 
@@ -238,7 +236,7 @@ class LogitsOnly(nn.Module):
         self.reading = reading
         self.network = network
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: Tensor) -> Output:
         logits = self.network(x if self.reading is None else self.reading(x))
         # no algorithm that reads features gets this far
         return Output(None, logits)  # type: ignore[arg-type]

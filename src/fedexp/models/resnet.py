@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.limits import Count, Counts
@@ -69,7 +69,7 @@ class CifarResNetModule(nn.Module):
         )
         self.classifier = nn.Linear(widths[-1], num_classes)
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: Tensor) -> Output:
         x = F.relu(self.stem(x))
         for stage in self.stages:
             x = stage(x)
@@ -90,7 +90,7 @@ class _BasicBlock(nn.Module):
         if not same:
             self.shortcut = _normed(before, after, 1, stride, running=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
 
 
@@ -210,14 +210,14 @@ class BottleneckResNetModule(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: Tensor) -> Output:
         x = before = F.relu(self.stem(x))
         for stage in self.stages:
             before, x = x, stage(x)
         features = x.mean((2, 3))
         return Output(features, self.classifier(features), (before, x) if self.keeps_maps else ())
 
-    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+    def slim(self, params: Params, x: Tensor, width: float) -> Tensor:
         """Apply the last stage with fewer channels (see models.Staged)."""
         stage = len(self.stages) - 1
         blocks = self.stages[stage]
@@ -226,9 +226,7 @@ class BottleneckResNetModule(nn.Module):
             assert isinstance(block, _Bottleneck)
             name = f"stages.{stage}.{number}"
 
-            def layer(
-                part: str, x: torch.Tensor, stride: int = 1, name: str = name
-            ) -> torch.Tensor:
+            def layer(part: str, x: Tensor, stride: int = 1, name: str = name) -> Tensor:
                 weight = params[f"{name}.{part}.0.weight"]
                 weight = weight[: slim_channels(len(weight), width), : x.shape[1]]
                 x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
@@ -260,6 +258,6 @@ class _Bottleneck(nn.Module):
         if not same:
             self.shortcut = _normed(before, EXPANSION * width, 1, stride)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.second(F.relu(self.first(x))))
         return F.relu(self.third(inner) + self.shortcut(x))

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from fedexp.core.errors import ConfigError
@@ -71,7 +71,7 @@ class TextCNNModule(nn.Module):
             with torch.no_grad():
                 self.embedding.weight.copy_(shape.vectors)
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: Tensor) -> Output:
         """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, which is
         used in training."""
         words, keys = x[:, : self.length], x[:, self.length :]
@@ -81,7 +81,7 @@ class TextCNNModule(nn.Module):
         features = self.hidden(maps)
         return Output(features, self.classifier(features))
 
-    def _convolved(self, vectors: torch.Tensor) -> torch.Tensor:
+    def _convolved(self, vectors: Tensor) -> Tensor:
         """Return the maximum over the text of every filter's ReLU, [B, filters * heights], for
         vectors [B, length, D].
 
@@ -100,7 +100,7 @@ class TextCNNModule(nn.Module):
         return F.relu(torch.cat(best, 1))
 
 
-def maxima(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def maxima(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the maximum over the windows of each filter, [B, F].
 
     windows: [B, W, K], for each text its W windows of K numbers; weight: [F, K]; bias: [F].
@@ -122,9 +122,7 @@ class _Maxima(Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         # autocast's are bf16, of which max is slow
         products = F.linear(windows, weight, bias).to(windows.dtype)
         values, places = products.max(1)
@@ -132,7 +130,7 @@ class _Maxima(Function):
         return values
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         windows, weight, places = ctx.saved_tensors
         batch, number, _ = windows.shape
         if torch.is_grad_enabled():
@@ -151,9 +149,7 @@ class _Maxima(Function):
         return of_windows, of_weight, grad.sum(0)
 
 
-def _by_row(
-    rows: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, number: int
-) -> torch.Tensor:
+def _by_row(rows: Tensor, grad: Tensor, weight: Tensor, number: int) -> Tensor:
     """Return for each of so many rows the sum of grad * weight[filter] over the filters [B, F] that
     name it."""
     named, order = rows.flatten().sort(stable=True)
@@ -164,7 +160,7 @@ def _by_row(
     )
 
 
-def kept(keys: torch.Tensor, units: int, dropout: float) -> torch.Tensor:
+def kept(keys: Tensor, units: int, dropout: float) -> Tensor:
     """Return which units dropout keeps, bool [..., units], a pure function of the key int64 [...,
     1] and unit's number.
 
@@ -177,14 +173,14 @@ def kept(keys: torch.Tensor, units: int, dropout: float) -> torch.Tensor:
     return hashed >= round(dropout * 2**64) - 2**63
 
 
-def _mixed(z: torch.Tensor) -> torch.Tensor:
+def _mixed(z: Tensor) -> Tensor:
     """Apply the finaliser of SplitMix64 on 64-bit integers; products wrap around."""
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
     return z ^ _shifted(z, 31)
 
 
-def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
+def _shifted(z: Tensor, bits: int) -> Tensor:
     """Shift signed integers logically to the right."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core.errors import ConfigError
@@ -257,14 +258,14 @@ RECEIPT = 1  # the tag; messages have 0
 _receipts: dict[int, Any] = {}
 
 
-def packed(value: Any) -> torch.Tensor:
+def packed(value: Any) -> Tensor:
     """Return the bytes of a value, uint8 [n]."""
     file = io.BytesIO()
     channel.save(value, file)
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
-def send(packet: torch.Tensor, rank: int) -> None:
+def send(packet: Tensor, rank: int) -> None:
     """Send packed bytes; return when the other side has them."""
     with connection(rank):
         receipt: Any = dist.irecv(torch.empty(1), rank, tag=RECEIPT)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
@@ -72,7 +73,7 @@ class Ask:
     """Request for the logits of a model on training examples."""
 
     model: Params
-    numbers: torch.Tensor
+    numbers: Tensor
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Worker:
         self.server: Tree = None
 
     @subnormals_as_zero()
-    def obey(self, order: Any) -> Trained | Evaluation | torch.Tensor | Ready | None:
+    def obey(self, order: Any) -> Trained | Evaluation | Tensor | Ready | None:
         """Carry out an order and return the answer, on the CPU; None where none is sent."""
         match order:
             case Begin(hardware):
@@ -127,9 +128,7 @@ def cut_evenly(total: int, most: int) -> list[range]:
 
 def move(values: Tree, device: torch.device) -> Tree:
     """Return a tree whose tensors are on the device."""
-    return tree.map(
-        lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, values
-    )
+    return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, values)
 
 
 def serve(channel: Channel) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
@@ -161,8 +162,8 @@ class Workers(Engine):
         return Evaluation.joined(here)
 
     def logits(
-        self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
+        self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[Tensor]
+    ) -> list[Tensor]:
         assert Publish in self._sent, "models are asked after training"
         orders = []
         for i, (model, each) in enumerate(zip(models, numbers, strict=True)):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedexp.algorithms import optimizers
@@ -43,7 +44,7 @@ class Fixed(NamedTuple):
     states: Tree
     plans: Tree
     begun: Tree
-    steps: torch.Tensor
+    steps: Tensor
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,12 @@ class Frame:
     others)."""
 
     server: Tree
-    lr: float | torch.Tensor
+    lr: float | Tensor
     fixed: Fixed
     params: Params  # leaves [C, ...]
     buffers: Params  # running statistics; leaves [C, ...]
     memory: Tree  # of the optimizer; leaves [C, ...]
-    losses: torch.Tensor  # [C]: sum of the objective over the steps so far
+    losses: Tensor  # [C]: sum of the objective over the steps so far
 
 
 # --- what the hooks of one client see, inside vmap
@@ -84,7 +85,7 @@ class ClientNetwork(Network):
         self._batch = batch
         return batch
 
-    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+    def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if mask is None and self._batch is not None and x is self._batch.x:
             mask = self._batch.mask
         with ClientByClient():
@@ -101,9 +102,9 @@ class ClientNetwork(Network):
         return output
 
     def gradient(
-        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
-    ) -> tuple[Params, torch.Tensor]:
-        def scored(moving: Params) -> tuple[torch.Tensor, Params]:
+        self, function: Callable[[Params], Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, Tensor]:
+        def scored(moving: Params) -> tuple[Tensor, Params]:
             self._moving = moving
             return function(moving), self._buffers
 
@@ -114,9 +115,7 @@ class ClientNetwork(Network):
             self._buffers = before
         return grads, value
 
-    def slim(
-        self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
         with ClientByClient():
             return self.net.slim(params, x, width, mask)
 
@@ -131,9 +130,9 @@ class PaddedData:
         self,
         runtime: ClientRuntime,
         net: ClientNetwork,
-        index: torch.Tensor,
-        mask: torch.Tensor,
-        draws: torch.Tensor | None,
+        index: Tensor,
+        mask: Tensor,
+        draws: Tensor | None,
     ):
         self.runtime, self.net, self.index, self.mask, self.draws = runtime, net, index, mask, draws
 
@@ -143,9 +142,7 @@ class PaddedData:
             x, y = self.runtime.load_train(self.index[step], draws)
             yield self.net.show(Batch(x, y, self.mask[step], step))
 
-    def take(
-        self, index: torch.Tensor, draws: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self.runtime.load_train(index, draws)
 
     @property
@@ -153,7 +150,7 @@ class PaddedData:
         return self.index.shape[0]
 
 
-def context(shared: Shared, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
+def context(shared: Shared, server: Tree, lr: float | Tensor, one: Fixed) -> Context:
     """Return what the hooks of one client may read."""
     rate: Any = lr  # a tensor where steps are recorded
     local = shared.runtime.local
@@ -167,14 +164,12 @@ def context(shared: Shared, server: Tree, lr: float | torch.Tensor, one: Fixed) 
 class PaddedSchedules:
     """The schedules of C clients as arrays on the device, step by step."""
 
-    index: torch.Tensor  # int64 [S, C, B]
-    mask: torch.Tensor  # [S, C, B]: 1 example, 0 padding
-    draws: torch.Tensor | None  # int64 [S, C, B, D]
+    index: Tensor  # int64 [S, C, B]
+    mask: Tensor  # [S, C, B]: 1 example, 0 padding
+    draws: Tensor | None  # int64 [S, C, B, D]
     steps: np.ndarray  # int [C]; on the host, which decides what to launch
 
-    def part(
-        self, steps: slice | int, active: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def part(self, steps: slice | int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return index, mask and draws of some steps of the first `active` clients."""
         draws = None if self.draws is None else self.draws[steps][..., :active, :, :]
         return self.index[steps][..., :active, :], self.mask[steps][..., :active, :], draws
@@ -186,7 +181,7 @@ def pad(schedules: Sequence[Schedule], runtime: ClientRuntime) -> PaddedSchedule
     steps = np.array([s.steps for s in schedules])
     longest, batch_size = max(steps), schedules[0].index.shape[1]
 
-    def stack(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    def stack(arrays: Sequence[Tensor]) -> Tensor:
         stacked = arrays[0].new_zeros(longest, len(arrays), *arrays[0].shape[1:])
         for i, array in enumerate(arrays):
             stacked[: len(array), i] = array
@@ -207,7 +202,7 @@ def pad(schedules: Sequence[Schedule], runtime: ClientRuntime) -> PaddedSchedule
     )
 
 
-def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+def upload(host: Tensor, device: torch.device) -> Tensor:
     """Upload to the device without waiting for it: from ordinary memory, CUDA would first finish
     all that it was given."""
     if device.type == "cuda":
@@ -239,7 +234,7 @@ class Clients:
         self.padded = pad(cohort.schedules, runtime)
         personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
 
-        def stacked(*values: Any) -> torch.Tensor:
+        def stacked(*values: Any) -> Tensor:
             return upload(torch.as_tensor(np.stack(values)), runtime.device)
 
         plans = tree.map(stacked, *cohort.plans)
@@ -300,9 +295,9 @@ class Clients:
         shared, padded = self.shared, self.padded
 
         def call(
-            index: torch.Tensor,
-            mask: torch.Tensor,
-            draws: torch.Tensor | None,
+            index: Tensor,
+            mask: Tensor,
+            draws: Tensor | None,
             buffers: Params,
             one: Fixed,
             *rest: Tree,
@@ -350,7 +345,7 @@ class Clients:
         batches, ...], 0 where a client has none."""
         shared, runtime = self.shared, self.shared.runtime
 
-        def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, one: Fixed) -> Tree:
+        def call(x: Tensor, y: Tensor, mask: Tensor, one: Fixed) -> Tree:
             net = ClientNetwork(runtime.net, shared.server["buffers"])
             batch = net.show(Batch(x, y, mask, 0))
             ctx = context(shared, shared.server, shared.lr, one)
@@ -397,7 +392,7 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
     if buffers:
         copy_each(list(buffers.values()), [moved[name] for name in buffers])
     if own:
-        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        pairs: list[tuple[Tensor, Tensor]] = []
         # by name, not by order
         tree.map(lambda *pair: pairs.append(pair), head, new)
         old, values = zip(*pairs, strict=True)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd import Function
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
@@ -23,7 +24,7 @@ FEW_CHANNELS = 4  # of the input, at most, where weights get their gradient in a
 STREAMS = 16  # more than that are rarely at work on one device at the same time
 
 Pair = tuple[int, int]
-One = Callable[..., torch.Tensor]  # of the tensors of one client
+One = Callable[..., Tensor]  # of the tensors of one client
 Dims = tuple[Any, ...]  # of the clients in each input: an int, or None where all clients share it
 
 
@@ -44,14 +45,14 @@ class ClientByClient(TorchFunctionMode):
 
 
 def _arguments(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Pair, Pair] | None:
+) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair] | None:
     """Return the arguments of `convolve` for those of F.conv2d, or None where torch's own is to be
     used."""
     # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary
@@ -70,12 +71,12 @@ def _pair(value: Any) -> Pair:
 
 
 def convolve(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     padding: Pair,
     stride: Pair = (1, 1),
-) -> torch.Tensor:
+) -> Tensor:
     """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride;
     differentiable once."""
     if torch.is_autocast_enabled(x.device.type):  # before the clients part, not in each
@@ -90,12 +91,12 @@ class _Convolution(Function):
 
     @staticmethod
     def forward(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
         padding: Pair,
         stride: Pair,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         return F.conv2d(x, weight, bias, stride, padding)
 
     @staticmethod
@@ -104,7 +105,7 @@ class _Convolution(Function):
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:3]
         grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, *ctx.shape, *wanted))
         return *(next(grads) if one else None for one in wanted), None, None
@@ -113,12 +114,12 @@ class _Convolution(Function):
     def vmap(
         info: Any,
         in_dims: Dims,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
         padding: Pair,
         stride: Pair,
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[Tensor, int]:
         function = partial(F.conv2d, stride=stride, padding=padding)
         dims = in_dims[:2] if bias is None else in_dims[:3]
         if None in dims:  # as in per-example gradients, vmap within vmap
@@ -134,13 +135,13 @@ class _Gradients(Function):
 
     @staticmethod
     def forward(
-        grad: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
         padding: Pair,
         stride: Pair,
         *wanted: bool,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         return tuple(function(grad, x, weight) for function in gradients(padding, stride, *wanted))
 
     @staticmethod
@@ -148,7 +149,7 @@ class _Gradients(Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+    def backward(ctx: Any, *grads: Tensor) -> NoReturn:
         raise NotImplementedError(
             "the gradient of a gradient through a convolution: use hardware.engine=sequential"
         )
@@ -157,13 +158,13 @@ class _Gradients(Function):
     def vmap(
         info: Any,
         in_dims: Dims,
-        grad: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
         padding: Pair,
         stride: Pair,
         *wanted: bool,
-    ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         of_x, of_weight, of_bias = wanted
         dims = in_dims[:3]
         if None in dims:
@@ -186,9 +187,7 @@ class _Gradients(Function):
 def gradients(padding: Pair, stride: Pair, of_x: bool, of_weight: bool, of_bias: bool) -> list[One]:
     """Return the functions of (gradient of the output, x, weight)."""
 
-    def gradient(
-        which: int, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
-    ) -> torch.Tensor:
+    def gradient(which: int, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         ones, mask = (1, 1), [i == which for i in range(3)]
         sizes = [len(weight)]  # of the bias
         shape = (sizes, stride, padding, ones, False, (0, 0), 1)
@@ -199,8 +198,8 @@ def gradients(padding: Pair, stride: Pair, of_x: bool, of_weight: bool, of_bias:
 
 
 def gradient_of_weights(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: Pair, stride: Pair = (1, 1)
-) -> torch.Tensor:
+    grad: Tensor, x: Tensor, weight: Tensor, padding: Pair, stride: Pair = (1, 1)
+) -> Tensor:
     """Compute stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O,
     C, h, w], by matrix products of patches, one for each image.
 
@@ -219,8 +218,8 @@ def gradient_of_weights(
 
 
 def side_by_side(
-    functions: list[One], stacked: list[torch.Tensor], addend: torch.Tensor | None = None
-) -> tuple[torch.Tensor, ...]:
+    functions: list[One], stacked: list[Tensor], addend: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Apply each function to each slice of the first dimension, on CUDA on streams; return the
     results of a function stacked, with the slices of the addend added.
 
@@ -231,7 +230,7 @@ def side_by_side(
     """
     device, count = stacked[0].device, len(stacked[0])
     here = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    rooms: dict[int, torch.Tensor] = {}
+    rooms: dict[int, Tensor] = {}
 
     def call(which: int, i: int) -> None:
         result = functions[which](*(value[i] for value in stacked))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.func import vmap
 
 from fedexp.algorithms.base import FedAvg
@@ -126,7 +127,7 @@ def can_be_recorded(runtime: ClientRuntime) -> bool:
 # --- tests of local models
 
 
-def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[str, torch.Tensor]:
+def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[str, Tensor]:
     """Return the right answers of stacked models in each test view, in a round; int64 [models, C]
     each."""
     found = {}
@@ -138,8 +139,8 @@ def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[st
 
 @torch.no_grad()
 def evaluate_together(
-    runtime: ClientRuntime, params: Params, draws: torch.Tensor | None = None
-) -> torch.Tensor:
+    runtime: ClientRuntime, params: Params, draws: Tensor | None = None
+) -> Tensor:
     """Return class-wise right answers on the test set of models stacked along the first dimension;
     int64 [models, C]. draws: of the augmented view of all test examples
     (ClientRuntime.test_draws)."""
@@ -153,7 +154,7 @@ def evaluate_together(
     for index in torch.arange(len(data.y_test), device=runtime.device).split(size):
         x, y = runtime.load_test(index, draws)
 
-        def answer(one: Params, x: torch.Tensor = x, index: torch.Tensor = index) -> torch.Tensor:
+        def answer(one: Params, x: Tensor = x, index: Tensor = index) -> Tensor:
             return runtime.class_logits(runtime.net(one, x).logits, index).argmax(-1)
 
         correct.index_add_(1, y, (vmap(answer)(params) == y).to(torch.int64))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from fedexp.algorithms.base import Batch
@@ -145,7 +146,7 @@ class Graphs:
         leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
         shapes = []
         for leaf in leaves:
-            tensor = isinstance(leaf, torch.Tensor)
+            tensor = isinstance(leaf, Tensor)
             shapes.append((leaf.shape, leaf.dtype) if tensor else leaf)
         key = repr((structure, shapes))
         if key in self._recorded:
@@ -215,11 +216,11 @@ def make_frame(clients: Clients) -> Recorded:
 
 
 def empty_like(leaf: Any) -> Any:
-    return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    return torch.empty_like(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def copy_into(target: Any, source: Tree) -> None:
-    if isinstance(target, torch.Tensor):
+    if isinstance(target, Tensor):
         target.copy_(source)
 
 
