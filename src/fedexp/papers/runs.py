@@ -25,11 +25,11 @@ import numpy as np
 import pandas as pd
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import VIEWS, named
+from fedexp.data.views import VIEWS, named
 from fedexp.rundir import evidence, files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import SweepDirectory, with_latest
-from fedexp.rundir.wholeness import OVER
+from fedexp.rundir.schema import OVER
 
 # measure -> column of rounds.csv in the plain view
 MEASURES = {
