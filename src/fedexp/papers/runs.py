@@ -28,8 +28,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.views import VIEWS, named
 from fedexp.rundir import evidence, files
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import SweepDirectory, with_latest
 from fedexp.rundir.schema import OVER
+from fedexp.rundir.sweeps import SweepDirectory, with_latest
 
 # measure -> column of rounds.csv in the plain view
 MEASURES = {
