@@ -21,9 +21,41 @@ class Answer:
     err: str
 
 
+class CommandLine:
+    """`fedexp(*arguments)`; `done` and `refused` also check how it ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+        self._monkeypatch, self._capfd = monkeypatch, capfd
+
+    def __call__(self, *arguments: str) -> Answer:
+        given = arguments[:1] and arguments[0] in SUBCOMMANDS
+        given = given or any(a.startswith(("tracker=", "resume=")) for a in arguments)
+        chosen = [] if given else ["tracker=none"]
+        self._monkeypatch.setattr(sys, "argv", ["fedexp", *arguments, *chosen])
+        self._capfd.readouterr()
+        try:
+            code = main.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Answer(code, *self._capfd.readouterr())
+
+    def done(self, *arguments: str) -> Answer:
+        answer = self(*arguments)
+        assert answer.code == 0, answer.err
+        return answer
+
+    def refused(self, *arguments: str) -> Answer:
+        """With exit code 2 and one message."""
+        answer = self(*arguments)
+        assert answer.code == 2, answer.err
+        assert "Traceback" not in answer.err + answer.out
+        assert answer.err.count("fedexp:") == 1, answer.err
+        return answer
+
+
 @pytest.fixture
-def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
-    """`fedexp(*arguments)` in an empty working directory, without W&B unless asked for."""
+def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[CommandLine]:
+    """The command line in an empty working directory, without W&B unless asked for."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
@@ -32,19 +64,7 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
     before = list(logger.handlers), logger.propagate
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def call(*arguments: str) -> Answer:
-        given = arguments[:1] and arguments[0] in SUBCOMMANDS
-        given = given or any(a.startswith(("tracker=", "resume=")) for a in arguments)
-        chosen = [] if given else ["tracker=none"]
-        monkeypatch.setattr(sys, "argv", ["fedexp", *arguments, *chosen])
-        capfd.readouterr()
-        try:
-            code = main.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return Answer(code, *capfd.readouterr())
-
-    yield call
+    yield CommandLine(monkeypatch, capfd)
     for number, handler in handlers.items():
         signal.signal(number, handler)
     logger.handlers[:], logger.propagate = before

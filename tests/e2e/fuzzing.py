@@ -30,117 +30,105 @@ GROUPS = list_groups([CONF])
 FOLDERS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 IMAGES, TEXTS = "images", "texts"  # folders with small data sets, which test_fuzz.py writes
 
+QUICK = (
+    *("rounds=1", "num_clients=4", "local.epochs=1", "figures=false"),
+    *("hardware.threads=1", "hardware.engine=sequential"),
+)
+NARROW = ("model.channels=[4,8]", "model.hidden=[16]")
 # More of these is only more work, and how much somebody wants to wait is no matter of right and
 # wrong. Drawn small.
 WORK = re.compile(
     r"(rounds|rounds_per_task|epochs|head_epochs|epochs_on_server|epochs_factor|steps|ascent|max_passes|max_draws|blocks|"
     r"samples|patience)$"
 )
-# As they would be typed. Every value is a wrong one for some key.
-ODD = [
-    *(
-        "",
-        "null",
-        "true",
-        "false",
-        "-1",
-        "0",
-        "1",
-        "2",
-        "3",
-        "7",
-        "0.5",
-        "1.5",
-        "-0.5",
-        "1e-3",
-        "1e-300",
-        "1e308",
-    ),
-    *(
-        "1e400",
-        "nan",
-        "inf",
-        "-inf",
-        "100000",
-        "2147483648",
-        "9223372036854775807",
-        "18446744073709551616",
-    ),
-    *(
-        "1000000000000000000000000000000",
-        "-9223372036854775809",
-        "abc",
-        "''",
-        "'é☃'",
-        "' '",
-        "'a b'",
-        r"'a\'b'",
-        "a=b",
-    ),
-    *(
-        "[]",
-        "[1]",
-        "[0]",
-        "[-1]",
-        "[0.5]",
-        "[1,2]",
-        "[1,1]",
-        "[a]",
-        "[0.5,a]",
-        "[[1]]",
-        "[[0,1],[2]]",
-        "[null]",
-        "{}",
-    ),
-    *(
-        "{a:1}",
-        "{_target_:os.system}",
-        "???",
-        "${rounds}",
-        "${nothing}",
-        "${seed",
-        "${oc.env:NO_SUCH}",
-        "${now:%Y}",
-    ),
-    *(
-        "${oc.env:HOME}",
-        "${eval:1}",
-        "${hydra:runtime.cwd}",
-        "${fedexp.run_name:}",
-        "$",
-        "'../x'",
-        "./y",
-        "range(3)",
-    ),
-    *(
-        "choice(1,2)",
-        "1,2",
-        "glob(*)",
-        "sort(2,1)",
-        "int(3.5)",
-        "str(3)",
-        "'a\nb'",
-        "[",
-        "]",
-        "{",
-        "}",
-        "'",
-        '"',
-        ":",
-    ),
-    *(
-        "fedexp.algorithms.base.FedAvg",
-        "os.system",
-        "cpu",
-        "cuda:99",
-        "kl",
-        "mean",
-        "test.txt",
-        "1e",
-        "0x10",
-        "1_000",
-    ),
+# As they would be typed, a line each. Every value is a wrong one for some key.
+TYPED = r"""
+null
+true
+false
+-1
+0
+1
+2
+3
+7
+0.5
+1.5
+-0.5
+1e-3
+1e-300
+1e308
+1e400
+nan
+inf
+-inf
+100000
+2147483648
+9223372036854775807
+18446744073709551616
+1000000000000000000000000000000
+-9223372036854775809
+abc
+''
+'é☃'
+' '
+'a b'
+'a\'b'
+a=b
+[]
+[1]
+[0]
+[-1]
+[0.5]
+[1,2]
+[1,1]
+[a]
+[0.5,a]
+[[1]]
+[[0,1],[2]]
+[null]
+{}
+{a:1}
+{_target_:os.system}
+???
+${rounds}
+${nothing}
+${seed
+${oc.env:NO_SUCH}
+${now:%Y}
+${oc.env:HOME}
+${eval:1}
+${hydra:runtime.cwd}
+${fedexp.run_name:}
+$
+'../x'
+./y
+range(3)
+choice(1,2)
+1,2
+glob(*)
+sort(2,1)
+int(3.5)
+str(3)
+[
 ]
+{
+}
+'
+"
+:
+fedexp.algorithms.base.FedAvg
+os.system
+cpu
+cuda:99
+kl
+mean
+test.txt
+1e
+0x10
+1_000
+"""
+ODD = ["", "'a\nb'", *TYPED.split("\n")[1:-1]]
 CHARACTERS = string.ascii_lowercase + string.digits + "=[]{}()'\",:;$\\~+@./#%*&!|<>-_ \té☃"
 YAML = [
     *(
@@ -383,117 +371,92 @@ def setting(draw: Any, chosen: dict[str, str]) -> str:
     if likely(draw, 0.92):
         return f"{key}={value}"
     key = draw(st.one_of(st.just(key), typo(key)))
-    form = draw(
-        st.sampled_from(
-            [
-                "{key}={value}",
-                "+{key}={value}",
-                "++{key}={value}",
-                "~{key}",
-                "{key}",
-                "{key}=",
-                "={value}",
-                "{key}=={value}",
-                "{key}@here={value}",
-                "~{key}={value}",
-                "{key}:{value}",
-                "+{key}",
-                "{key}.more={value}",
-                "{key}/more={value}",
-                "{key}[0]={value}",
-            ]
-        )
-    )
+    form = draw(st.sampled_from(FORMS.split()))
     return form.format(key=key, value=value)
 
 
-FLAGS = [
-    *(
-        ["--cfg", "job"],
-        ["--cfg", "all"],
-        ["--cfg", "nothing"],
-        ["--cfg"],
-        ["--resolve"],
-        ["--info"],
-        ["--info", "x"],
-    ),
-    *(
-        ["--package", "algorithm"],
-        ["--config-dir", "nowhere"],
-        ["--config-dir"],
-        ["--config-name", "nowhere"],
-        ["--help"],
-    ),
-    *(
-        ["--config-path", "nowhere"],
-        ["--nonsense"],
-        ["-x"],
-        ["--multirun"],
-        ["--run"],
-        ["--version"],
-        ["--hydra-help"],
-    ),
-    *(
-        ["--cfg", "job", "--resolve"],
-        ["--cfg", "job", "--package", "nowhere"],
-        ["-c", "job", "-p", "local"],
-        ["--"],
-    ),
-    *(
-        ["--experimental-rerun", "nowhere"],
-        ["--shell-completion", "install=bash"],
-        ["-"],
-        ["--help", "--cfg", "job"],
-    ),
-]
-HYDRA = [
-    *(
-        "hydra.run.dir=run",
-        "hydra.run.dir=",
-        "hydra.run.dir=null",
-        "hydra.run.dir=[1]",
-        "hydra.run.dir=${nothing}",
-    ),
-    *(
-        "hydra.run.dir=there.txt",
-        "hydra.run.dir=there.txt/run",
-        "hydra.run.dir='a b'",
-        "hydra.run.dir=.",
-        "hydra.run.dir=a/b/c",
-    ),
-    *(
-        "hydra.job.chdir=true",
-        "hydra.verbose=true",
-        "hydra.verbose=nonsense",
-        "hydra.output_subdir=sub",
-        "hydra.job.name=x",
-    ),
-    *(
-        "hydra/launcher=nothing",
-        "hydra.launcher.nothing=1",
-        "hydra.mode=MULTIRUN",
-        "hydra.mode=x",
-        "hydra/sweeper=nothing",
-    ),
-    *(
-        "hydra.nothing=1",
-        "hydra=3",
-        "hydra/job_logging=default",
-        "hydra.job.env_set.A=1",
-        "hydra.searchpath=[nowhere]",
-    ),
-    *(
-        "hydra.sweep.dir=out",
-        "hydra.sweep.subdir=${nothing}",
-        "hydra.callbacks=null",
-        "hydra.callbacks.x={_target_:os.getcwd}",
-    ),
-    *(
-        "hydra.help.template=x",
-        "hydra.job.config.override_dirname.kv_sep=3",
-        "hydra.searchpath=[pkg://nowhere]",
-    ),
-]
+GIVEN_FLAGS = """
+--cfg job
+--cfg all
+--cfg nothing
+--cfg
+--resolve
+--info
+--info x
+--package algorithm
+--config-dir nowhere
+--config-dir
+--config-name nowhere
+--config-path nowhere
+--help
+--nonsense
+-x
+--multirun
+--run
+--version
+--hydra-help
+--cfg job --resolve
+--cfg job --package nowhere
+-c job -p local
+--
+--experimental-rerun nowhere
+--shell-completion install=bash
+-
+--help --cfg job
+"""
+FLAGS = [line.split() for line in GIVEN_FLAGS.strip().splitlines()]
+OF_HYDRA = """
+hydra.run.dir=run
+hydra.run.dir=
+hydra.run.dir=null
+hydra.run.dir=[1]
+hydra.run.dir=${nothing}
+hydra.run.dir=there.txt
+hydra.run.dir=there.txt/run
+hydra.run.dir='a b'
+hydra.run.dir=.
+hydra.run.dir=a/b/c
+hydra.job.chdir=true
+hydra.verbose=true
+hydra.verbose=nonsense
+hydra.output_subdir=sub
+hydra.job.name=x
+hydra/launcher=nothing
+hydra.launcher.nothing=1
+hydra.mode=MULTIRUN
+hydra.mode=x
+hydra/sweeper=nothing
+hydra.nothing=1
+hydra=3
+hydra/job_logging=default
+hydra.job.env_set.A=1
+hydra.searchpath=[nowhere]
+hydra.sweep.dir=out
+hydra.sweep.subdir=${nothing}
+hydra.callbacks=null
+hydra.callbacks.x={_target_:os.getcwd}
+hydra.help.template=x
+hydra.job.config.override_dirname.kv_sep=3
+hydra.searchpath=[pkg://nowhere]
+"""
+HYDRA = OF_HYDRA.strip().splitlines()
+FORMS = """
+{key}={value}
++{key}={value}
+++{key}={value}
+~{key}
+{key}
+{key}=
+={value}
+{key}=={value}
+{key}@here={value}
+~{key}={value}
+{key}:{value}
++{key}
+{key}.more={value}
+{key}/more={value}
+{key}[0]={value}
+"""
 
 
 def smaller(chosen: dict[str, str]) -> list[str]:
@@ -514,23 +477,15 @@ def smaller(chosen: dict[str, str]) -> list[str]:
 @st.composite
 def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
     """Options of some groups, and what they mostly need."""
-    chosen, more = (
-        {},
-        ["rounds=1", "num_clients=4", "participation=0.5", "local.epochs=1", "figures=false"],
-    )
-    more += ["hardware.threads=1", "hardware.device=cpu", "hardware.engine=sequential"]
+    chosen, more = {}, [*QUICK, "participation=0.5", "hardware.device=cpu"]
     kind = draw(st.sampled_from(["digits"] * 6 + [IMAGES] * 2 + [TEXTS] * 2 + ["any"]))
     if kind == IMAGES:
         chosen["dataset"] = "image_folder"
         more += [f"dataset.root={IMAGES}", "partition.min_size=1"]
     elif kind == TEXTS:
         chosen |= {"dataset": "thucnews", "model": "textcnn"}
-        more += [
-            f"data_dir={TEXTS}",
-            "dataset.vocabulary=null",
-            "dataset.vectors=null",
-            "partition.min_size=1",
-        ]
+        more += [f"data_dir={TEXTS}", "partition.min_size=1"]
+        more += ["dataset.vocabulary=null", "dataset.vectors=null"]
     elif kind == "any":
         chosen["dataset"] = draw(st.sampled_from(list_options("dataset", [CONF])))
     drawn = draw(
@@ -621,13 +576,7 @@ def yaml_files(draw: Any) -> Case:
         if likely(draw, 0.75)
         else good + draw(st.sampled_from([b"", b"# mine\n", "# ☃\n".encode()]))
     )
-    arguments = ["rounds=1", "num_clients=4", "local.epochs=1", "tracker=none", "figures=false"]
-    arguments += [
-        "hardware.threads=1",
-        "hardware.engine=sequential",
-        "model.channels=[4,8]",
-        "model.hidden=[16]",
-    ]
+    arguments = [*QUICK, "tracker=none", *NARROW]
     if group == "sweep":
         arguments = ["--multirun", "sweep=mine", "preview=true"]
     elif group == "tuned":
@@ -723,16 +672,8 @@ def partition_files(draw: Any) -> Case:
                 text, damaged(json.dumps(GOOD).encode()), st.sampled_from([b"[" * 100_000, b"\xff"])
             )
         )
-    arguments = ["partition=file", f"partition.path=parts.{kind}", f"num_clients={clients}"]
-    arguments += [
-        "rounds=1",
-        "local.epochs=1",
-        "tracker=none",
-        "figures=false",
-        "participation=0.5",
-        "model.hidden=[16]",
-    ]
-    arguments += ["hardware.threads=1", "hardware.engine=sequential", "model.channels=[4,8]"]
+    arguments = [*QUICK, "partition=file", f"partition.path=parts.{kind}"]
+    arguments += [f"num_clients={clients}", "tracker=none", "participation=0.5", *NARROW]
     return Case(tuple(arguments), {f"parts.{kind}": content})
 
 

@@ -1,10 +1,14 @@
-"""Comparing run directories."""
+"""Small federations, and comparing run directories."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from PIL import Image
 
 from fedexp.rundir import files
 from fedexp.rundir.client_states import ClientStates
@@ -60,3 +64,34 @@ def assert_same_run(first: Path, second: Path) -> None:
         a, b = (np.load(path) for path in local)
         for key in ("rounds", "sampled", "accuracy"):
             np.testing.assert_array_equal(a[key], b[key])
+
+
+def summary_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "summary.json").read_text())
+
+
+def write_images(root: Path, train: int, test: int, size: int = 8, suffix: str = "png") -> None:
+    """Grey images of the classes a and b in the folders train/<class> and test/<class>."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", train), ("test", test)):
+        for name in "ab":
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                picture = Image.fromarray(rng.integers(0, 256, (size, size), dtype=np.uint8))
+                picture.save(folder / f"{i}.{suffix}")
+
+
+def content_of(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory but its lock."""
+    paths = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path): path.read_bytes() for path in paths}
+
+
+def add_class(folder: Path, group: str, module: str, code: str, more: str = "") -> None:
+    """Write `module`.py with one class, and own/<group>/<module>.yaml, the option for it."""
+    (folder / f"{module}.py").write_text(code)
+    (folder / "own" / group).mkdir(parents=True)
+    name = re.findall(r"class (\w+)", code)[-1]
+    option = f"# {name}.\n_target_: {module}.{name}\n{more}"
+    (folder / "own" / group / f"{module}.yaml").write_text(option)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzzing import IMAGES, TEXTS, Case, cases, source_files
+from fuzzing import IMAGES, NARROW, QUICK, TEXTS, Case, cases, source_files
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from PIL import Image
 
@@ -137,18 +137,7 @@ def judge(case, answer, directory: Path, there: dict) -> str:
 @pytest.fixture
 def finished(fedexp, tmp_path) -> dict[str, bytes]:
     """The files of a run."""
-    small = (
-        "rounds=1",
-        "num_clients=4",
-        "local.epochs=1",
-        "figures=false",
-        "model.channels=[4,8]",
-        "model.hidden=[16]",
-    )
-    answer = fedexp(
-        *small, "hardware.threads=1", "hardware.engine=sequential", "hydra.run.dir=finished"
-    )
-    assert answer.code == 0, answer.err
+    fedexp.done(*QUICK, *NARROW, "hydra.run.dir=finished")
     return source_files(tmp_path / "finished")
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers import ALGORITHM, SMALL, SOURCE, assert_same_run
+from helpers import ALGORITHM, SMALL, SOURCE, add_class, assert_same_run, summary_of
 
 from fedexp.cli import launchers
 from fedexp.core.packages import how_to_install
@@ -33,8 +33,7 @@ def test_without_the_extra_it_says_what_to_install(fedexp, monkeypatch, tmp_path
 
 
 def test_a_launcher_that_does_not_exist(fedexp, tmp_path):
-    answer = fedexp("--multirun", "hydra/launcher=jolib", "seed=0,1")
-    assert answer.code == 2
+    answer = fedexp.refused("--multirun", "hydra/launcher=jolib", "seed=0,1")
     launchers_there = "basic, joblib, ray, submitit_local, submitit_slurm"
     assert (
         answer.err == "fedexp: hydra/launcher=jolib: no such option (nearest: 'joblib'); options:"
@@ -54,11 +53,7 @@ def test_jobs_per_gpu_is_checked(fedexp, tmp_path):
 def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
     """`sweep("joblib", ...)` in sweeps/joblib, where no other sweep looks; its processes import
     what this one does."""
-    (tmp_path / "broken_algorithm.py").write_text(ALGORITHM)
-    (tmp_path / "own/algorithm").mkdir(parents=True)
-    (tmp_path / "own/algorithm/broken.yaml").write_text(
-        "# Broken.\n_target_: broken_algorithm.Broken\n"
-    )
+    add_class(tmp_path, "algorithm", "broken", ALGORITHM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCE), str(tmp_path)]))
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -160,7 +155,7 @@ def test_a_removed_directory_of_a_job_of_joblib(sweep, tmp_path):
     assert left.parent.name != removed.name
     answer = sweep("joblib", *arguments)
     assert answer.code == 0, answer.err
-    assert json.loads((removed / "summary.json").read_text())["status"] == "completed"
+    assert summary_of(removed)["status"] == "completed"
 
 
 def first_job(sweep: Path) -> Path:

@@ -3,13 +3,12 @@ begun with."""
 
 import json
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import yaml
-from helpers import SMALL, assert_same_run
+from helpers import SMALL, add_class, assert_same_run, summary_of
 
 from fedexp.config.settings import Stop
 from fedexp.core import storage
@@ -20,31 +19,25 @@ from fedexp.training import extension, stopping
 RUN = ("algorithm=scaffold", *SMALL)
 
 
-def summary_of(directory: Path) -> dict:
-    return json.loads((directory / "summary.json").read_text())
-
-
 def test_more_rounds_are_those_of_a_run_with_as_many_from_the_start(fedexp, tmp_path):
-    assert fedexp(*RUN, "rounds=4", "hydra.run.dir=whole").code == 0
-    assert fedexp(*RUN, "rounds=2", "hydra.run.dir=run").code == 0
-    answer = fedexp("resume=run", "rounds=4")
-    assert answer.code == 0, answer.err
+    fedexp.done(*RUN, "rounds=4", "hydra.run.dir=whole")
+    fedexp.done(*RUN, "rounds=2", "hydra.run.dir=run")
+    answer = fedexp.done("resume=run", "rounds=4")
     assert "4 rounds instead of 2" in answer.err
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     run, whole = (summary_of(tmp_path / name) for name in ("run", "whole"))
     assert run["rounds"] == 4
-    for key in (
+    for key in [
         "status",
         "fingerprint",
         "accuracy",
         "best_accuracy",
         "forgetting",
         "rounds_to_target",
-    ):
+    ]:
         assert run[key] == whole[key]
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["rounds"] == 4
-    again = fedexp("resume=run")
-    assert again.code == 0
+    again = fedexp.done("resume=run")
     assert "complete (4 rounds); nothing to do" in again.err
 
 
@@ -65,11 +58,7 @@ class Odd(ForgettingMetric):
 @pytest.fixture
 def odd(tmp_path, monkeypatch):
     """The options of a metric that gives another column from round 3 on."""
-    (tmp_path / "odd_for_longer.py").write_text(METRIC)
-    (tmp_path / "own/forgetting_metric").mkdir(parents=True)
-    (tmp_path / "own/forgetting_metric/odd.yaml").write_text(
-        "_target_: odd_for_longer.Odd\nname: mine\n"
-    )
+    add_class(tmp_path, "forgetting_metric", "odd", METRIC, "name: mine\n")
     monkeypatch.syspath_prepend(tmp_path)
     return "--config-dir", "own", "forgetting_metric=odd"
 
@@ -86,35 +75,27 @@ def test_what_is_wrong_with_a_run_that_has_begun_is_its_failure(fedexp, tmp_path
 
 def test_a_name_that_is_taken_is_refused_before_anything_is_written(fedexp, tmp_path, odd):
     for name in ("status", "train_loss"):
-        answer = fedexp(
-            *odd, f"forgetting_metric.name={name}", *SMALL, "rounds=1", "hydra.run.dir=run"
-        )
-        assert (answer.code, f"a value is called {name}" in answer.err) == (2, True), answer.err
+        answer = fedexp.refused(*odd, f"forgetting_metric.name={name}", *SMALL, "rounds=1")
+        assert f"a value is called {name}" in answer.err
         assert not (tmp_path / "run").exists()
 
 
 def test_a_complete_run_whose_further_rounds_fail_is_put_back(fedexp, tmp_path, odd):
-    assert fedexp(*odd, *SMALL, "rounds=2", "hydra.run.dir=run").code == 0
-    names = (
-        "summary.json",
-        "config.yaml",
-        ".hydra/overrides.yaml",
-        "fingerprint.json",
-        "rounds.csv",
-        "clients.csv",
-    )
-    before = {name: (tmp_path / "run" / name).read_bytes() for name in names}
+    fedexp.done(*odd, *SMALL, "rounds=2", "hydra.run.dir=run")
+    names = "summary.json config.yaml .hydra/overrides.yaml fingerprint.json rounds.csv clients.csv"
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in names.split()}
     answer = fedexp(*odd[:2], "resume=run", "rounds=5")
-    assert (answer.code, "changed: late" in answer.err) == (1, True), answer.err
-    assert {name: (tmp_path / "run" / name).read_bytes() for name in names} == before
-    again = fedexp(*odd[:2], "resume=run")
-    assert (again.code, "complete (2 rounds); nothing to do" in again.err) == (0, True), again.err
+    assert answer.code == 1, answer.err
+    assert "changed: late" in answer.err
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
+    again = fedexp.done(*odd[:2], "resume=run")
+    assert "complete (2 rounds); nothing to do" in again.err
 
 
 def test_a_run_killed_while_it_is_given_more_rounds_is_resumed(fedexp, tmp_path, monkeypatch):
     """The directory as a kill before each write leaves it: a plain `resume=` runs the rounds that
     overrides.yaml asks for."""
-    assert fedexp(*RUN, "rounds=1", "hydra.run.dir=run").code == 0
+    fedexp.done(*RUN, "rounds=1", "hydra.run.dir=run")
     write, left = storage.write_atomically, []
 
     def writing(path, content, *rest):
@@ -124,12 +105,11 @@ def test_a_run_killed_while_it_is_given_more_rounds_is_resumed(fedexp, tmp_path,
 
     with monkeypatch.context() as patch:
         patch.setattr(storage, "write_atomically", writing)
-        assert fedexp("resume=run", "rounds=2").code == 0
+        fedexp.done("resume=run", "rounds=2")
     assert len(left) == 3
     for path in left:
         asked = "rounds=2" in yaml.safe_load((path / ".hydra/overrides.yaml").read_text())
-        answer = fedexp(f"resume={path.name}")
-        assert answer.code == 0, answer.err
+        fedexp.done(f"resume={path.name}")
         assert summary_of(path)["rounds"] == (2 if asked else 1)
         if asked:
             assert summary_of(path)["fingerprint"] == summary_of(tmp_path / "run")["fingerprint"]
@@ -137,9 +117,8 @@ def test_a_run_killed_while_it_is_given_more_rounds_is_resumed(fedexp, tmp_path,
 
 @pytest.mark.slow
 def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path):
-    assert fedexp(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run").code == 0
-    answer = fedexp("resume=run", "rounds=2")
-    assert answer.code == 0, answer.err
+    fedexp.done(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run")
+    answer = fedexp.done("resume=run", "rounds=2")
     assert "round 1, which was the last, stays evaluated" in answer.err
     assert pd.read_csv(tmp_path / "run/rounds.csv")["test_accuracy"].notna().all()
 
@@ -163,15 +142,12 @@ def test_what_is_said_of_a_run_that_is_given_more_rounds(tmp_path):
 def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
     """The rates of two rounds there are 0.05 and 0.025; the first two of four rounds would be 0.05
     and 0.0427."""
-    assert fedexp(*RUN, "rounds=2", "local.schedule=cosine", "hydra.run.dir=run").code == 0
+    fedexp.done(*RUN, "rounds=2", "local.schedule=cosine", "hydra.run.dir=run")
     rates = pd.read_csv(tmp_path / "run/rounds.csv")["lr"].iloc[1:]
     assert rates.to_list() == pytest.approx([0.05, 0.025], abs=1e-12)
     before = (tmp_path / "run/config.yaml").read_bytes()
-    answer = fedexp("resume=run", "rounds=4")
-    assert (
-        answer.code,
-        "local.schedule=cosine, whose learning rates are those of 2 rounds" in answer.err,
-    ) == (2, True)
+    answer = fedexp.refused("resume=run", "rounds=4")
+    assert "local.schedule=cosine, whose learning rates are those of 2 rounds" in answer.err
     assert (tmp_path / "run/config.yaml").read_bytes() == before
 
 
@@ -187,12 +163,10 @@ def test_an_interrupted_run_is_not_given_the_rounds_that_it_has(tmp_path):
 
 @pytest.mark.slow
 def test_rounds_that_a_run_cannot_be_given_are_refused(fedexp, tmp_path):
-    assert fedexp(*RUN, "rounds=2", "hydra.run.dir=run").code == 0
+    fedexp.done(*RUN, "rounds=2", "hydra.run.dir=run")
     before = (tmp_path / "run/summary.json").read_bytes()
-    fewer = fedexp("resume=run", "rounds=1")
-    assert (fewer.code, "is at round 2 already" in fewer.err) == (2, True)
-    other = fedexp("resume=run", "rounds=3", "local.lr=0.1")
-    assert (other.code, "local.lr: " in other.err) == (2, True)
+    assert "is at round 2 already" in fedexp.refused("resume=run", "rounds=1").err
+    assert "local.lr: " in fedexp.refused("resume=run", "rounds=3", "local.lr=0.1").err
     assert (tmp_path / "run/summary.json").read_bytes() == before
 
 
@@ -209,29 +183,26 @@ def test_a_job_of_a_sweep_is_given_more_rounds_where_it_is(fedexp, tmp_path):
     answer = fedexp(f"resume={first}", "rounds=2")
     assert (answer.code, summary_of(first)["rounds"]) == (0, 2), answer.err
     assert noted(in_b) is None
-    same = fedexp(*sweep, "rounds=1")
-    assert same.code == 0, same.err
+    same = fedexp.done(*sweep, "rounds=1")
     assert f"{first.name}: counts as it was resumed: rounds: 2 there, 1 asked for" in same.err
     assert summary_of(first)["rounds"] == 2
     table = pd.read_csv(tmp_path / "multirun/a/table.csv")
     assert table["n"].tolist() == [1, 1]
     assert [row.split()[-1] for row in table["method"]] == ["rounds=2", "rounds=1"]
-    more = fedexp(*sweep, "rounds=2")
-    assert more.code == 0, more.err
+    fedexp.done(*sweep, "rounds=2")
     runs = {path.parent for path in (tmp_path / "multirun/a").glob("*/rounds.csv")}
     (third,) = runs - {first, second}
     assert (summary_of(third)["seed"], summary_of(third)["rounds"]) == (1, 2)
     assert summary_of(second)["rounds"] == 1
-    assert fedexp(*other, "rounds=1").code == 0
+    fedexp.done(*other, "rounds=1")
     assert summary_of(in_b)["rounds"] == 1  # run anew
 
 
 def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_path):
     # A rate with which no accuracy rises.
     held_out = ("validation.fraction=0.2", "evaluate_on=both", "local.lr=1e-9")
-    assert fedexp(*RUN, *held_out, "rounds=5", "hydra.run.dir=whole").code == 0
-    answer = fedexp(*RUN, *held_out, "rounds=5", "stop.patience=2", "hydra.run.dir=run")
-    assert answer.code == 0, answer.err
+    fedexp.done(*RUN, *held_out, "rounds=5", "hydra.run.dir=whole")
+    answer = fedexp.done(*RUN, *held_out, "rounds=5", "stop.patience=2", "hydra.run.dir=run")
     values = (
         pd.read_csv(tmp_path / "whole/rounds.csv").set_index("round")["validation_accuracy"].loc[1:]
     )
@@ -247,8 +218,7 @@ def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_pat
     )
     same = fedexp("resume=run")
     assert (same.code, "nothing to do" in same.err) == (0, True)
-    more = fedexp("resume=run", "stop.patience=null")
-    assert more.code == 0, more.err
+    fedexp.done("resume=run", "stop.patience=null")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert (
         summary_of(tmp_path / "run")["fingerprint"] == summary_of(tmp_path / "whole")["fingerprint"]
@@ -256,15 +226,13 @@ def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_pat
 
 
 def test_patience_uses_test_data_only_when_asked(fedexp):
-    answer = fedexp(*RUN, "rounds=3", "stop.patience=1", "hydra.run.dir=run")
-    assert answer.code == 2
+    answer = fedexp.refused(*RUN, "rounds=3", "stop.patience=1", "hydra.run.dir=run")
     assert (
         "needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy" in answer.err
     )
-    asked = fedexp(
+    fedexp.done(
         *RUN, "rounds=3", "stop.patience=1", "stop.metric=test_accuracy", "hydra.run.dir=run"
     )
-    assert asked.code == 0, asked.err
 
 
 def test_a_round_that_would_end_after_the_minutes_is_not_begun(monkeypatch):
@@ -280,37 +248,35 @@ def test_a_round_that_would_end_after_the_minutes_is_not_begun(monkeypatch):
 
 @pytest.mark.slow
 def test_minutes_end_a_run_after_a_round_and_it_goes_on_bit_for_bit(fedexp, tmp_path):
-    assert fedexp(*RUN, "rounds=3", "hydra.run.dir=whole").code == 0
-    answer = fedexp(*RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run")
-    assert answer.code == 0, answer.err
+    fedexp.done(*RUN, "rounds=3", "hydra.run.dir=whole")
+    fedexp.done(*RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run")
     found = summary_of(tmp_path / "run")
     assert (found["status"], found["rounds"]) == ("stopped", 1)
-    assert fedexp("resume=run").code == 0  # another minute and another round
+    fedexp.done("resume=run")  # another minute and another round
     assert summary_of(tmp_path / "run")["rounds"] == 2
-    more = fedexp("resume=run", "stop.minutes=null")
-    assert more.code == 0, more.err
+    fedexp.done("resume=run", "stop.minutes=null")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.slow
 def test_in_a_sweep_a_stopped_run_counts_and_more_time_goes_on(fedexp, tmp_path):
     sweep = ("--multirun", *RUN, "rounds=2", "hydra.sweep.dir=sweep")
-    assert fedexp(*sweep, "stop.minutes=1e-6").code == 0
+    fedexp.done(*sweep, "stop.minutes=1e-6")
     (path,) = (tmp_path / "sweep").glob("*/summary.json")
     assert json.loads(path.read_text())["status"] == "stopped"
     table = pd.read_csv(tmp_path / "sweep/table.csv")
     assert table["n"].tolist() == [1]
     before = path.read_bytes()
-    assert fedexp(*sweep, "stop.minutes=1e-6").code == 0
+    fedexp.done(*sweep, "stop.minutes=1e-6")
     assert path.read_bytes() == before
-    assert fedexp(*sweep).code == 0
+    fedexp.done(*sweep)
     assert json.loads(path.read_text())["status"] == "completed"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", [("--config-dir", "mine dir"), ("--config-dir=mine dir",)])
-def test_the_hint_to_resume_repeats_the_users_own_groups(fedexp, tmp_path, flag):
+def test_the_hint_to_resume_repeats_the_users_own_groups(fedexp, tmp_path):
     (tmp_path / "mine dir").mkdir()
-    answer = fedexp(*flag, *RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run")
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(
+        "--config-dir=mine dir", *RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run"
+    )
     assert "Go on with:  fedexp --config-dir 'mine dir' resume=run" in answer.err

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import assert_same_run
+from helpers import assert_same_run, content_of, summary_of, write_images
 
 
 def interrupt(directory: Path) -> None:
@@ -15,41 +15,13 @@ def interrupt(directory: Path) -> None:
     shutil.move(directory / "checkpoint/previous.pt", directory / "checkpoint/latest.pt")
 
 
-def images(root: Path) -> None:
-    """Ten grey images of 8 x 8 of each of two classes, five for the test."""
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 10), ("test", 5)):
-        for label in ("x", "y"):
-            (root / split / label).mkdir(parents=True)
-            for i in range(count):
-                picture = Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8))
-                picture.save(root / split / label / f"{i}.png")
-
-
-PHOTOS = (
-    "dataset=image_folder",
-    "dataset.mean=[0.5]",
-    "dataset.std=[0.5]",
-    "partition=iid",
-    "num_clients=4",
+QUICK = (
+    *("partition=iid", "rounds=2", "local.epochs=1", "figures=false", "checkpoint_interval=1"),
+    *("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1"),
 )
 PHOTOS = (
-    *PHOTOS,
-    "rounds=2",
-    "participation=0.5",
-    "local.epochs=1",
-    "figures=false",
-    "checkpoint_interval=1",
-)
-PHOTOS = (
-    *PHOTOS,
-    "hardware=cpu",
-    "hardware.engine=sequential",
-    "hardware.threads=1",
-    "local.lr=0.001",
+    *("dataset=image_folder", "dataset.mean=[0.5]", "dataset.std=[0.5]"),
+    *("num_clients=4", "participation=0.5", "local.lr=0.001", *QUICK),
 )
 
 
@@ -57,24 +29,21 @@ PHOTOS = (
 def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
     """A relative dataset.root begins where the run did; moved images are found again by what they
     are."""
-    images(tmp_path / "photos")
-    assert fedexp(*PHOTOS, "dataset.root=photos", "hydra.run.dir=run").code == 0
+    write_images(tmp_path / "photos", 10, 5)
+    fedexp.done(*PHOTOS, "dataset.root=photos", "hydra.run.dir=run")
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
     interrupt(tmp_path / "run")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    answer = fedexp("resume=../run")
-    assert answer.code == 0, answer.err
+    fedexp.done("resume=../run")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     interrupt(tmp_path / "run")
     shutil.move(tmp_path / "photos", tmp_path / "pictures")
-    answer = fedexp("resume=../run", "dataset.root=../pictures", "data_dir=cache")
-    assert answer.code == 0, answer.err
+    fedexp.done("resume=../run", "dataset.root=../pictures", "data_dir=cache")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     interrupt(tmp_path / "run")
-    (tmp_path / "pictures" / "train" / "x" / "0.png").unlink()
-    answer = fedexp("resume=../run", "dataset.root=../pictures")
-    assert answer.code == 2
+    (tmp_path / "pictures" / "train" / "a" / "0.png").unlink()
+    answer = fedexp.refused("resume=../run", "dataset.root=../pictures")
     assert "dataset.root: 1 of 29 files differ" in answer.err
 
 
@@ -82,16 +51,13 @@ def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
 def test_a_sweep_tells_folders_by_their_images(fedexp, tmp_path):
     """Two folders of one name are two jobs; the same images at another place are the job that is
     complete."""
-    images(tmp_path / "a" / "photos")
-    images(tmp_path / "b" / "photos")
-    (tmp_path / "b" / "photos" / "train" / "x" / "0.png").unlink()
+    write_images(tmp_path / "a/photos", 10, 5)
+    write_images(tmp_path / "b/photos", 9, 5)
     sweep = ("--multirun", "hydra.sweep.dir=sweep", *PHOTOS, "rounds=1")
-    answer = fedexp(*sweep, "dataset.root=a/photos,b/photos")
-    assert answer.code == 0, answer.err
+    fedexp.done(*sweep, "dataset.root=a/photos,b/photos")
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
     shutil.move(tmp_path / "a", tmp_path / "c")
-    answer = fedexp(*sweep, "dataset.root=c/photos")
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(*sweep, "dataset.root=c/photos")
     assert "nothing to do" in answer.err
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
 
@@ -104,40 +70,28 @@ def change(*paths: Path) -> None:
         os.utime(path, ns=(time, time))
 
 
-def content_of(directory: Path) -> dict[str, bytes]:
-    paths = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
-    return {str(path): path.read_bytes() for path in paths}
-
-
 def bitmaps(root: Path) -> list[Path]:
-    """`images` as files without a checksum in them; return the training files."""
-    from PIL import Image
-
-    images(root)
-    for path in sorted(root.rglob("*.png")):
-        Image.open(path).save(path.with_suffix(".bmp"))
-        path.unlink()
+    """Images whose files have no checksum in them; return the training files."""
+    write_images(root, 10, 5, suffix="bmp")
     return sorted((root / "train").rglob("*.bmp"))
 
 
 def test_changed_images_are_refused_on_resume_unless_they_are_accepted(fedexp, tmp_path):
     files = bitmaps(tmp_path / "photos")
     options = (*PHOTOS, "dataset.root=photos", "data_dir=cache")
-    assert fedexp(*options, "hydra.run.dir=run").code == 0
+    fedexp.done(*options, "hydra.run.dir=run")
     shutil.copytree(tmp_path / "run", tmp_path / "complete")
     interrupt(tmp_path / "run")
     before = content_of(tmp_path / "run")
     change(*files[:7])
     for directory in ("run", "complete"):
-        answer = fedexp(f"resume={directory}")
-        assert answer.code == 2, answer.err
+        answer = fedexp.refused(f"resume={directory}")
         assert "dataset.root: 7 of 30 files differ\naccept_changed_data=true" in answer.err
     assert content_of(tmp_path / "run") == before
-    answer = fedexp("resume=run", "accept_changed_data=true")
-    assert answer.code == 0, answer.err
+    answer = fedexp.done("resume=run", "accept_changed_data=true")
     assert "the data have changed, 7 of 30 files differ" in answer.err
     noted = json.loads((tmp_path / "run/fingerprint.json").read_text())
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     first = json.loads((tmp_path / "complete/fingerprint.json").read_text())
     mark = noted["marks"]["dataset.root"]
     assert mark.startswith(first["marks"]["dataset.root"][:-1] + ", then ")
@@ -148,34 +102,26 @@ def test_changed_images_are_refused_on_resume_unless_they_are_accepted(fedexp, t
     assert [span["data"] for span in spans] == [first["marks"], {"dataset.root": now}]
     change(files[0])
     answer = fedexp("resume=run")
-    assert (answer.code, "1 of 30 files differ" in answer.err) == (2, True), "accepted once only"
+    assert answer.code == 2
+    assert "1 of 30 files differ" in answer.err, "accepted once only"
 
 
 def test_a_run_without_a_saved_round_begins_anew_on_changed_images(fedexp, tmp_path):
     files = bitmaps(tmp_path / "photos")
     options = (*PHOTOS, "dataset.root=photos", "data_dir=cache", "rounds=1")
-    assert fedexp(*options, "hydra.run.dir=run").code == 0
+    fedexp.done(*options, "hydra.run.dir=run")
     shutil.rmtree(tmp_path / "run/checkpoint")
     (tmp_path / "run/summary.json").unlink()
     change(files[0])
-    answer = fedexp("resume=run")
-    assert answer.code == 0, answer.err
+    answer = fedexp.done("resume=run")
     assert "no round was saved: the run begins anew" in answer.err
     noted = json.loads((tmp_path / "run/fingerprint.json").read_text())
     assert ", then " not in noted["marks"]["dataset.root"]
 
 
-def test_changing_nothing_needs_no_acceptance(fedexp):
-    answer = fedexp("accept_changed_data=true")
-    assert answer.code == 2
-    assert "accept_changed_data=true: goes with resume=<run directory>" in answer.err
-
-
 TEXTS = (
     *("dataset=thucnews", "model=textcnn", "dataset.vocabulary=null", "dataset.vectors=null"),
-    *("data_dir=texts", "partition=iid", "num_clients=2", "participation=1", "rounds=2"),
-    *("local.epochs=1", "dataset.length=6", "figures=false", "checkpoint_interval=1"),
-    *("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1"),
+    *("data_dir=texts", "num_clients=2", "participation=1", "dataset.length=6", *QUICK),
 )
 
 
@@ -188,7 +134,7 @@ def test_changed_texts_are_refused_on_resume_and_run_again_by_another_sweep(fede
     for split in ("train", "test"):
         lines = [f"text {i % 7}\t{i % 2}\n" for i in range(12)]
         (folder / f"{split}.txt").write_text("".join(lines))
-    assert fedexp("--multirun", "hydra.sweep.dir=multirun/a", *TEXTS).code == 0
+    fedexp.done("--multirun", "hydra.sweep.dir=multirun/a", *TEXTS)
     (job,) = (tmp_path / "multirun/a").glob("*/summary.json")
     text = (folder / "train.txt").read_text()
     (folder / "train.txt").write_text(text.replace("text", "word"))
@@ -196,11 +142,11 @@ def test_changed_texts_are_refused_on_resume_and_run_again_by_another_sweep(fede
     assert answer.code != 0
     assert "dataset.files: 1 of 3 files differ" in answer.err
     assert json.loads(job.read_text())["status"] == "completed"
-    answer = fedexp("--multirun", "hydra.sweep.dir=multirun/a", *TEXTS, "accept_changed_data=true")
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(
+        "--multirun", "hydra.sweep.dir=multirun/a", *TEXTS, "accept_changed_data=true"
+    )
     assert "nothing to do" in answer.err
-    answer = fedexp("--multirun", "hydra.sweep.dir=multirun/b", *TEXTS)
-    assert answer.code == 0, answer.err
+    answer = fedexp.done("--multirun", "hydra.sweep.dir=multirun/b", *TEXTS)
     assert "counted, not run again" not in answer.err
     (other,) = (tmp_path / "multirun/b").glob("*/summary.json")
     assert (
@@ -209,7 +155,8 @@ def test_changed_texts_are_refused_on_resume_and_run_again_by_another_sweep(fede
     interrupt(other.parent)
     (folder / "train.txt").write_text(text)
     answer = fedexp(f"resume={other.parent}")
-    assert (answer.code, "dataset.files: 1 of 3 files differ" in answer.err) == (2, True)
+    assert answer.code == 2
+    assert "dataset.files: 1 of 3 files differ" in answer.err
 
 
 @pytest.mark.slow
@@ -219,16 +166,14 @@ def test_a_sweep_runs_jobs_on_changed_images_anew_and_shows_these(fedexp, tmp_pa
     files = bitmaps(tmp_path / "photos")
     sweep = ("--multirun", "hydra.sweep.dir=sweep", *PHOTOS, "rounds=1", "dataset.root=photos")
     sweep = (*sweep, "data_dir=cache")
-    assert fedexp(*sweep).code == 0
+    fedexp.done(*sweep)
     (first,) = (tmp_path / "sweep").glob("*/summary.json")
     change(*files[:2])
-    answer = fedexp(*sweep)
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(*sweep)
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
     assert "runs left out, since the code of your own classes or the data were others: 1" in (
         answer.err
     )
     change(*files[:2])
-    answer = fedexp(*sweep)
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(*sweep)
     assert f"{first.parent.name} is complete (1 rounds); nothing to do" in answer.err

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from helpers import ALGORITHM, SMALL, assert_same_run
+from helpers import ALGORITHM, SMALL, add_class, assert_same_run, summary_of
 
 from fedexp.cli.commands import call
 from wandb_runs import read_run, run_folders
@@ -34,8 +34,7 @@ def failed(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
-    answer = fedexp("--multirun", "algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL)
-    assert answer.code == 0, answer.err
+    fedexp.done("--multirun", "algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL)
     names = [directory.name.rpartition("_")[0] for directory in jobs(tmp_path)]
     assert names == [
         f"digits_lda_{algorithm}_seed{seed}"
@@ -44,24 +43,23 @@ def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
     ]
     assert len({directory.name.rpartition("_")[2] for directory in jobs(tmp_path)}) == 4
     for directory in jobs(tmp_path):
-        summary = json.loads((directory / "summary.json").read_text())
+        summary = summary_of(directory)
         assert summary["status"] == "completed"
         assert f"_{summary['algorithm']}_seed{summary['seed']}_" in directory.name
         assert not (directory / "figures").exists()  # figures=false
     (table,) = tmp_path.glob("multirun/*/table.csv")
     assert not (table.parent / "figures").exists()
     # The third job in one process is the run that the same options give alone.
-    assert fedexp("algorithm=fedntd", "rounds=2", "hydra.run.dir=alone", *SMALL).code == 0
+    fedexp.done("algorithm=fedntd", "rounds=2", "hydra.run.dir=alone", *SMALL)
     assert_same_run(jobs(tmp_path)[2], tmp_path / "alone")
 
 
 @pytest.mark.slow
 def test_a_sweep_ends_with_its_report(fedexp, tmp_path):
     small = [option for option in SMALL if not option.startswith("figures")]
-    answer = fedexp(
+    answer = fedexp.done(
         "--multirun", "algorithm=fedavg,fedntd", "rounds=2", "forgetting_metric=all", *small
     )
-    assert answer.code == 0, answer.err
     (table,) = tmp_path.glob("multirun/*/table.csv")
     pictures = {path.name.partition("lda_")[2] for path in (table.parent / "figures").glob("*.png")}
     kinds = {
@@ -78,20 +76,16 @@ def test_a_sweep_ends_with_its_report(fedexp, tmp_path):
 
 
 def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, monkeypatch):
-    (tmp_path / "broken_algorithm.py").write_text(ALGORITHM)
-    (tmp_path / "own/algorithm").mkdir(parents=True)
-    (tmp_path / "own/algorithm/broken.yaml").write_text(
-        "# Broken.\n_target_: broken_algorithm.Broken\n"
-    )
+    add_class(tmp_path, "algorithm", "broken", ALGORITHM)
     monkeypatch.syspath_prepend(tmp_path)
     answer = fedexp(
         "--multirun", "--config-dir", "own", "algorithm=fedavg,broken,fedprox", "rounds=1", *SMALL
     )
     assert answer.code == 1
     bad, good, last = jobs(tmp_path)
-    assert json.loads((good / "summary.json").read_text())["status"] == "completed"
-    assert json.loads((last / "summary.json").read_text())["status"] == "completed"
-    assert json.loads((bad / "summary.json").read_text())["status"] == "failed"
+    assert summary_of(good)["status"] == "completed"
+    assert summary_of(last)["status"] == "completed"
+    assert summary_of(bad)["status"] == "failed"
     report = (bad / "error.txt").read_text()
     assert "Traceback" in report
     assert "the aggregation broke" in report
@@ -100,10 +94,9 @@ def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, 
 
 @pytest.mark.slow
 def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
-    answer = fedexp("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
-    assert answer.code == 2
+    fedexp.refused("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
     (good,), (bad,) = jobs(tmp_path), failed(tmp_path)
-    assert json.loads((good / "summary.json").read_text())["status"] == "completed"
+    assert summary_of(good)["status"] == "completed"
     assert "alpha=-1.0: must be" in (bad / "error.txt").read_text()
     assert not (bad / "rounds.csv").exists()
 
@@ -111,10 +104,9 @@ def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
 @pytest.mark.slow
 def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
     pytest.importorskip("wandb")
-    answer = fedexp(
+    answer = fedexp.done(
         "--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL
     )
-    assert answer.code == 0, answer.err
     identities, groups = set(), set()
     for seed, directory in enumerate(jobs(tmp_path)):
         (offline,) = run_folders(directory)
@@ -157,23 +149,23 @@ SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", *SMALL)
 def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
     """What is complete stays as it is; a seed that is added runs; a job that failed is tried
     again."""
-    assert fedexp(*SWEEP, "seed=0,1").code == 0
+    fedexp.done(*SWEEP, "seed=0,1")
     first = {path.name: (path / "summary.json").stat().st_mtime_ns for path in jobs(tmp_path)}
     broken = jobs(tmp_path)[1]
     (broken / "summary.json").write_text('{"status": "failed"}')
     (broken / "error.txt").write_text("it broke")
-    answer = fedexp(*SWEEP, "seed=0,1,2", "checkpoint_interval=2")  # which decides nothing
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(*SWEEP, "seed=0,1,2", "checkpoint_interval=2")
     assert len(jobs(tmp_path)) == 3
     assert answer.err.count("nothing to do") == 1
     assert (jobs(tmp_path)[0] / "summary.json").stat().st_mtime_ns == first[jobs(tmp_path)[0].name]
-    assert json.loads((broken / "summary.json").read_text())["status"] == "completed"
+    assert summary_of(broken)["status"] == "completed"
     assert not (broken / "error.txt").exists()
 
 
 @pytest.mark.slow
 def test_what_is_wrong_with_all_jobs_is_said_once(fedexp, tmp_path):
-    answer = fedexp("--multirun", *SMALL, "seed=0,1,2", "local.epochs=0", "hydra.sweep.dir=sweep")
-    assert answer.code == 2
+    answer = fedexp.refused(
+        "--multirun", *SMALL, "seed=0,1,2", "local.epochs=0", "hydra.sweep.dir=sweep"
+    )
     assert answer.err.count("local.epochs=0") == 1
     assert len(list((tmp_path / "sweep").glob("*/error.txt"))) == 3  # each job has it

@@ -91,11 +91,10 @@ def test_interrupted_then_killed_it_goes_on_to_the_same_result(start, fedexp, tm
     with open(run / "rounds.csv", "a", encoding="utf-8") as file:
         file.write("6,0.5,0.1")
     (run / "checkpoint" / ".latest.pt.1.tmp").write_bytes(b"half a check")
-    answer = fedexp("resume=run")
-    assert answer.code == 0, answer.err
+    answer = fedexp.done("resume=run")
     assert f"resuming after round {saved}; round" in answer.err
     assert not list(run.rglob("*.tmp"))
-    assert fedexp(*RUN, "hydra.run.dir=undisturbed").code == 0
+    fedexp.done(*RUN, "hydra.run.dir=undisturbed")
     assert_same_run(run, tmp_path / "undisturbed")
 
 
@@ -118,8 +117,8 @@ def test_workers_die_the_parent_dies_and_the_run_is_the_same(start, fedexp, tmp_
     process.wait()
     assert are_gone(later)
     assert f"(process {first}) ended by signal 9 (SIGKILL" in (tmp_path / "run/run.log").read_text()
-    assert fedexp("resume=run", "hardware.engine=sequential", "hardware.workers=null").code == 0
-    assert fedexp(*RUN, "hydra.run.dir=undisturbed").code == 0
+    fedexp.done("resume=run", "hardware.engine=sequential", "hardware.workers=null")
+    fedexp.done(*RUN, "hydra.run.dir=undisturbed")
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
 
 
@@ -169,11 +168,9 @@ def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
         time.sleep(0.01)
     first.send_signal(signal.SIGSTOP)
     (occupied,) = {path.parent.name for path in sweep.glob("*/rounds.csv")}
-    answer = fedexp(*SWEEP)
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(*SWEEP)
     assert f"{occupied}: process {first.pid} on " in answer.err
-    other = fedexp("rounds=3", *FEDERATION, f"hydra.run.dir={sweep / occupied}")
-    assert other.code == 2
+    other = fedexp.refused("rounds=3", *FEDERATION, f"hydra.run.dir={sweep / occupied}")
     assert f"process {first.pid} on " in other.err
     (complete,) = sweep.glob("*/summary.json")
     assert complete.parent.name != occupied

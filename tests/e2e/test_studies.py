@@ -1,12 +1,11 @@
 """Small studies on digits: values, report, resume, pruning, and what is refused."""
 
-import json
 import sqlite3
 
 import pandas as pd
 import pytest
 import yaml
-from helpers import SMALL
+from helpers import SMALL, summary_of
 
 pytest.importorskip("optuna")
 
@@ -14,13 +13,8 @@ SEARCH = ("--multirun", "hydra/sweeper=optuna", *SMALL, "rounds=2", "hydra.sweep
 VALIDATED = (*SEARCH, "validation.fraction=0.2", "local.lr=tag(log,interval(0.0001,0.1))")
 
 
-def summary_of(path):
-    return json.loads(path.read_text())
-
-
 def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
-    answer = fedexp(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=2")
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=2")
     trials = pd.read_csv(tmp_path / "study/trials.csv")
     assert trials["state"].tolist() == ["complete"] * 2
     assert trials["rounds"].tolist() == [2, 2]
@@ -28,7 +22,7 @@ def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
         run = tmp_path / "study" / trial["run"]
         config, summary = (
             yaml.safe_load((run / "config.yaml").read_text()),
-            summary_of(run / "summary.json"),
+            summary_of(run),
         )
         assert summary["validation_accuracy"] == trial["validation_accuracy"]
         assert config["local"]["lr"] == trial["local.lr"]
@@ -42,16 +36,14 @@ def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
     table = pd.read_csv(tmp_path / "study/table.csv")  # the usual report
     assert sorted(table["validation_accuracy"]) == sorted(trials["validation_accuracy"])
 
-    more = fedexp(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=3")
-    assert more.code == 0, more.err
+    fedexp.done(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=3")
     now = pd.read_csv(tmp_path / "study/trials.csv")
     assert len(now) == 3
     pd.testing.assert_frame_equal(now.iloc[:2], trials)
     assert now["local.lr"].nunique() == 3
     over = fedexp(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=3")
     assert "the study has its 3 trials" in over.out
-    page = fedexp("view", "study")
-    assert page.code == 0, page.err
+    fedexp.done("view", "study")
     assert (tmp_path / "study/view.html").exists()
 
 
@@ -69,8 +61,7 @@ def test_a_trial_that_was_interrupted_goes_on_from_its_checkpoint(fedexp, tmp_pa
 
     monkeypatch.setattr(rounds, "play_round", interrupt)
     assert fedexp(*VALIDATED, "hydra.sweeper.n_trials=1").code == 130
-    answer = fedexp(*VALIDATED, "hydra.sweeper.n_trials=1")
-    assert answer.code == 0, answer.err
+    fedexp.done(*VALIDATED, "hydra.sweeper.n_trials=1")
     assert played == [1, 2, 2]  # the second round again, not the first
     trials = pd.read_csv(tmp_path / "study/trials.csv")
     assert trials["state"].tolist() == ["complete"]
@@ -104,11 +95,10 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
         "local.epochs=3",
         *pruning,
     )
-    answer = fedexp(*options, "hydra.sweeper.n_trials=2", f"hydra.sweeper.seed={seed}")
-    assert answer.code == 0, answer.err
+    answer = fedexp.done(*options, "hydra.sweeper.n_trials=2", f"hydra.sweeper.seed={seed}")
     good, bad = pd.read_csv(tmp_path / "study/trials.csv").to_dict("records")
     assert (good["state"], bad["state"]) == ("complete", "pruned")
-    summary = summary_of(tmp_path / "study" / bad["run"] / "summary.json")
+    summary = summary_of(tmp_path / "study" / bad["run"])
     assert (summary["status"], summary["stopped"]) == ("stopped", {"by": "search"})
     assert summary["rounds"] == bad["rounds"] < 6
     curve = [
@@ -137,19 +127,17 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
     ],
 )
 def test_a_search_that_cannot_be_is_refused_and_leaves_nothing(fedexp, tmp_path, options, words):
-    answer = fedexp(*options)
-    assert answer.code == 2, answer.err
+    answer = fedexp.refused(*options)
     assert words in answer.err
     assert "Traceback" not in answer.err
     assert not (tmp_path / "study").exists()
 
 
 def test_a_study_keeps_its_objective(fedexp, tmp_path):
-    assert fedexp(*VALIDATED, "rounds=1", "hydra.sweeper.n_trials=1").code == 0
-    answer = fedexp(
+    fedexp.done(*VALIDATED, "rounds=1", "hydra.sweeper.n_trials=1")
+    answer = fedexp.refused(
         *VALIDATED, "rounds=1", "hydra.sweeper.n_trials=2", "objective=validation_best_accuracy"
     )
-    assert answer.code == 2
     words = "holds a study of max validation_accuracy over local.lr, other options "
     assert words in answer.err
     assert "not of max validation_best_accuracy over local.lr, other options" in answer.err
@@ -159,10 +147,9 @@ def test_a_study_keeps_its_objective(fedexp, tmp_path):
 
 @pytest.mark.slow
 def test_trials_of_several_processes_belong_to_one_study(fedexp, tmp_path, fresh_processes):
-    answer = fedexp(
+    fedexp.done(
         *VALIDATED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=4"
     )
-    assert answer.code == 0, answer.err
     trials = pd.read_csv(tmp_path / "study/trials.csv")
     assert trials["trial"].tolist() == [0, 1, 2, 3]
     assert set(trials["state"]) <= {"complete", "pruned"}

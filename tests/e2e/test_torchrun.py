@@ -1,6 +1,5 @@
 """Runs of two processes that meet over the loopback interface, as torchrun starts them."""
 
-import json
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import SMALL, SOURCE, assert_same_run
+from helpers import SMALL, SOURCE, add_class, assert_same_run, summary_of
 from test_processes import rounds_in, wait_for_rounds
 
 # Keeps a state in every client, and fails where it is told to.
@@ -85,14 +84,6 @@ def environment(folder: Path) -> dict[str, str]:
     return os.environ | paths | {"OMP_NUM_THREADS": "1"}
 
 
-def write_algorithm(folder: Path) -> None:
-    (folder / "own/algorithm").mkdir(parents=True)
-    (folder / "drifting.py").write_text(ALGORITHM)
-    (folder / "own/algorithm/drifting.yaml").write_text(
-        "# D.\n_target_: drifting.Drifting\nfails_in: no rank\n"
-    )
-
-
 def free_port() -> int:
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
@@ -129,7 +120,7 @@ class Pair:
 @pytest.fixture
 def pair(tmp_path) -> Iterator:
     """`pair(*arguments)` starts two ranks in a folder that has the algorithm."""
-    write_algorithm(tmp_path)
+    add_class(tmp_path, "algorithm", "drifting", ALGORITHM, "fails_in: no rank\n")
     started: list[Pair] = []
 
     def call(*arguments: str) -> Pair:
@@ -146,9 +137,9 @@ def pair(tmp_path) -> Iterator:
 def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
     """Bit for bit, with the states of the clients and the accuracy of local models; only rank 0
     prints and writes."""
-    write_algorithm(tmp_path)
+    add_class(tmp_path, "algorithm", "drifting", ALGORITHM, "fails_in: no rank\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert fedexp(*RUN, "hardware.engine=sequential", "hydra.run.dir=alone").code == 0
+    fedexp.done(*RUN, "hardware.engine=sequential", "hydra.run.dir=alone")
     launcher = [
         sys.executable,
         "-m",
@@ -169,40 +160,10 @@ def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
     assert answer.returncode == 0, answer.stderr
     (directory,) = tmp_path.glob("outputs/*/*")
     assert_same_run(directory, tmp_path / "alone")
-    summary = json.loads((directory / "summary.json").read_text())
+    summary = summary_of(directory)
     assert (summary["hardware"]["engine"], summary["hardware"]["workers"]) == ("distributed", 2)
     assert answer.stderr.count("hardware: cpu") == 1
     assert answer.stdout.count("round 8/8") == 1
-
-
-@pytest.mark.slow
-def test_torchrun_tests_both_views_as_one_process_does(fedexp, tmp_path):
-    """Bit for bit, global and local models; the images are split over the ranks in both views."""
-    images = ["dataset.augmentation.flip=true", "dataset.augmentation.crop_padding=1"]
-    own = ["algorithm=scaffold", *RUN[2:], *images, "test_views=[plain,augmented]"]
-    assert fedexp(*own, "hardware.engine=sequential", "hydra.run.dir=alone").code == 0
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "fedexp",
-    ]
-    answer = subprocess.run(
-        [*launcher, *own],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert answer.returncode == 0, answer.stderr
-    (directory,) = tmp_path.glob("outputs/*/*")
-    assert_same_run(directory, tmp_path / "alone")
-    for name in ("class_accuracy_augmented.csv", "local_class_accuracy_augmented.npz"):
-        assert (directory / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
 
 
 @pytest.mark.slow
@@ -240,8 +201,8 @@ def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypat
     assert rows < rounds_in(run) < 8
 
     monkeypatch.syspath_prepend(tmp_path)
-    assert fedexp(RUN[0], "resume=run", "hardware.engine=sequential").code == 0
-    assert fedexp(*RUN, "hardware.engine=sequential", "hydra.run.dir=undisturbed").code == 0
+    fedexp.done(RUN[0], "resume=run", "hardware.engine=sequential")
+    fedexp.done(*RUN, "hardware.engine=sequential", "hydra.run.dir=undisturbed")
     assert_same_run(run, tmp_path / "undisturbed")
 
 
@@ -264,16 +225,8 @@ def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
         (path for path in (tmp_path / "multirun").glob("*/*") if path.is_dir()),
         key=lambda job: ["'1'", "'0'", "nobody"].index(fails_in(job)),
     )
-    summaries = [json.loads((job / "summary.json").read_text()) for job in jobs]
+    summaries = [summary_of(job) for job in jobs]
     assert [summary["status"] for summary in summaries] == ["failed", "failed", "completed"]
     reports = [(job / "error.txt").read_text() for job in jobs[:2]]
     assert all("in finish of Drifting: by the test" in report for report in reports)
     assert ["in rank 1:" in report for report in reports] == [True, False]
-
-
-@pytest.mark.slow
-def test_bad_input_is_one_message(pair, tmp_path):
-    codes, said = pair(*FEDEXP, *RUN, "alpha=-1").end()
-    assert codes == [2, 0]
-    assert said == ["fedexp: alpha=-1.0: must be a finite number greater than 0\n", ""]
-    assert not (tmp_path / "outputs").exists()

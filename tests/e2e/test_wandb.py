@@ -1,7 +1,6 @@
 """W&B runs of whole runs: pushed from the tidy files they equal the tracked ones; whatever W&B
 does, a run finishes."""
 
-import json
 import os
 import shutil
 import signal
@@ -13,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from helpers import SMALL, table
+from helpers import SMALL, summary_of, table
 
 from fedexp.cli.commands import call
 from fedexp.cli.push import former_id, load_finished
@@ -45,8 +44,7 @@ def bare_copy(directory: Path, copy: Path) -> Path:
 
 
 def make_run(fedexp, *options: str) -> Path:
-    answer = fedexp(*SMALL, "hydra.run.dir=run", *options)
-    assert answer.code == 0, answer.err
+    fedexp.done(*SMALL, "hydra.run.dir=run", *options)
     return Path("run").absolute()
 
 
@@ -72,7 +70,7 @@ def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
     assert seen["group"].startswith("fedavg_digits_lda0.1_")
     assert {row["round"] for row in seen["history"] if any("figures" in key for key in row)} == {2}
     assert len([name for name in seen["files"] if "local_round" in name]) == 1
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert seen["summary"]["rounds_to_75pct_of_best"] == summary["rounds_to_target"]["0.75*best"]
     assert seen["summary"]["forgetting"] == summary["forgetting"]
     assert seen["summary"]["test/accuracy"]["last"] == summary["accuracy"]
@@ -266,7 +264,7 @@ def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault
     )
     assert load_finished(tmp_path / "run").summary["status"] == "completed"
     if not REFERENCE:
-        assert fedexp(*SMALL, "hydra.run.dir=alone", "rounds=3").code == 0
+        fedexp.done(*SMALL, "hydra.run.dir=alone", "rounds=3")
         REFERENCE.update({name: table(tmp_path / "alone", name) for name in CSV})
     for name, frame in REFERENCE.items():
         pd.testing.assert_frame_equal(table(tmp_path / "run", name), frame)
