@@ -25,6 +25,7 @@ from fedexp.papers.paper_figures import draw_one
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
+from quick_runs import FEDERATION
 from toy_federation import PLAIN, make_simulation, play
 
 HAND = {"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 1.0])}
@@ -268,31 +269,10 @@ def test_features_on_the_circle_have_length_1():
         replace(model, unit_features=1)
 
 
-def test_other_features_than_two_are_said(toy):
-    with pytest.raises(
-        ConfigError, match=r"features of 8 dimensions, .* needs 2: train with model=cnn_circle"
-    ):
-        features.on_circle(toy, [Named("global", toy.first)])
-
-
 # --- the command
 
-SMALL = [
-    "num_clients=8",
-    "participation=0.5",
-    "local.epochs=1",
-    "min_size=2",
-    "figures=false",
-    "hardware=cpu",
-    "hardware.engine=sequential",
-    "hardware.threads=1",
-    "hardware.precision=fp64",
-    "tracker=none",
-    "rounds=2",
-    "keep_local_models=[2]",
-    "checkpoint_interval=1",
-    "local.batch_size=60",
-]
+OPTIONS = [*FEDERATION, "local.batch_size=60", "hardware.precision=fp64"]
+OPTIONS += ["rounds=2", "keep_local_models=[2]", "checkpoint_interval=1"]
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +280,7 @@ def run(tmp_path_factory):
     """Two rounds of a tiny network with features on the circle; the local models of the second are
     kept."""
     model = ["model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]"]
-    return fedexp.run([*SMALL, *model], directory=tmp_path_factory.mktemp("runs") / "run")
+    return fedexp.run([*OPTIONS, *model], directory=tmp_path_factory.mktemp("runs") / "run")
 
 
 def tables(run, capsys, *arguments):
@@ -324,7 +304,7 @@ def others(run, tmp_path_factory):
         kept_models.save_local(copy, 2, client, {"params": model.params, "buffers": model.buffers})
     changes = ["algorithm=fedntd", "model=cnn", "seeds.partition=5"]
     wide = fedexp.run(
-        [*SMALL, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide"
+        [*OPTIONS, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide"
     )
     return copy, wide.directory
 
@@ -355,15 +335,8 @@ def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
         "FedNTD Fig. 21",
     )
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
-    assert list(lines) == [
-        "A: 1 local model",
-        "B: 1 local model",
-        "A: 2 global models",
-        "B: 2 global models",
-    ]
     np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
     np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
-    assert figure.axes[1].get_title() == "s=2, by run"
     with pytest.raises(ConfigError, match="no run of homogeneous is finished"):
         draw_one({"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21")
     with pytest.raises(ConfigError, match="no setting has the runs of two methods"):
@@ -460,15 +433,13 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     assert list(spectrum) == ["number", "eigenvalue", "residual"]
     assert f"{spectrum['eigenvalue'][0]:.5g}" in printed
     clients = run.kept_clients(2)
-    (circle,), paths, _ = tables(run, capsys, "hypersphere", "--examples", "40", "--clients", "2")
-    shown = ["global, round 1", *(f"client {c}" for c in clients[:2]), "global, round 2"]
+    shown = ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"]
+    (circle,), paths, _ = tables(run, capsys, "hypersphere", "--examples", "40", "--clients", "4")
     assert list(circle["model"].unique()) == shown
     with np.load(paths[1]) as arrays:
-        assert arrays["angles"].shape == (4, 40)
+        assert arrays["angles"].shape == (6, 40)
     (neurons,), _, printed = tables(run, capsys, "neurons")
-    assert neurons.groupby("model").size().to_dict() == dict.fromkeys(
-        ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"], 16
-    )
+    assert neurons.groupby("model").size().to_dict() == dict.fromkeys(shown, 16)
     first = neurons.query("model == 'global, round 1'")["class"].to_numpy()
     same = [
         (group["class"].to_numpy() == first).mean()
@@ -478,9 +449,7 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     assert f"{np.mean(same):.4f} of the neurons keep their class" in printed
     (embedding,), _, _ = tables(run, capsys, "tsne", "--examples", "12", "--perplexity", "5")
     assert list(embedding) == ["round", "model", "example", "class", "x", "y"]
-    assert embedding.groupby("model").size().to_dict() == dict.fromkeys(
-        ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"], 12
-    )
+    assert embedding.groupby("model").size().to_dict() == dict.fromkeys(shown, 12)
 
 
 @pytest.mark.parametrize(
@@ -492,17 +461,11 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
             ["hessian", "--data", "8"],
             "--data 8: must be test, train or the number of a client from 0 to 7",
         ),
-        (["hessian", "--eigenvalues", "0"], "--eigenvalues 0: must be at least 1"),
         (["loss_plane", "--points", "1"], "--points=1: must be at least 2"),
-        (["loss_plane", "--directions", "randon"], "(nearest: 'random')"),
         (["loss_plane", "--models", "global,1,2"], "given with --directions models"),
         (
             ["loss_plane", "--directions", "models", "--models", "global,1"],
             "three different ones of global, before",
-        ),
-        (
-            ["loss_plane", "--directions", "models", "--models", "global,before,x"],
-            "x must be global, before",
         ),
         (
             ["loss_plane", "--directions", "models", "--round", "1"],
@@ -512,13 +475,10 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
             ["noise", "--strengths", "0,-1"],
             "--strengths=[0.0, -1.0]: must be numbers of at least 0",
         ),
-        (["noise", "--scale", "relativ"], "(nearest: 'relative')"),
         (
             ["neurons", "--round", "1"],
             "no local models of a round are kept with the global one before",
         ),
-        (["tsne", "--perplexity", "5000"], "less than the"),
-        (["tsne", "--examples", "0"], "--examples=0: must be at least 1"),
         (["hypersphere", "--format", "gif"], "figures.format=gif"),
     ],
 )
@@ -530,8 +490,3 @@ def test_bad_input_is_one_message(run, arguments, words, capsys):
     assert len(said.err.strip().splitlines()) == 1
     assert not said.out
     assert sorted(run.directory.rglob("*")) == before
-
-
-def test_where_no_run_is(tmp_path, capsys):
-    assert main.main(["analyse", str(tmp_path), "tsne"]) == 2
-    assert "no run is there" in capsys.readouterr().err

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.func import vmap
 
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fedprox import FedProx
@@ -21,7 +20,6 @@ from fedexp.cli.push import records
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.data.tasks import ClassIncremental
 from fedexp.figures import _figures
 from fedexp.figures.draw_analyses import class_reduction, degrees
 from fedexp.figures.load import load_run, reduced_of
@@ -44,15 +42,17 @@ from fedexp.models.own import LogitsOnly
 from fedexp.rundir import files
 from fedexp.rundir.analyses import TABLES, round_means
 from fedexp.rundir.reader import RunDirectory
+from fedexp.testing import train
 from fedexp.training.analysing import check_analyses, local_gradients
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
+from quick_runs import SMALL
 from toy_federation import (
     ENGINES,
     LOCAL,
+    TWO_TASKS,
     Normed,
     SoftmaxRegression,
-    broadcast,
     composed,
     make_simulation,
 )
@@ -100,16 +100,6 @@ def test_divergence_from_the_others_by_hand():
         expected, rel=1e-15
     )
     assert math.isnan(divergence.from_others(tree.map(lambda leaf: leaf[:1], MODELS))["total"][0])
-
-
-def test_divergence_works_inside_vmap():
-    """Two rounds at once: the second has the models of the first, reversed."""
-    twice = tree.map(lambda leaf: torch.stack([leaf, leaf.flip(0)]), MODELS)
-    together_ = vmap(lambda local: divergence.from_others(local, "l2"))(twice)
-    for row, local in enumerate((MODELS, tree.map(lambda leaf: leaf.flip(0), MODELS))):
-        torch.testing.assert_close(
-            together_["total"][row], divergence.from_others(local, "l2")["total"]
-        )
 
 
 def test_distribution_distance_by_hand():
@@ -198,23 +188,17 @@ def test_a_round_of_every_engine_is_measured_alike(engine):
 
 
 def test_what_trackers_are_told():
+    """Means over the clients of what is finite, of the whole model."""
+    keys = ("layer", "l1", "l2", "others_l1", "others_l2", "distribution_distance")
     rows = [
-        {
-            "layer": layer,
-            "l1": l1,
-            "l2": math.nan,
-            "others_l1": 1.0,
-            "others_l2": math.inf,
-            "distribution_distance": 0.5,
-        }
+        dict(zip(keys, (layer, l1, math.nan, 1.0, math.inf, 0.5), strict=True))
         for layer, l1 in (("total", 2.0), ("conv", 100.0), ("total", 4.0))
     ]
-    expected = {
-        "weight_divergence_l1": 3.0,
-        "weight_divergence_others_l1": 1.0,
-        "distribution_distance": 0.5,
+    found = round_means("weight_divergence.csv", rows)
+    assert found["weight_divergence_l1"] == 3.0
+    assert found.keys() == {
+        *("weight_divergence_l1", "weight_divergence_others_l1", "distribution_distance")
     }
-    assert round_means("weight_divergence.csv", rows) == expected
 
 
 def test_rounds_that_are_measured():
@@ -227,45 +211,30 @@ def test_rounds_that_are_measured():
     assert NoAnalysis().parts == ()
 
 
+def built_from(*overrides):
+    return build(composed(*together(overrides)))
+
+
 def test_a_list_is_short_for_several():
-    built = build(
-        composed(
-            *together(["analysis=[weight_divergence,gradient_diversity]", "analysis.rounds=[1,5]"])
-        )
-    )
-    assert [type(part) for part in built.analysis.parts] == [WeightDivergence, GradientDiversity]
-    assert [part.rounds for part in built.analysis.parts] == [[1, 5], [1, 5]]
-    own = together(
-        [
-            "analysis=[weight_divergence,gradient_diversity]",
-            "analysis.gradient_diversity.rounds=[2]",
-        ]
-    )
-    assert [part.rounds for part in build(composed(*own)).analysis.parts] == [None, [2]]
+    two = "analysis=[weight_divergence,gradient_diversity]"
+    parts = built_from(two, "analysis.rounds=[1,5]").analysis.parts
+    assert [type(part) for part in parts] == [WeightDivergence, GradientDiversity]
+    assert [part.rounds for part in parts] == [[1, 5], [1, 5]]
+    parts = built_from(two, "analysis.gradient_diversity.rounds=[2]").analysis.parts
+    assert [part.rounds for part in parts] == [None, [2]]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["analysis=weight_divergence", "analysis.rounds=[0]"],
-            "analysis.rounds=[0]: must be a list of rounds from 1",
-        ),
-        (
-            ["analysis=weight_divergence", "analysis.every=0"],
-            "analysis.every=0: must be at least 1",
-        ),
-        (
-            ["analysis=[weight_divergance]"],
-            "analysis.members=weight_divergance: no such analysis (nearest:",
-        ),
-        (["analysis=[weight_divergence,weight_divergence]"], "must be different analyses"),
+        ("weight_divergence analysis.rounds=[0]", r"analysis.rounds=\[0\]: must be a list of"),
+        ("[weight_divergance]", r"analysis.members=weight_divergance: no such .* \(nearest:"),
+        ("[weight_divergence,weight_divergence]", "must be different analyses"),
     ],
 )
 def test_bad_values(overrides, message):
-    with pytest.raises(ConfigError) as error:
-        build(composed(*together(overrides)))
-    assert message in str(error.value)
+    with pytest.raises(ConfigError, match=message):
+        built_from(*f"analysis={overrides}".split())
 
 
 def test_rounds_after_the_last_one_are_refused():
@@ -276,18 +245,9 @@ def test_rounds_after_the_last_one_are_refused():
 
 
 def test_heads_of_tasks_have_no_gradient_of_one_classifier():
-    tasks = ClassIncremental(
-        rounds_per_task=1,
-        num_tasks=2,
-        shuffle_classes=False,
-        classes=None,
-        split=None,
-        evaluate_on="test",
-    )
+    measured = {"scenario": TWO_TASKS, "sizes": (2, 3), "analysis": GradientDiversity(**IN_ALL)}
     with pytest.raises(ConfigError, match="analysis=gradient_diversity: not with FedMultiHead"):
-        make_simulation(
-            FedMultiHead(), scenario=tasks, sizes=(2, 3), analysis=GradientDiversity(**IN_ALL)
-        )
+        make_simulation(FedMultiHead(), **measured)
 
 
 # --- CKA
@@ -322,18 +282,6 @@ def test_cka_by_hand():
     assert linear_cka(x, y) == pytest.approx(0.25, rel=1e-12)
     assert linear_cka(torch.tensor([[1.0], [1], [-1], [-1]]), torch.tensor([[1.0], [-1]] * 2)) == 0
     assert math.isnan(linear_cka(x, torch.ones(3, 2)))
-
-
-def test_cka_does_not_see_rotations_scales_and_shifts():
-    """But it sees other linear maps (Kornblith et al., section 2.1)."""
-    one, other = features(30, 4, 0), features(30, 6, 1)
-    other[:, :4] += one
-    value = linear_cka(one, other)
-    rotation = torch.linalg.qr(features(6, 6, 2))[0]
-    assert linear_cka(one, -3 * other @ rotation + 7) == pytest.approx(value, rel=1e-12)
-    assert linear_cka(other, one) == pytest.approx(value, rel=1e-12)
-    assert linear_cka(other, -3 * other @ rotation + 7) == pytest.approx(1, rel=1e-12)
-    assert linear_cka(other, other @ features(6, 6, 3)) < 0.99
 
 
 def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
@@ -429,20 +377,7 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
     simulation = make_simulation(analysis=EPOCHS, engine="sequential")
     result = probed(simulation)
     state, runtime = simulation.initial_state(), simulation.runtime
-    messages = (
-        ENGINES["sequential"]
-        .train(
-            *(
-                simulation.algorithm,
-                runtime,
-                broadcast(simulation, state),
-                result.cohort,
-                simulation.lr_at(1),
-                False,
-            )
-        )
-        .messages
-    )
+    messages = train(ENGINES["sequential"], simulation, state, result.cohort).messages
     last = {
         row["client"]: row["train_accuracy"]
         for row in result.analyses["local_epochs.csv"]
@@ -457,21 +392,7 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
 
 # --- in a run
 
-SMALL = [
-    "local.epochs=2",
-    "num_clients=4",
-    "participation=0.5",
-    "alpha=1",
-    "tracker=none",
-    "figures=false",
-]
-SMALL += [
-    "hardware.engine=sequential",
-    "hardware.threads=1",
-    "model.channels=[4]",
-    "model.hidden=[8]",
-]
-SMALL += ["local.batch_size=60"]  # six steps a client and pass
+OPTIONS = [*SMALL, "local.epochs=2", "num_clients=4", "alpha=1"]
 ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs,cka]"
 
 
@@ -479,9 +400,9 @@ def test_a_resumed_run_has_the_same_tables_and_the_training_is_that_without(tmp_
     """Rows behind the checkpoint, of a run that was killed, are cut off."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    measured = [*SMALL, ALL, "analysis.every=2"]  # and the last round
+    measured = [*OPTIONS, ALL, "analysis.every=2"]  # and the last round
     assert main.main([*measured, "rounds=3", "hydra.run.dir=whole"]) == 0
-    assert main.main([*SMALL, "rounds=3", "hydra.run.dir=without"]) == 0
+    assert main.main([*OPTIONS, "rounds=3", "hydra.run.dir=without"]) == 0
     assert main.main([*measured, "rounds=2", "hydra.run.dir=part"]) == 0
     for name in files.ANALYSES:
         with (tmp_path / "part" / name).open("a") as table:
@@ -520,10 +441,9 @@ def draw_of(tmp_path, name):
     return figure.axes
 
 
-def test_the_picture_of_cka(tmp_path):
-    (tmp_path / "cka.csv").write_text("round,cka\n10,0.5\n20,0.75\n")
-    (axes,) = draw_of(tmp_path, "cka.csv")
-    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[10, 0.5], [20, 0.75]])
+EPOCH_COLUMNS = (
+    "round,client,epoch,test_accuracy,in_local_accuracy,out_local_accuracy,train_accuracy"
+)
 
 
 def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):
@@ -534,9 +454,8 @@ def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):
         for r in range(40)
         for c, e, a in ((3, 0, 0.2), (5, 0, 0.6), (3, 1, 0.8), (5, 1, 1))
     ]
-    columns = "round,client,epoch,test_accuracy,in_local_accuracy,out_local_accuracy,train_accuracy"
     (tmp_path / "local_epochs.csv").write_text(
-        "\n".join([columns, *(",".join(map(str, row)) for row in rows)]) + "\n"
+        "\n".join([EPOCH_COLUMNS, *(",".join(map(str, row)) for row in rows)]) + "\n"
     )
     inside, outside, own = draw_of(tmp_path, "local_epochs.csv")
     assert len(inside.containers) == len(outside.containers) == 8
@@ -602,18 +521,9 @@ def test_accuracies_before_and_after_by_hand():
 def test_pictures_of_a_setting():
     """Two methods of one run each; the second has measured nothing, and has a curve of the global
     model alone."""
-    columns = (
-        "round",
-        "client",
-        "epoch",
-        "test_accuracy",
-        "in_local_accuracy",
-        "out_local_accuracy",
-        "train_accuracy",
-    )
     epochs = pd.DataFrame(
         [(r, 0, e, 0.5, 0.1 * r + 0.1 * e, 0.3, 0.4) for r in (1, 2) for e in (0, 5)],
-        columns=columns,
+        columns=EPOCH_COLUMNS.split(","),
     )
     columns = ("round", "client", "layer", "l1", "distribution_distance")
     distances = pd.DataFrame(
@@ -640,12 +550,8 @@ def test_pictures_of_a_setting():
     np.testing.assert_allclose(own[0].get_xydata(), [[1, 0.6], [2, 0.7]])  # after training
     assert [len(axes.lines) for axes in drawn["local_training"].axes] == [1, 1, 2]
     cloud, weights, misfit = drawn["weight_divergence"].axes
-    assert sorted(cloud.collections[0].get_offsets().tolist()) == [
-        [0, 1],
-        [0, 2],
-        [0.5, 2],
-        [0.5, 3],
-    ]
+    dots = [[0, 1], [0, 2], [0.5, 2], [0.5, 3]]
+    assert sorted(cloud.collections[0].get_offsets().tolist()) == dots
     assert weights.lines[0].get_xydata().tolist() == [[1, 1.5], [2, 2.5]]
     assert misfit.lines[0].get_ydata().tolist() == [0.25, 0.25]
     with styled():

@@ -4,6 +4,7 @@ own."""
 import functools
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import OwnTraining
 from fedexp.algorithms.fedcbdr import FedCBDR
-from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel, centred
+from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel
 from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
@@ -32,7 +33,6 @@ from fedexp.analysis.algorithm_costs import node_of
 from fedexp.config.trust import find_class
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
-from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import PLAIN
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
@@ -45,30 +45,28 @@ from toy_federation import (
     KEPT,
     LOCAL,
     STRUCTURE,
+    TWO_TASKS,
     Adapted,
     AdaptedNormed,
     Normed,
     SoftmaxRegression,
     assemble,
     broadcast,
+    context,
     describe,
+    detached,
     engines_compared,
     first_of_each_class,
     flat,
+    leaves,
     make_simulation,
     one_of_each_kind,
     play,
+    random,
+    stepped,
 )
 
 SIZES = (1, 3, 4, 2)
-TWO_TASKS = ClassIncremental(
-    rounds_per_task=2,
-    num_tasks=2,
-    shuffle_classes=False,
-    classes=None,
-    split=None,
-    evaluate_on="test",
-)
 ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
 
 
@@ -270,11 +268,7 @@ def test_engines_agree(row, engines):
     them."""
     states = []
     for name in engines:
-        engine = ENGINES[name]
-        simulation = replace(row.stream(), engine=engine)
-        simulation = replace(
-            simulation, stages=tuple(rewired(stage, engine) for stage in simulation.stages)
-        )
+        simulation = on_engine(row.stream(), name)
         state, seen = simulation.initial_state(), []
         for _ in range(4):
             result = play_round(simulation, state)
@@ -286,9 +280,12 @@ def test_engines_agree(row, engines):
         assert len(seen) == 4, name
 
 
-def rewired(stage, engine):
-    """With another engine to ask models by."""
-    return replace(stage, surrogate=replace(stage.surrogate, engine=engine))
+def on_engine(simulation, name):
+    """With another engine to train and to ask models by."""
+    engine = ENGINES[name]
+    surrogates = [replace(stage.surrogate, engine=engine) for stage in simulation.stages]
+    stages = map(lambda stage, each: replace(stage, surrogate=each), simulation.stages, surrogates)
+    return replace(simulation, engine=engine, stages=tuple(stages))
 
 
 @pytest.mark.parametrize(
@@ -405,10 +402,7 @@ def test_batch_norm_models(row):
     servers = []
     for name in ("sequential", "workers"):
         model = AdaptedNormed() if row in ADAPTED else Normed()
-        simulation = replace(row.stream(model=model), engine=ENGINES[name])
-        simulation = replace(
-            simulation, stages=tuple(rewired(stage, ENGINES[name]) for stage in simulation.stages)
-        )
+        simulation = on_engine(row.stream(model=model), name)
         servers.append(play(simulation, 4).server)
     assert_equal(servers[1], servers[0])
     assert tree.is_finite(servers[0])
@@ -459,17 +453,11 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
 def test_equation_4_is_the_softmax_at_temperature():
     """(p_i^(1/T)) / sum_j p_j^(1/T) = softmax(z / T)_i, and L_d is the cross-entropy between
     these."""
-    generator = torch.Generator().manual_seed(0)
-    student, teacher = (
-        torch.randn(6, 5, generator=generator, dtype=torch.float64) for _ in range(2)
-    )
-    for temperature in (0.5, 1.0, 2.0):
-        roots = [logits.softmax(-1) ** (1 / temperature) for logits in (student, teacher)]
-        q, p = (root / root.sum(-1, keepdim=True) for root in roots)
-        expected = -(p * q.log()).sum(-1)
-        assert_equal(
-            continual.distillation_loss(student, teacher, temperature), expected, atol=1e-12
-        )
+    student, teacher = random(6, 5, seed=1), random(6, 5, seed=2)
+    roots = [logits.softmax(-1) ** (1 / 2) for logits in (student, teacher)]
+    q, p = (root / root.sum(-1, keepdim=True) for root in roots)
+    found = continual.distillation_loss(student, teacher, 2.0)
+    assert_equal(found, -(p * q.log()).sum(-1), atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -498,39 +486,29 @@ def test_cfed_round_by_hand():
     )
     state, runtime, info = play(simulation, 2), simulation.runtime, simulation.stages[1].federation
     result = play_round(simulation, state)
-    old, total, weights = state.server["params"], None, 0
+    old, weights = state.server["params"], 0
+    total = tree.zeros_like(old)
     for client, role, schedule in zip(
         result.cohort.clients, result.cohort.roles, result.cohort.schedules, strict=True
     ):
         part = info.surrogate[client] if isinstance(role, Reviewer) else info.parts[client]
-        w = {k: v.clone().requires_grad_() for k, v in old.items()}
+        w = leaves(old)
         for index, length in zip(schedule.index, schedule.lengths, strict=True):
             assert set(index[:length].tolist()) <= set(part.tolist())
             x, y = runtime.load_train(index[:length], None)
-            logits = torch.func.functional_call(runtime.net.module, w, (x,)).logits
+            logits = runtime.net(w, x).logits
             if isinstance(role, Reviewer):
-                target = (
-                    torch.func.functional_call(runtime.net.module, dict(old), (x,)).logits / 2
-                ).softmax(-1)
+                target = (runtime.net(old, x).logits / 2).softmax(-1)
                 loss = 0.5 * F.cross_entropy(logits / 2, target)
             else:
                 loss = F.cross_entropy(logits, y)
-            grads = torch.autograd.grad(loss, list(w.values()))
-            w = {
-                k: (v - 0.1 * g).detach().requires_grad_()
-                for (k, v), g in zip(w.items(), grads, strict=True)
-            }
+            w = stepped(w, loss)
         n = len(info.parts[client])
-        total = (
-            {k: v * n for k, v in w.items()}
-            if total is None
-            else {k: total[k] + n * w[k] for k in w}
-        )
+        total = {k: total[k] + n * w[k].detach() for k in w}
         weights += n
     assert {type(role) for role in result.cohort.roles} == {Learner, Reviewer}
-    assert_equal(
-        result.server["params"], {k: v.detach() / weights for k, v in total.items()}, atol=1e-12
-    )
+    mean = {k: v / weights for k, v in total.items()}
+    assert_equal(result.server["params"], mean, atol=1e-12)
 
 
 def test_server_distillation_covers_its_set_once():
@@ -590,7 +568,7 @@ def test_server_distillation_by_hand():
             teacher_of[order.pop(0)] = model
     inputs = simulation.runtime.load_train(numbers, None)[0]
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
-    w = {k: v.clone().requires_grad_() for k, v in server["params"].items()}
+    w = leaves(server["params"])
     # lr lr_decay^(2 - 1)
     sgd = torch.optim.SGD(w.values(), 0.1 * 0.9, momentum=0.9, weight_decay=1e-3)
     for _ in range(2):
@@ -607,7 +585,7 @@ def test_server_distillation_by_hand():
             sgd.step()
     assert (flat(w) - flat(server["params"])).abs().max() > 1e-3
     refined = algorithm.refine(LiveNetwork(net), server, trained.messages, about)
-    assert_equal(refined["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
+    assert_equal(refined["params"], detached(w), atol=1e-12)
 
 
 def test_centralised_cfed_mixes_batches_of_one_kind():
@@ -702,25 +680,24 @@ def test_ewc_s_quadratic_is_the_sum_over_tasks():
     (fisher,) = algorithm.closing_exchanges(simulation.stages[0].federation)
     generator = torch.Generator().manual_seed(1)
 
-    def random(like):
+    def uniform(like):
         return {k: torch.rand(v.shape, generator=generator, dtype=v.dtype) for k, v in like.items()}
 
     server, terms = {"params": simulation.initial}, []
     for _ in range(2):
-        server = server | {"params": random(simulation.initial)}
-        message = random(simulation.initial)
+        server = server | {"params": uniform(simulation.initial)}
+        message = uniform(simulation.initial)
         message = {k: v * (v > 0.3) for k, v in message.items()}  # some parameters matter to nobody
-        about = replace_weights(simulation)
-        server = fisher.aggregate(
-            server, {"fisher": tree.map(lambda leaf: leaf[None], message)}, about
-        )
+        about = SimpleNamespace(weights=torch.ones(1, dtype=torch.float64))
+        stacked = {"fisher": tree.map(lambda leaf: leaf[None], message)}
+        server = fisher.aggregate(server, stacked, about)
         terms.append((message, server["params"]))
-    ctx = Anything(server=server)
+    ctx = context(server=server)
 
     def by_hand(w):
         return 1.5 * sum((f[k] * (w[k] - t[k]) ** 2).sum() for f, t in terms for k in w)
 
-    points = [random(simulation.initial) for _ in range(2)]
+    points = [uniform(simulation.initial) for _ in range(2)]
     ours = [torch.func.grad_and_value(lambda w: algorithm.penalty(None, w, ctx))(p) for p in points]
     theirs = [torch.func.grad_and_value(by_hand)(p) for p in points]
     for (gradient, _), (expected, _) in zip(ours, theirs, strict=True):
@@ -755,7 +732,7 @@ def test_ewc_of_the_released_code_by_hand():
     def logs(w, x):
         return (x.flatten(1) @ w[HEAD[0]].T + w[HEAD[1]]).log_softmax(-1)
 
-    received = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
+    received = leaves(state.server["params"])
     pairs = [
         logs(received, x)[b, y[other]]
         for x, y in batches
@@ -768,27 +745,11 @@ def test_ewc_of_the_released_code_by_hand():
         k: g**2
         for k, g in zip(HEAD, torch.autograd.grad(mean, [received[k] for k in HEAD]), strict=True)
     }
-    w = {k: received[k].detach().clone().requires_grad_() for k in HEAD}
+    w = leaves({k: received[k] for k in HEAD})
     for x, y in batches:
         held = sum((strength[k] * (w[k] - received[k].detach()) ** 2).sum() for k in HEAD)
-        loss = F.nll_loss(logs(w, x), y) + 25.0 * held
-        grads = torch.autograd.grad(loss, list(w.values()))
-        w = {
-            k: (v - 0.1 * g).detach().requires_grad_()
-            for (k, v), g in zip(w.items(), grads, strict=True)
-        }
-    assert_equal(result.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
-
-
-class Anything:
-    """An object with these attributes."""
-
-    def __init__(self, **values: Any):
-        self.__dict__.update(values)
-
-
-def replace_weights(simulation):
-    return Anything(weights=torch.ones(1, dtype=torch.float64))
+        w = stepped(w, F.nll_loss(logs(w, x), y) + 25.0 * held)
+    assert_equal(result.server["params"], detached(w), atol=1e-12)
 
 
 @pytest.mark.parametrize("local", [LOCAL, ADAM], ids=["sgd", "adam"])
@@ -825,27 +786,24 @@ def test_heads_answer_for_their_task():
     assert evaluation.class_correct.sum() == sum(expected)
 
 
+def consolidation_loss(targets, server, **logits):
+    """Of models whose answers are the given logits; the classes of `server` are old and new."""
+    logits = {name: torch.tensor([row], dtype=torch.float64) for name, row in logits.items()}
+    shared = {name: DMC[name] for name in ("student", "epochs_factor", "rate_factor", "whole_set")}
+    exchange = Consolidation(targets=targets, **shared)
+    ctx = context(server=server | {"old": "old", "new": "new"})
+    net = lambda params, x: SimpleNamespace(logits=logits[params])  # noqa: E731
+    return exchange.example_loss(net, "student", SimpleNamespace(x=None), ctx).item()
+
+
 def test_dmc_s_double_target_by_hand():
     """Old classes 0, 1 from (4, 2): mean 3 -> (1, -1); new classes 2, 3 from (10, 0): mean 5 -> (5,
-    -5)."""
-    old, new = torch.tensor([[4.0, 2.0, 9.0, 9.0]]), torch.tensor([[7.0, 7.0, 10.0, 0.0]])
-    members = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 1.0])
-    target = centred(old, members[0]) + centred(new, members[1])
-    assert target.tolist() == [[1.0, -1.0, 5.0, -5.0]]
-    # added: old minus 6 = (-2, -4, 3, 3), new minus 6 = (1, 1, 4, -6)
-    every = torch.ones(4)
-    assert (centred(old, every) + centred(new, every)).tolist() == [[-1.0, -3.0, 7.0, -3.0]]
-    student = torch.tensor([[0.0, 0.0, 0.0, 0.0]])
-    shared = {name: DMC[name] for name in ("student", "epochs_factor", "rate_factor", "whole_set")}
-    for targets, expected in (("split", (1 + 1 + 25 + 25) / 4), ("added", (1 + 9 + 49 + 9) / 4)):
-        server = {"old": "old", "new": "new", "old_classes": members[0], "new_classes": members[1]}
-        answers = {"old": old, "new": new, "student": student}
-        net = lambda params, x, a=answers: Anything(logits=a[params])  # noqa: E731
-        batch = Anything(x=None)
-        loss = Consolidation(targets=targets, **shared).example_loss(
-            net, "student", batch, Anything(server=server)
-        )
-        assert loss.tolist() == [expected]
+    -5). Added: old minus 6 = (-2, -4, 3, 3), new minus 6 = (1, 1, 4, -6), so (-1, -3, 7, -3)."""
+    classes = [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]
+    server = dict(zip(("old_classes", "new_classes"), map(torch.tensor, classes), strict=True))
+    answers = {"old": [4, 2, 9, 9], "new": [7, 7, 10, 0], "student": [0, 0, 0, 0]}
+    assert consolidation_loss("split", server, **answers) == (1 + 1 + 25 + 25) / 4
+    assert consolidation_loss("added", server, **answers) == (1 + 9 + 49 + 9) / 4
 
 
 def test_dmc_does_not_count_classes_to_come():
@@ -860,25 +818,18 @@ def test_dmc_does_not_count_classes_to_come():
     )
     assert server["old_classes"].tolist() == [1, 0, 0, 0]
     assert server["new_classes"].tolist() == [0, 1, 1, 0]
-    answers = {"old": [4.0, 9, 9, 9], "new": [9.0, 10, 4, 9], "student": [2.0, 0, 0, 100]}
-    answers = {name: torch.tensor([row], dtype=torch.float64) for name, row in answers.items()}
-    net = lambda params, x: Anything(logits=answers[params])  # noqa: E731
-    ctx = Anything(server=server | {"old": "old", "new": "new"})
-    shared = {name: DMC[name] for name in ("student", "epochs_factor", "rate_factor", "whole_set")}
+    answers = {"old": [4, 9, 9, 9], "new": [9, 10, 4, 9], "student": [2, 0, 0, 100]}
+    assert consolidation_loss("split", server, **answers) == pytest.approx(22 / 3)
     added = (4.75**2 + 3.25**2 + 2.75**2 + 97.75**2) / 4
-    for targets, expected in (("split", 22 / 3), ("added", added)):
-        loss = Consolidation(targets=targets, **shared).example_loss(
-            net, "student", Anything(x=None), ctx
-        )
-        assert loss.tolist() == pytest.approx([expected])
+    assert consolidation_loss("added", server, **answers) == pytest.approx(added)
 
 
 def test_dmc_s_new_model_sees_the_new_classes_alone():
     """With targets=split its loss is the cross-entropy over classes 2 and 3."""
     logits, y = torch.tensor([[50.0, 40.0, 1.0, 3.0]]), torch.tensor([2])
-    ctx = Anything(server={"new_classes": torch.tensor([0.0, 0.0, 1.0, 1.0])})
-    net = lambda params, x: Anything(logits=logits)  # noqa: E731
-    loss = NewModel(targets="split").example_loss(net, None, Anything(x=None, y=y), ctx)
+    ctx = context(server={"new_classes": torch.tensor([0.0, 0.0, 1.0, 1.0])})
+    net = lambda params, x: SimpleNamespace(logits=logits)  # noqa: E731
+    loss = NewModel(targets="split").example_loss(net, None, SimpleNamespace(x=None, y=y), ctx)
     assert_equal(loss, F.cross_entropy(logits[:, 2:], y - 2, reduction="none"), atol=1e-6)
 
 

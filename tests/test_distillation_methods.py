@@ -25,12 +25,11 @@ from fedexp.algorithms.interfaces import Batch, Context, Federation
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.base import ClientRuntime, ScheduledData
+from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
-from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
-from fedexp.models.resnet import BottleneckResNet, CifarResNet
+from fedexp.models.resnet import BottleneckResNet
 from toy_federation import (
     ENGINES,
     LOCAL,
@@ -612,31 +611,6 @@ def test_fedreg_s_generated_images_are_in_no_running_statistic(engine):
     assert found["norm.num_batches_tracked"] == 60
 
 
-def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
-    """Clients of 10 and 3 examples in batches of 4: three batches of the first pass and one, so 4 x
-    4 rows are loaded for the generated data, and not 2 x 3 x 4."""
-    rows, load, prepared = [], ClientRuntime.load_train, Clients._prepared
-
-    def counted(self, *arguments):
-        with monkeypatch.context() as counting:
-            counting.setattr(
-                ClientRuntime,
-                "load_train",
-                lambda *args: rows.append(args[1].numel()) or load(*args),
-            )
-            return prepared(self, *arguments)
-
-    monkeypatch.setattr(Clients, "_prepared", counted)
-    algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=2)
-    play(
-        make_simulation(
-            algorithm, replace(PLAIN, epochs=2), (10, 3), participation=1.0, engine="vectorised"
-        ),
-        1,
-    )
-    assert sum(rows) == 4 * 4
-
-
 # --- MOON
 
 
@@ -666,19 +640,6 @@ def test_moon_remembers_the_model_that_was_trained_last():
     _, _, trained, _ = trained_round(Moon(mu=1.0, tau=0.5, projection=0))
     for i, kept in enumerate(trained.states):
         assert_close(kept["previous"], tree.row(trained.messages["params"], i), 0.0)
-
-
-def test_moon_s_projection_is_a_part_of_the_model():
-    simulation = make_simulation(Moon(mu=1.0, tau=0.5, projection=5))
-    shapes = {k: tuple(v.shape) for k, v in simulation.initial.items() if not k.startswith("body.")}
-    assert shapes == {
-        "projection.0.weight": (8, 8),
-        "projection.0.bias": (8,),
-        "projection.2.weight": (5, 8),
-        "projection.2.bias": (5,),
-        "classifier.weight": (4, 5),
-        "classifier.bias": (4,),
-    }
 
 
 # --- FedAlign
@@ -799,11 +760,6 @@ def test_fedalign_s_term_is_the_released_one():
     }
 
 
-def test_fedalign_refuses_models_without_a_stage():
-    with pytest.raises(ConfigError, match="resnet56_bottleneck"):
-        make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
-
-
 def test_fedalign_warns_where_it_does_not_work(caplog):
     with caplog.at_level(logging.WARNING, "fedexp"):
         make_simulation(
@@ -816,32 +772,6 @@ def test_fedalign_warns_where_it_does_not_work(caplog):
         assert not caplog.records
         make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0))
     assert "resnet56_bottleneck" in caplog.text
-
-
-def test_fedalign_s_gradient():
-    """Of mu * constant * L_lip through the narrow stage alone, beside that of the cross-entropy."""
-    algorithm = FedAlign(mu=0.5, width=0.4, clip=0.0)
-    simulation = make_simulation(algorithm)
-    net, params = simulation.runtime.net, simulation.initial
-    (schedule, *_) = assemble(simulation, simulation.initial_state(), 1).schedules[-1:]
-    batch = next(ScheduledData(simulation.runtime, schedule).batches())
-    ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
-    ours = torch.func.grad(lambda p: algorithm.objective(net, p, batch, ctx))(params)
-    plain = torch.func.grad(lambda p: FedAvg().objective(net, p, batch, ctx))(params)
-    output = net(params, batch.x)
-
-    def lipschitz(p):
-        # an image of one channel, not less
-        narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))
-        return ((narrow - spectral_norm(*output.maps)) ** 2).mean()
-
-    scale = F.cross_entropy(output.logits, batch.y) / lipschitz(params)
-    slim = torch.func.grad(lipschitz)(params)
-    assert_close(ours, {k: plain[k] + 0.5 * scale * slim[k] for k in plain}, 1e-10)
-    assert {k for k, v in slim.items() if v.abs().max() > 0} == {
-        "convolutions.0.weight",
-        "convolutions.0.bias",
-    }
 
 
 def test_no_gradient_of_the_divergence_goes_to_the_teacher():

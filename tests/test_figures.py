@@ -3,22 +3,16 @@ the files say."""
 
 import csv
 import json
-import subprocess
-import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
-from fedexp.figures.load import columns_of, describe, load_run
-from fedexp.figures.style import styled
-from fedexp.rundir.reader import RunDirectory
+from fedexp.figures.load import describe, load_run
 
 ALL = {
     "class_accuracy",
@@ -62,17 +56,8 @@ def make_run(
     )
     rows = []
     for t in range(rounds + 1):
-        mean = np.nanmean(accuracy[evaluated.index(t)]) if t in evaluated else ""
-        rows.append(
-            [
-                t,
-                mean,
-                1.5 if t in evaluated else "",
-                2 - t / rounds if t else "",
-                0.1 if t > 1 else "",
-                "",
-            ]
-        )
+        tested = [np.nanmean(accuracy[evaluated.index(t)]), 1.5] if t in evaluated else ["", ""]
+        rows.append([t, *tested, 2 - t / rounds if t else "", 0.1 if t > 1 else "", ""])
     header = ["round", "test_accuracy", "test_loss", "train_loss", "forgetting", "round_forgetting"]
     write_csv(folder / "rounds.csv", header, rows)
     cells = [
@@ -184,24 +169,6 @@ def test_missing_files_leave_out_their_pictures_only(tmp_path, unrendered, missi
     assert left or not (tmp_path / "figures").exists()
 
 
-def test_a_run_killed_before_its_first_round(tmp_path, unrendered):
-    make_run(tmp_path, local=False)
-    write_csv(tmp_path / "rounds.csv", ["round", "test_accuracy"], [])
-    write_csv(tmp_path / "class_accuracy.csv", ["round", "class", "accuracy"], [])
-    assert [p.stem for p in make_figures(tmp_path)] == ["data_distribution"]
-
-
-@pytest.mark.slow
-def test_drawing_again_replaces_the_pictures(tmp_path):
-    make_run(tmp_path)
-    first = {p: p.read_bytes() for p in make_figures(tmp_path)}
-    assert {p: p.read_bytes() for p in make_figures(tmp_path)} == first  # same files, same pixels
-    make_run(tmp_path, rounds=5)
-    assert all(
-        p.read_bytes() != first[p] for p in make_figures(tmp_path) if p.stem != "data_distribution"
-    )
-
-
 def test_a_failed_write_keeps_the_old_picture(tmp_path, unrendered, monkeypatch):
     make_run(tmp_path)
     old = make_figures(tmp_path)[0].read_bytes()
@@ -246,13 +213,6 @@ def test_round_picture_puts_the_global_models_around_the_local_ones(tmp_path):
     np.testing.assert_array_equal(map_array(figure), expected)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["global, round 2", "client 0", "client 2", "global, round 3"]
-
-
-def test_round_picture_of_a_global_model_that_was_not_evaluated_is_undefined(tmp_path):
-    accuracy = make_run(tmp_path, rounds=6, classes=3, interval=3)
-    rows = draw.round_picture(load_run(tmp_path).history)
-    assert np.isnan(rows[0]).all()  # round 5
-    np.testing.assert_array_equal(rows[-1], accuracy[2])
 
 
 @pytest.mark.parametrize(
@@ -330,21 +290,6 @@ def test_a_diverged_run_is_drawn_up_to_its_last_finite_values(tmp_path):
     assert {p.stem for p in make_figures(tmp_path)} == ALL - {"local_round"}
 
 
-def test_classes_are_named_up_to_20_and_numbered_beyond(tmp_path):
-    for classes, first in ((20, "class 0"), (21, "0")):
-        make_run(tmp_path, classes=classes, local=False)
-        run = load_run(tmp_path)
-        figure = draw.class_accuracy(run, run.history)
-        figure.canvas.draw()
-        axes = figure.axes[0]
-        low, high = sorted(axes.get_ylim())
-        labels = [
-            t.get_text() for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high
-        ]
-        assert labels[0] == first
-        assert len(labels) == 20 if classes == 20 else len(labels) <= 11
-
-
 @pytest.mark.parametrize(
     "shape",
     [
@@ -395,62 +340,6 @@ def test_lines_where_tasks_begin(tmp_path, shape, in_curves, in_maps):
         assert upright(axes) == in_maps
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (2, 1),
-        (10, 3),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in ((3, 20), (25, 4), (10, 100))),
-    ],
-)
-def test_nothing_overlaps_in_the_tasks_picture(tmp_path, shape):
-    """Neither the two panels, the legend and the colour bar, nor the names of the tasks; nothing is
-    cut off."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    make_stream(tmp_path, *shape)
-    run = load_run(tmp_path)
-    with styled():
-        figure = draw.tasks(run, run.tasks)
-        FigureCanvasAgg(figure).draw()
-    above, below, bar = figure.axes
-    rows = [int(t.get_text()) for t in above.get_yticklabels() if _inside(above, t, "y")]
-    assert (
-        rows == list(range(1, shape[0] + 1))
-        if shape[0] <= 10
-        else set(rows) < set(range(1, shape[0] + 1))
-    )
-    legend = below.get_legend().get_window_extent()
-    boxes = {axes: axes.get_tightbbox() for axes in figure.axes}
-    pairs = [(boxes[above], boxes[below]), (boxes[above], boxes[bar]), (boxes[bar], boxes[below])]
-    assert not any(
-        one.overlaps(other) for one, other in (*pairs, (legend, below.get_window_extent()))
-    )
-    for box in (*boxes.values(), legend):
-        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
-        assert 0 <= box.y0 < box.y1 <= figure.bbox.y1
-    assert above.get_position().intervalx == pytest.approx(below.get_position().intervalx)
-    assert above.get_xlim() == below.get_xlim()
-
-
-def test_data_distribution_of_several_tasks_is_their_sum(tmp_path):
-    _, counts = make_stream(tmp_path)
-    run = load_run(tmp_path)
-    np.testing.assert_array_equal(run.counts, counts.sum(0))
-    figure = draw.data_distribution(run, run.counts)
-    np.testing.assert_array_equal(figure.axes[0].patches[0].get_data().values, counts.sum((0, 2)))
-    assert figure.get_suptitle().startswith("Training data of the clients, all tasks together\n")
-
-
-def test_which_pictures_a_stream_of_tasks_has(tmp_path, unrendered):
-    make_stream(tmp_path)
-    assert {p.stem for p in make_figures(tmp_path)} == (ALL | {"tasks"}) - {"local_round"}
-    for path in tmp_path.iterdir():
-        if path.is_file() and path.name != "tasks.csv":
-            path.unlink()
-    assert [p.stem for p in make_figures(tmp_path)] == ["tasks"]  # from tasks.csv alone
-
-
 def test_a_stream_of_tasks_killed_early(tmp_path, unrendered):
     make_stream(tmp_path)
     path = tmp_path / "tasks.csv"
@@ -467,64 +356,14 @@ def test_a_stream_of_tasks_killed_early(tmp_path, unrendered):
     assert "tasks" not in {p.stem for p in make_figures(tmp_path)}
 
 
-@pytest.mark.slow
-def test_tick_labels_do_not_overlap(tmp_path):
-    """At 100 classes, 40 sampled clients and long names, by the boxes that matplotlib lays out."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    make_run(tmp_path, rounds=30, classes=100, clients=120)
-    sampled = np.tile(np.arange(40), (30, 1))
-    np.savez(
-        tmp_path / "local_class_accuracy.npz",
-        rounds=np.arange(1, 31),
-        sampled=sampled,
-        accuracy=np.zeros((30, 40, 100)),
-    )
-    run = load_run(tmp_path)
-    for figure in (
-        draw.class_accuracy(run, run.history),
-        draw.local_round(run, run.history),
-        draw.curves(run),
-    ):
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        for axes in figure.axes:
-            for ticks, side in ((axes.get_xticklabels(), "x"), (axes.get_yticklabels(), "y")):
-                boxes = [
-                    t.get_window_extent() for t in ticks if t.get_text() and _inside(axes, t, side)
-                ]
-                spans = sorted((getattr(b, f"{side}0"), getattr(b, f"{side}1")) for b in boxes)
-                assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-
-
-def _inside(axes, text, side):
-    low, high = sorted(axes.get_xlim() if side == "x" else axes.get_ylim())
-    return low <= text.get_position()[side == "y"] <= high
-
-
 def test_titles_name_the_run():
     """By its configuration or, of a run without one, by its summary."""
-    config = {
-        "choices": {"algorithm": "mine", "dataset": "cifar10", "partition": "sharding"},
-        "shards_per_client": 2,
-        "num_clients": 100,
-        "seed": 3,
-    }
+    choices = {"algorithm": "mine", "dataset": "cifar10", "partition": "sharding"}
+    config = {"choices": choices, "shards_per_client": 2, "num_clients": 100, "seed": 3}
     title = "mine on cifar10, sharding shards_per_client=2, 100 clients, seed 3"
-    assert describe(config, {"algorithm": "fedavg"}) == title
     assert describe(config, {"status": "completed"}) == title
     assert describe(config, {"status": "failed"}) == f"{title}, failed"
     assert describe({}, {"algorithm": "fedavg", "dataset": "mnist"}) == "fedavg on mnist"
-    assert describe({}, {}) == ""
-
-
-def test_columns_of_an_interrupted_file(tmp_path):
-    path = tmp_path / "rounds.csv"
-    path.write_text("round,test_accuracy,note\n0,0.5,a\n1,,b\n2")  # the last row is cut short
-    columns = columns_of(RunDirectory(tmp_path))
-    np.testing.assert_array_equal(columns["round"], [0, 1, 2])
-    np.testing.assert_array_equal(columns["test_accuracy"], [0.5, np.nan, np.nan])
-    assert np.isnan(columns["note"]).all()
 
 
 @pytest.mark.parametrize(
@@ -535,24 +374,3 @@ def test_a_damaged_file_is_named(tmp_path, name):
     (tmp_path / name).write_text("[{\n1")
     with pytest.raises(ConfigError, match=name):
         make_figures(tmp_path)
-
-
-@pytest.mark.slow
-def test_command_line(tmp_path, capsys):
-    make_run(tmp_path, local=False)
-    assert call("figures", [str(tmp_path)]) == 0
-    assert capsys.readouterr().out.split() == [str(p) for p in make_figures(tmp_path)]
-    assert call("figures", [str(tmp_path / "nowhere")]) == 2
-    assert "nowhere: no run to draw here" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_no_pyplot_and_late_matplotlib(tmp_path):
-    make_run(tmp_path)
-    script = (
-        "import sys; from pathlib import Path; from fedexp.figures import make_figures\n"
-        "assert not {'matplotlib', 'torch', 'pandas'} & set(sys.modules), 'imported early'\n"
-        f"assert len(make_figures(Path({str(tmp_path)!r}))) == 6\n"
-        "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot'\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)

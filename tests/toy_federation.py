@@ -24,7 +24,7 @@ from torch import nn
 from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
-from fedexp.algorithms.interfaces import ServerRound
+from fedexp.algorithms.interfaces import Context, ServerRound
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
@@ -37,7 +37,7 @@ from fedexp.data.datasets import Dataset
 from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
-from fedexp.data.tasks import OneTask, Scenario
+from fedexp.data.tasks import ClassIncremental, OneTask, Scenario
 from fedexp.engine.base import Cohort, Trained
 from fedexp.engine.hardware import Hardware
 from fedexp.metrics.analysis import NoAnalysis
@@ -58,12 +58,7 @@ from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
 CONF = Path(__file__).parents[1] / "conf"
-HARDWARE = {
-    "device": "cpu",
-    "engine": "auto",
-    "precision": "fp32",
-    "cuda_graphs": True,
-}
+HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "cuda_graphs": True}
 HARDWARE |= {"jobs_per_gpu": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
 # what `make test` compares of every algorithm; the others carry the same values
@@ -106,6 +101,17 @@ SURROGATE = Surrogate(
     shards=1,
     server_shards=1,
     total_shards=None,
+)
+
+
+# classes 0 and 1, then 2 and 3; two rounds each
+TWO_TASKS = ClassIncremental(
+    rounds_per_task=2,
+    num_tasks=2,
+    shuffle_classes=False,
+    classes=None,
+    split=None,
+    evaluate_on="test",
 )
 
 
@@ -278,6 +284,33 @@ def describe(simulation: Simulation, state: State, cohort: Cohort, trained: Trai
 def assert_close(actual: Any, expected: Any, atol: float = 1e-12) -> None:
     """Tensors, or trees of them, whose entries differ by at most `atol`."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Standard normal numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def context(**given: Any) -> Context:
+    """What a hook of a client may read, empty but for what is given."""
+    one = torch.ones((), dtype=torch.float64)
+    return replace(Context({}, {}, {}, {}, {}, 0.1, one, LOCAL), **given)
+
+
+def leaves(params: Params) -> Params:
+    """Copies that gradients can be taken of."""
+    return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+
+
+def stepped(params: Params, loss: torch.Tensor, lr: float = 0.1) -> Params:
+    """Leaves after one step of plain gradient descent."""
+    grads = torch.autograd.grad(loss, list(params.values()))
+    return leaves({k: v - lr * g for (k, v), g in zip(params.items(), grads, strict=True)})
+
+
+def detached(params: Params) -> Params:
+    return {name: value.detach() for name, value in params.items()}
 
 
 def flat(params: Params) -> torch.Tensor:
