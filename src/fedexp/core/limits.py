@@ -35,6 +35,7 @@ CountFrom0 = Annotated[int, Limit("at least 0", lambda value: value >= 0)]
 CountOrNone = Count | None
 Name = Annotated[str, Limit("a name", bool)]
 Seed32 = Annotated[int, Limit(f"from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)]
+Labels = Annotated[list[int], Limit("different labels", lambda v: len(set(v)) == len(v) > 0)]
 Counts = Annotated[
     tuple[int, ...],
     Limit("a non-empty list of positive integers", lambda v: len(v) > 0 and min(v) > 0),

@@ -7,7 +7,6 @@ text is a sequence of characters; title and description are joined by a space.
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +22,6 @@ MD5 = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class AgNews(TextSource):
     """`<data_dir>/ag_news/{train,test}.csv`, fetched if missing."""
 

@@ -9,47 +9,35 @@ then Cutout (DeVries and Taylor, arXiv 1708.04552), in this order.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fedexp.core.errors import require, require_choice
+from fedexp.core.errors import require
+from fedexp.core.limits import Checked, Limit
 
 DY, DX, FLIP, CY, CX, ANGLE = range(6)  # the columns of `draws`
 DRAWS = 6
 UNITS_PER_DEGREE = 1000  # angles are drawn as integers
 
 
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
+Pixels = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 <= v <= 4096)]
+
+
+class Augmentation(Checked, prefix="dataset.augmentation."):
     """Random changes to each training example. Every part has a value that switches it off."""
 
     changes_inputs: ClassVar[bool] = True
 
     # pixels added on each side before a random crop to the original size; 0 = off
-    crop_padding: int
-    padding_mode: str  # zero (before normalisation) or reflect
+    crop_padding: Pixels
+    padding_mode: Literal["zero", "reflect"]  # zero: before normalisation
     flip: bool  # mirror left-right with probability 1/2
-    cutout: int  # side of the square set to 0 after normalisation, clipped at the border; 0 = off
-    rotation: float  # largest angle in degrees, uniform in both directions; 0 = off
-
-    def __post_init__(self) -> None:
-        for name in ("crop_padding", "cutout"):
-            pixels = getattr(self, name)
-            require(
-                0 <= pixels <= 4096,
-                f"dataset.augmentation.{name}",
-                pixels,
-                "at least 0 and at most 4096 pixels",
-            )
-        require_choice("dataset.augmentation.padding_mode", self.padding_mode, ["zero", "reflect"])
-        require(
-            0 <= self.rotation <= 180,
-            "dataset.augmentation.rotation",
-            self.rotation,
-            "from 0 to 180 degrees",
-        )
+    # side of the square set to 0 after normalisation, clipped at the border; 0 = off
+    cutout: Pixels
+    # largest angle in degrees, uniform in both directions; 0 = off
+    rotation: Annotated[float, Limit("from 0 to 180 degrees", lambda v: 0 <= v <= 180)]
 
     @property
     def active(self) -> bool:
@@ -63,13 +51,10 @@ class Augmentation:
         anywhere in the image; angle in 1/1000 degree in -rotation..rotation. The first rows do not
         depend on `n`.
         """
-        fits = self.padding_mode == "zero" or self.crop_padding < min(height, width)
-        require(
-            fits,
-            "dataset.augmentation.crop_padding",
-            self.crop_padding,
-            f"below {min(height, width)} to reflect",
-        )
+        side = min(height, width)
+        fits = self.padding_mode == "zero" or self.crop_padding < side
+        key = f"{self.prefix}crop_padding"
+        require(fits, key, self.crop_padding, f"below {side} to reflect")
         offset, angle = 2 * self.crop_padding, round(self.rotation * UNITS_PER_DEGREE)
         centre = (height - 1, width - 1) if self.cutout else (0, 0)
         high = np.array([offset, offset, int(self.flip), *centre, angle])

@@ -7,10 +7,12 @@ partition, so that a run that is resumed has the same data.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Checked, Limit
 from fedexp.core.rng import generator_for
 from fedexp.data.partition import Partitioner
 from fedexp.data.partitioned import Partition
@@ -33,50 +35,43 @@ class NewShares:
     shares: dict[int, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
+Clients = Annotated[
+    list[int], Limit("a list of clients from 0 on", lambda v: len(v) > 0 and min(v) >= 0)
+]
+
+
+class Schedule(Checked, prefix="schedule."):
     """All changes of a run."""
 
     partition: list[NewPartition]
     classes: list[NewShares]
-    clients: list[int] | None  # whose classes are reduced; None: those of all clients
+    clients: Clients | None  # whose classes are reduced; None: those of all clients
 
     def __post_init__(self) -> None:
-        good = self.clients is None or (len(self.clients) > 0 and min(self.clients) >= 0)
-        require(good, "schedule.clients", self.clients, "a list of clients from 0 on, or null")
-        require(
-            not self.clients or not good or len(self.classes) > 0,
-            "schedule.clients",
-            self.clients,
-            "null without schedule.classes, whose clients they are",
-        )
+        super().__post_init__()
+        words = "null without schedule.classes, whose clients they are"
+        unused = not self.classes and self.clients and min(self.clients) >= 0
+        require(not unused, "schedule.clients", self.clients, words)
 
     @property
     def rounds(self) -> list[int]:
         """Return the rounds in which something changes, ascending."""
-        return sorted(
-            {each.round for each in self.partition} | {each.round for each in self.classes}
-        )
+        changes: list[NewPartition | NewShares] = [*self.partition, *self.classes]
+        return sorted({each.round for each in changes})
 
     def check_rounds(self, last: int) -> None:
         """Raise ConfigError for a change after the last round."""
-        rounds = {
-            "partition": [each.round for each in self.partition],
-            "classes": [each.round for each in self.classes],
-        }
-        for name, numbers in rounds.items():
-            if numbers and max(numbers) > last:
+        for name, changes in (("partition", self.partition), ("classes", self.classes)):
+            latest = max((each.round for each in changes), default=0)
+            if latest > last:
                 raise ConfigError(
-                    f"schedule.{name}: round {max(numbers)} is after the last one (rounds={last})"
+                    f"schedule.{name}: round {latest} is after the last one (rounds={last})"
                 )
 
     def partition_at(self, round: int) -> NewPartition | None:
         """Return the last change of the partition up to a round; None: there was none."""
-        return max(
-            (each for each in self.partition if each.round <= round),
-            key=lambda each: each.round,
-            default=None,
-        )
+        begun = [each for each in self.partition if each.round <= round]
+        return max(begun, key=lambda each: each.round, default=None)
 
     def shares_at(self, round: int) -> dict[int, float]:
         """Return class -> share in a round: the last one that was set for each class."""
@@ -123,8 +118,7 @@ def reduced(
         if not len(parts[client]):
             raise ConfigError(f"schedule.classes: leaves client {client} without examples")
     info = partition.info | {"shares": {str(c): share for c, share in shares.items()}}
-    rest = Partition.build(parts, labels, num_classes, info)
-    return replace(rest, public=partition.public, validation=partition.validation)
+    return replace(partition, info=info).holding(parts, labels, num_classes)
 
 
 def in_words(partition: Partition) -> str:

@@ -10,7 +10,6 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -54,7 +53,6 @@ Std = Annotated[
 Side = Annotated[int, Limit("greater than 0 and at most 4096 pixels", lambda v: 0 < v <= 4096)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dataset(DataSource):
     """Base of the data sets. `load` raises ConfigError where files are missing or corrupt."""
 
@@ -154,7 +152,6 @@ class Dataset(DataSource):
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Digits(Dataset):
     """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that scikit-learn ships; nothing to
     download."""
@@ -185,7 +182,6 @@ def decoded_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TorchvisionDataset(Dataset):
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100 through torchvision's class of that name, or an
     image tree."""
@@ -218,7 +214,6 @@ class TorchvisionDataset(Dataset):
         return self.cached(self.archive.read)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Femnist(Dataset):
     """LEAF's FEMNIST, `<data_dir>/femnist/{train,test}/*.json`; `owners` are the writers."""
 
@@ -235,7 +230,6 @@ class Femnist(Dataset):
         return self.cached(lambda: leaf.read_femnist(*self.splits()))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageFiles(Dataset):
     """Base of the data sets whose images are files of their own."""
 
@@ -257,7 +251,6 @@ class ImageFiles(Dataset):
         return load_images(self.data_dir, self.name, self.tree, self.channels, size)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageFolder(ImageFiles):
     """Any tree `<root>/{train,test}/<class>/<image>`; grey or colour as dataset.mean has 1 or 3
     values.
@@ -282,7 +275,6 @@ class ImageFolder(ImageFiles):
         return scan_tree(root, self.train_splits)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cinic10(ImageFolder):
     """CINIC-10, an image tree as published; fetched if missing."""
 
@@ -297,7 +289,6 @@ class Cinic10(ImageFolder):
         return super().read()
 
 
-@dataclass(frozen=True, kw_only=True)
 class TinyImageNet(ImageFiles):
     """Tiny-ImageNet-200 as published, tested on its val images (its test images have no labels), or
     an image tree."""
@@ -324,7 +315,6 @@ class TinyImageNet(ImageFiles):
         return super().read()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Caltech256(ImageFiles):
     """Caltech-256 as published (no official split: a stratified one is drawn), or an image tree;
     resized."""

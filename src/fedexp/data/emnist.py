@@ -5,7 +5,6 @@ are transposed, and are turned upright here; the labels of the letters begin at 
 here.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +17,6 @@ from fedexp.data.torchvision_files import read_idx
 PARTS = ("train-images", "train-labels", "test-images", "test-labels")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Emnist(Dataset):
     """One split of EMNIST, from `<data_dir>/EMNIST/raw`, unpacked as torchvision does it, or as the
     .gz files."""

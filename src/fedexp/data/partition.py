@@ -8,20 +8,21 @@ the labels and a generator.
 import math
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import asdict, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedexp.core.console import plural
-from fedexp.core.errors import ConfigError, require, require_choice
-from fedexp.core.limits import Checked
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Checked, Count, Seed32
 from fedexp.data.partitioned import Partition
 
 
 class Partitioner(Checked, prefix="partition."):
     """Base of the `partition` group. A scheme implements `assign`."""
 
+    top: ClassVar = ("alpha", "min_size", "shards_per_client")
     numbers_all: ClassVar[bool] = False
     """Its indices count all training examples, those of a public set and of a surrogate set
     included."""
@@ -48,72 +49,25 @@ class Partitioner(Checked, prefix="partition."):
                 f"num_clients={num_clients}: more clients than training examples ({len(labels)})"
             )
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
-        parts, info = self._both(self.assign(labels, classes, num_clients, rng, owners))
-        parts = self._checked(parts, len(labels), num_clients)
-        for client, part in enumerate(parts):
-            if (withheld := part[labels[part] < 0]).size:
-                raise ConfigError(
-                    f"partition: client {client} holds example {withheld[0]}, which is a surrogate"
-                    " example"
-                )
-        return Partition.build(
-            parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | dict(info)
-        )
-
-    def _both(self, given: object) -> tuple[Any, Mapping[str, Any]]:
-        """Return what `assign` gives. Raises ConfigError where that of an own scheme gives
-        something else."""
-        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping):
-            return given[0], given[1]
-        raise ConfigError(
-            f"partition: `assign` of {type(self).__name__} must return two things, (numbers of the"
-            " examples of each client, dict of what else is worth recording), such as `return"
-            " parts, {}`"
-        )
-
-    def _checked(
-        self, parts: Iterable[np.ndarray], examples: int, num_clients: int
-    ) -> list[np.ndarray]:
-        """Return the parts as arrays. Raises ConfigError for what an own scheme may give and no
-        client can train on."""
+        given: Any = self.assign(labels, classes, num_clients, rng, owners)
         scheme = type(self).__name__
-        try:
-            arrays = [np.asarray(part) for part in parts]
-        except (TypeError, ValueError) as error:
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
             raise ConfigError(
-                f"partition: {scheme} gives no list of numbers of examples for each client"
-                f" ({error})"
-            ) from error
-        if len(arrays) != num_clients:
-            raise ConfigError(
-                f"partition: {scheme} gives {plural(len(arrays), 'client')},"
-                f" num_clients={num_clients}"
+                f"partition: `assign` of {scheme} must return two things, (numbers of the examples"
+                " of each client, dict of what else is worth recording), such as `return parts,"
+                " {}`"
             )
-        for client, part in enumerate(arrays):
-            if part.ndim != 1 or not len(part) or not np.issubdtype(part.dtype, np.integer):
-                given = f"{part.dtype} of shape {[*part.shape]}"
-                raise ConfigError(
-                    f"partition: {scheme} gives client {client} {given}; must be numbers of"
-                    " examples, int [n], n >= 1"
-                )
-        numbers = np.concatenate(arrays)
-        if numbers.min() < 0 or numbers.max() >= examples:
-            outside = numbers[(numbers < 0) | (numbers >= examples)][0]
-            raise ConfigError(
-                f"partition: {scheme} gives example {outside}; there are 0..{examples - 1}"
-            )
-        found, times = np.unique(numbers, return_counts=True)
-        if times.max() > 1:
-            holders = [
-                client
-                for client, part in enumerate(arrays)
-                if (part == found[times.argmax()]).any()
-            ]
-            whose = (
-                "to more than one client" if len(holders) > 1 else f"twice to client {holders[0]}"
-            )
-            raise ConfigError(f"partition: {scheme} gives example {found[times.argmax()]} {whose}")
-        return arrays
+        parts = checked_parts(given[0], len(labels), num_clients, self.source)
+        withheld = [part[labels[part] < 0] for part in parts]
+        require_none(withheld, "a surrogate example")
+        return Partition.build(
+            parts, labels, classes, {"scheme": scheme} | asdict(self) | dict(given[1])
+        )
+
+    @property
+    def source(self) -> str:
+        """Return who gives the parts, for messages."""
+        return f"partition: {type(self).__name__}"
 
     def eligible(
         self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None
@@ -140,6 +94,52 @@ class Partitioner(Checked, prefix="partition."):
         raise NotImplementedError
 
 
+def checked_parts(
+    parts: Iterable[Any], examples: int, num_clients: int, source: str
+) -> list[np.ndarray]:
+    """Return the parts as arrays. Raises ConfigError unless every client has examples, of those
+    from 0 to `examples` - 1, that no other one has."""
+    try:
+        arrays = [np.asarray(part) for part in parts]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{source} gives no list of numbers of examples for each client ({error})"
+        ) from error
+    if len(arrays) != num_clients:
+        given = plural(len(arrays), "client")
+        raise ConfigError(f"{source} gives {given}, num_clients={num_clients}")
+    holder = np.full(examples, -1)
+    for client, part in enumerate(arrays):
+        if part.ndim != 1 or not len(part) or part.dtype.kind not in "iu":
+            raise ConfigError(
+                f"{source} gives client {client} {part.dtype} of shape {[*part.shape]}; must be"
+                " numbers of examples, int [n], n >= 1"
+            )
+        if (outside := part[(part < 0) | (part >= examples)]).size:
+            raise ConfigError(
+                f"{source} gives client {client} example {outside[0]}; there are 0..{examples - 1}"
+            )
+        numbers, times = np.unique(part, return_counts=True)
+        if times.max() > 1:
+            twice = numbers[times.argmax()]
+            raise ConfigError(f"{source} gives example {twice} twice to client {client}")
+        if (taken := part[holder[part] >= 0]).size:
+            raise ConfigError(
+                f"{source} gives example {taken[0]} to clients {holder[taken[0]]} and {client}"
+            )
+        holder[part] = client
+    return arrays
+
+
+def require_none(parts: Iterable[np.ndarray], what: str) -> None:
+    """Raise ConfigError where a client holds examples that it must not."""
+    for client, part in enumerate(parts):
+        if part.size:
+            raise ConfigError(
+                f"partition: client {client} holds example {part[0]}, which is {what}"
+            )
+
+
 def make_partition(
     partitioner: Partitioner,
     labels: np.ndarray,
@@ -154,16 +154,12 @@ def make_partition(
 
     num_classes: of the data set; `labels` may lack some.
     """
-    if not len(public):
-        return partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
-    if partitioner.numbers_all:
+    if partitioner.numbers_all or not len(public):
         partition = partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
-        for client, part in enumerate(partition.parts):
-            if (both := np.intersect1d(part, public)).size:
-                raise ConfigError(
-                    f"partition: client {client} holds example {both[0]}, which is in the"
-                    " public set"
-                )
+        if not len(public):
+            return partition
+        both = [np.intersect1d(part, public) for part in partition.parts]
+        require_none(both, "in the public set")
     else:
         rest = np.setdiff1d(np.arange(len(labels)), public)
         kept = None if owners is None else owners[rest]
@@ -174,7 +170,6 @@ def make_partition(
     return replace(partition, public=public, info=partition.info | {"public_counts": held})
 
 
-@dataclass(frozen=True, kw_only=True)
 class IID(Partitioner):
     """Shuffle, then equal consecutive parts of floor(N/K) examples; the N mod K left-over examples
     are unused."""
@@ -188,13 +183,10 @@ class IID(Partitioner):
         owners: np.ndarray | None,
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
         size = len(labels) // num_clients
-        return (
-            list(rng.permutation(len(labels))[: size * num_clients].reshape(num_clients, size)),
-            {},
-        )
+        used = rng.permutation(len(labels))[: size * num_clients]
+        return list(used.reshape(num_clients, size)), {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sharding(Partitioner):
     """Every client draws s shards of one class each (FedNTD appendix B.5 and its released code).
 
@@ -208,14 +200,8 @@ class Sharding(Partitioner):
     data set has the same order.
     """
 
-    shards_per_client: int  # s
-    numpy_seed: int | None = None  # the draw of the released code; None: by seeds.partition
-
-    def __post_init__(self) -> None:
-        require(
-            self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1"
-        )
-        require_numpy_seed(self.numpy_seed)
+    shards_per_client: Count  # s
+    numpy_seed: Seed32 | None = None  # the draw of the released code; None: by seeds.partition
 
     def assign(
         self,
@@ -239,10 +225,9 @@ class Sharding(Partitioner):
         if self.numpy_seed is not None:
             return self._as_released(labels, num_classes, shards, shape), {}
         table = rng.permutation(np.repeat(np.arange(num_classes), shards)).reshape(shape)
-        remaining = [
-            _shuffled_blocks(np.flatnonzero(labels == c), shards, rng) for c in range(num_classes)
-        ]
-        return [np.concatenate([remaining[c].pop() for c in row]) for row in table], {}
+        left = [_blocks(np.flatnonzero(labels == c), shards) for c in range(num_classes)]
+        left = [[blocks[i] for i in rng.permutation(shards)] for blocks in left]
+        return [np.concatenate([left[c].pop() for c in row]) for row in table], {}
 
     def _as_released(
         self, labels: np.ndarray, num_classes: int, shards: int, shape: tuple[int, int]
@@ -271,19 +256,13 @@ class Sharding(Partitioner):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shards(Partitioner):
     """All examples are cut into s*K shards of about equal size, of which every client draws s
     (McMahan et al. 2017; CFeD, IJCAI 2022, section 5.3): from a random order, or sorted by label
     (then a shard holds one or two classes)."""
 
-    shards_per_client: int  # s
+    shards_per_client: Count  # s
     sort_by_label: bool
-
-    def __post_init__(self) -> None:
-        require(
-            self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1"
-        )
 
     def remark(self) -> str:
         if self.sort_by_label:
@@ -317,23 +296,6 @@ class Shards(Partitioner):
         return [np.concatenate([shards[i] for i in row]) for row in table], {}
 
 
-def require_numpy_seed(seed: int | None) -> None:
-    """Raise ConfigError for a seed that numpy's old kind of generator cannot have."""
-    require(
-        seed is None or 0 <= seed < 2**32,
-        "partition.numpy_seed",
-        seed,
-        "null or an integer from 0 to 2**32 - 1",
-    )
-
-
-def _shuffled_blocks(
-    indices: np.ndarray, number: int, rng: np.random.Generator
-) -> list[np.ndarray]:
-    blocks = _blocks(indices, number)
-    return [blocks[i] for i in rng.permutation(number)]
-
-
 def _blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
     """Return contiguous equal blocks; the last `len % number` indices are appended to the first
     blocks."""
@@ -344,7 +306,6 @@ def _blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
     return blocks
 
 
-@dataclass(frozen=True, kw_only=True)
 class Natural(Partitioner):
     """The data set's own clients (LEAF). With fewer clients than owners, `choice` says which take
     part: `random`, drawn uniformly, or `largest`, those with the most examples, which is a bound on
@@ -353,10 +314,7 @@ class Natural(Partitioner):
     The examples of the others are unused; a public set has none of them either.
     """
 
-    choice: str = "random"
-
-    def __post_init__(self) -> None:
-        require_choice("partition.choice", self.choice, ("random", "largest"))
+    choice: Literal["random", "largest"] = "random"
 
     def eligible(
         self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None

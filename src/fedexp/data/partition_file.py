@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ from fedexp.data.partition import Partitioner
 from fedexp.data.partitioned import NOT_KEPT
 
 
-@dataclass(frozen=True, kw_only=True)
 class File(Partitioner):
     """Client -> indices from `path`; examples that no client holds are unused.
 
@@ -41,15 +39,11 @@ class File(Partitioner):
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        path = Path(str(self.path))
-        clients = read_clients(path)
-        if len(clients) != num_clients:
-            raise ConfigError(
-                f"{path}: has {len(clients)} clients but num_clients={num_clients}; use"
-                f" num_clients={len(clients)}"
-            )
-        _check_indices(path, clients, len(labels))
-        return clients, {}
+        return read_clients(Path(str(self.path))), {}
+
+    @property
+    def source(self) -> str:
+        return str(self.path)
 
 
 def read_clients(path: Path) -> list[np.ndarray]:
@@ -115,44 +109,12 @@ def _client_indices(path: Path, client: int, table: Mapping[str, Any]) -> np.nda
             f"{path}: client {client} is missing; clients must be named 0 to {len(table) - 1}"
         )
     values = table[str(client)]
-    where = f"{path}: client {client}"
-    if isinstance(values, np.ndarray):
-        if values.ndim != 1:
-            raise ConfigError(f"{where}: must be a flat list of indices")
-        if values.dtype.kind not in "iu" and values.size:
-            raise ConfigError(
-                f"{where}: index {values[0]} is not an integer (the array is {values.dtype})"
-            )
-    elif isinstance(values, list):
-        wrong = next((value for value in values if type(value) is not int), None)
-        if wrong is not None or None in values:
-            raise ConfigError(f"{where}: index {json.dumps(wrong)} is not an integer")
-    else:
-        raise ConfigError(f"{where}: must be a list of indices")
-    if len(values) == 0:
-        raise ConfigError(f"{where}: has no examples")
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError:
-        raise ConfigError(f"{where}: index {max(values, key=abs)} is out of range") from None
-
-
-def _check_indices(path: Path, clients: list[np.ndarray], examples: int) -> None:
-    """Raise ConfigError for the first index that is out of range or was given before."""
-    owner = np.full(examples, -1, dtype=np.int64)
-    for client, indices in enumerate(clients):
-        outside = indices[(indices < 0) | (indices >= examples)]
-        if outside.size:
-            raise ConfigError(
-                f"{path}: client {client}: index {outside[0]} is out of range 0 to {examples - 1}"
-            )
-        values, times = np.unique(indices, return_counts=True)
-        if (times > 1).any():
-            raise ConfigError(
-                f"{path}: client {client}: index {values[times > 1][0]} appears twice"
-            )
-        taken = indices[owner[indices] >= 0]
-        if taken.size:
-            first = f"client {owner[taken[0]]} has it already"
-            raise ConfigError(f"{path}: client {client}: index {taken[0]} is a duplicate, {first}")
-        owner[indices] = client
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
+        return values.astype(np.int64)
+    if not isinstance(values, list):
+        raise ConfigError(f"{path}: client {client}: must be a flat list of integers")
+    if wrong := [value for value in values if type(value) is not int or abs(value) >= 2**63]:
+        raise ConfigError(
+            f"{path}: client {client}: {json.dumps(wrong[0])} is no number of an example"
+        )
+    return np.array(values, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Any partitioner of flwr-datasets, the data package of Flower, by its class name."""
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from fedexp.data.partition import Partitioner
 LABEL, NUMBER = "label", "number"  # columns of the table that is partitioned
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flower(Partitioner):
     """Client -> indices by `flwr_datasets.partitioner.<name>(**options)`.
 

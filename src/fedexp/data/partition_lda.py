@@ -1,14 +1,13 @@
 """LDA: label skew from a Dirichlet distribution (FedNTD "LDA", MOON and FedKA "Dir", FedAlign: one
 routine)."""
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError, require
-from fedexp.data.partition import Partitioner, require_numpy_seed
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Count, Positive, Seed32
+from fedexp.data.partition import Partitioner
 
 _PROBES = 100  # draws per setting that an error message tries out
 
@@ -41,7 +40,6 @@ def draw_sizes(
     return sizes
 
 
-@dataclass(frozen=True, kw_only=True)
 class LDA(Partitioner):
     """Dirichlet partition with a balancing cap and a smallest client size, by rejection.
 
@@ -54,22 +52,11 @@ class LDA(Partitioner):
     examples of each class for each client, and the same ones where the data set has the same order.
     """
 
-    alpha: float  # concentration; smaller is more heterogeneous
-    min_size: int  # smallest n_k
+    alpha: Positive  # concentration; smaller is more heterogeneous
+    min_size: Count  # smallest n_k
     balance: bool  # the cap: a client that holds N/K examples gets no more
-    max_draws: int
-    numpy_seed: int | None = None  # the draw of the released code; None: by seeds.partition
-
-    def __post_init__(self) -> None:
-        require(
-            self.alpha > 0 and math.isfinite(self.alpha),
-            "alpha",
-            self.alpha,
-            "a finite number greater than 0",
-        )
-        require(self.min_size >= 1, "min_size", self.min_size, "at least 1")
-        require(self.max_draws >= 1, "partition.max_draws", self.max_draws, "at least 1")
-        require_numpy_seed(self.numpy_seed)
+    max_draws: Count
+    numpy_seed: Seed32 | None = None  # the draw of the released code; None: by seeds.partition
 
     def assign(
         self,

@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-POLICIES = ("reservoir", "class_balanced")
-
 
 def buffers(
     parts: Sequence[np.ndarray],

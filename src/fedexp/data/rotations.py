@@ -6,32 +6,30 @@ that no test image has been trained on at another angle. The same holds for the 
 (fedexp.training.division).
 """
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
-from fedexp.core.errors import ConfigError, require
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Limit
 from fedexp.data.augment import turned
 from fedexp.data.tasks import Several, TaskSequence, assemble, pooled
 from fedexp.data.types import DataSource, ImageData
 
+Angles = Annotated[
+    list[float],
+    Limit("different angles in degrees", lambda v: len({a % 360 for a in v}) == len(v) > 0),
+]
 
-@dataclass(frozen=True, kw_only=True)
+
 class Rotations(Several):
     """Each task is the data set turned by one angle, with the same classes."""
 
     name = "rotations"
     repeats_examples = True
 
-    angles: list[float]  # degrees, counter-clockwise, one a task
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        good = len(self.angles) > 0 and len({angle % 360 for angle in self.angles}) == len(
-            self.angles
-        )
-        require(good, "scenario.angles", self.angles, "different angles in degrees")
+    angles: Angles  # counter-clockwise, one a task
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         """Return one task for each angle, all with the same division into training and test

@@ -6,7 +6,7 @@ One file is `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x":
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +25,6 @@ HOW = "preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8"
 Users = dict[str, tuple[list[str], list[str]]]  # role -> (texts, the character after each)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shakespeare(TextSource):
     """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`; `owners` are the roles, sorted by
     name."""

@@ -9,8 +9,6 @@ import numpy as np
 from fedexp.core.errors import require
 from fedexp.data.types import Task
 
-ORDERS = ("shared", "per_client")
-
 
 def blurred(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
     """Return the tasks after round(share * n) training examples of each, drawn at random, have been

@@ -15,75 +15,40 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Checked, Count, CountOrNone, Labels, ShareBelow1
 from fedexp.data.text import TextSource
 from fedexp.data.types import Data, DataSource, ImageData, Task, TextData
 
 GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surrogate:
+class Surrogate(Checked, prefix="surrogate."):
     """Source of the surrogate examples, and the number of shards of them that everybody has."""
 
     dataset: DataSource | None  # a data set of the group `dataset`; null: none
     options: dict[str, Any]  # changes of that option's values, already made
-    fraction: float  # of the training data, withheld from the clients and used without labels
+    fraction: ShareBelow1  # of the training data, withheld from the clients and used without labels
     # only examples that have these labels where they come from; null: all
-    classes: list[int] | None
-    examples: int | None  # so many of the data set's, drawn at random; null: all
-    shards: int  # per client
-    server_shards: int
-    total_shards: int | None  # into which the set is cut; null: two per client
+    classes: Labels | None
+    examples: CountOrNone  # so many of the data set's, drawn at random; null: all
+    shards: Count  # per client
+    server_shards: Count
+    total_shards: CountOrNone  # into which the set is cut; null: two per client
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.fraction < 1,
-            "surrogate.fraction",
-            self.fraction,
-            "at least 0 and less than 1",
-        )
-        good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
-        require(good, "surrogate.classes", self.classes, "different labels, or null for all")
-        require(
-            self.classes is None or self.given,
-            "surrogate.classes",
-            self.classes,
-            "null without a surrogate.dataset or surrogate.fraction",
-        )
-        require(
-            self.examples is None or self.examples >= 1,
-            "surrogate.examples",
-            self.examples,
-            "at least 1, or null",
-        )
-        require(
-            self.examples is None or self.dataset is not None,
-            "surrogate.examples",
-            self.examples,
-            "null without a surrogate.dataset, of whose examples it says the number",
-        )
-        require(
-            not self.options or self.dataset is not None,
-            "surrogate.options",
-            self.options,
-            "{} without a surrogate.dataset, whose options they are",
-        )
-        require(self.shards >= 1, "surrogate.shards", self.shards, "at least 1")
-        require(
-            self.server_shards >= 1, "surrogate.server_shards", self.server_shards, "at least 1"
-        )
-        require(
-            self.total_shards is None or self.total_shards >= 1,
-            "surrogate.total_shards",
-            self.total_shards,
-            "at least 1, or null (two per client)",
-        )
-        require(
-            not (self.fraction and self.dataset is not None),
-            "surrogate.fraction",
-            self.fraction,
-            "0 with a surrogate.dataset: the examples come from one of them",
-        )
+        super().__post_init__()
+        another = self.dataset is not None
+        for name, empty, good in (
+            ("classes", None, self.given),
+            ("examples", None, another),
+            ("options", {}, another),
+        ):
+            value, words = getattr(self, name), "null" if empty is None else empty
+            more = " or surrogate.fraction" if name == "classes" else ""
+            wanted = f"{words} without a surrogate.dataset{more}"
+            require(good or value == empty, f"surrogate.{name}", value, wanted)
+        wanted = "0 with a surrogate.dataset: the examples come from one of them"
+        require(not (self.fraction and another), "surrogate.fraction", self.fraction, wanted)
 
     @property
     def given(self) -> bool:
@@ -113,20 +78,18 @@ class Surrogate:
                 f"surrogate.examples={self.examples}: must be at most the {len(inputs)} that"
                 " there are"
             )
-        return inputs[
-            torch.from_numpy(np.sort(rng.choice(len(inputs), self.examples, replace=False)))
-        ]
+        drawn = np.sort(rng.choice(len(inputs), self.examples, replace=False))
+        return inputs[torch.from_numpy(drawn)]
 
     def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
         """Return a mask bool [n] of the examples with these labels that may be used."""
         if self.classes is None:
             return torch.ones(len(labels), dtype=torch.bool)
         num_classes = data.num_classes
-        require(
-            num_classes > 0, "surrogate.classes", self.classes, f"null: {data.name} has no labels"
-        )
+        key, words = "surrogate.classes", f"null: {data.name} has no labels"
+        require(num_classes > 0, key, self.classes, words)
         wrong = [c for c in self.classes if not 0 <= c < num_classes]
-        require(not wrong, "surrogate.classes", wrong, f"labels from 0 to {num_classes - 1}")
+        require(not wrong, key, wrong, f"labels from 0 to {num_classes - 1}")
         found = torch.isin(labels, torch.tensor(self.classes))
         if not found.any():
             raise ConfigError(
@@ -168,12 +131,8 @@ class Surrogate:
         there are enough), the server draws its own."""
         total = self.total_shards or 2 * num_clients
         for key, count in (("shards", self.shards), ("server_shards", self.server_shards)):
-            require(
-                count <= total,
-                f"surrogate.{key}",
-                count,
-                f"at most the {total} shards that there are",
-            )
+            words = f"at most the {total} shards that there are"
+            require(count <= total, f"surrogate.{key}", count, words)
         if len(numbers) < total:
             raise ConfigError(
                 f"surrogate: {len(numbers)} examples cannot be cut into {total} shards;"
@@ -181,14 +140,12 @@ class Surrogate:
                 " gives more examples"
             )
         pieces = np.array_split(rng.permutation(numbers), total)
-        if self.shards * num_clients <= total:
-            drawn = rng.permutation(total)[: self.shards * num_clients].reshape(
-                num_clients, self.shards
-            )
+        wanted = self.shards * num_clients
+        if wanted <= total:
+            drawn = rng.permutation(total)[:wanted].reshape(num_clients, self.shards)
         else:
-            drawn = np.stack(
-                [rng.choice(total, self.shards, replace=False) for _ in range(num_clients)]
-            )
+            rows = [rng.choice(total, self.shards, replace=False) for _ in range(num_clients)]
+            drawn = np.stack(rows)
         own = rng.choice(total, self.server_shards, replace=False)
         clients = tuple(np.sort(np.concatenate([pieces[i] for i in row])) for row in drawn)
         return Shards(clients, np.sort(np.concatenate([pieces[i] for i in own])))

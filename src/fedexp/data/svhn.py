@@ -5,7 +5,6 @@ workshop 2011. The label 10 stands for the digit 0 there, and is 0 here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from fedexp.data.datasets import Dataset
 from fedexp.data.download import Download
 
 
-@dataclass(frozen=True, kw_only=True)
 class Svhn(Dataset):
     """The training and test images from `<data_dir>/{train,test}_32x32.mat` or the folder svhn
     there; the `extra` images are a training set of their own, and are joined to it on request."""

@@ -9,16 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fedexp.core.errors import ConfigError, require, require_choice
-from fedexp.core.limits import Checked
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.limits import Checked, Count, CountFrom0, Labels, Limit, ShareBelow1
 from fedexp.data.marks import checksum
-from fedexp.data.replay import POLICIES
-from fedexp.data.streams import ORDERS
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, Task
 
@@ -32,15 +30,7 @@ class TaskSequence:
 class Scenario(Checked, ABC, prefix="scenario."):
     """Base of the group."""
 
-    rounds_per_task: int
-
-    def __post_init__(self) -> None:
-        require(
-            self.rounds_per_task >= 1,
-            "scenario.rounds_per_task",
-            self.rounds_per_task,
-            "at least 1",
-        )
+    rounds_per_task: Count
 
     @property
     @abstractmethod
@@ -52,7 +42,6 @@ class Scenario(Checked, ABC, prefix="scenario."):
         """Load the data set, and what else the scenario needs, and divide it into tasks."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class OneTask(Scenario):
     """`scenario=none`: all that there is, from the first round to the last."""
 
@@ -65,12 +54,19 @@ class OneTask(Scenario):
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         super().__post_init__()
         data = dataset.load()
-        return TaskSequence(
-            data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),)
-        )
+        task = Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train)))
+        return TaskSequence(data, (task,))
 
 
-@dataclass(frozen=True, kw_only=True)
+Fractions = Annotated[
+    list[float],
+    Limit(
+        "three fractions that add up to 1: training, validation, test",
+        lambda v: len(v) == 3 and all(0 <= part < 1 for part in v) and abs(sum(v) - 1) < 1e-9,
+    ),
+]
+
+
 class Several(Scenario):
     """Base of both kinds of sequences: the split of a task's examples."""
 
@@ -78,47 +74,24 @@ class Several(Scenario):
     """All tasks have the same training examples in the same order, each task in a form of its
     own."""
 
-    split: list[float] | None  # training, validation, test; null: as the data set is split
-    evaluate_on: str  # test | validation
+    split: Fractions | None  # training, validation, test; null: as the data set is split
+    evaluate_on: Literal["test", "validation"]
     # examples of earlier tasks that a client goes on training on (fedexp.data.replay)
-    replay: int = 0
-    replay_policy: str = "reservoir"  # reservoir | class_balanced
-    # | per_client: clients meet the tasks in different orders (fedexp.data.streams)
-    order: str = "shared"
-    blur: float = 0.0  # share of a task's training examples that are dealt to other tasks
+    replay: CountFrom0 = 0
+    replay_policy: Literal["reservoir", "class_balanced"] = "reservoir"
+    # per_client: clients meet the tasks in different orders (fedexp.data.streams)
+    order: Literal["shared", "per_client"] = "shared"
+    blur: ShareBelow1 = 0.0  # of a task's training examples, dealt to other tasks
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice("scenario.evaluate_on", self.evaluate_on, ("test", "validation"))
-        require(
-            self.replay >= 0, "scenario.replay", self.replay, "at least 0 examples (0 = no buffer)"
-        )
-        require_choice("scenario.replay_policy", self.replay_policy, POLICIES)
-        require_choice("scenario.order", self.order, ORDERS)
-        require(0 <= self.blur < 1, "scenario.blur", self.blur, "at least 0 and less than 1")
+        name = self.evaluate_on
         if self.split is None:
-            require(
-                self.evaluate_on == "test",
-                "scenario.evaluate_on",
-                self.evaluate_on,
-                "test with scenario.split=null, since nothing is held out",
-            )
-            return
-        good = (
-            len(self.split) == 3
-            and all(0 <= part < 1 for part in self.split)
-            and abs(sum(self.split) - 1) < 1e-9
-        )
-        require(
-            good,
-            "scenario.split",
-            self.split,
-            "three fractions that add up to 1: training, validation, test",
-        )
-        held = self.split[1 if self.evaluate_on == "validation" else 2] if good else 1
-        require(
-            held > 0, "scenario.split", self.split, f"more than 0 for the {self.evaluate_on} part"
-        )
+            words = "test with scenario.split=null, since nothing is held out"
+            require(name == "test", "scenario.evaluate_on", name, words)
+        elif len(self.split) == 3:
+            held = self.split[1 if name == "validation" else 2]
+            require(held > 0, "scenario.split", self.split, f"more than 0 for the {name} part")
 
     @property
     def mixes_tasks(self) -> bool:
@@ -141,38 +114,27 @@ class Several(Scenario):
             numbers = rng.permutation(np.flatnonzero(labels == c))
             validation, test = (round(part * len(numbers)) for part in self.split[1:])
             train.append(numbers[validation + test :])
-            held.append(
-                numbers[:validation]
-                if self.evaluate_on == "validation"
-                else numbers[validation:][:test]
-            )
+            on_test = self.evaluate_on == "test"
+            held.append(numbers[validation:][:test] if on_test else numbers[:validation])
         return np.sort(np.concatenate(train)), np.sort(np.concatenate(held))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassIncremental(Several):
     """Each task brings classes that no other has; one head for all classes, and no task number at
     test."""
 
     name = "class_incremental"
 
-    num_tasks: int
+    num_tasks: Count
     shuffle_classes: bool  # at random, by seeds.partition; else in the order of the labels
     classes: list[list[int]] | None  # of each task, instead of num_tasks and shuffle_classes
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.num_tasks >= 1, "scenario.num_tasks", self.num_tasks, "at least 1")
-        flat = [c for task in self.classes or () for c in task]
-        require(
-            len(set(flat)) == len(flat),
-            "scenario.classes",
-            self.classes,
-            "lists in which no class stands twice",
-        )
-        require(
-            all(self.classes or ()), "scenario.classes", self.classes, "lists that are not empty"
-        )
+        key, given = "scenario.classes", self.classes or []
+        flat = [c for task in given for c in task]
+        require(len(set(flat)) == len(flat), key, given, "lists in which no class stands twice")
+        require(all(given), key, given, "lists that are not empty")
 
     def tasks_of(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
         """Return the classes of each task: equally many, the rest of the division in the last ones
@@ -181,12 +143,8 @@ class ClassIncremental(Several):
             wrong = [c for task in self.classes for c in task if not 0 <= c < num_classes]
             require(not wrong, "scenario.classes", wrong, f"labels from 0 to {num_classes - 1}")
             return [sorted(task) for task in self.classes]
-        require(
-            self.num_tasks <= num_classes,
-            "scenario.num_tasks",
-            self.num_tasks,
-            f"at most {num_classes} (classes)",
-        )
+        good, words = self.num_tasks <= num_classes, f"at most {num_classes} (classes)"
+        require(good, "scenario.num_tasks", self.num_tasks, words)
         order = rng.permutation(num_classes) if self.shuffle_classes else np.arange(num_classes)
         edges = [i * num_classes // self.num_tasks for i in range(self.num_tasks + 1)]
         return [sorted(order[start:stop].tolist()) for start, stop in pairwise(edges)]
@@ -204,27 +162,19 @@ class ClassIncremental(Several):
         return assemble(data, x, y, parts, names, classes)
 
 
-@dataclass(frozen=True, kw_only=True)
+Domains = Annotated[
+    list[DataSource], Limit("names of data sets for the tasks after the first", bool)
+]
+
+
 class DomainIncremental(Several):
     """Each task is a data set of its own with the same classes, the first that of the group
     `dataset`."""
 
     name = "domain_incremental"
 
-    domains: list[DataSource]  # data sets of the group `dataset`, after the first
-    classes: list[int] | None  # only these labels of every data set, numbered anew; null: all
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = len(self.domains) > 0
-        require(
-            named,
-            "scenario.domains",
-            self.domains,
-            "names of data sets for the tasks after the first",
-        )
-        good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
-        require(good, "scenario.classes", self.classes, "different labels, or null for all")
+    domains: Domains  # data sets of the group `dataset`, after the first
+    classes: Labels | None  # only these labels of every data set, numbered anew; null: all
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         first = dataset.load()

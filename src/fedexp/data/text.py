@@ -64,7 +64,6 @@ class Labelled:
     classes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextSource(DataSource):
     """Base of the data sets of texts. `load` raises ConfigError where files are missing or
     damaged."""
@@ -139,7 +138,6 @@ class TextSource(DataSource):
         return complete(words), torch.from_numpy(_complete_vectors(words, vectors))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextDataset(TextSource):
     """Labelled texts for training and testing in <data_dir>/<name>, in one of the layouts of
     `find_files`."""
@@ -173,7 +171,6 @@ class TextDataset(TextSource):
         return names
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnlabelledTexts(TextSource):
     """Texts without labels (all -1), for training only: a surrogate set. A column of labels is not
     read."""
