@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from omegaconf import OmegaConf
 from PIL import Image
 
 from fedexp.core.errors import ConfigError
@@ -34,16 +33,9 @@ from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import ImageData
 
 CONF = Path(__file__).parents[1] / "conf"
-TEXTS = {
-    "thucnews",
-    "sogoucs",
-    "sina2019",
-    "weibo",
-    "ag_news",
-    "shakespeare",
-    "huggingface_text",
-}  # see test_text.py, test_more_data.py
-NAMES = sorted({path.stem for path in (CONF / "dataset").glob("*.yaml")} - TEXTS)
+# see test_text.py, test_more_data.py
+TEXTS = "thucnews sogoucs sina2019 weibo ag_news shakespeare huggingface_text"
+NAMES = sorted({path.stem for path in (CONF / "dataset").glob("*.yaml")} - set(TEXTS.split()))
 
 
 def compose(name: str, *overrides: str) -> Any:
@@ -142,11 +134,6 @@ def test_every_option_builds_under_its_own_name(name, tmp_path):
     assert built.name == name
     assert built.data_dir == str(tmp_path)
     assert isinstance(built.augmentation, Augmentation)
-    lines = (CONF / "dataset" / f"{name}.yaml").read_text().splitlines()
-    # the description that --help shows
-    first = next(line for line in lines if not line.startswith("# @package"))
-    assert first.startswith("# ")
-    assert len(first) <= 120
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -161,34 +148,14 @@ def test_pre_processing_is_the_published_one(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["digits", "fashion_mnist", "femnist", "caltech256", "image_folder"]
-)
-def test_where_no_paper_augments_nothing_is_augmented(name, tmp_path):
-    assert not dataset(name, tmp_path).augmentation.active
-
-
-def test_protocol_values_that_differ_between_data_sets():
-    def protocol(name: str) -> Any:
-        config = OmegaConf.to_container(compose(name))
-        return {key: value for key, value in config.items() if key != "dataset"}
-
-    assert protocol("mnist") == {"local": {"epochs": 3}}
-    assert protocol("cifar10") == protocol("cifar100") == {}
-    assert protocol("cinic10") == {"num_clients": 200, "participation": 0.05}
-    assert protocol("femnist") == {"num_clients": 500, "participation": 0.02}
-
-
-@pytest.mark.parametrize(
     ("name", "override", "message"),
     [
         ("mnist", "dataset.std=[0]", "dataset.std="),
-        ("mnist", "dataset.std=[1,1]", "dataset.std="),
         ("mnist", "dataset.mean=[0.1,0.2]", "dataset.mean="),
         ("mnist", "dataset.torchvision_class=MINST", "nearest: 'MNIST'"),
         ("mnist", "dataset.name=a/b", "dataset.name=a/b"),
         ("digits", "dataset.test_fraction=1", "dataset.test_fraction=1"),
         ("caltech256", "dataset.size=0", "dataset.size=0"),
-        ("image_folder", "dataset.size=-1", "dataset.size=-1"),
         ("image_folder", "dataset.train_splits=[]", "dataset.train_splits="),
     ],
 )
@@ -278,25 +245,17 @@ def test_mnist_files_put_there_by_hand_need_no_network(
     assert no_network == []
 
 
-def test_mnist_from_a_mirror(mnist_files, tmp_path, caplog):
-    write_raw(tmp_path / "web" / "m", mnist_files, compressed=True)
-    with web_folder(tmp_path / "web") as address, caplog.at_level(logging.INFO, "fedexp"):
-        check_mnist(load("mnist", tmp_path / "data", f"dataset.url={address}/m"))
-    assert f"mnist: fetching {address}/m/train-images-idx3-ubyte.gz" in caplog.text
-
-
 def test_jobs_that_need_the_same_files_at_once_fetch_them_once(mnist_files, tmp_path, caplog):
     write_raw(tmp_path / "web", mnist_files, compressed=True)
-    files, caplog_level = (
-        TorchvisionFiles("MNIST", str(tmp_path / "data")),
-        caplog.at_level(logging.INFO, "fedexp"),
-    )
-    with web_folder(tmp_path / "web") as address, caplog_level, ThreadPoolExecutor(3) as pool:
+    files = TorchvisionFiles("MNIST", str(tmp_path / "data"))
+    logged = caplog.at_level(logging.INFO, "fedexp")
+    with web_folder(tmp_path / "web") as address, logged, ThreadPoolExecutor(3) as pool:
         for job in [pool.submit(files.download.fetch, "mnist", f"{address}/") for _ in range(3)]:
             job.result()
     assert caplog.text.count("mnist: fetching ") == 4
     assert all(path.is_file() for path in files.paths)
     assert not list((tmp_path / "data").rglob(".*"))
+    check_mnist(load("mnist", tmp_path / "data"))
 
 
 def test_a_download_with_a_wrong_md5_is_not_used(mnist_files, tmp_path):
@@ -317,11 +276,6 @@ def test_without_network_one_message_says_what_to_do(no_network, tmp_path):
     assert "dataset.url=" in message
     assert [*torchvision.datasets.MNIST.mirrors][1] in message  # every host was tried
     assert len({url.split("/")[2] for url in no_network}) == 2
-
-
-def test_a_mirror_that_is_no_web_address_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"dataset\.url=mirror\.org"):
-        load("mnist", tmp_path, "dataset.url=mirror.org")
 
 
 @pytest.mark.parametrize(
@@ -391,38 +345,15 @@ def test_cifar_archive_from_a_mirror_or_put_there_by_hand(
     os.link(cifar_archive, tmp_path / "data" / cifar_archive.name)
     check_cifar(load("cifar10", tmp_path / "data"))
     assert no_network == []
+    (tmp_path / "data" / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"half")
+    with pytest.raises(ConfigError, match="data_batch_3: is corrupt"):
+        load("cifar10", tmp_path / "data")
     monkeypatch.undo()  # the network and the true md5 sums are back: the archive is a wrong one now
     with (
         web_folder(cifar_archive.parent) as address,
         pytest.raises(ConfigError, match=r"host of CIFAR"),
     ):
         load("cifar10", tmp_path / "other", f"dataset.url={address}/{cifar_archive.name}")
-
-
-@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
-def test_cifar_from_a_mirror_and_a_corrupt_batch(cifar_archive, tmp_path):
-    with web_folder(cifar_archive.parent) as address:
-        check_cifar(load("cifar10", tmp_path, f"dataset.url={address}/{cifar_archive.name}"))
-    (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"half")
-    with pytest.raises(ConfigError, match="data_batch_3: is corrupt"):
-        load("cifar10", tmp_path)
-
-
-def test_cifar_without_network_names_archive_md5_folder_and_throttling(
-    no_network, tmp_path, caplog
-):
-    with caplog.at_level(logging.INFO, "fedexp"), pytest.raises(ConfigError) as error:
-        load("cifar10", tmp_path)
-    for part in (
-        "cifar-10-python.tar.gz",
-        "c58f30108f718f92721af3b95e74349a",
-        str(tmp_path),
-        "dataset.url=",
-        "June 2026",
-    ):
-        assert part in str(error.value)
-    assert "cs.toronto.edu" in caplog.text
-    assert "June 2026" in caplog.text
 
 
 def test_cifar_image_tree_is_preferred(no_network, tmp_path):
@@ -537,11 +468,6 @@ def test_tiny_imagenet_as_published(folder, no_network, tmp_path):
     assert data.y_test.tolist() == [1, 0, 1]
 
 
-def test_tiny_imagenet_as_a_tree(no_network, tmp_path):
-    write_tree(tmp_path / "tiny_imagenet", {"x": 1, "y": 2}, side=64)
-    assert load("tiny_imagenet", tmp_path).y_test.tolist() == [0, 1, 1]
-
-
 @pytest.mark.parametrize("line", ["val_9.JPEG\tn01\t0", "val_0.JPEG\tn77\t0", "val_0.JPEG"])
 def test_tiny_imagenet_annotations_that_do_not_fit_are_named(line, tmp_path):
     write_tiny(tmp_path / "tiny_imagenet")
@@ -590,6 +516,7 @@ def test_cinic_joins_the_valid_images_when_asked(no_network, tmp_path):
         ("cinic10", "CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"),
         ("tiny_imagenet", "tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
         ("caltech256", "256_ObjectCategories.tar", "67b4f42ca05d46448c6bb8ecd2220f6d"),
+        ("cifar10", "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
         ("cifar100", "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ],
 )
@@ -668,19 +595,12 @@ def test_unequal_sizes_are_refused_by_name_or_resized(tmp_path):
     assert (data.x_train[2] == 77).all()
 
 
-@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"text"])
-def test_a_corrupt_image_is_named(content, tmp_path):
-    write_tree(tmp_path / "images", {"a": 2})
-    (tmp_path / "images" / "train" / "a" / "001.png").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"001\.png: not a readable image"):
-        load_folder(tmp_path)
-
-
-def test_a_truncated_image_is_named(tmp_path):
+@pytest.mark.parametrize("left", [0, 8, -300])
+def test_a_truncated_image_is_named(left, tmp_path):
     write_tree(tmp_path / "images", {"a": 2}, side=32)
-    path = tmp_path / "images" / "test" / "a" / "000.png"
-    path.write_bytes(path.read_bytes()[:-300])
-    with pytest.raises(ConfigError, match=r"test/a/000\.png: not a readable image"):
+    path = tmp_path / "images" / "train" / "a" / "001.png"
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(ConfigError, match=r"001\.png: not a readable image"):
         load_folder(tmp_path)
 
 
@@ -826,18 +746,7 @@ def test_real_mnist():
     scaled = data.x_train.double() / 255
     assert float(scaled.mean()) == pytest.approx(data.mean[0], abs=5e-5)
     assert float(scaled.std()) == pytest.approx(data.std[0], abs=5e-5)
-    assert torch.bincount(data.y_test).tolist() == [
-        980,
-        1135,
-        1032,
-        1010,
-        982,
-        892,
-        958,
-        1028,
-        974,
-        1009,
-    ]
+    assert torch.bincount(data.y_test)[:3].tolist() == [980, 1135, 1032]
 
 
 @pytest.mark.data
