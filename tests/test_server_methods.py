@@ -151,7 +151,7 @@ def test_fednova_mean_direction():
     [
         (Scaffold(divisor="effective", variates="uniform"), "c", "c", True),
         (Scaffold(divisor="steps", variates="uniform"), "c", "c", True),
-        (FedDyn(alpha=0.5, clip=10.0, per_client_alpha=False), "g", "g", True),
+        (FedDyn(alpha=0.5, clip=10.0, per_client_alpha=False), "h", "h", True),
         (FedCurv(lambda_=1.0, samples=5, estimator="batch"), "u", "u", False),
         (FedCurv(lambda_=1.0, samples=5, estimator="sample"), "v", "v", False),
     ],

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import MultiExchange, Personal
+from fedexp.algorithms.families import KeepsPart, MultiExchange
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
@@ -34,7 +34,7 @@ from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-class Ditto(Personal, MultiExchange):
+class Ditto(KeepsPart, MultiExchange):
     """Trains the clients' own models; a second exchange with the same clients is FedAvg."""
 
     trains_model = False
@@ -51,11 +51,8 @@ class Ditto(Personal, MultiExchange):
         """Return nothing: the global model is sent once, for the exchange that trains it."""
         return {}
 
-    def client_init(self, params: Params, federation: Federation) -> Tree:
-        return params
-
-    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        return ctx.client
+    def keeps(self, name: str) -> bool:
+        return True
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         return 0.5 * self.lambda_ * tree.squared_distance(params, ctx.server["params"])
@@ -67,9 +64,3 @@ class Ditto(Personal, MultiExchange):
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         return server
-
-    def personal_model(
-        self, server: Tree, client: int, state: Tree, federation: Federation
-    ) -> Params:
-        """Return the client's own model, with its own running statistics."""
-        return state

@@ -127,6 +127,40 @@ class Personal(OwnStart, ABC):
         return sent
 
 
+class KeepsPart(Personal):
+    """A part of the model stays with each client, which starts with the initial one."""
+
+    @abstractmethod
+    def keeps(self, name: str) -> bool:
+        """Return whether a parameter or running statistic is the client's own."""
+
+    def kept_part(self, values: Params) -> Params:
+        return {name: value for name, value in values.items() if self.keeps(name)}
+
+    def client_init(self, params: Params, federation: Federation) -> Tree:
+        return self.kept_part(params)
+
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        return ctx.server["params"] | ctx.client
+
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        return {"params": params}, self.kept_part(params | net.buffers())
+
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
+        return server["params"] | state
+
+    def counted(self, sent: Tree, up: bool) -> Tree:
+        shared: Tree = {}
+        for part in ("params", "buffers"):
+            own = self.kept_part(sent[part])
+            shared[part] = {k: v for k, v in sent[part].items() if k not in own}
+        return sent | shared
+
+
 class MultiExchange(FedAvg):
     """A round has several exchanges, or clients with different roles."""
 

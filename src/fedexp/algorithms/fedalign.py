@@ -79,4 +79,4 @@ class FedAlign(OwnModel):
         return loss + self.mu * scale * lipschitz
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
-        return clipped(grads, self.clip) if self.clip else grads
+        return clipped(grads, self.clip)

@@ -17,13 +17,12 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from fedexp.algorithms.families import OwnModel, Personal
-from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
+from fedexp.algorithms.families import KeepsPart, OwnModel
+from fedexp.algorithms.interfaces import Needs
 from fedexp.core.errors import ConfigError
-from fedexp.core.tree import Params, Tree
 
 
-class FedBN(Personal, OwnModel):
+class FedBN(KeepsPart, OwnModel):
     keeps_buffers = True
 
     # names of what batch norm layers hold; known once it is `fitted`
@@ -47,26 +46,5 @@ class FedBN(Personal, OwnModel):
         object.__setattr__(made, "local", frozenset(names))
         return made
 
-    def counted(self, sent: Tree, up: bool) -> Tree:
-        return sent | {part: self.without(sent[part]) for part in ("params", "buffers")}
-
-    def without(self, values: Params) -> Params:
-        return {name: value for name, value in values.items() if name not in self.local}
-
-    def client_init(self, params: Params, federation: Federation) -> Tree:
-        return {name: value for name, value in params.items() if name in self.local}
-
-    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        return ctx.server["params"] | ctx.client
-
-    def finish(
-        self, net: Network, params: Params, data: ClientData, ctx: Context
-    ) -> tuple[Tree, Tree]:
-        trained = params | net.buffers()
-        return {"params": params}, {name: trained[name] for name in ctx.client}
-
-    def personal_model(
-        self, server: Tree, client: int, state: Tree, federation: Federation
-    ) -> Params:
-        """Return the averaged parameters with the client's batch norm."""
-        return server["params"] | state
+    def keeps(self, name: str) -> bool:
+        return name in self.local

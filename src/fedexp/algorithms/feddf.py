@@ -136,7 +136,7 @@ class Adam:
         self.clip = clip
 
     def __call__(self, params: Params, grads: Params) -> None:
-        for name, grad in (clipped(grads, self.clip) if self.clip else grads).items():
+        for name, grad in clipped(grads, self.clip).items():
             params[name].grad = grad
         self.optimizer.step()
         self.schedule.step()

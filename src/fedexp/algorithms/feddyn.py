@@ -2,20 +2,20 @@
 server's.
 
 D. A. E. Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1,
-in the form of the authors' code. g_k, 0 at first, sums up w_k - w_global over the client's
-participations (the paper's h_k is -alpha g_k):
-    client   min_w  F_k(w) + alpha_k <g_k, w> + alpha_k / 2 ||w - w_global||^2,   g_k <- g_k + (w_k
-    - w_global) server   g <- g + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k +
-    g
+in the form of the authors' code. h_k, 0 at first, sums up w_k - w_global over the client's
+participations (the paper's is -alpha times this):
+    client   min_w  F_k(w) + alpha_k <h_k, w> + alpha_k / 2 ||w - w_global||^2,
+             h_k <- h_k + (w_k - w_global)
+    server   h <- h + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + h
 The mean follows `weighting` (uniform in the authors' code, n_k in FedNTD's). Running statistics
-never enter g. Switches: `per_client_alpha`: alpha_k = alpha / (n_k K / n), as in the authors' code,
+never enter h. Switches: `per_client_alpha`: alpha_k = alpha / (n_k K / n), as in the authors' code,
 else alpha_k = alpha (the paper); `clip`: bound of the norm of the whole gradient before weight
 decay, 10 in the authors' code; 0 = none. There the part alpha_k * w of the gradient is added after
 clipping, as weight decay; here it is in what is clipped.
 """
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import (
@@ -34,60 +34,55 @@ from fedexp.core.tree import Params, Tree
 
 def clipped(grads: Params, bound: float) -> Params:
     """Return the gradients scaled so that the norm of all together is at most `bound`, as torch's
-    clip_grad_norm_ does."""
+    clip_grad_norm_ does; 0: as they are."""
+    if not bound:
+        return grads
     scale = (bound / (tree.dot(grads, grads).sqrt() + 1e-6)).clamp(max=1)
     return {k: g * scale for k, g in grads.items()}
 
 
-def moved(total: Params, params: Params, ctx: Context) -> Params:
-    """Return the sum of a client's changes with that of this round, w_k - w_global."""
-    return {k: total[k] + params[k] - ctx.server["params"][k] for k in total}
+class Corrected(FedAvg):
+    """Base: clients sum up in h_k how they have changed the model, and the server adds to the
+    average h, the mean of all clients' h_k."""
 
-
-def corrected_mean(server: Tree, name: str, trained: Params, round: ServerRound) -> Tree:
-    """Return the new parameters of the server and, under its name, the mean over all clients of
-    their sums of changes, which is added to them. trained: leaves [|S|, ...]."""
-    start = server["params"]
-    total = tree.added(
-        server[name], {k: trained[k] - start[k] for k in start}, 1 / round.federation.num_clients
-    )
-    mean = tree.weighted_mean(trained, round.weights)
-    return {"params": {k: mean[k] + total[k] for k in mean}, name: total}
-
-
-class FedDyn(FedAvg):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
-    alpha: Positive
     clip: NonNegative  # bound of the gradient's norm; 0: none
-    per_client_alpha: bool
 
-    needs = Needs(client_state="sum of changes g_k", server_state="mean of all g_k")
+    needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k")
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
-        return {"params": params, "g": tree.zeros_like(params)}
+        return {"params": params, "h": tree.zeros_like(params)}
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
-        return {"g": tree.zeros_like(params)}
-
-    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        sizes = [len(part) for part in federation.parts]
-        return {
-            "alpha": self.alpha * (np.mean(sizes) / sizes[client] if self.per_client_alpha else 1.0)
-        }
-
-    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
-        distance = tree.squared_distance(params, ctx.server["params"])
-        alpha = ctx.plan["alpha"].to(distance.dtype)
-        return alpha * (tree.dot(ctx.client["g"], params) + 0.5 * distance)
+        return {"h": tree.zeros_like(params)}
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
-        return clipped(grads, self.clip) if self.clip else grads
+        return clipped(grads, self.clip)
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        return {"params": params}, {"g": moved(ctx.client["g"], params, ctx)}
+        start, h = ctx.server["params"], ctx.client["h"]
+        return {"params": params}, {"h": {k: h[k] + params[k] - start[k] for k in h}}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        return server | corrected_mean(server, "g", messages["params"], round)
+        start, trained = server["params"], messages["params"]
+        changes = {k: trained[k] - start[k] for k in start}
+        h = tree.added(server["h"], changes, 1 / round.federation.num_clients)
+        return server | {"params": tree.add(tree.weighted_mean(trained, round.weights), h), "h": h}
+
+
+class FedDyn(Corrected):
+    alpha: Positive
+    per_client_alpha: bool
+
+    def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
+        sizes = [len(part) for part in federation.parts]
+        factor = np.mean(sizes) / sizes[client] if self.per_client_alpha else 1.0
+        return {"alpha": self.alpha * factor}
+
+    def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor:
+        distance = tree.squared_distance(params, ctx.server["params"])
+        alpha = ctx.plan["alpha"].to(distance.dtype)
+        return alpha * (tree.dot(ctx.client["h"], params) + 0.5 * distance)

@@ -26,7 +26,7 @@ import torch
 
 from fedexp.algorithms import heads, prototypes
 from fedexp.algorithms.base import cross_entropies, first_pass
-from fedexp.algorithms.families import Personal
+from fedexp.algorithms.families import KeepsPart
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
@@ -43,7 +43,7 @@ from fedexp.core.tree import Params, Tree
 NEVER = -1e30
 
 
-class FedProto(Personal):
+class FedProto(KeepsPart):
     sends = ("params", "prototypes")
     own_step = "it has no global model, each client has its own"
     must_train = heads.HEAD
@@ -73,11 +73,8 @@ class FedProto(Personal):
             "prototypes": prototypes.unknown(classes, width, params[heads.BIAS]),
         }
 
-    def client_init(self, params: Params, federation: Federation) -> Tree:
-        return params
-
-    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        return ctx.client
+    def keeps(self, name: str) -> bool:
+        return True
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

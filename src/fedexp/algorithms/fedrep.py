@@ -21,36 +21,18 @@ client that never took part has the mean classifier of the last cohort; here, as
 has the initial one.
 """
 
-from fedexp.algorithms import heads
-from fedexp.algorithms.families import Personal
-from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
+from fedexp.algorithms.families import KeepsPart
+from fedexp.algorithms.heads import HEAD
+from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.phases import HeadThenBody
-from fedexp.core.tree import Params, Tree
 
 
-class FedRep(HeadThenBody, Personal):
+class FedRep(HeadThenBody, KeepsPart):
     @property
     def needs(self) -> Needs:
         return Needs(
             client_state="classifier", unsent="the classifier", gradient_passes=self.head_epochs
         )
 
-    def counted(self, sent: Tree, up: bool) -> Tree:
-        return sent | {"params": heads.body(sent["params"])}
-
-    def client_init(self, params: Params, federation: Federation) -> Tree:
-        return heads.head(params)
-
-    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        return ctx.server["params"] | ctx.client
-
-    def finish(
-        self, net: Network, params: Params, data: ClientData, ctx: Context
-    ) -> tuple[Tree, Tree]:
-        return {"params": params}, heads.head(params)
-
-    def personal_model(
-        self, server: Tree, client: int, state: Tree, federation: Federation
-    ) -> Params:
-        """Return the shared body with the client's classifier."""
-        return server["params"] | state
+    def keeps(self, name: str) -> bool:
+        return name in HEAD

@@ -28,10 +28,6 @@ def ascent(grads: Params, rho: float) -> Params:
     return {k: scale * g for k, g in grads.items()}
 
 
-def plus(a: Params, b: Params) -> Params:
-    return {k: a[k] + b[k] for k in a}
-
-
 class FedSAM(FedAvg):
     rho: NonNegative  # radius of the neighbourhood; 0 is FedAvg
 
@@ -47,7 +43,11 @@ class FedSAM(FedAvg):
             return self.objective(net, p, batch, ctx)
 
         first, value = net.gradient(loss, params)
-        second, _ = net.gradient(loss, plus(params, ascent(first, self.rho)))
-        second = self.transform_grads(second, params, batch, ctx)
-        params, memory = optimizers.step(params, second, memory, ctx.lr, ctx.local, batch.step)
+        second, _ = net.gradient(loss, tree.add(params, ascent(first, self.rho)))
+        grads = self.transform_grads(self.mixed(first, second), params, batch, ctx)
+        params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
         return params, memory, value
+
+    def mixed(self, first: Params, second: Params) -> Params:
+        """Return the gradient of the step, from those before and after the ascent."""
+        return second

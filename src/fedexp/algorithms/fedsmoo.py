@@ -17,9 +17,8 @@ from torch import Tensor
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.families import OwnStart
-from fedexp.algorithms.feddyn import corrected_mean, moved
-from fedexp.algorithms.fedsam import ascent, plus
-from fedexp.algorithms.fedspeed import proximal
+from fedexp.algorithms.fedsam import ascent
+from fedexp.algorithms.fedspeed import Proximal
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
@@ -36,13 +35,10 @@ from fedexp.core.tree import Params, Tree
 DUAL = "dual."  # prefix of mu_k's names among the parameters that change in local training
 
 
-class FedSMOO(OwnStart):
+class FedSMOO(Proximal, OwnStart):
     sends = ("params", "s")
-    own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
     rho: NonNegative  # radius of the ascent
-    lambda_: NonNegative  # weight of the proximal term
-    clip: NonNegative  # bound of the gradient's norm; 0: none
 
     needs = Needs(
         client_state="sum of changes h_k, dual mu_k",
@@ -53,10 +49,10 @@ class FedSMOO(OwnStart):
     )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
-        return {"params": params, "h": tree.zeros_like(params), "s": tree.zeros_like(params)}
+        return super().server_init(params, federation) | {"s": tree.zeros_like(params)}
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
-        return {"h": tree.zeros_like(params), "dual": tree.zeros_like(params)}
+        return super().client_init(params, federation) | {"dual": tree.zeros_like(params)}
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | {DUAL + k: v for k, v in ctx.client["dual"].items()}
@@ -73,8 +69,8 @@ class FedSMOO(OwnStart):
 
         first, value = net.gradient(loss, model)
         e = ascent({k: first[k] - dual[k] - shift[k] for k in model}, self.rho)
-        second, _ = net.gradient(loss, plus(model, e))
-        grads = proximal(second, model, ctx, self.lambda_, self.clip)
+        second, _ = net.gradient(loss, tree.add(model, e))
+        grads = self.transform_grads(second, model, batch, ctx)
         own = {name: divided(leaves)[0] for name, leaves in memory.items()}
         model, own = optimizers.step(model, grads, own, ctx.lr, ctx.local, batch.step)
         dual = {DUAL + k: dual[k] + e[k] - shift[k] for k in dual}
@@ -84,18 +80,12 @@ class FedSMOO(OwnStart):
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
         model, dual = divided(params)
-        return {"params": model, "dual": dual}, {
-            "h": moved(ctx.client["h"], model, ctx),
-            "dual": dual,
-        }
+        message, state = super().finish(net, model, data, ctx)
+        return message | {"dual": dual}, state | {"dual": dual}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         mean = tree.weighted_mean(messages["dual"], round.weights)
-        return (
-            server
-            | corrected_mean(server, "h", messages["params"], round)
-            | {"s": ascent(mean, self.rho)}
-        )
+        return super().aggregate(server, messages, round) | {"s": ascent(mean, self.rho)}
 
 
 def divided(params: Params) -> tuple[Params, Params]:

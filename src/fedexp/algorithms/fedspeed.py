@@ -12,68 +12,28 @@ the norm of the whole gradient before weight decay, 10 in the code; there the pa
 added after clipping, here it is in what is clipped. Running statistics never enter h.
 """
 
-from torch import Tensor
-
-from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.feddyn import clipped, corrected_mean, moved
-from fedexp.algorithms.fedsam import ascent, plus
-from fedexp.algorithms.interfaces import (
-    Batch,
-    ClientData,
-    Context,
-    Federation,
-    Needs,
-    Network,
-    ServerRound,
-)
-from fedexp.core import tree
+from fedexp.algorithms.feddyn import Corrected
+from fedexp.algorithms.fedsam import FedSAM
+from fedexp.algorithms.interfaces import Batch, Context, Needs
 from fedexp.core.limits import NonNegative, Share
-from fedexp.core.tree import Params, Tree
+from fedexp.core.tree import Params
 
 
-class FedSpeed(FedAvg):
-    own_step = "its server adds a correction to the average, which the clients' penalties rely on"
+class Proximal(Corrected):
+    """Base whose clients are pulled towards w_global - h_k."""
 
-    rho: NonNegative  # radius of the ascent
     lambda_: NonNegative  # weight of the proximal term
+
+    def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+        start, h = ctx.server["params"], ctx.client["h"]
+        pulled = {k: g + self.lambda_ * (params[k] - start[k] + h[k]) for k, g in grads.items()}
+        return super().transform_grads(pulled, params, batch, ctx)
+
+
+class FedSpeed(FedSAM, Proximal):
     alpha: Share  # share of the ascended gradient
-    clip: NonNegative  # bound of the gradient's norm; 0: none
 
     needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 
-    def server_init(self, params: Params, federation: Federation) -> Tree:
-        return {"params": params, "h": tree.zeros_like(params)}
-
-    def client_init(self, params: Params, federation: Federation) -> Tree:
-        return {"h": tree.zeros_like(params)}
-
-    def local_step(
-        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, Tensor]:
-        """Take one step with the gradient above; the loss returned is that at `params`."""
-
-        def loss(p: Params) -> Tensor:
-            return self.objective(net, p, batch, ctx)
-
-        first, value = net.gradient(loss, params)
-        second, _ = net.gradient(loss, plus(params, ascent(first, self.rho)))
-        mixed = {k: (1 - self.alpha) * first[k] + self.alpha * second[k] for k in params}
-        grads = proximal(mixed, params, ctx, self.lambda_, self.clip)
-        params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
-        return params, memory, value
-
-    def finish(
-        self, net: Network, params: Params, data: ClientData, ctx: Context
-    ) -> tuple[Tree, Tree]:
-        return {"params": params}, {"h": moved(ctx.client["h"], params, ctx)}
-
-    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        return server | corrected_mean(server, "h", messages["params"], round)
-
-
-def proximal(grads: Params, params: Params, ctx: Context, lambda_: float, clip: float) -> Params:
-    """Return the gradient with lambda_ * (w - w_global + h_k) added, then clipped."""
-    start, h = ctx.server["params"], ctx.client["h"]
-    grads = {k: g + lambda_ * (params[k] - start[k] + h[k]) for k, g in grads.items()}
-    return clipped(grads, clip) if clip else grads
+    def mixed(self, first: Params, second: Params) -> Params:
+        return {k: (1 - self.alpha) * first[k] + self.alpha * second[k] for k in first}

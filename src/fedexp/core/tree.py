@@ -70,6 +70,10 @@ def subtract(a: Params, b: Params) -> Params:
     return {k: a[k] - b[k] for k in a}
 
 
+def add(a: Params, b: Params) -> Params:
+    return {k: a[k] + b[k] for k in a}
+
+
 def added(a: Params, stacked: Params, factor: float = 1.0) -> Params:
     """Return a + factor * the sum over the first dimension of the leaves of `stacked`."""
     return {k: a[k] + factor * stacked[k].sum(0) for k in a}
