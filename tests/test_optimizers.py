@@ -379,7 +379,7 @@ def test_resume_goes_on_with_what_the_server_remembers(tmp_path):
         ),
         (
             ["server.optimizer=sgd", "server.lr=-1"],
-            "server.lr=-1.0: must be greater than 0, or null",
+            "server.lr=-1.0: must be finite and greater than 0, or null",
         ),
     ],
 )
