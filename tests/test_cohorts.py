@@ -80,15 +80,15 @@ def test_the_named_clients_train(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("none.json", None, ["cohorts.path=", "no such file"]),
+        ("none.json", None, ["cohorts.path=", "cannot be read (No such file"]),
         ("file.txt", "1", ["cohorts.path=", ".json or .csv"]),
-        ("file.json", "{", ["cannot be read as JSON"]),
+        ("file.json", "{", ["object of round -> clients"]),
         ("file.json", "3", ["object of round -> clients"]),
         ("file.json", {"1": [0, 1, 2, 3], "3": [0, 1, 2, 3]}, ["round 2 is missing", "3 rounds"]),
-        ("file.json", {"0": [0, 1, 2, 3]}, ['round "0" is not an integer from 1']),
-        ("file.json", {"one": [0, 1, 2, 3]}, ['round "one" is not an integer from 1']),
-        ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', ["round 1 appears twice"]),
-        ("file.json", GOOD | {"2": 4}, ["round 2: must be a list of clients"]),
+        ("file.json", {"0": [0, 1, 2, 3]}, ["round 1 is missing"]),
+        ("file.json", {"one": [0, 1, 2, 3]}, ["object of round -> clients", "'one'"]),
+        ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', ["a round appears twice"]),
+        ("file.json", GOOD | {"2": 4}, ["object of round -> clients"]),
         ("file.json", GOOD | {"2": [0, 1, 2, 5]}, ["round 2: client 5 is out of range 0 to 4"]),
         ("file.json", GOOD | {"2": [0, 1, 2, -1]}, ["round 2: client -1 is out of range 0 to 4"]),
         ("file.json", GOOD | {"2": [0, 1, 2, True]}, ["round 2: client true is not an integer"]),
@@ -105,7 +105,7 @@ def test_the_named_clients_train(tmp_path):
         (
             "file.csv",
             "round,client,role\n1,0,cfed\n1,1,review\n",
-            ["different roles (cfed, review)"],
+            ["different roles, cfed, review"],
         ),
     ],
 )

@@ -3,7 +3,6 @@ cohorts."""
 
 import csv
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,23 +59,25 @@ class Cohorts(Checked, prefix="cohorts."):
 
 def _of_round(number: int, num_clients: int, size: int) -> list[int]:
     drawn = np.random.RandomState(number - 1).choice(num_clients, size, replace=False)
-    return sorted(int(client) for client in drawn)
+    return sorted(drawn.tolist())
 
 
 SAMPLED = Cohorts(path=None)
 
 
-def check_clients(path: Path, number: int, clients: list[int], num_clients: int, size: int) -> None:
+def check_clients(path: Path, number: int, clients: list[Any], num_clients: int, size: int) -> None:
     """Raise ConfigError for a cohort that a run of so many clients cannot have."""
     where = f"{path}: round {number}"
     for client in clients:
+        if type(client) is not int:
+            raise ConfigError(f"{where}: client {json.dumps(client)} is not an integer")
         if not 0 <= client < num_clients:
             raise ConfigError(
                 f"{where}: client {client} is out of range 0 to {num_clients - 1} (num_clients)"
             )
-    if len(set(clients)) < len(clients):
-        twice = next(client for client in clients if clients.count(client) > 1)
-        raise ConfigError(f"{where}: client {twice} appears twice")
+    for client in clients:
+        if clients.count(client) > 1:
+            raise ConfigError(f"{where}: client {client} appears twice")
     if len(clients) != size:
         raise ConfigError(
             f"{where}: has {len(clients)} clients, and participation times"
@@ -98,73 +99,46 @@ def check_begun(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
             )
 
 
-def read_rounds(path: Path) -> dict[int, list[int]]:
-    """Return round -> clients as they stand in a file; every error is one ConfigError."""
-    if not path.is_file():
-        raise ConfigError(f"cohorts.path={path}: no such file")
-    if path.suffix == ".json":
-        return from_json(path)
-    if path.suffix == ".csv":
-        return from_csv(path)
-    raise ConfigError(f"cohorts.path={path}: must be a .json or .csv file")
-
-
-def from_json(path: Path) -> dict[int, list[int]]:
-    """Return what an object of round -> clients or a list of lists says."""
-    table = load_json(path)
-    if isinstance(table, list):
-        table = {str(number): clients for number, clients in enumerate(table, 1)}
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{path}: must be an object of round -> clients or a list of lists")
-    found = {}
-    for name, clients in table.items():
-        if not name.isascii() or not name.isdigit() or name.startswith("0"):
-            raise ConfigError(f"{path}: round {json.dumps(name)} is not an integer from 1")
-        if not isinstance(clients, list):
-            raise ConfigError(f"{path}: round {name}: must be a list of clients")
-        for client in clients:
-            if type(client) is not int:
-                raise ConfigError(
-                    f"{path}: round {name}: client {json.dumps(client)} is not an integer"
-                )
-        found[int(name)] = clients
-    return found
-
-
-def load_json(path: Path) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise ConfigError(f"{path}: round {repeated[0]} appears twice")
-        return dict(pairs)
-
+def read_rounds(path: Path) -> Rounds:
+    """Return round -> clients as they stand in a file. Raises ConfigError."""
+    if path.suffix not in (".json", ".csv"):
+        raise ConfigError(f"cohorts.path={path}: must be a .json or .csv file")
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
-    except ConfigError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
-
-
-def from_csv(path: Path) -> dict[int, list[int]]:
-    """Return what the columns `round` and `client` say. Raises ConfigError for clients of several
-    roles, which a run draws by itself."""
-    found: dict[int, list[int]] = {}
-    roles: set[str] = set()
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                found.setdefault(int(row["round"]), []).append(int(row["client"]))
-                roles |= {row["role"]} if row.get("role") else set()
+        text = path.read_text(encoding="utf-8")
+        return from_json(text) if path.suffix == ".json" else from_csv(text)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (KeyError, ValueError, TypeError, csv.Error) as error:
-        raise ConfigError(
-            f"{path}: not a table with integers in the columns round and client ({error!r})"
-        ) from None
+        raise ConfigError(f"cohorts.path={path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
+        forms = {
+            ".json": "an object of round -> clients or a list of lists",
+            ".csv": "a table with integers in the columns round and client",
+        }
+        raise ConfigError(f"{path}: must be {forms[path.suffix]} ({error})") from None
+
+
+def from_json(text: str) -> Rounds:
+    """Return what an object of round -> clients or a list of lists says."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a round appears twice")
+        return found
+
+    table = json.loads(text, object_pairs_hook=unique)
+    if isinstance(table, list):
+        table = dict(enumerate(table, 1))
+    return {int(number): list(clients) for number, clients in table.items()}
+
+
+def from_csv(text: str) -> Rounds:
+    """Return what the columns `round` and `client` say. Raises ValueError for clients of several
+    roles, which a run draws by itself."""
+    rows = list(csv.DictReader(text.splitlines()))
+    roles = {row["role"] for row in rows if row.get("role")}
     if len(roles) > 1:
-        raise ConfigError(
-            f"{path}: its clients have different roles ({', '.join(sorted(roles))}); cohorts.path"
-            " says who takes part, and a run draws the roles itself"
-        )
+        raise ValueError(f"its clients have different roles, {', '.join(sorted(roles))}")
+    found: Rounds = {}
+    for row in rows:
+        found.setdefault(int(row["round"]), []).append(int(row["client"]))
     return found
