@@ -556,7 +556,7 @@ def test_named_data_sets_are_filled_in():
         ("surrogate.dataset=mnits", "surrogate.dataset=mnits: no such data set (nearest: 'mnist')"),
         (
             "+surrogate.options.rooot=x",
-            "surrogate.options.rooot: image_folder has no such value (nearest: 'root')",
+            "surrogate.options.rooot: image_folder has no such key (nearest: 'root')",
         ),
         ("scenario.domains=[minst]", "scenario.domains=minst: no such data set (nearest: 'mnist')"),
     ],

@@ -18,7 +18,8 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from fedexp.config.trust import NAMES, named_by, texts_in
+from fedexp.config.overrides import leaves
+from fedexp.config.trust import NAMES, named_by
 from fedexp.core.errors import ConfigError
 from fedexp.core.private import of_hydra
 from fedexp.core.private.of_hydra import CORE_PLUGINS, ConfigLoaderImpl, ConfigRepository
@@ -116,8 +117,9 @@ def check_called(config: DictConfig) -> None:
     folders = [Path(each.path) for each in sources if each.schema == "file"]
     written: dict[str, Any] = OmegaConf.to_container(config.hydra)  # type: ignore[assignment]
     for node in CALLED:
-        for key, text in texts_in(written.get(node), f"hydra.{node}"):
-            refers, name = "${" in text, key.rpartition(".")[2]
+        for key, value in leaves(written.get(node), f"hydra.{node}"):
+            text, name = str(value), key.rpartition(".")[2]
+            refers = "${" in text
             if not (refers or name in NAMES or text.startswith("ext://")):
                 continue
             if text in KNOWN | REFERENCES:

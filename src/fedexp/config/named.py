@@ -5,6 +5,7 @@ A name stands for the option of that name in the group, in which of a data set t
 taken and the rest (the protocol of a run on it) left.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
 OPTIONS = "values by name, such as {root: photos}"
-
-
 SHARED = ("rounds", "every")  # keys of several analyses, which each of them takes over
 
 
@@ -27,15 +26,13 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
     members = OmegaConf.select(config, f"{group}.members")
     if not isinstance(members, ListConfig) or not all(isinstance(name, str) for name in members):
         return config
-    config, folders = config.copy(), search_path()
     options = OmegaConf.select(config, f"{group}.options", default=OmegaConf.create({}))
-    OmegaConf.set_struct(config, False)
-    if not isinstance(options, DictConfig) or not all(
+    are_nodes = isinstance(options, DictConfig) and all(
         isinstance(each, DictConfig) for each in options.values()
-    ):
-        example = (
-            "{wandb: {project: mine}}" if group == "tracker" else "{local_epochs: {clients: 3}}"
-        )
+    )
+    if not are_nodes:
+        examples = {"tracker": "{wandb: {project: mine}}"}
+        example = examples.get(group, "{local_epochs: {clients: 3}}")
         raise ConfigError(f"{group}.options={options}: must be nodes by name, such as {example}")
     if unknown := {str(key) for key in options} - set(members):
         raise ConfigError(f"{group}.{min(unknown)}: is none of {group}.members={list(members)}")
@@ -46,65 +43,71 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
     shared = {key: value for key, value in config[group].items() if key in SHARED}
     nodes = []
     for name in members:
-        node, changes = node_of(name, folders, f"{group}.members", group), options.get(name, {})
+        node = node_of(name, f"{group}.members", group)
         if "members" in node:
             raise ConfigError(
                 f"{group}.members={list(members)}: {name} is itself a {SEVERAL[group]}"
             )
-        if wrong := [key for key in changes if key not in node or key == "_target_"]:
-            raise ConfigError(
-                f"{group}.{name}.{wrong[0]}: {name} has no such key{nearest(wrong[0], node)}"
-            )
         taken = {key: value for key, value in shared.items() if key in node}
-        nodes.append(OmegaConf.merge(node, taken, changes))
-    config[group] = {"_target_": config[group]._target_, **shared, "members": nodes}
-    return config
+        nodes.append(changed(node | taken, options.get(name, {}), f"{group}.{name}", name))
+    node = {"_target_": config[group]._target_, **shared, "members": nodes}
+    return with_node(config, group, node)
 
 
 def with_named_datasets(config: DictConfig) -> DictConfig:
     """Return a copy of the configuration with the nodes of these data sets in place of their
     names."""
-    domains = OmegaConf.select(config, "scenario.domains")
-    surrogate = OmegaConf.select(config, "surrogate.dataset")
-    if not domains and not isinstance(surrogate, str):
-        return config
-    config, folders = config.copy(), search_path()
-    OmegaConf.set_struct(config, False)
-    if domains:
+    if domains := OmegaConf.select(config, "scenario.domains"):
         nodes = [
-            node_of(name, folders, "scenario.domains") if isinstance(name, str) else name
-            for name in domains
+            node_of(name, "scenario.domains") if isinstance(name, str) else name for name in domains
         ]
-        config.scenario.domains = nodes
+        config = with_node(config, "scenario.domains", nodes)
+    surrogate = OmegaConf.select(config, "surrogate.dataset")
     if isinstance(surrogate, str):
-        node, options = (
-            node_of(surrogate, folders, "surrogate.dataset"),
-            config.surrogate.get("options", {}),
-        )
+        node, options = node_of(surrogate, "surrogate.dataset"), config.surrogate.get("options", {})
         if not isinstance(options, DictConfig | dict):
             raise ConfigError(f"surrogate.options={options}: must be {OPTIONS}")
-        if unknown := options.keys() - node.keys():
-            name = min(unknown)
-            raise ConfigError(
-                f"surrogate.options.{name}: {surrogate} has no such value{nearest(name, node)}"
-            )
-        config.surrogate.dataset = OmegaConf.merge(node, options)
+        node = changed(node, options, "surrogate.options", surrogate)
+        config = with_node(config, "surrogate.dataset", node)
     return config
 
 
-def node_of(name: str, folders: list[Path], key: str, group: str = "dataset") -> Any:
-    """Return the node of an option of a group."""
+def with_node(config: DictConfig, key: str, node: Any) -> DictConfig:
+    """Return a copy of the configuration with a node of any keys."""
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    OmegaConf.update(config, key, node, merge=False)
+    return config
+
+
+def changed(
+    node: dict[str, Any], changes: Mapping[str, Any], key: str, name: str
+) -> dict[str, Any]:
+    """Return the node of an option with other values. Raises ConfigError for a key that it has not;
+    name: of the option."""
+    known = [each for each in node if each != "_target_"]
+    if wrong := [each for each in changes if each not in known]:
+        raise ConfigError(f"{key}.{wrong[0]}: {name} has no such key{nearest(wrong[0], known)}")
+    return OmegaConf.to_container(OmegaConf.merge(node, changes))  # type: ignore[return-value]
+
+
+def node_of(name: str, key: str, group: str = "dataset", resolve: bool = False) -> dict[str, Any]:
+    """Return the node of an option of a group. Raises ConfigError.
+
+    key: where it is named; resolve: what it refers to is in its own file."""
     kind = {"dataset": "data set"}.get(group, group)
     if is_path(name):
         raise ConfigError(f"{key}={name}: is a path; must be the name of a {kind}")
-    for folder in folders:
-        if (path := folder / group / f"{name}.yaml").exists():
-            loaded = OmegaConf.load(path)
-            return OmegaConf.select(loaded, group, default=loaded)
+    folders = search_path()
     options = list_options(group, folders)
-    raise ConfigError(
-        f"{key}={name}: no such {kind}{nearest(name, options)}; options: {', '.join(options)}"
-    )
+    if name not in options:
+        raise ConfigError(
+            f"{key}={name}: no such {kind}{nearest(name, options)}; options: {', '.join(options)}"
+        )
+    paths = [folder / group / f"{name}.yaml" for folder in folders]
+    loaded = OmegaConf.load(next(path for path in paths if path.exists()))
+    node = OmegaConf.select(loaded, group, default=loaded)
+    return OmegaConf.to_container(node, resolve=resolve)  # type: ignore[return-value]
 
 
 def search_path() -> list[Path]:

@@ -2,7 +2,7 @@
 on the machine, and what a run directory says is data, not a program."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,32 +83,34 @@ def typed_now(overrides: Sequence[str]) -> list[str]:
 
 def destinations(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that say where a tracker sends a run or writes it."""
-    return [
-        text
-        for text in overrides
-        if any(key.rpartition(".")[2] in DESTINATIONS for key, _ in assigned(text))
-    ]
+
+    def names_one(text: str) -> bool:
+        return any(key.rpartition(".")[2] in DESTINATIONS for key, _ in assigned(text))
+
+    return [text for text in overrides if names_one(text)]
 
 
 def assigned(text: str) -> list[tuple[str, str]]:
-    """Return (key, value) of all that an override sets, `local.lr` also of `local={lr: 1}`; none of
-    a sweep, or of what Hydra cannot read."""
+    """Return (key, value) of all that an override sets, `local.lr` also of `local={lr: 1}`; nothing
+    of a sweep, or of what Hydra cannot read."""
     override = parsed(text)
     if override is None or override.is_sweep_override():
         return []
-    return list(leaves(override.value(), override.key_or_group))
+    found = leaves(override.value(), override.key_or_group)
+    return [(key, str(value)) for key, value in found]
 
 
-def leaves(node: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, value) of nested mappings and lists."""
-    if isinstance(node, dict):
+def leaves(node: object, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested mappings and lists; a value of a list has the key of the
+    list."""
+    if isinstance(node, Mapping) and node:
         for name, value in node.items():
-            yield from leaves(value, f"{key}.{name}")
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
     elif isinstance(node, list):
         for value in node:
             yield from leaves(value, key)
     else:
-        yield key, str(node)
+        yield key, node
 
 
 def parsed(text: str) -> Any:
@@ -135,7 +137,7 @@ def names_in(override: Any) -> list[str]:
         return []
     if override.is_sweep_override():
         return [name.strip("'\"") for name in override.sweep_string_iterator()]
-    return [value for _, value in leaves(override.value())]
+    return [str(value) for _, value in leaves(override.value())]
 
 
 def is_path(name: str) -> bool:

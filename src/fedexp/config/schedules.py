@@ -1,13 +1,11 @@
 """The node `schedule` as users write it, round by round, turned into the nodes that it stands
 for."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fedexp.config.named import node_of, search_path
+from fedexp.config.named import changed, node_of, with_node
 from fedexp.core.errors import ConfigError, nearest
 
 KINDS = {
@@ -35,10 +33,7 @@ def with_schedule(config: DictConfig) -> DictConfig:
         changes = by_round(key, written)
         make = partition_node if key == "partition" else shares_node
         made[key] = [make(number, value) for number, value in sorted(changes.items())]
-    config = config.copy()
-    OmegaConf.set_struct(config, False)
-    config.schedule = {**schedule, **made}
-    return config
+    return with_node(config, "schedule", {**schedule, **made})
 
 
 def by_round(key: str, written: Any) -> dict[int, Any]:
@@ -89,27 +84,11 @@ def partition_node(number: int, change: Any) -> dict[str, Any]:
             f"{where}={change}: must be the name of a partition with its keys, as {{name: lda,"
             " alpha: 1}"
         )
-    given = {str(key): value for key, value in change.items() if key != "name"}
     if (name := change["name"]) not in PARTITIONS:
         raise ConfigError(
             f"{where}.name={name}: must be one of"
             f" {', '.join(PARTITIONS)}{nearest(name, PARTITIONS)}"
         )
-    node = own_values(name)
-    if wrong := [key for key in given if key not in node or key == "_target_"]:
-        known = [key for key in node if key != "_target_"]
-        raise ConfigError(f"{where}.{wrong[0]}: {name} has no such key{nearest(wrong[0], known)}")
-    return {"_target_": TARGETS["NewPartition"], "round": number, "partition": node | given}
-
-
-def own_values(name: str) -> dict[str, Any]:
-    """Return the node of a partition with the values of its own file."""
-    folders: list[Path] = search_path()
-    path = next(
-        path for folder in folders if (path := folder / "partition" / f"{name}.yaml").exists()
-    )
-    whole = OmegaConf.load(path)
-    node_of(name, folders, "schedule.partition", "partition")  # it is an option
-    values: Mapping[str, Any] = OmegaConf.to_container(whole, resolve=True)  # type: ignore[assignment]
-    found = values.get("partition", values)
-    return {str(key): value for key, value in found.items()}
+    given = {str(key): value for key, value in change.items() if key != "name"}
+    node = changed(node_of(name, where, "partition", resolve=True), given, where, name)
+    return {"_target_": TARGETS["NewPartition"], "round": number, "partition": node}

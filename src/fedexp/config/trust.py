@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.config.named import search_path
-from fedexp.config.overrides import destinations, key_of, typed_now
+from fedexp.config.overrides import destinations, key_of, leaves, typed_now
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path
@@ -103,24 +103,12 @@ def named_by(
     for path in (path for own in own_folders(folders) for path in sorted(own.rglob("*.yaml"))):
         with suppress(OSError, ValueError):  # who chooses this option will be told
             content = yaml_files.load(path.read_text(encoding="utf-8"))
-            for key, value in texts_in(content):
+            for key, value in leaves(content):
                 if value == text and (anywhere or key.rpartition(".")[2] in NAMES):
                     return path
     return None
 
 
-def texts_in(node: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) of all texts in nested dicts and lists."""
-    if isinstance(node, dict):
-        for name, value in node.items():
-            yield from texts_in(value, f"{key}.{name}")
-    elif isinstance(node, list):
-        for number, value in enumerate(node):
-            yield from texts_in(value, f"{key}.{number}")
-    elif isinstance(node, str):
-        yield key, node
-
-
 def targets(node: object) -> Iterator[str]:
     """Yield every `_target_` in nested dicts and lists."""
-    return (text for key, text in texts_in(node) if key.rpartition(".")[2] == TARGET)
+    return (text for key, text in leaves(node) if key.rpartition(".")[2] == TARGET)
