@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from fedexp.cli import completion
-from fedexp.cli.job import again
+from fedexp.cli.job import resume_command
 from fedexp.config.trust import require_named
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
@@ -161,7 +161,7 @@ def test_a_place_that_only_the_directory_names_is_refused(overrides, refused):
 def test_the_command_that_is_shown_for_a_run_names_where_it_is_tracked(monkeypatch):
     arguments = ["fedexp", "--multirun", "tracker.project=my runs", "seed=1"]
     monkeypatch.setattr("sys.argv", arguments)
-    assert again(Path("/x/run")) == "fedexp resume=/x/run 'tracker.project=my runs'"
+    assert resume_command(Path("/x/run")) == "fedexp resume=/x/run 'tracker.project=my runs'"
 
 
 # ---- files of weights ----

@@ -25,7 +25,7 @@ DATA = ("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_c
 LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")
 
 
-class Told(Protocol):
+class RunLike(Protocol):
     """A run, as far as names of settings and methods follow from it."""
 
     @property
@@ -35,25 +35,27 @@ class Told(Protocol):
     def summary(self) -> Mapping[str, Any]: ...
 
 
-Run = TypeVar("Run", bound=Told)
+Run = TypeVar("Run", bound=RunLike)
 
 
-def said(run: Told) -> list[str]:
+def said(run: RunLike) -> list[str]:
     """Return the overrides that say what was run."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNSAID)]
 
 
-def shared_overrides(runs: Iterable[Told]) -> set[str]:
+def shared_overrides(runs: Iterable[RunLike]) -> set[str]:
     every = [set(said(run)) for run in runs]
     return set.intersection(*every) if every else set()
 
 
-def chosen(run: Told) -> Mapping[str, Any]:
+def chosen(run: RunLike) -> Mapping[str, Any]:
     """Return the option of each group, also of a run that is not over."""
     return {**(getattr(run, "config", {}).get("choices") or {}), **run.summary}
 
 
-def names(runs: Sequence[Told], without: str = "", of_data: bool = False) -> list[tuple[str, str]]:
+def names(
+    runs: Sequence[RunLike], without: str = "", of_data: bool = False
+) -> list[tuple[str, str]]:
     """Return (setting, method) of each run. without: a key to leave out.
 
     Options of the data belong to the setting, those of the algorithm to the method. All others in

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from fedexp.api.directories import Run, Sweep, load_sweep
 from fedexp.cli.arguments import literal, parse
-from fedexp.cli.composition import checked, composed, hydra_aside, listed, plain, without_hydra
-from fedexp.cli.job import holds_a_run, log_to_console, record_failure
+from fedexp.cli.composition import checked, composed, hydra_aside, listed, without_hydra
+from fedexp.cli.job import holds_a_run, log_to_console, make_job, record_failure
 from fedexp.cli.main import run as run_plan
 from fedexp.cli.sweeps import SweepWatch
 from fedexp.config import composing
@@ -22,8 +22,6 @@ from fedexp.core.storage import remove_if_empty
 from fedexp.rundir.lock import occupied
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from fedexp.training.job import Job
 
 
@@ -48,7 +46,8 @@ def run(
     own = None if config_dir is None else Path(config_dir)
     log_to_console()
     with composed(given, own) as config:
-        job = job_of(config)
+        path = Path(config.hydra.run.dir).absolute()
+        job = make_job(without_hydra(config), config.hydra, path, sweep=None)
         with making_room(job.directory) if overwrite else nullcontext():
             train(job)
     return Run(job.directory, own)
@@ -112,20 +111,6 @@ def making_room(directory: Path) -> Iterator[None]:
         else:
             shutil.rmtree(directory, ignore_errors=True)
             aside.rename(directory)
-
-
-def job_of(config: "DictConfig") -> "Job":
-    """Return the job of a composed configuration, in the directory that it names."""
-    from fedexp.training.job import Job
-
-    choices = plain(config.hydra.runtime.choices)
-    return Job(
-        config=without_hydra(config),
-        directory=Path(config.hydra.run.dir).absolute(),
-        overrides=plain(config.hydra.overrides.task),
-        choices={key: str(value) for key, value in choices.items() if not key.startswith("hydra/")},
-        sweep=None,
-    )
 
 
 def train(job: "Job") -> None:

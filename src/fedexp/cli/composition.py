@@ -4,14 +4,13 @@ Python starts."""
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.cli import launchers
@@ -120,9 +119,3 @@ def without_hydra(config: DictConfig) -> DictConfig:
     with open_dict(own):
         own.pop("hydra", None)
     return own
-
-
-def plain(node: object) -> Any:
-    """Return a node of Hydra's as plain values, not resolved: a path may hold what would be an
-    interpolation."""
-    return OmegaConf.to_container(node, resolve=False)

@@ -62,7 +62,7 @@ def run_job(config: Any) -> int:
             from fedexp.training.stopping import why_stopped
 
             print(
-                f"\nThe run {why_stopped(summary)}. Go on with:  {again(job.directory)}",
+                f"\nThe run {why_stopped(summary)}. Go on with:  {resume_command(job.directory)}",
                 file=sys.stderr,
             )
         return 0
@@ -76,16 +76,15 @@ def run_job(config: Any) -> int:
 
 
 def job_of(config: Any, hydra_config: Any) -> "Job":
-    """The job, in the directory that the command was given in."""
+    """Return a job of the command line, in the directory that the command was given in."""
     from hydra.types import RunMode
-    from omegaconf import OmegaConf
 
     from fedexp.cli.launchers import place_of
     from fedexp.training.deadline import deadline_of
-    from fedexp.training.place import Job, Place
+    from fedexp.training.place import Place
     from fedexp.training.stopping import TRIAL
 
-    runtime = runtime_of(hydra_config)
+    runtime = plain(hydra_config.runtime)
     go_to(Path(runtime["cwd"]))
     in_sweep = hydra_config.mode == RunMode.MULTIRUN
     watch = None
@@ -93,14 +92,10 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
         from fedexp.cli.search import watch_of
 
         watch = watch_of(hydra_config, config)
-    return Job(
-        config=config,
-        directory=Path(runtime["output_dir"]),
-        # Not resolved: an override may itself be an interpolation.
-        overrides=OmegaConf.to_container(hydra_config.overrides.task, resolve=False),  # type: ignore[arg-type]
-        choices={
-            k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")
-        },
+    return make_job(
+        config,
+        hydra_config,
+        Path(runtime["output_dir"]),
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
         deadline=deadline_of(hydra_config),
@@ -108,11 +103,26 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
     )
 
 
-def runtime_of(hydra_config: Any) -> Any:
-    """Its directories as they are: a path may hold what would be an interpolation."""
+def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) -> "Job":
+    """Return the job of a composed configuration."""
+    from fedexp.training.place import Job
+
+    choices = plain(hydra_config.runtime.choices)
+    return Job(
+        config=config,
+        directory=directory,
+        overrides=plain(hydra_config.overrides.task),
+        choices={key: str(value) for key, value in choices.items() if not key.startswith("hydra/")},
+        **options,
+    )
+
+
+def plain(node: Any) -> Any:
+    """Return a node of Hydra's as plain values, not resolved: a path may hold what would be an
+    interpolation."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_container(hydra_config.runtime, resolve=False)
+    return OmegaConf.to_container(node, resolve=False)
 
 
 def say_stopped(directory: Path) -> int:
@@ -128,7 +138,7 @@ def say_stopped(directory: Path) -> int:
     return 0
 
 
-def again(directory: Path) -> str:
+def resume_command(directory: Path) -> str:
     """Return the command that resumes a run: with the user's own groups (`--config-dir`), which it
     may need, and with the place where it is tracked, see `fedexp.config.trust`."""
     folders = [
@@ -143,47 +153,55 @@ def say_interrupted(directory: Path) -> None:
     from fedexp.rundir.checkpoint import kept
 
     if kept(directory) is not None:
-        print(f"\nInterrupted. Go on with:  {again(directory)}", file=sys.stderr)
+        print(f"\nInterrupted. Go on with:  {resume_command(directory)}", file=sys.stderr)
     else:
         print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
 
 
 def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> int:
-    """Write down what is left of a job that has failed, with one message; return the exit code.
+    """Write down why a job has failed, with one message; return the exit code.
 
     new: whether there was no run in the directory before.
     """
-    from fedexp.cli.sweeps import said_before
     from fedexp.rundir.lock import Occupied
 
-    directory, in_sweep = job.directory, job.sweep is not None
+    in_sweep = job.sweep is not None
     notes = Path(hydra_config.sweep.dir) if in_sweep else None
     if isinstance(error, Occupied):
         return say(f"skipped: {error}", 0) if in_sweep else say(str(error))
     if isinstance(error, ConfigError):
-        if in_sweep:
-            record_failure(job, str(error), BAD_INPUT, notes, new)
-            if said_before(str(error)):
-                return BAD_INPUT
-        else:
-            remove_hydras(directory, hydra_config)
-            remove_if_empty(directory, Path(runtime_of(hydra_config)["cwd"]))
-        return say(str(error))
+        return say_refused(error, job, hydra_config, notes, new)
     if isinstance(error, StorageError):
-        from fedexp.rundir.checkpoint import kept
-
-        after = kept(directory)
-        command = "the same command" if in_sweep or not is_begun(directory) else again(directory)
-        state = (
-            "No state was saved; begin again"
-            if after is None
-            else f"The state after round {after} is kept; go on"
-        )
         record_failure(job, str(error), FAILED, notes)
-        return say(f"the run failed: {error}\n{state} with:  {command}", FAILED)
+        return say(f"the run failed: {error}\n{how_to_continue(job)}", FAILED)
     where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, notes)
     print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
     return FAILED
+
+
+def say_refused(
+    error: ConfigError, job: "Job", hydra_config: Any, notes: Path | None, new: bool
+) -> int:
+    """Print why a job cannot begin, once for all jobs of a sweep; return the exit code."""
+    from fedexp.cli.sweeps import said_before
+
+    if notes is not None:
+        record_failure(job, str(error), BAD_INPUT, notes, new)
+        return BAD_INPUT if said_before(str(error)) else say(str(error))
+    remove_hydras(job.directory, hydra_config)
+    remove_if_empty(job.directory, Path(plain(hydra_config.runtime)["cwd"]))
+    return say(str(error))
+
+
+def how_to_continue(job: "Job") -> str:
+    """Return what is kept of a run that could not write a file, and the command that continues."""
+    from fedexp.rundir.checkpoint import kept
+
+    after, same = kept(job.directory), job.sweep is not None or not is_begun(job.directory)
+    command = "the same command" if same else resume_command(job.directory)
+    if after is None:
+        return f"No state was saved; begin again with:  {command}"
+    return f"The state after round {after} is kept; go on with:  {command}"
 
 
 def go_to(directory: Path) -> None:

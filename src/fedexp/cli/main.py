@@ -70,7 +70,7 @@ def set_up_process() -> None:
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     interrupts.hold()  # until everything is imported: `fedexp.cli.job` and below
-    if not {"", here()} & set(sys.path[:1]):
+    if not {"", working_directory()} & set(sys.path[:1]):
         # nor do processes that are started from here import from the directory
         os.environ["PYTHONSAFEPATH"] = "1"
     # Waiting threads that spin make runs that share cores several times slower; must be set before
@@ -98,7 +98,7 @@ def distributed() -> Iterator[Callable[[], int] | None]:
         yield None
 
 
-def here() -> str:
+def working_directory() -> str:
     """Return the working directory; an empty text where it has been removed."""
     try:
         return os.getcwd()
@@ -109,7 +109,7 @@ def here() -> str:
 def check_readable(arguments: Sequence[str]) -> None:
     """Raise ConfigError for what is no text, and for a `--config-dir` that cannot be read
     safely."""
-    for text in (*arguments, here()):
+    for text in (*arguments, working_directory()):
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are no text
             raise ConfigError(
                 f"{text!r}: is not UTF-8 text; give the file or directory another name"
@@ -149,7 +149,7 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
     from fedexp.cli.job import run_job
     from fedexp.config import composing
 
-    if not here():
+    if not working_directory():
         raise ConfigError("the working directory has been removed; go to one that is there")
     began = time.time()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from optuna import distributions, pruners, samplers
 from optuna.trial import TrialState
 
-from fedexp.cli.composition import plain, without_hydra
+from fedexp.cli.composition import without_hydra
+from fedexp.cli.job import plain
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError

@@ -14,10 +14,10 @@ from fedexp.config.settings import NO_STOP, Seeds, Settings, Stop
 from fedexp.config.values import (
     FIRST_NODES,
     attempt,
+    deduplicate,
     make,
     make_first,
     make_target,
-    said_once,
     values_of,
 )
 from fedexp.core.errors import ConfigError
@@ -93,5 +93,5 @@ def build(config: DictConfig) -> Built:
         if group not in made:
             made[group] = attempt(errors, make_target, values.get(group), group, base)
     if errors:
-        raise ConfigError("\n".join(said_once(errors, config)))
+        raise ConfigError("\n".join(deduplicate(errors, config)))
     return Built(**made)

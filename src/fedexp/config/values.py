@@ -71,7 +71,7 @@ def check_first(config: DictConfig, typed: Sequence[str]) -> None:
     make_first(values_of(config), errors)
     later = [key for key in map(key_of, typed) if key.startswith(tuple(f"{n}." for n in LATER))]
     if errors and not later:
-        raise ConfigError("\n".join(said_once(errors, config)))
+        raise ConfigError("\n".join(deduplicate(errors, config)))
 
 
 def values_of(config: DictConfig) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
     return made
 
 
-def said_once(errors: list[str], config: DictConfig) -> list[str]:
+def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
     """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds`
     that follows it."""
     lines = list(dict.fromkeys("\n".join(errors).splitlines()))
