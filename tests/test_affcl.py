@@ -233,6 +233,13 @@ def test_the_hidden_layer_is_a_part_of_the_model():
     assert models[0] - models[1] == set(LAYER)
 
 
+def test_steps_go_round_the_bank():
+    """Of six features, four in each step."""
+    ctx = Context(*[{}] * 5, 0.1, torch.tensor(3.0), LOCAL)
+    rows = [replace(AF, bank=6).rows(step, ctx).tolist() for step in range(3)]
+    assert rows == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
+
+
 def test_features_are_drawn_of_the_classes_that_have_been_met():
     simulation = stream(AF)
     algorithm = simulation.algorithm

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from fedexp.core.errors import ConfigError
 from fedexp.data import marks
@@ -215,6 +216,22 @@ def test_files_are_read_again_only_where_a_size_or_time_has_changed(read, tmp_pa
     assert number_changed(now, later, str(tmp_path / "none")) is None
 
 
+def test_a_data_dir_that_is_moved_keeps_its_checksums(read, tmp_path):
+    folder = tmp_path / "data/set"
+    folder.mkdir(parents=True)
+    (folder / "a").write_text("1")
+    before = content_mark(lambda: files_in(folder), str(tmp_path / "data"))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    moved = tmp_path / "moved"
+    assert content_mark(lambda: files_in(moved / "set"), str(moved)) == before
+    assert len(read) == 1
+
+
+def test_every_item_has_its_result():
+    numbers = list(range(2 * marks.CHUNK + 3))
+    assert marks.in_threads(lambda number: -number, numbers) == [-number for number in numbers]
+
+
 def test_a_data_dir_that_cannot_be_written_costs_only_time(read, tmp_path):
     (tmp_path / ".fedexp_cache").write_text("a file in the way")
     (tmp_path / "x").write_text("1")
@@ -296,9 +313,32 @@ def test_changed_data_are_refused_or_noted(tmp_path, caplog):
         fingerprint(config, now),
     )
     origin.check_data(directory, now, config)
+    note(directory, config, now)  # resumed once more: the first rounds were made with other bytes
+    assert origin.noted_marks(directory) == {"dataset.root": both}
     change(tmp_path / "photos/train/a/000.png")  # as it was
     with pytest.raises(ConfigError, match="1 of 8 files differ"):
         origin.check_data(directory, origin.marks_of(config, {}), config)
+
+
+def test_relative_paths_of_a_resumed_run_begin_where_it_began(tmp_path, monkeypatch):
+    """Unless they are typed anew, or nothing is there any more."""
+    for folder in ("there/photos", "there/data", "here/data"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "there")
+    note(tmp_path / "run", {}, {})
+    monkeypatch.chdir(tmp_path / "here")
+    note(tmp_path / "run", {"seed": 1}, {})  # by a command from elsewhere
+    config = OmegaConf.create({"data_dir": "data", "dataset": {"root": "photos"}})
+
+    def paths(*typed):
+        found = origin.from_where_it_began(config, tmp_path / "run", typed)
+        return found.data_dir, found.dataset.root
+
+    there = tmp_path / "there"
+    assert paths() == (str(there / "data"), str(there / "photos"))
+    assert paths("data_dir") == ("data", str(there / "photos"))
+    (there / "photos").rmdir()
+    assert paths("data_dir") == ("data", "photos")
 
 
 def test_what_an_attempt_without_rounds_has_noted_is_of_no_run(tmp_path):

@@ -234,6 +234,32 @@ def test_a_file_that_unpacks_to_more_than_a_run_has(tmp_path):
         evidence.read(path)
 
 
+def test_a_run_that_is_here_counts_before_its_file(tmp_path):
+    """One that is not over does not; a note of another sweep's run is no run that is kept."""
+    sweep = tmp_path / "a"
+    for name, run in zip(("over", "begun"), COMMITTED["fedntd_table1"], strict=False):
+        run_directory(sweep / name, run)
+    evidence.keep_runs(sweep)
+    note = {"format": 1, "overrides": [], "elsewhere": "../../b/run"}
+    (sweep / "runs/noted.json.xz").write_bytes(lzma.compress(json.dumps(note).encode()))
+    path = sweep / "over/summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mine": 1}))
+    (sweep / "begun/summary.json").unlink()
+    with evidence.with_kept(sweep) as source:
+        found = {
+            name: json.loads((source / name / "summary.json").read_text())
+            for name in ("over", "begun")
+        }
+    assert found["over"]["mine"] == 1
+    assert found["begun"]["status"] == "completed"
+    assert len(list(evidence.kept_below([sweep]))) == 2
+
+
+def test_a_partition_that_is_made_again_has_the_checksum_of_the_first():
+    info = json.loads(str(evidence.arrays_of(KEPT)["info"]))
+    assert info == {"indices": evidence.NOT_KEPT, "hash": "abc"}
+
+
 def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
     """A job of sweep b for which a run of sweep a stands: both are files, and the table of b has
     it."""

@@ -1,8 +1,10 @@
 """TensorBoard and MLflow, each read back with its own reader; several trackers at once."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from e2e.helpers import SMALL
@@ -12,8 +14,10 @@ from fedexp.cli.push import wandb_node
 from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
+from fedexp.metrics.history import History
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.mlflow_tracker import DIRECTORY, ENVIRONMENT, MLflow
+from fedexp.trackers.names import metrics_of
 from fedexp.trackers.several import Guarded, Several
 from fedexp.trackers.tensorboard_tracker import TensorBoard
 from fedexp.trackers.wandb_tracker import Wandb
@@ -241,6 +245,48 @@ def test_each_of_several_is_told_everything(tmp_path):
     both.abort()
     assert first.told == second.told == ["start", "round 0", "round 1", "finish"]
     assert both.run_id == "id"
+
+
+class Failing(Telling):
+    def log_round(self, record: RoundRecord) -> None:
+        super().log_round(record)
+        raise OSError("full")
+
+
+def test_one_that_has_failed_is_told_nothing_more(tmp_path, caplog):
+    first, second = Failing(), Telling()
+    both = Guarded([first, second])
+    track(both, make_info(tmp_path), rounds=range(2))
+    assert first.told == ["start", "round 0"]
+    assert second.told == ["start", "round 0", "round 1", "finish"]
+    assert len(warnings(caplog)) == 1
+
+
+def test_what_is_aborted_is_not_finished(tmp_path):
+    tracker = Telling()
+    both = Guarded([tracker])
+    both.start(make_info(tmp_path))
+    both.abort()
+    both.finish({}, [], {})
+    assert tracker.told == ["start", "abort"]
+
+
+def test_several_stay_in_the_run_directory_where_all_do():
+    away = TensorBoard(logdir="/home")
+    assert Several(members=[NoTracker()]).stays
+    assert not Several(members=[NoTracker(), away]).stays
+
+
+def test_a_round_that_is_not_evaluated_has_no_accuracies_of_classes():
+    """Those of a view's last test are of an earlier round; nan and None are left out."""
+    history = History(np.ones((1, 2), dtype=np.int64))
+    history.add(2, np.array([0.25, math.nan]))
+    found = [
+        metrics_of(RoundRecord(number, {}, None, others={"augmented": history}), ["a", "b"])
+        for number in (2, 3)
+    ]
+    assert list(found[0].values()) == [0.25]
+    assert found[1] == {}
 
 
 @pytest.mark.slow

@@ -258,6 +258,10 @@ def test_fedproto_answers_with_the_nearest_prototype():
         nearest = torch.nonzero(known).flatten()[distances.argmin(1)]
         assert torch.equal(simulation.runtime.net(model, x).logits.argmax(1), nearest)
         right = [float((nearest[y == c] == c).double().mean()) for c in range(4)]
+        # a class without one is far away, not at 0
+        few = state.server["prototypes"] | {"known": torch.tensor([0.0, 0, 1, 0]).double()}
+        model = simulation.algorithm.personal_model({"prototypes": few}, client, kept, federation)
+        assert simulation.runtime.net(model, x).logits.argmax(1).tolist() == [2] * 20
         assert np.array_equal(found[client], np.where(counts[client] > 0, right, np.nan), True)
 
 

@@ -234,7 +234,7 @@ def fomo(**changes):
 def test_fedfomo_trains_and_validates_on_different_examples():
     """An example is for validation where its number has drawn less than 0.3; of a client's examples
     at least the one that has drawn least, and never all."""
-    simulation = make_simulation(fomo())
+    simulation = make_simulation(fomo(), sizes=(1, 2, 3, 8, 6))
     info, algorithm = simulation.stages[0].federation, simulation.algorithm
     drawn = draws(len(info.labels))
     plans = [
@@ -359,6 +359,18 @@ def test_fedfomo_s_sub_federations_are_clusters_of_the_affinities():
         ConfigError, match=r"algorithm\.federations=5: must be less than num_clients=5"
     ):
         make_simulation(fomo(federations=5)).initial_state()
+
+
+def test_fedfomo_knows_when_each_client_was_trained_last():
+    simulation = make_simulation(fomo(federations=2), participation=0.4)
+    state, last = simulation.initial_state(), [0] * 5
+    for number in range(1, 4):
+        result = play_round(simulation, state)
+        state.advance(result)
+        for client in result.cohort.clients:
+            last[client] = number
+        assert state.server["trained"].tolist() == last
+    assert len(set(last)) > 2
 
 
 def test_fedfomo_s_baseline_is_where_the_last_training_started():
@@ -635,6 +647,15 @@ def test_fedpac_s_solver_on_a_diagonal():
     assert simplex_minimum(np.diag([1.0, 2.0, 4.0]), 0) == pytest.approx(
         np.array([4, 2, 1]) / 7, abs=1e-4
     )
+
+
+def test_fedpac_s_solver_drops_small_eigenvalues_and_weights():
+    """With one below 0 all below 0.01 go, here both: every combination is as good, and the answer
+    is where the solver begins. The minimum for 1 and 5000 is (5000, 1) / 5001, whose second weight
+    is below 0.001."""
+    assert simplex_minimum(np.diag([0.005, -1.0]), 0).tolist() == [0.75, 0.25]
+    assert simplex_minimum(np.diag([0.005, 1.0]), 1)[0] > 0.9
+    assert simplex_minimum(np.diag([1.0, 5000.0]), 0).tolist() == [1, 0]
 
 
 def test_fedpac_sends_a_client_its_combined_classifier():

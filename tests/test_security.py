@@ -14,7 +14,9 @@ import yaml
 
 from fedexp.cli import completion
 from fedexp.cli.job import resume_command
-from fedexp.config.trust import require_named
+from fedexp.config.options import conf_directory
+from fedexp.config.overrides import read_stored
+from fedexp.config.trust import own_folders, require_named
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.data.huggingface import load
@@ -156,6 +158,21 @@ def test_a_place_that_only_the_directory_names_is_refused(overrides, refused):
         require_named(tracker, overrides, Path("x"))
     require_named(NoTracker(), overrides, Path("x"))
     require_named(Several(members=[NoTracker()]), overrides, Path("x"))
+
+
+def test_what_is_typed_takes_the_place_of_what_is_stored(tmp_path):
+    path = tmp_path / "overrides.yaml"
+    stored = ["rounds=3", "tracker=wandb", "+tracker.project=p", "resume=x", "data=${data_dir}/a"]
+    path.write_text(yaml.safe_dump(stored))
+    groups = ["tracker"]
+    assert read_stored(path, groups, []) == [*stored[:3], stored[4]]
+    assert read_stored(path, groups, ["rounds"]) == [*stored[1:3], stored[4]]
+    # another tracker has other keys
+    assert read_stored(path, groups, ["tracker"]) == [stored[0], stored[4]]
+
+
+def test_folders_of_the_user_are_those_that_are_not_fedexp_s(tmp_path):
+    assert own_folders([conf_directory(), tmp_path]) == [tmp_path]
 
 
 def test_the_command_that_is_shown_for_a_run_names_where_it_is_tracked(monkeypatch):

@@ -19,7 +19,7 @@ from fedexp.analysis.sweep import as_written, cell_of, expand, launches, load_sw
 from fedexp.cli import main, preview
 from fedexp.cli.preview import Planned, planned, seconds_left, status
 from fedexp.config.build import build
-from fedexp.config.options import list_options
+from fedexp.config.options import list_options, read_sweeps
 from fedexp.core.errors import ConfigError
 from fedexp.papers import compare
 from fedexp.rundir.fingerprint import essential, group_name, short_hash
@@ -258,6 +258,22 @@ def test_an_unknown_sweep_is_named():
         ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"
     ):
         load("fedntd_tabel1")
+
+
+def test_of_sweeps_with_one_name_the_first_counts(tmp_path):
+    for folder, name, text in [
+        ("a", "all", "defaults: {seed: 1, rounds: 3}\none: {rounds: 5}\n"),
+        ("b", "all", "one: {rounds: 7}\ntwo: {rounds: 9}\n"),
+        ("b", "bad", "[1"),
+    ]:
+        path = tmp_path / folder / "sweep" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = read_sweeps([tmp_path / "a", tmp_path / "b"])
+    assert found["one"] == (tmp_path / "a/sweep/all.yaml", {"seed": 1, "rounds": 5})
+    assert found["two"] == (tmp_path / "b/sweep/all.yaml", {"rounds": 9})
+    assert found.keys() == {"one", "two", "bad"}
+    assert isinstance(found["bad"][1], ValueError)
 
 
 def test_what_is_another_protocol():
