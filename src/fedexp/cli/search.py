@@ -19,7 +19,6 @@ from optuna import distributions, pruners, samplers
 from optuna.trial import TrialState
 
 from fedexp.cli.composition import without_hydra
-from fedexp.cli.job import plain
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
@@ -48,7 +47,8 @@ class Options(Checked, prefix="hydra.sweeper."):
     @classmethod
     def of(cls, node: Any) -> "Options":
         """Return the checked options of a node of the configuration."""
-        values = {key: value for key, value in plain(node).items() if key != "_target_"}
+        values: dict[str, Any] = OmegaConf.to_container(node)  # type: ignore[assignment]
+        values.pop("_target_", None)
         return make(cls, values, cls.prefix)
 
 
@@ -158,7 +158,9 @@ def assigned(study: optuna.Study, number: int) -> list[str]:
 def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
     """Note how a trial has ended: by its directory, since a launcher may have run it elsewhere."""
     _ = result.return_value  # raises what the launcher has caught
-    directory = Path(plain(result.hydra_cfg.hydra.runtime)["output_dir"])
+    # not resolved: a path may hold what would be an interpolation
+    runtime: Any = OmegaConf.to_container(result.hydra_cfg.hydra.runtime, resolve=False)
+    directory = Path(runtime["output_dir"])
     run = standing_in(RunDirectory(directory))
     trial, value = reopened(study, number), value_of(run.summary, objective)
     trial.set_user_attr("run", directory.name)
