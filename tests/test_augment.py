@@ -25,24 +25,14 @@ from fedexp.data.augment import (
 )
 
 NORMALISE = Normalise(mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
-OFF: dict[str, Any] = {
-    "crop_padding": 0,
-    "padding_mode": "zero",
-    "flip": False,
-    "cutout": 0,
-    "rotation": 0.0,
-}
+OFF: dict[str, Any] = {"crop_padding": 0, "padding_mode": "zero", "flip": False}
+OFF |= {"cutout": 0, "rotation": 0.0}
 CIFAR: dict[str, Any] = {**OFF, "crop_padding": 4, "flip": True, "cutout": 16}
 
 
 def make_images(n: int, side: int = 32, channels: int = 3) -> torch.Tensor:
-    return torch.randint(
-        1,
-        256,
-        (n, side, side, channels),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(1),
-    )
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(1, 256, (n, side, side, channels), generator=generator).to(torch.uint8)
 
 
 def slow(
@@ -68,10 +58,9 @@ def slow(
     if aug.cutout:
         half = aug.cutout // 2
         for row, col in itertools.product(range(height), range(width)):
-            if (
-                cy - half <= row < cy - half + aug.cutout
-                and cx - half <= col < cx - half + aug.cutout
-            ):
+            inside = [cy - half <= row < cy - half + aug.cutout]
+            inside += [cx - half <= col < cx - half + aug.cutout]
+            if all(inside):
                 x[:, row, col] = 0
     return x
 
@@ -115,16 +104,6 @@ def test_fedntd_hole_covers_eight_rows_above_and_seven_below():
     assert cols.tolist() == list(range(12, 28))
 
 
-def test_padded_pixels_are_black_before_normalisation():
-    # offset 0, 0: the image is moved 4 pixels down and right
-    draws = torch.zeros(1, DRAWS, dtype=torch.int64)
-    out = fast(make_images(1), draws, Augmentation(**{**OFF, "crop_padding": 4}))[0]
-    black = -torch.tensor(NORMALISE.mean) / torch.tensor(NORMALISE.std)
-    torch.testing.assert_close(out[:, 0, 0], black)
-    torch.testing.assert_close(out[:, 20, 3], black)
-    assert (out[:, 4:, 4:] > black[:, None, None]).all()
-
-
 @pytest.mark.parametrize("degrees", [-180.0, -90.0, -15.0, -0.4, 0.0, 3.7, 15.0, 90.0])
 @pytest.mark.parametrize("side", [28, 33])
 def test_rotation_is_torchvisions(degrees, side):
@@ -164,14 +143,6 @@ def test_vmap_equals_a_loop_and_a_leading_dimension(options):
     assert torch.equal(load(idx, draws), loop)
     plain = torch.func.vmap(lambda i: load_batch(images, i, None, None, NORMALISE))(idx)
     assert torch.equal(plain, load_batch(images, idx, None, None, NORMALISE))
-
-
-def test_inputs_stay_unchanged():
-    aug, images = Augmentation(**CIFAR), make_images(5)
-    idx, draws = torch.arange(5), torch.from_numpy(aug.draw(np.random.default_rng(0), 5, 32, 32))
-    copies = [t.clone() for t in (images, idx, draws)]
-    load_batch(images, idx, draws, aug, NORMALISE)
-    assert all(torch.equal(t, copy) for t, copy in zip((images, idx, draws), copies, strict=True))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -219,37 +190,6 @@ def test_draws_reach_every_value_and_no_other():
         assert set(np.unique(draws[:, column])) == set(values)
         # each count is binomial(4000, 1/k): 5 standard deviations around its mean
         assert np.abs(np.array(counts) - 4000 / len(values)).max() < 5 * np.sqrt(4000 / len(values))
-
-
-def test_draws_repeat_and_do_not_depend_on_the_number_of_examples():
-    aug = Augmentation(**CIFAR)
-    first, again, longer = (aug.draw(np.random.default_rng(7), n, 32, 32) for n in (50, 50, 80))
-    assert np.array_equal(first, again)
-    assert np.array_equal(first, longer[:50])
-    assert not np.array_equal(first, aug.draw(np.random.default_rng(8), 50, 32, 32))
-
-
-def test_parts_that_are_off_draw_zeros():
-    aug = Augmentation(**{**OFF, "flip": True})
-    draws = aug.draw(np.random.default_rng(0), 100, 8, 8)
-    assert (np.delete(draws, FLIP, axis=1) == 0).all()
-    assert aug.active
-    assert not Augmentation(**OFF).active
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("crop_padding", -1),
-        ("padding_mode", "reflct"),
-        ("cutout", -2),
-        ("rotation", 181.0),
-        ("rotation", -1.0),
-    ],
-)
-def test_bad_options_are_named(option, value):
-    with pytest.raises(ConfigError, match=rf"dataset\.augmentation\.{option}={value}: must be"):
-        Augmentation(**{**OFF, option: value})
 
 
 def test_reflecting_more_than_the_image_is_refused():

@@ -4,7 +4,6 @@ measurements."""
 import math
 import subprocess
 import sys
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
 
-from benchmarks import __main__ as runtime
 from benchmarks import bare, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
 
@@ -151,24 +149,6 @@ def test_not_true_distillation_by_hand():
     assert ours.item() == pytest.approx(expected, abs=1e-6)
 
 
-def workload(sizes: list[list[int]]) -> w1.Workload:
-    total, empty = sum(map(sum, sizes)), np.zeros((0, 32, 32, 3), np.uint8)
-    labels = np.zeros(0, np.int64)
-    return w1.Workload(
-        *(empty, labels, empty, labels, np.array(MEAN), np.array(STD)),
-        indices=np.arange(total),
-        sizes=np.array(sizes),
-        epochs=np.array(5),
-    )
-
-
-def test_workload_survives_its_files(tmp_path: Path):
-    workload([[1, 2], [3, 4]]).save(tmp_path)
-    loaded = w1.Workload.load(tmp_path)
-    assert [part.tolist() for part in loaded.cohort(2)] == [[3, 4, 5], [6, 7, 8, 9]]
-    assert (loaded.examples(1), loaded.examples(2)) == (15, 35)
-
-
 def write(folder: Path, seconds: list[float], examples: float = 100.0) -> None:
     rows = [
         {"round": n, "train_samples_per_second": examples / s, "train_seconds": s, "seconds": 2 * s}
@@ -236,65 +216,6 @@ def test_contestants_run_in_turn_and_failures_do_not_stop_the_others(tmp_path: P
     assert "no such thing" in left_out[0]
 
 
-def test_different_work_is_not_compared(tmp_path: Path):
-    copy = "import sys, shutil; shutil.copytree(sys.argv[1], sys.argv[2])"
-    for name, examples in (("a", 100.0), ("b", 110.0)):
-        write(tmp_path / name, [9.0, 1.0], examples)
-    contestants = [
-        Contestant(n, (sys.executable, "-c", copy, str(tmp_path / n), "OUT")) for n in ("a", "b")
-    ]
-    with pytest.raises(RuntimeError, match="different numbers of examples"):
-        measure.measure(contestants, 1, tmp_path / "work")
-
-
-def test_every_section_is_replaced_alone(tmp_path: Path):
-    path = tmp_path / "RESULTS.md"
-    for name, text in (("W1", "old"), ("Growth", "kept"), ("W1", "new")):
-        measure.write_section(name, text, path)
-    assert path.read_text().split("\n\n")[2:] == ["## Growth", "kept", "## W1", "new\n"]
-
-
-def test_references_come_along_with_what_is_asked_for():
-    options = Namespace(
-        algorithms=["fedavg", "fedntd", "missing"],
-        precisions=["fp32"],
-        engines=["sequential", "workers"],
-        threads=1,
-        workers=2,
-        rounds=1,
-        local_evaluation=False,
-        only=["workers, fedntd"],
-    )
-    chosen = runtime.contestants(options, Path("w1"), [])
-    assert [c.name for c in chosen] == [
-        "floor, fedntd fp32, 2 processes",
-        "fedexp workers, fedntd fp32",
-    ]
-    assert "hardware.workers=2" in chosen[1].command
-
-
-def test_gpu_benchmark_needs_a_gpu(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.main([]) == 2
-    assert capsys.readouterr().err == "benchmarks.gpu: torch finds no CUDA device on this machine\n"
-
-
-def test_gpu_benchmark_writes_each_part_as_it_ends(monkeypatch):
-    """What was measured is kept where a later part fails."""
-    written = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(measure, "machine", lambda: "a machine")
-    monkeypatch.setattr(measure, "write_section", lambda name, text: written.append(name))
-    monkeypatch.setattr(gpu, "prepare_workload", lambda *_: workload([[1]]))
-    monkeypatch.setattr(gpu.Gpu, "algorithms", lambda self: "a table")
-    monkeypatch.setattr(gpu.Gpu, "resnets", lambda self: (_ for _ in ()).throw(RuntimeError))
-    with pytest.raises(RuntimeError):
-        gpu.main(["--parts=algorithms,resnets"])
-    assert written == ["GPU: algorithms"]
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main(["--parts=steps"])
-
-
 @pytest.mark.slow
 def test_gpu_benchmark_prints_every_figure(capsys, monkeypatch):
     """On a CPU, with two rounds of a tenth of the images: the shape of what it prints, and no
@@ -323,15 +244,6 @@ def test_scale_benchmark(capsys):
     text = capsys.readouterr().out
     assert "| iid | 2 |" in text
     assert "| ms a round |" in text
-
-
-def test_what_of_a_round_is_overhead():
-    """1.5 s, of which 1 s training and 0.2 s testing; medians of 1, 2, 3 and 4, 5, 6 and 9, 8,
-    7."""
-    assert scale.without_work(
-        {"seconds": "1.5", "train_seconds": "1", "evaluation_seconds": "0.2"}
-    ) == pytest.approx(0.3)
-    assert scale.parts([1, 2, 3, 4, 5, 6, 9, 8, 7]) == ["2", "5", "8"]
 
 
 def test_bare_model_is_the_cnn_of_w1():

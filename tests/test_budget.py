@@ -4,14 +4,12 @@ import json
 import re
 import shutil
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from fedexp.cli import main, preview
-from fedexp.cli.arguments import parse
 from fedexp.cli.preview import Planned, known_runs, planned, states
 from fedexp.core.errors import BudgetSpent
 from fedexp.rundir import elsewhere
@@ -20,21 +18,11 @@ from fedexp.training import deadline, rounds
 from fedexp.training.deadline import Deadline
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
+from quick_runs import FEDERATION
 from toy_federation import make_simulation
 
-SMALL = [
-    "local.epochs=1",
-    "num_clients=4",
-    "alpha=10",
-    "tracker=none",
-    "figures=false",
-    "hardware.engine=sequential",
-    "hardware.threads=1",
-    "participation=0.5",
-    "model.channels=[4]",
-    "model.hidden=[8]",
-    "local.batch_size=120",
-]
+SMALL = [*FEDERATION, "num_clients=4", "alpha=10", "model.channels=[4]", "model.hidden=[8]"]
+SMALL += ["local.batch_size=120"]
 
 
 @pytest.fixture
@@ -57,14 +45,6 @@ def fedexp(*arguments: str) -> int:
             "budget=0: must be a number of minutes above 0",
         ),
         (
-            ["--multirun", "budget=soon", "sweep=cfed_table1"],
-            "budget=soon: must be a number of minutes above 0",
-        ),
-        (
-            ["--multirun", "budget=inf", "sweep=cfed_table1"],
-            "budget=inf: must be a number of minutes above 0",
-        ),
-        (
             ["--multirun", "budget=5", "seed=0,1"],
             "budget=5: needs sweep=<name> or hydra.sweep.dir=<directory>",
         ),
@@ -79,22 +59,6 @@ def test_bad_budgets(arguments, message, capsys, here):
     assert main.main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(here.iterdir())
-
-
-def test_several_sweeps_have_a_directory_each():
-    asked = parse(["--multirun", "sweep=cfed_table1,cfed_table2", "budget=1.5"])
-    assert asked.budget == 1.5
-    folders = {
-        text
-        for overrides in asked.launches
-        for text in overrides
-        if text.startswith("hydra.sweep.dir=")
-    }
-    assert folders == {
-        "hydra.sweep.dir=multirun/cfed_table1",
-        "hydra.sweep.dir=multirun/cfed_table2",
-    }
-    assert asked.name_of(Path("/x/multirun/cfed_table2")) == "cfed_table2"
 
 
 def test_the_deadline_reaches_a_job_with_its_overrides():
@@ -241,21 +205,6 @@ def test_a_spent_budget_begins_nothing(here, capsys):
     assert not list((here / "multirun" / "a").glob("digits_*"))
 
 
-@pytest.mark.slow  # starts processes
-@pytest.mark.parametrize(
-    ("launcher", "plugin"), [("joblib", "joblib"), ("submitit_local", "submitit")]
-)
-def test_the_deadline_travels_with_launchers(launcher, plugin, here, capfd):
-    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
-    command = ["seed=0,1", "rounds=2", "hydra.sweep.dir=multirun/a", f"hydra/launcher={launcher}"]
-    assert fedexp(*command, "budget=1e-6") == 0
-    out = capfd.readouterr().out
-    assert f"hydra/launcher={launcher}: 2 jobs" in out
-    assert out.splitlines()[-1] == "0 of 2 done; the same command goes on"
-    assert fedexp(*command, "budget=60") == 0
-    assert capfd.readouterr().out.splitlines()[-1] == "2 of 2 done"
-
-
 def test_preview_says_how_far_the_budget_goes(capsys):
     """30 s a job: the minute is enough for two. A job that takes longer is not passed over."""
     preview.show_limit([30.0, 30.0, 30.0], 1)
@@ -314,33 +263,9 @@ def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here, monkeypa
     assert not is_kept(plain, jobs("seed=1"))
 
 
-def test_a_kept_file_that_cannot_be_read_is_passed_over(here):
-    """So that a preview comes about; `fedexp report` names the file."""
-    (here / "a" / "runs").mkdir(parents=True)
-    (here / "a" / "runs" / "x.json.xz").write_bytes(b"no file of a run")
-    assert list(kept_below([here])) == []
-
-
-@pytest.mark.parametrize("rounds", ["null", "[1]", "abc"])
-def test_a_number_of_rounds_that_is_none_gives_no_estimate(rounds, here, capsys):
-    """The job itself will say what is wrong."""
-    command = ["--multirun", *SMALL, f"rounds={rounds}", "hydra.sweep.dir=multirun/a"]
-    assert main.main([*command, "preview=true"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 jobs: 0 done, 1 new"
-    assert not (here / "multirun").exists()
-
-
 def test_own_options_in_a_folder_with_commas_and_brackets(here):
     folder = here / "my conf, (x) [y]"
     (folder / "algorithm").mkdir(parents=True)
     (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
     (job,) = planned([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], [folder])
     assert job.config["algorithm"]["_target_"].endswith("FedAvg")
-
-
-def test_tables_that_cannot_be_written_fail_the_command_and_nothing_else(here, capsys):
-    (here / "multirun/a/table.md").mkdir(parents=True)
-    assert fedexp("rounds=1", "seed=0", "hydra.sweep.dir=multirun/a", "budget=10") == 1
-    answer = capsys.readouterr()
-    assert answer.err.count("table.md: cannot be written") == 1
-    assert answer.out.endswith("1 of 1 done\n")

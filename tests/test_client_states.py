@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.feddf import FedDF
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedgkd import FedGKD
 from fedexp.algorithms.fedntd import FedNTD
@@ -15,7 +14,6 @@ from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.flashback import Flashback
-from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.analysis.algorithm_costs import table
 from fedexp.core import tree
@@ -85,16 +83,6 @@ def test_only_what_has_changed_is_written_and_old_files_stay_until_tidied(tmp_pa
     assert names(tmp_path) == ["0.1.pt", "1.2.pt", "1.3.pt"]
 
 
-def test_states_in_files_do_not_stay_in_memory(tmp_path):
-    states = ClientStates()
-    states.place(torch.device("cpu"), resident=False)
-    states[0] = state(1)
-    states.save(tmp_path, 1)
-    assert not states._memory
-    assert states[0]["n"] == 1
-    assert not states._memory
-
-
 def test_a_run_with_states_in_files_is_the_same_run(tmp_path):
     (row,) = [
         row
@@ -161,16 +149,6 @@ def test_needs_are_what_is_exchanged(row):
 # 4 x 8 + 4 (36). What is sent: by a client that holds one class of four, by one that holds all.
 FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1")
 FLASHBACK = Flashback(gamma=0.1, epochs_on_server=1, on_clients=True, on_server=True)
-DF = FedDF(
-    lr=1e-3,
-    batch_size=4,
-    clip=5.0,
-    epochs_on_server=1,
-    steps=1,
-    patience=1,
-    interval=1,
-    validation=0.1,
-)
 NUMBERS = {
     "FedAvg": (FedAvg(), (290, 290), 290),
     # the model and a control variate, both ways
@@ -186,7 +164,6 @@ NUMBERS = {
     # one number says whether there is distillation; the teacher of one model is the model itself
     "FedGKD of 1": (FedGKD(gamma=0.1, tau=1.0, models=1), (290, 290), 291),
     "FedGKD of 5": (FedGKD(gamma=0.1, tau=1.0, models=5), (290, 290), 581),
-    "FedDF": (DF, (290, 290), 290),
     "Flashback": (FLASHBACK, (294, 294), 294),  # four label counts
 }
 
@@ -219,16 +196,6 @@ def test_each_client_counts_with_what_it_is_sent():
     state = play(simulation, 1)
     state.clients = {0: state.clients[0]}
     assert play_round(simulation, state).bytes_down == 2 * 8 * 290
-
-
-def test_nothing_is_sent_that_is_not_declared():
-    """FedAvg: one model down and one up, exactly, also with running statistics."""
-    for model in (None, Normed()):
-        simulation = make_simulation(model=model)
-        result = play_round(simulation, simulation.initial_state())
-        size = tree.num_bytes(simulation.initial) + tree.num_bytes(simulation.runtime.net.buffers())
-        assert result.bytes_up == result.bytes_down == len(result.cohort.clients) * size
-    assert FedAvg().needs == Needs()
 
 
 def test_the_table_of_the_algorithms_page_is_current():

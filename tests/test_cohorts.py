@@ -77,45 +77,39 @@ def test_the_named_clients_train(tmp_path):
     assert [sample(drawn, number) for number in (1, 2, 3)] != list(ASCENDING.values())
 
 
+FOUR = [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("none.json", None, ["cohorts.path=", "cannot be read (No such file"]),
-        ("file.txt", "1", ["cohorts.path=", ".json or .csv"]),
-        ("file.json", "{", ["object of round -> clients"]),
-        ("file.json", "3", ["object of round -> clients"]),
-        ("file.json", {"1": [0, 1, 2, 3], "3": [0, 1, 2, 3]}, ["round 2 is missing", "3 rounds"]),
-        ("file.json", {"0": [0, 1, 2, 3]}, ["round 1 is missing"]),
-        ("file.json", {"one": [0, 1, 2, 3]}, ["object of round -> clients", "'one'"]),
-        ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', ["a round appears twice"]),
-        ("file.json", GOOD | {"2": 4}, ["object of round -> clients"]),
-        ("file.json", GOOD | {"2": [0, 1, 2, 5]}, ["round 2: client 5 is out of range 0 to 4"]),
-        ("file.json", GOOD | {"2": [0, 1, 2, -1]}, ["round 2: client -1 is out of range 0 to 4"]),
-        ("file.json", GOOD | {"2": [0, 1, 2, True]}, ["round 2: client true is not an integer"]),
-        ("file.json", GOOD | {"2": [0, 1, 2, 1.5]}, ["round 2: client 1.5 is not an integer"]),
-        ("file.json", GOOD | {"2": [0, 1, 1, 2]}, ["round 2: client 1 appears twice"]),
-        (
-            "file.json",
-            GOOD | {"2": [0, 1, 2]},
-            ["round 2: has 3 clients", "is 4", "participation=0.6"],
-        ),
-        ("file.json", GOOD | {"2": []}, ["round 2: has 0 clients", "is 4"]),
-        ("file.csv", "round,who\n1,2\n", ["columns round and client"]),
-        ("file.csv", "round,client\n1,two\n", ["columns round and client", "two"]),
+        ("none.json", None, "cannot be read .No such file"),
+        ("file.txt", "1", "json or .csv"),
+        ("file.json", "{", "object of round -> clients"),
+        ("file.json", "3", "object of round -> clients"),
+        ("file.json", {"1": FOUR, "3": FOUR}, "round 2 is missing.*3 rounds"),
+        ("file.json", {"0": FOUR}, "round 1 is missing"),
+        ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', "a round appears twice"),
+        ("file.json", GOOD | {"2": 4}, "object of round -> clients"),
+        ("file.json", GOOD | {"2": [0, 1, 2, 5]}, "round 2: client 5 is out of range 0 to 4"),
+        ("file.json", GOOD | {"2": [0, 1, 2, -1]}, "round 2: client -1 is out of range 0 to 4"),
+        ("file.json", GOOD | {"2": [0, 1, 2, True]}, "round 2: client true is not an integer"),
+        ("file.json", GOOD | {"2": [0, 1, 1, 2]}, "round 2: client 1 appears twice"),
+        ("file.json", GOOD | {"2": [0, 1, 2]}, "round 2: has 3 clients.*is 4.*participation=0.6"),
+        ("file.csv", "round,who\n1,2\n", "columns round and client"),
+        ("file.csv", "round,client\n1,two\n", "columns round and client.*two"),
         (
             "file.csv",
             "round,client,role\n1,0,cfed\n1,1,review\n",
-            ["different roles, cfed, review"],
+            "different roles, cfed, review",
         ),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path, name, content, words):
-    path = tmp_path / name
     if content is not None:
-        write(path, content)
-    with pytest.raises(ConfigError) as error:
-        read(path)
-    assert all(word in str(error.value) for word in words), error.value
+        write(tmp_path / name, content)
+    with pytest.raises(ConfigError, match=words) as error:
+        read(tmp_path / name)
     assert "\n" not in str(error.value)
 
 

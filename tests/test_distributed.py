@@ -45,15 +45,6 @@ def hardware(**changes):
     return Hardware(**values | {"device": "cpu"} | changes)
 
 
-def test_distributed_without_a_launcher_says_how_to_start(monkeypatch):
-    for name in TORCHRUN | SLURM:
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(
-        ConfigError, match=r"hardware.engine=distributed: .*torchrun --nproc-per-node=2 -m fedexp"
-    ):
-        hardware(engine="distributed").resolve(vectorises=True, cohort_size=4)
-
-
 def test_several_processes_mean_the_distributed_engine(monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)

@@ -95,17 +95,6 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
 
 @pytest.mark.slow
 @every_class
-def test_a_client_whose_weights_explode(name, tmp_path):
-    """Finite, so the round counts; the run then completes or diverges, and its files are whole in
-    either case."""
-    whole = simulation(name, participation=1.0)
-    state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
-    assert state.status in ("completed", "diverged")
-    assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
-
-
-@pytest.mark.slow
-@every_class
 def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
     """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes
     of them."""

@@ -15,7 +15,6 @@ from PIL import Image
 
 from fedexp.cli.commands import call
 from fedexp.figures import draw, make_figures, missing_figures
-from fedexp.figures.fonts import drawable_text
 from fedexp.figures.load import load_run
 from fedexp.figures.pictures import Pictures
 from fedexp.figures.style import styled
@@ -143,13 +142,6 @@ def test_class_names_in_any_script(tmp_path, monkeypatch):
     monkeypatch.setattr(font_manager.fontManager, "ttflist", list(font_manager.fontManager.ttflist))
     font_manager.fontManager.addfont(tmp_path / "four.ttf")
     assert labels_of(tmp_path / "run") == ["体育", "cat", "財経", "a$b$ c d"]
-
-
-def test_a_title_in_any_script(monkeypatch):
-    monkeypatch.setattr(
-        font_manager.fontManager, "ttflist", [e for e in ENTRIES if "DejaVu" in e.name]
-    )
-    assert drawable_text("fedavg on 数据\nseed 0")[0] == "fedavg on ??\nseed 0"
 
 
 def test_a_font_that_is_not_there_is_said_once(tmp_path, caplog, capfd):

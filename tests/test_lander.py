@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms import label_generator
-from fedexp.algorithms.interfaces import Batch, Context, Pixels
+from fedexp.algorithms.interfaces import Batch, Pixels
 from fedexp.algorithms.label_generator import LabelGenerator, Student, balanced, shuffled
 from fedexp.algorithms.label_text import embeddings
 from fedexp.algorithms.lander import LANDER
@@ -19,7 +19,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from test_continual import EMBEDDINGS, LANDER_LIVE, TWO_TASKS
-from toy_federation import LOCAL, Normed, assert_close, make_simulation, play
+from toy_federation import Normed, assert_close, context, make_simulation, play
 
 PIXELS = Pixels((1, 6, 6), (0.4,), (0.3,))
 LANDER_ = LANDER(**LANDER_LIVE | dict(alpha_cur=0.2, alpha_pre=0.4))
@@ -149,17 +149,6 @@ def test_images_are_made_as_in_the_released_code():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_the_student_matters_to_the_images_from_the_fourth_on():
-    simulation = stream()
-    model, anchors = play(simulation, 2).server["params"], play(simulation, 0).server["anchors"]
-    with_student, without = (
-        made_by(replace(MAKER, student_steps=n), simulation, model, anchors, [0, 1], 3)
-        for n in (2, 0)
-    )
-    assert torch.equal(with_student[:12], without[:12])  # then the student's draws come in between
-    assert not torch.equal(with_student[36:], without[36:])
-
-
 def test_the_student_s_batches_are_shuffled_with_every_pass(monkeypatch):
     """As a DataLoader with shuffle=True that is begun again: nine images in batches of four, two
     in a pass and one image left out."""
@@ -216,16 +205,8 @@ def test_the_local_loss_by_loops():
         name: torch.tensor([v], dtype=torch.float64) for name, v in (("mean", 0.4), ("std", 0.3))
     }
     first = {"params": models[0], "new": new, "anchors": anchors}
-    ctx = Context(
-        first,
-        {},
-        {},
-        {"order": torch.tensor([5, 0, 3, 1, 2, 4])},
-        {},
-        0.1,
-        torch.tensor(2.0),
-        LOCAL,
-    )
+    order = torch.tensor([5, 0, 3, 1, 2, 4])
+    ctx = context(server=first, plan={"order": order}, steps=torch.tensor(2.0))
     x, y = torch.randn(3, 1, 6, 6).double(), torch.tensor([2, 3, 0])
     batch = Batch(x, y, torch.tensor([1.0, 1.0, 0.0]).double(), 1)  # the last row is padding
     entropy, distance = 0.0, 0.0
@@ -265,20 +246,12 @@ def test_within_the_radius_the_bound_is_nothing():
         return Output(x, params["w"] * torch.zeros(len(x), 2).double())
 
     server = {"anchors": anchors, "new": torch.ones(2).double()}
-    ctx = Context(server, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ctx = context(server=server)
     x = torch.tensor([[0.05], [0.3]], dtype=torch.float64).sqrt()
     found = LANDER_.objective(
         net, {"w": torch.ones(1).double()}, Batch(x, torch.tensor([0, 1]), None, 0), ctx
     )
     assert_close(found, torch.tensor(2.0).double().log())
-
-
-def test_the_weights_by_hand():
-    """Of 6 classes 3 old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711; 0.2 * 1.5 / beta and 0.4
-    * 2 * beta."""
-    cur, pre = LANDER_.weights(torch.tensor(3.0), torch.tensor(6.0))
-    assert float(cur) == pytest.approx(0.42426, abs=1e-5)
-    assert float(pre) == pytest.approx(0.56569, abs=1e-5)
 
 
 def test_what_is_trained_and_sent():

@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 from fedexp.cli import launchers
 from fedexp.cli.launchers import jobs_at_once, place_of, quoted, settle
 from fedexp.config.options import list_options
-from fedexp.core.errors import ConfigError
 from fedexp.engine import hardware
 from fedexp.training.place import Place
 from toy_federation import CONF, HARDWARE
@@ -28,10 +27,6 @@ def launching(*overrides: str):
         warnings.simplefilter("error")
         loader = GlobalHydra.instance().config_loader()
         return loader.load_configuration("config", list(overrides), run_mode=RunMode.MULTIRUN)
-
-
-def test_every_launcher_has_an_extra():
-    assert sorted(launchers.EXTRAS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,12 +51,6 @@ def test_every_launcher_composes_with_its_plugin_and_without(monkeypatch, name, 
         assert "object_store_memory" in node["ray"]["init"], (
             "the plugin would set it, and Ray refuse a running cluster"
         )
-
-
-def test_importable():
-    assert launchers.importable("json")
-    assert not launchers.importable("no_such_package")
-    assert not launchers.importable("no_such_package.inside")
 
 
 @pytest.mark.parametrize(
@@ -157,12 +146,3 @@ def test_jobs_that_share_cores_do_not_take_all_of_them(monkeypatch, share, chang
         vectorises=True, cohort_size=6, share=share
     )
     assert (chosen.engine, chosen.workers, chosen.threads) == expected
-
-
-def test_check_installed_looks_at_the_last_launcher(monkeypatch):
-    monkeypatch.setattr(launchers, "importable", lambda module: "ray" not in module)
-    launchers.check_installed(["hydra/launcher=ray", "hydra/launcher=joblib"])
-    launchers.check_installed(["seed=1"])
-    launchers.check_installed(["hydra/launcher=basic"])
-    with pytest.raises(ConfigError, match=r"hydra/launcher=ray: .*pip install -e '\.\[ray\]'"):
-        launchers.check_installed(["hydra/launcher=joblib", "hydra/launcher=ray"])

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN, pooled
 from fedexp.models.resnet import CifarResNet, TorchvisionResNet
+from toy_federation import random
 
 CONF = Path(__file__).parents[1] / "conf" / "model"
 # which test_text.py and test_own_models.py test
@@ -66,11 +66,9 @@ def test_parameter_counts(option, shape, classes, count):
 @pytest.mark.parametrize(
     ("option", "shape", "features"),
     [
-        ("cnn", DIGITS, 512),
         ("cnn", (3, 20, 32), 512),
         ("cnn_3fc", CIFAR, 128),
         ("t_cnn", MNIST, 512),
-        ("resnet10", MNIST, 512),
         ("resnet10", TINY, 512),
         ("resnet18", DIGITS, 512),
         ("resnet50", CIFAR, 2048),
@@ -98,47 +96,6 @@ def test_cnn_equals_relu_before_pooling(option):
     out = model(x)
     assert torch.equal(out.features, z)
     assert torch.equal(out.logits, model.classifier(z))
-
-
-def test_both_hidden_layers_are_reachable():
-    model = load("cnn_3fc").build(CIFAR, 10)
-    x = torch.randn(2, *CIFAR)
-    first, second = model.hidden_activations(x)
-    assert first.shape == (2, 512)
-    assert second.shape == (2, 128)
-    assert (first >= 0).all()
-    torch.testing.assert_close(second, F.relu(model.hidden[1](first)))
-    torch.testing.assert_close(second, model(x).features)
-
-
-@pytest.mark.parametrize("option", ["cnn", "cnn_3fc", "t_cnn"])
-def test_per_example_gradients_under_vmap(option):
-    model = load(option).build((1, 16, 16), 5).double()
-    params = {k: p.detach() for k, p in model.named_parameters()}
-    x, y = torch.randn(3, 1, 16, 16, dtype=torch.float64), torch.tensor([0, 4, 2])
-
-    def loss(params, x, y):
-        return F.cross_entropy(functional_call(model, params, (x[None],)).logits, y[None])
-
-    stacked = vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
-    for i in range(3):
-        model.zero_grad()
-        F.cross_entropy(model(x[i : i + 1]).logits, y[i : i + 1]).backward()
-        for name, p in model.named_parameters():
-            torch.testing.assert_close(stacked[name][i], p.grad)
-
-
-@pytest.mark.parametrize("option", ["cnn", "t_cnn"])
-def test_clients_with_their_own_weights_under_vmap(option):
-    """One program for several clients, each with its own parameters and batch."""
-    spec = load(option)
-    models = [spec.build((3, 16, 16), 4).double() for _ in range(3)]
-    stacked = {k: torch.stack([m.state_dict()[k] for m in models]) for k in models[0].state_dict()}
-    x = torch.randn(3, 2, 3, 16, 16, dtype=torch.float64)
-    out = vmap(lambda p, x: functional_call(models[0], p, (x,)).logits)(stacked, x)
-    torch.testing.assert_close(
-        out, torch.stack([m(b).logits for m, b in zip(models, x, strict=True)])
-    )
 
 
 # slow; same class as 18
@@ -252,17 +209,6 @@ def test_weights_from_a_file_but_for_the_last_layer(tmp_path):
         spec.build(CIFAR, 10)
 
 
-@pytest.mark.parametrize("option", ["cnn", "resnet10", "resnet18"])
-def test_initialisation_follows_the_seed(option):
-    def weights(seed):
-        torch.manual_seed(seed)
-        return load(option).build(CIFAR, 10).state_dict()
-
-    first, again, other = weights(0), weights(0), weights(1)
-    assert all(torch.equal(first[k], again[k]) for k in first)
-    assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
-
-
 def test_pytorch_default_initialisation():
     """Uniform in +-1/sqrt(fan_in) for weights and biases: kaiming_uniform with a = sqrt(5) has
     exactly this bound."""
@@ -304,12 +250,6 @@ def test_too_small_images_are_refused(spec, shape, message):
         load(spec).build(shape, 10)
 
 
-@pytest.mark.parametrize(("option", "side"), [("t_cnn", 16), ("cnn", 4), ("resnet10", 9)])
-def test_smallest_image_works(option, side):
-    model = load(option).build((1, side, side), 3)
-    assert model(torch.randn(1, 1, side, side)).logits.isfinite().all()
-
-
 VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
 
 
@@ -317,13 +257,8 @@ VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
     ("cls", "values", "key"),
     [
         (CNN, VALID | {"channels": ()}, "model.channels"),
-        (CNN, VALID | {"channels": (32, 0)}, "model.channels"),
-        (CNN, VALID | {"hidden": ()}, "model.hidden"),
-        (CNN, VALID | {"kernel": 0}, "model.kernel"),
-        (CNN, VALID | {"padding": -1}, "model.padding"),
         (CNN, VALID | {"padding": 5}, "model.padding"),
         (CifarResNet, {"widths": ()}, "model.widths"),
-        (CifarResNet, {"widths": (64, -1)}, "model.widths"),
         (TorchvisionResNet, {"depth": 20, "weights": None}, "model.depth"),
         (
             TorchvisionResNet,
@@ -341,7 +276,7 @@ def test_bad_values_name_their_key(cls, values, key):
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_pooling_without_gradient(size, layout):
     """Bit for bit what torch's two operations give with one, NaN included."""
-    x = torch.randn(3, 8, *size, generator=torch.Generator().manual_seed(0))
+    x = random(3, 8, *size).float()
     x[0, 0, 0, 0] = torch.nan
     x = x.to(memory_format=layout)
     with torch.no_grad():
