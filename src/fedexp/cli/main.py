@@ -45,14 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             check_readable(arguments)
             with distributed() as follower:
-                if follower is not None:
-                    return follower()
-                if is_called(arguments):
-                    return call(arguments[0], arguments[1:])
-                if (text := information(arguments)) is not None:
-                    print(text)
-                    return 0
-                return run(parse(arguments))
+                return answer(arguments) if follower is None else follower()
         except ConfigError as error:
             return say(str(error))
         except KeyboardInterrupt:
@@ -60,6 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+
+
+def answer(arguments: Sequence[str]) -> int:
+    """Call a subcommand, print what is asked for, or run; return the exit code."""
+    if is_called(arguments):
+        return call(arguments[0], arguments[1:])
+    if (text := information(arguments)) is not None:
+        print(text)
+        return 0
+    return run(parse(arguments))
 
 
 def set_up_process() -> None:

@@ -2,7 +2,7 @@
 name."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import yaml
@@ -25,20 +25,9 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
                 yaml.safe_load(path.read_text(encoding="utf-8"))
             except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
                 return f"{path}: is not a yaml file ({' '.join(str(problem).split())})"
-    if found := re.search(r"Could not find '((?:hydra/)?[^'/]+)/([^']+)'", text):
-        return no_option(found[1], found[2], text, conf, extra)
-    if found := re.search(r"Could not override '([^']+)'", text):
-        return unknown_key(found.group(1).split("@")[0], conf, extra)
-    if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
-        return unknown_key(found.group(2), conf, extra)
-    if text.startswith("Config group override must be a string"):
-        return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
-    if found := re.search(
-        r"Ambiguous value for argument '(.+?)'\n|Sweep parameters '(.+)' requires", text
-    ):
-        return several_values(
-            found[1] or found[2].split(", ")[0], found[1] is not None, [conf, *extra]
-        )
+    for pattern, message in MESSAGES.items():
+        if found := re.search(pattern, text):
+            return message(found, conf, extra)
     if override := getattr(error, "override", None):
         return f"{override}: not of the form key=value{in_words(override, text.splitlines()[0])}"
     cause = error.__cause__ or error.__context__ or ""
@@ -47,25 +36,30 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     return "; ".join(INTERPOLATION.sub("", line) for line in ours[:3])
 
 
-def no_option(group: str, option: str, text: str, conf: Path, extra: list[Path]) -> str:
-    """Return the message for an option that a group lacks. text: Hydra's, which lists those of its
-    own groups."""
+def no_option(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
+    """Return the message for an option that a group lacks; Hydra lists those of its own groups."""
+    group, option = found[1], found[2]
     if group in ("hydra/launcher", "hydra/sweeper"):
         options = ["basic", *list_options(group.removeprefix("hydra/"), [conf])]
     elif group.startswith("hydra/"):
-        options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
+        options = re.findall(r"^\t(\S+)$", found.string, re.MULTILINE)
     else:
         options = list_options(group, [conf, *extra])
     hint = nearest(option, options)
     return f"{group}={option}: no such option{hint}; options: {', '.join(options)}"
 
 
-def several_values(override: str, listed: bool, directories: list[Path]) -> str:
-    """Return the message for a sweep without `--multirun`; listed: the values may also have been
-    meant as a list."""
+def no_name(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
+    """Return the message for a group that is given something else than the name of an option."""
+    return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
+
+
+def several_values(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
+    """Return the message for a sweep without `--multirun`, which may have been meant as a list."""
+    override = found[1] or found[2].split(", ")[0]
     key, _, value = override.partition("=")
     a_list = ""
-    if listed and key not in list_groups(directories):
+    if found[1] and key not in list_groups([conf, *extra]):
         a_list = f"; a list is written {key}=[{value}]"
     return (
         f"{override}: several values are a sweep, which needs --multirun: fedexp --multirun"
@@ -89,8 +83,9 @@ def in_words(override: str, problem: str) -> str:
     return f" ({problem})"
 
 
-def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
+def unknown_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     """Return the message for a key that the composed configuration lacks."""
+    key = found[1].split("@")[0]
     if key == "launcher":
         return "launcher: is hydra/launcher"
     known = known_keys(conf, extra)
@@ -100,8 +95,8 @@ def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
         parent = key.rpartition(".")[0]
         hint = "; figures.draw=false draws none" if parent == "figures" else ""
         return f"{key}: goes with the options of {parent}, not with {parent}=<one value>{hint}"
-    found = meant_by(key, known)
-    hint = f" (nearest: '{found}')" if found else nearest(key, known)
+    meant = meant_by(key, known)
+    hint = f" (nearest: '{meant}')" if meant else nearest(key, known)
     return f"{key}: no such option or key{hint}; `fedexp --help` lists them"
 
 
@@ -121,3 +116,13 @@ def meant_by(key: str, known: Mapping[str, list[str]]) -> str | None:
     own = [name for name in known if "." not in name and name.endswith(f"_{key}")]
     inside = [name for name in known if name.rpartition(".")[2] == key]
     return next(iter(sorted([*own, *inside], key=lambda name: bool(known[name]))), None)
+
+
+# what Hydra or OmegaConf says -> our words
+MESSAGES: dict[str, Callable[[re.Match[str], Path, list[Path]], str]] = {
+    r"Could not find '((?:hydra/)?[^'/]+)/([^']+)'": no_option,
+    r"Could not override '([^']+)'": unknown_key,
+    r"Key '[^']+' is not in struct\s+full_key: (\S+)": unknown_key,
+    r"^Config group override must be a string": no_name,
+    r"Ambiguous value for argument '(.+?)'\n|Sweep parameters '(.+)' requires": several_values,
+}

@@ -96,8 +96,6 @@ def views() -> Iterator[None]:
 
 def plural(count: int, noun: str) -> str:
     """Return `1 client`, `1,000 clients` or `2 classes`."""
-    return (
-        f"{count:,} {noun}"
-        if count == 1
-        else f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
-    )
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
