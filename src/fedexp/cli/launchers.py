@@ -58,9 +58,8 @@ def check_installed(overrides: Sequence[str]) -> None:
         raise ConfigError(
             f"hydra/sweeper=optuna: is not installed; {how_to_install('optuna')} brings it"
         )
-    names = [
-        value for key, _, value in (o.partition("=") for o in overrides) if key == "hydra/launcher"
-    ]
+    start = "hydra/launcher="
+    names = [text.removeprefix(start) for text in overrides if text.startswith(start)]
     if not names or names[-1] not in EXTRAS:
         return
     extra, library = EXTRAS[names[-1]]

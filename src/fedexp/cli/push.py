@@ -157,12 +157,13 @@ def records(run: RunDirectory) -> Iterator[RoundRecord]:
             if table is not None:
                 rows = table[table["round"] == number].to_dict("records")
                 analysed |= round_means(name, rows)  # type: ignore[arg-type]
+        others = {view: history.upto(number) for view, history in histories.items()}
         yield RoundRecord(
             round=number,
-            values={str(name): value for name, value in values.items()},
+            values=values,  # type: ignore[arg-type]
             class_accuracy=accuracy.get(number),
             history=None if tests is None else tests.upto(number),
-            others={view: history.upto(number) for view, history in histories.items()},
+            others=others,
             analysed=analysed,
         )
 

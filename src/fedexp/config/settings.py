@@ -108,8 +108,9 @@ def subjects_of(word: str) -> list[str]:
 def require_rounds(key: str, value: Any, first: int) -> None:
     """Raise ConfigError unless the value chooses rounds: n (every n-th), a list of rounds from
     `first` on, or None."""
-    numbers = value if isinstance(value, list) else [1 if value is None else value]
-    least = first if isinstance(value, list) else 1
+    if value is None:
+        return
+    numbers, least = (value, first) if isinstance(value, list) else ([value], 1)
     good = all(type(number) is int and least <= number < 2**63 for number in numbers)
     wanted = f"n for every n-th round, a list of rounds from {first} on, such as [1,100], or null"
     require(good and len(numbers) > 0, key, value, wanted)

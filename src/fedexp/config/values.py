@@ -35,7 +35,6 @@ from fedexp.trackers.base import TrackerConfig
 
 T = TypeVar("T")
 
-KEY = re.compile(r"([\w.]+)=")  # of a message
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 
@@ -69,7 +68,7 @@ def check_first(config: DictConfig, typed: Sequence[str]) -> None:
     """
     errors: list[str] = []
     make_first(values_of(config), errors)
-    later = [key for key in map(key_of, typed) if key.startswith(tuple(f"{n}." for n in LATER))]
+    later = any(key_of(text).partition(".")[0] in LATER and "." in key_of(text) for text in typed)
     if errors and not later:
         raise ConfigError("\n".join(deduplicate(errors, config)))
 
@@ -99,15 +98,15 @@ def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
 def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
     """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds`
     that follows it."""
-    lines = list(dict.fromkeys("\n".join(errors).splitlines()))
-    keys = {line: found[1] for line in lines if (found := KEY.match(line))}
+    lines = dict.fromkeys("\n".join(errors).splitlines())
+    wrong = {line.partition("=")[0] for line in lines}
     written = flatten(OmegaConf.to_container(config, resolve=False))
-    follows = {
-        key: found[1]
-        for key in keys.values()
-        if (found := REFERENCE.fullmatch(str(written.get(key))))
-    }
-    return [line for line in lines if follows.get(keys.get(line, "")) not in keys.values()]
+
+    def follows_another(line: str) -> bool:
+        found = REFERENCE.fullmatch(str(written.get(line.partition("=")[0])))
+        return found is not None and found[1] in wrong
+
+    return [line for line in lines if not follows_another(line)]
 
 
 def partition_keys(values: Mapping[str, Any]) -> set[str]:

@@ -28,10 +28,8 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError("a single array, not an .npz archive")
             assert archive.zip is not None  # it has just been opened
             members = archive.zip.infolist()
-            check_size(
-                sum(member.file_size for member in members),
-                sum(member.compress_size for member in members),
-            )
+            size = sum(member.file_size for member in members)
+            check_size(size, sum(member.compress_size for member in members))
             arrays = {key: archive[key] for key in archive.files}
             if wide := [key for key, array in arrays.items() if array.size > array.nbytes]:
                 raise ValueError(f"{wide[0]} has elements of no size")

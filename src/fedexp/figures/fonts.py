@@ -55,18 +55,14 @@ def absent_fonts() -> list[str]:
 def further_families(missing: frozenset[str], installed: int) -> tuple[list[str], frozenset[str]]:
     """Return (families that have the missing letters, letters that none has). installed: the number
     of fonts, by which a font that is added later is seen."""
+    codes = {ord(letter) for letter in missing}
+    fonts = {name: codes & letters_of(path) for name, path in upright_fonts()} if codes else {}
     found: list[str] = []
-    while missing and len(found) < MOST:
-        have = {
-            name: {c for c in missing if ord(c) in letters_of(path)}
-            for name, path in upright_fonts()
-        }
-        best = max(have, key=lambda name: len(have[name]), default="")
-        if not have.get(best):
-            break
-        found.append(best)
-        missing = missing - have[best]
-    return found, missing
+    for name in sorted(fonts, key=lambda name: len(fonts[name]), reverse=True):
+        if codes & fonts[name] and len(found) < MOST:
+            found.append(name)
+            codes -= fonts[name]
+    return found, frozenset(map(chr, codes))
 
 
 def upright_fonts() -> Iterator[tuple[str, str]]:

@@ -92,7 +92,8 @@ def load_run(
     """
     run = RunDirectory(run_dir)
     config, columns = run.config, columns_of(run)
-    tasks = {view: found for view in VIEWS if (found := read_tasks(run, view))}
+    every = {view: read_tasks(run, view) for view in VIEWS}
+    tasks = {view: found for view, found in every.items() if found is not None}
     partition = run_dir / files.PARTITION
     arrays = load_npz(partition) if run.has(files.PARTITION) else {}
     if history is not None:
@@ -105,6 +106,7 @@ def load_run(
         there = [view for view in VIEWS if arrays and run.has(file_of(files.CLASSES, view))]
         histories = {view: load_history(run_dir, view) for view in there}
     tables = {name: run.analysis(name) for name in files.ANALYSES}
+    shown = {name: table for name, table in tables.items() if table is not None and len(table)}
     require_readable(run)
     return RunData(
         title=describe(config, summary),
@@ -114,9 +116,7 @@ def load_run(
         classes=tuple(map(str, arrays["classes"])) if arrays else (),
         histories={view: each for view, each in histories.items() if each.rounds},
         tasks_of=tasks,
-        analyses={
-            name: table for name, table in tables.items() if table is not None and len(table)
-        },
+        analyses=shown,
         reduced=reduced_of(config, histories.get(PLAIN)),
     )
 

@@ -160,7 +160,9 @@ def line(
     """Draw a curve, with markers where the points are few; nothing when there are none."""
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
-        thickness = (0.63 if faint else 1.0) if rounds.size <= 300 else 0.44
+        thickness = 0.63 if faint else 1.0
+        if rounds.size > 300:
+            thickness = 0.44
         look: dict[str, Any] = {"marker": marker, "markersize": 3.5, "linewidth": stroke(thickness)}
         axes.plot(rounds, values, **look, color=colour, label=label)
 

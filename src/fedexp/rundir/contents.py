@@ -86,23 +86,21 @@ def check_plain(node: object) -> None:
     table can hold, and what yaml makes objects of."""
     match node:
         case dict():
-            for key in node:
+            for key, value in node.items():
                 if not isinstance(key, str | int):
                     raise Damaged(f"has a key that is no text ({shown(key)})")
-            for value in node.values():
                 check_plain(value)
         case list():
             for value in node:
                 check_plain(value)
-        case int():
-            if abs(node) >= 2**64:
-                raise Damaged("holds a number of more than 64 bits")
-        case float():
-            if not math.isfinite(node):
-                raise Damaged(f"holds {node}, which is no finite number")
+        case int() if abs(node) >= 2**64:
+            raise Damaged("holds a number of more than 64 bits")
+        case float() if not math.isfinite(node):
+            raise Damaged(f"holds {node}, which is no finite number")
+        case None | str() | int() | float():
+            pass
         case _:
-            if node is not None and not isinstance(node, str):
-                raise Damaged(f"holds a {type(node).__name__}")
+            raise Damaged(f"holds a {type(node).__name__}")
 
 
 def mapping(content: object) -> dict[str, Any]:
