@@ -340,22 +340,6 @@ def test_lines_where_tasks_begin(tmp_path, shape, in_curves, in_maps):
         assert upright(axes) == in_maps
 
 
-def test_a_stream_of_tasks_killed_early(tmp_path, unrendered):
-    make_stream(tmp_path)
-    path = tmp_path / "tasks.csv"
-    # the last row is cut short
-    path.write_text("round,task,evaluated_task,accuracy\n0,0,1,0.25\n0,0,2,0.5\n1,1")
-    run = load_run(tmp_path)
-    figure = draw.tasks(run, run.tasks)
-    np.testing.assert_array_equal(map_array(figure), [[0.25], [0.5]])
-    assert [text.get_text() for text in figure.axes[1].texts] == [
-        "undefined before the first round"
-    ]
-    assert upright(draw.curves(run).axes[0]) == []
-    path.write_text("")
-    assert "tasks" not in {p.stem for p in make_figures(tmp_path)}
-
-
 def test_titles_name_the_run():
     """By its configuration or, of a run without one, by its summary."""
     choices = {"algorithm": "mine", "dataset": "cifar10", "partition": "sharding"}

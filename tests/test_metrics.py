@@ -176,14 +176,6 @@ def test_a_client_without_examples_has_no_distribution():
 
 
 @few
-@given(arrays(np.float64, (3, 4), elements=fraction), st.integers(1, 9))
-def test_uniform_labels_make_in_and_out_the_mean_accuracy(accuracy, count):
-    inside, outside = forgetting.in_out_local(accuracy, np.full(4, count))
-    np.testing.assert_allclose(inside, accuracy.mean(-1), atol=1e-12)
-    np.testing.assert_allclose(outside, accuracy.mean(-1), atol=1e-12)
-
-
-@few
 @given(
     arrays(np.float64, 4, elements=fraction), arrays(np.int64, (5, 4), elements=st.integers(0, 30))
 )
@@ -376,13 +368,6 @@ def hand_history():
         history.add_local(r, np.array([0, 1]), np.array(locals_[r - 1]))
         history.add(r, CW[r])
     return history
-
-
-def test_backward_transfer_object():
-    assert BackwardTransfer().round_values(hand_history()) == {"forgetting": pytest.approx(0.15)}
-    assert BackwardTransfer().summary(hand_history()) == {"forgetting": pytest.approx(0.15)}
-    assert not BackwardTransfer().needs_local
-    assert BackwardTransfer().client_values(hand_history()) == {}
 
 
 def test_round_drop_object():

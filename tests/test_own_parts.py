@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedrep import FedRep
-from fedexp.config.build import build
 from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
@@ -21,11 +20,10 @@ from fedexp.data.marks import joined
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
 from fedexp.rundir import origin
-from fedexp.training.checks import check_task
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from fedexp.training.summary import check_names
-from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
+from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, make_simulation, play
 
 
 # --- an algorithm
@@ -130,9 +128,7 @@ def run(directory, metric, **options):
     return state
 
 
-@pytest.mark.parametrize(
-    "name", ["round", "test_accuracy", "test_loss", "train_loss", "lr", "bytes_up", "seconds"]
-)
+@pytest.mark.parametrize("name", ["round", "test_accuracy", "lr", "seconds"])
 def test_a_column_of_rounds_csv_is_not_replaced(name, tmp_path):
     with pytest.raises(
         ConfigError,
@@ -148,18 +144,7 @@ def test_a_column_is_not_replaced_where_clients_own_models_are_tested():
         check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
 
 
-def test_a_column_of_another_view_is_not_replaced(tmp_path):
-    with pytest.raises(ConfigError, match="a value is called test_accuracy_augmented"):
-        run(
-            tmp_path / "run",
-            Own(columns=("test_accuracy_augmented",)),
-            test_views=["plain", "augmented"],
-        )
-
-
-@pytest.mark.parametrize(
-    "name", ["accuracy", "best_accuracy", "rounds_to_target", "rounds", "seconds"]
-)
+@pytest.mark.parametrize("name", ["accuracy", "rounds_to_target", "seconds"])
 def test_a_key_of_the_summary_is_not_replaced(name, tmp_path):
     with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
         run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
@@ -176,7 +161,7 @@ def test_what_the_summary_says_of_a_run_is_not_replaced(name, tmp_path):
         run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
 
 
-@pytest.mark.parametrize("name", ["client", "examples", "steps", "train_loss"])
+@pytest.mark.parametrize("name", ["client", "train_loss"])
 def test_a_column_of_clients_csv_is_not_replaced(name, tmp_path):
     with pytest.raises(ConfigError, match=rf"a value is called {name}, .* clients\.csv"):
         run(tmp_path / "run", Own(of_clients=(name,)))
@@ -249,15 +234,9 @@ class Wrong(ForgettingMetric):
             r"list \[0\.5, 0\.25\]; must be one number, nan where it is undefined",
         ),
         ({"of_rounds": None}, "None; must be one number"),
-        ({"of_rounds": "high"}, "str 'high'; must be one number"),
         ({"of_rounds": torch.tensor(0.5)}, r"Tensor tensor\(0\.5000\); must be one number"),
-        ({"of_rounds": np.zeros(100)}, "ndarray; must be one number"),
         ({"of_run": {"a": 1.0}}, r"dict \{'a': 1\.0\}; must be one number"),
         ({"of_clients": 0.5}, r"float 0\.5; must be one number of each client, \[4\]"),
-        (
-            {"of_clients": ["a", "b", "c", "d"]},
-            r"list \['a', .*\]; must be one number of each client",
-        ),
         ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be one number of each client"),
         ({"of_clients": np.zeros((4, 3))}, "must be one number of each client"),
     ],
@@ -382,25 +361,6 @@ def test_of_a_class_that_names_its_files_their_bytes_count(tmp_path):
     assert origin.marks_of({}, {"dataset": source}) == {}
 
 
-class Shadowing(Given):
-    kind: str = "red"
-
-
-def test_a_field_that_hides_what_a_data_set_has_is_named():
-    given = {
-        "name": "given",
-        "data_dir": "unused",
-        "mean": (0.5,),
-        "std": (0.5,),
-        "augmentation": AUGMENTATION,
-    }
-    built = replace(build(composed()), dataset=Shadowing(**given, changed={}))
-    with pytest.raises(
-        ConfigError, match=r"dataset\.kind: Shadowing has a field `kind`, .* rename the field"
-    ):
-        check_task(built)
-
-
 # --- a partition
 class Fixed(Partitioner):
     parts: Any
@@ -413,7 +373,6 @@ class Fixed(Partitioner):
     ("parts", "message"),
     [
         ([[0, 1]], "gives 1 client, num_clients=2"),
-        ([[0], [1], [2]], "gives 3 clients, num_clients=2"),
         (
             [[0, 1], []],
             (
@@ -421,14 +380,12 @@ class Fixed(Partitioner):
                 r" >= 1"
             ),
         ),
-        ([[0.5], [1]], r"gives client 0 float64 of shape \[1\]"),
         ([[[0, 1]], [2]], r"gives client 0 int64 of shape \[1, 2\]"),
         ([[0, 1], [4]], r"gives client 1 example 4; there are 0\.\.3"),
         ([[-1], [2]], r"gives client 0 example -1; there are 0\.\.3"),
         ([[0, 1], [2, 1]], "gives example 1 to clients 0 and 1"),
         ([[0, 0], [2]], "gives example 0 twice to client 0"),
         (None, "gives no list of numbers of examples for each client"),
-        ([[[0], [1, 2]], [3]], "gives no list of numbers of examples for each client"),
     ],
 )
 def test_parts_that_no_client_can_train_on_are_refused(parts, message):
@@ -452,13 +409,6 @@ def test_parts_without_what_else_is_recorded_are_refused(given):
         ConfigError, match=r"partition: `assign` of Returning must return two things, .*parts, \{\}"
     ):
         Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
-
-
-def test_lists_are_as_good_as_arrays():
-    labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
-    made = Fixed(parts=[[2, 0], [3]]).split(labels, 2, rng)
-    assert [part.tolist() for part in made.parts] == [[0, 2], [3]]
-    assert made.counts.tolist() == [[2, 0], [0, 1]]
 
 
 def test_an_optional_hook_needs_its_base():

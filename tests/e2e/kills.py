@@ -1,8 +1,7 @@
 """kill -9, many times, on every engine and on sweeps, at random moments and in the middle of
 writing.
 
-    python tests/e2e/kills.py [--kills 50] [--seed 0] [--engines sequential workers vectorised
-    distributed torchrun ...]
+    python tests/e2e/kills.py [--kills 50] [--seed 0] [--engines sequential workers ...]
 
 A run is started, killed, continued by the command that a user would give, killed again ... and at
 last left alone. Then it must equal an undisturbed one to the last bit. While it runs and after
@@ -13,23 +12,19 @@ engine, and exits with 1 where anything was not as it must be.
 import argparse
 import csv
 import json
-import os
 import random
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import yaml
-from forks import SOURCE, Forked, ForkServer
+from forks import Forked, ForkServer
 from helpers import FEDERATION, assert_same_run
 from PIL import Image
 
@@ -50,7 +45,6 @@ ENGINES = {  # options; which undisturbed run it must equal
     "workers": (("hardware.engine=workers", "hardware.workers=2"), "sequential"),
     "vectorised": (("hardware.engine=vectorised",), "vectorised"),
     "distributed": (("hardware.engine=distributed",), "sequential"),
-    "torchrun": (("hardware.engine=distributed",), "sequential"),
     "sweep": (
         ("--multirun", "hydra.sweep.dir=run", "algorithm=fedavg,scaffold", "rounds=3"),
         "sweep",
@@ -65,33 +59,16 @@ class Tally:
     runs: int = 0
     kills: int = 0
     while_writing: int = 0  # left a temporary file behind
-    unsaved: int = 0  # before the first state was saved
-    # complete in the files and not in the saved state, by kill
-    rounds_again: list[int] = field(default_factory=list)
     parsed: int = 0  # files
     broken: list[str] = field(default_factory=list)  # files that were not whole
     different: list[str] = field(default_factory=list)  # results that were
 
     def row(self, name: str) -> str:
-        most = max(self.rounds_again, default=0)
-        values = (
-            name,
-            self.kills,
-            self.runs,
-            self.while_writing,
-            self.unsaved,
-            f"{sum(self.rounds_again)} ({most})",
-        )
-        return " | ".join(
-            map(str, (*values, f"{self.parsed:,}", len(self.broken), len(self.different)))
-        )
+        values = (name, self.kills, self.runs, self.while_writing, self.parsed)
+        return " | ".join(map(str, (*values, len(self.broken), len(self.different))))
 
 
-HEADER = (
-    "engine | kills | runs | while writing | before the first state | rounds again (most) | files"
-    " parsed"
-)
-HEADER += " | broken | different"
+HEADER = "engine | kills | runs | while writing | files parsed | broken | different"
 
 
 # --- whole files
@@ -206,69 +183,6 @@ class Pair:
         return "\n".join(rank.read() for rank in self.ranks)
 
 
-class Torchrun:
-    """The launcher itself with two ranks."""
-
-    def __init__(self, arguments: Sequence[str], folder: Path):
-        self.output = folder / ".torchrun"
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "-m",
-            "fedexp",
-        ]
-        environment = os.environ | {
-            "PYTHONPATH": str(SOURCE),
-            "OMP_NUM_THREADS": "1",
-            "FEDEXP_DATA": str(folder),
-        }
-        with open(self.output, "w") as output:
-            self.process = subprocess.Popen(
-                [*command, *arguments],
-                cwd=folder,
-                env=environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def poll(self) -> int | None:
-        return self.process.poll()
-
-    def kill(self, rng: random.Random) -> None:
-        """One of the ranks, which the launcher then tells the other, or the whole session."""
-        ranks = [pid for pid in children(self.process.pid) if pid != self.process.pid]
-        if ranks and rng.random() < 0.5:
-            os.kill(rng.choice(ranks), signal.SIGKILL)
-        else:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            for pid in ranks:
-                end(pid)
-        self.process.wait()
-
-    def read(self) -> str:
-        return self.output.read_text()
-
-
-def end(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def children(parent: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-        except OSError:  # it has just ended
-            continue
-    return found
-
-
 class Single:
     """One command line; where it has workers, they end by themselves."""
 
@@ -290,11 +204,7 @@ class Campaign:
         self.tallies: dict[str, Tally] = {}
         self._whole: dict[str, tuple[Path, float]] = {}
 
-    def launch(
-        self, engine: str, folder: Path, arguments: Sequence[str]
-    ) -> Single | Pair | Torchrun:
-        if engine == "torchrun":
-            return Torchrun(arguments, folder)
+    def launch(self, engine: str, folder: Path, arguments: Sequence[str]) -> Single | Pair:
         return (Pair if engine == "distributed" else Single)(self.forks, arguments, folder)
 
     def arguments(self, engine: str) -> list[str]:
@@ -323,11 +233,7 @@ class Campaign:
     def kill_one(self, engine: str, kills: int) -> None:
         """A run that is killed up to so many times, and must then equal the undisturbed one."""
         whole, _ = self.undisturbed(ENGINES[engine][1])
-        seconds = (
-            self.undisturbed(engine)[1]
-            if engine != "torchrun"
-            else 1.5 * self.undisturbed("distributed")[1] + 10
-        )
+        seconds = self.undisturbed(engine)[1]
         tally = self.tallies.setdefault(engine, Tally())
         folder = self.folder / f"{engine}{tally.runs}"
         folder.mkdir()
@@ -340,7 +246,7 @@ class Campaign:
                     break
                 process.kill(self.rng)
                 tally.kills += 1
-                note(directory, tally)
+                tally.while_writing += any(temporaries(directory))
                 check_all(directory, tally)
                 shown = rounds_done(directory)
                 print(
@@ -355,9 +261,7 @@ class Campaign:
         except AssertionError as error:
             tally.different.append(f"{directory}: {error}")
 
-    def wait_for_a_moment(
-        self, process: Single | Pair | Torchrun, directory: Path, seconds: float
-    ) -> bool:
+    def wait_for_a_moment(self, process: Single | Pair, directory: Path, seconds: float) -> bool:
         """Waits for a random moment, or for a file that is being written in a random round; False:
         it ended before."""
         in_writing, after = self.rng.random() < 0.5, self.rng.uniform(0, 1.1) * seconds
@@ -381,29 +285,10 @@ def temporaries(directory: Path) -> Iterator[Path]:
         yield from folder.glob(".*.tmp")
 
 
-def finish(process: Single | Pair | Torchrun) -> None:
+def finish(process: Single | Pair) -> None:
     while process.poll() is None:
         time.sleep(0.02)
     assert process.poll() == 0, process.read()
-
-
-def note(directory: Path, tally: Tally) -> None:
-    """What the kill has hit."""
-    from fedexp.rundir import checkpoint
-
-    tally.while_writing += any(path.suffix == ".tmp" for path in directory.rglob(".*"))
-    jobs = [
-        path.parent
-        for path in directory.rglob("config.yaml")
-        if not (path.parent / "summary.json").exists()
-    ]
-    after = [checkpoint.kept(job) for job in jobs]
-    tally.unsaved += not jobs or None in after
-    last = [csv_files.last_round(job) for job in jobs]
-    again = [
-        row - saved for row, saved in zip(last, after, strict=True) if None not in (row, saved)
-    ]
-    tally.rounds_again.append(sum(again))
 
 
 def rounds_done(directory: Path) -> int:

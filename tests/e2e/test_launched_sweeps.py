@@ -32,23 +32,6 @@ def test_without_the_extra_it_says_what_to_install(fedexp, monkeypatch, tmp_path
     assert preview.out.splitlines()[-1] == "2 jobs: 0 done, 2 new"
 
 
-def test_a_launcher_that_does_not_exist(fedexp, tmp_path):
-    answer = fedexp.refused("--multirun", "hydra/launcher=jolib", "seed=0,1")
-    launchers_there = "basic, joblib, ray, submitit_local, submitit_slurm"
-    assert (
-        answer.err == "fedexp: hydra/launcher=jolib: no such option (nearest: 'joblib'); options:"
-        f" {launchers_there}\n"
-    )
-    answer = fedexp("--multirun", "launcher=joblib", "seed=0,1")
-    assert (answer.code, answer.err) == (2, "fedexp: launcher: is hydra/launcher\n")
-    assert not list(tmp_path.iterdir())
-
-
-def test_jobs_per_gpu_is_checked(fedexp, tmp_path):
-    answer = fedexp("hardware.jobs_per_gpu=0")
-    assert (answer.code, answer.err) == (2, "fedexp: hardware.jobs_per_gpu=0: must be at least 1\n")
-
-
 @pytest.fixture
 def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
     """`sweep("joblib", ...)` in sweeps/joblib, where no other sweep looks; its processes import

@@ -54,27 +54,6 @@ def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
     assert_same_run(jobs(tmp_path)[2], tmp_path / "alone")
 
 
-@pytest.mark.slow
-def test_a_sweep_ends_with_its_report(fedexp, tmp_path):
-    small = [option for option in SMALL if not option.startswith("figures")]
-    answer = fedexp.done(
-        "--multirun", "algorithm=fedavg,fedntd", "rounds=2", "forgetting_metric=all", *small
-    )
-    (table,) = tmp_path.glob("multirun/*/table.csv")
-    pictures = {path.name.partition("lda_")[2] for path in (table.parent / "figures").glob("*.png")}
-    kinds = {
-        "curves",
-        "class_accuracy",
-        "class_accuracy_normalised",
-        "round_forgetting",
-        "in_out_local",
-    }
-    assert pictures == {f"{kind}.png" for kind in kinds}
-    assert all(
-        str(path.relative_to(tmp_path)) in answer.out for path in table.parent.glob("figures/*.png")
-    )
-
-
 def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, monkeypatch):
     add_class(tmp_path, "algorithm", "broken", ALGORITHM)
     monkeypatch.syspath_prepend(tmp_path)

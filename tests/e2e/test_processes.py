@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from forks import ForkServer
 from helpers import FEDERATION, assert_same_run
 
 RUN = (
@@ -135,18 +134,6 @@ def test_interrupted_runs_leave_no_worker(start, tmp_path):
     assert 1 <= rounds_in(tmp_path / "run") < 6
 
 
-@pytest.mark.slow
-def test_the_choice_is_made_and_said(fedexp, tmp_path):
-    answer = fedexp(*FEDERATION, "rounds=1", "hardware.engine=auto", "hydra.run.dir=run")
-    cores = len(os.sched_getaffinity(0))
-    expected = (
-        f"cpu ({min(cores, 4)} workers of 1 thread each), fp32"
-        if cores > 1
-        else "cpu (1 thread), engine sequential"
-    )
-    assert expected in answer.err
-
-
 SWEEP = (
     "--multirun",
     "hydra.sweep.dir=multirun/again",
@@ -181,15 +168,3 @@ def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
     summaries = [json.loads(path.read_text()) for path in sweep.glob("*/summary.json")]
     assert [summary["status"] for summary in summaries] == ["completed"] * 2
     assert [len(path.read_text().splitlines()) for path in sweep.glob("*/rounds.csv")] == [5, 5]
-
-
-@pytest.mark.slow  # imports torch once more
-def test_no_answer_of_a_dead_fork_server_is_waited_for(tmp_path):
-    """What it started lives on, and must not keep the pipe of its answers open."""
-    forks = ForkServer()
-    process = forks.start(*RUN, "rounds=1000", "hydra.run.dir=run", folder=tmp_path)
-    try:
-        with pytest.raises(AssertionError, match="the process that forks has ended"):
-            forks.ask({"poll": os.getpid()})  # not a child of its own: it fails
-    finally:
-        os.kill(process.pid, signal.SIGKILL)

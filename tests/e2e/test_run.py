@@ -2,10 +2,7 @@
 
 import gzip
 import json
-import os
 import re
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
@@ -176,21 +173,6 @@ def test_divergence_is_a_result(fedexp, tmp_path):
     assert summary["not_finite"]
     assert set(summary["not_finite"]) <= set(last["client"])
     assert (tmp_path / "run/figures/curves.png").exists()
-
-
-@pytest.mark.slow
-def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
-    """As in `fedexp | head -1`."""
-    command = [sys.executable, "-m", "fedexp"]
-    command += ["rounds=2", "hydra.run.dir=run", "tracker=none", *SMALL]
-    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=120) == 0
-    assert summary_of(tmp_path / "run")["status"] == "completed"
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A sample of the stops at operations on files (`make test-faults` tries all of them), and what the
 journal notes."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,18 +67,6 @@ def test_what_a_stop_leaves_behind(moments):
     removed = after(moments, "unlink")
     assert removed["killed"] == removed[REMOVED] == {"run": None}
     assert removed[GONE]["run/a"] == b"abcd"
-
-
-def test_a_new_file_that_gets_the_number_of_a_removed_one_is_another(tmp_path):
-    (tmp_path / "box").mkdir()
-    (tmp_path / "box/a").write_bytes(b"old")
-    noted = journal.Recorder(tmp_path / "box", tmp_path / "journal")
-    os.unlink(tmp_path / "box/a")
-    noted.after("unlink")
-    (tmp_path / "box/a").write_bytes(b"new")
-    noted.after("write")
-    last = journal.read(tmp_path / "journal")[-1]
-    assert dict(journal.disks(last, last))[GONE] == {"a": b"old"}
 
 
 # processes that import torch; test_faults.py stops a run within the writing of a checkpoint
