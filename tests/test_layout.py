@@ -21,8 +21,6 @@ FLOORS = (
     ("api",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-HIGHEST, MOST = 10, 16  # floors and rooms, at most
-LOOSE = 4  # modules that lie in no room, at most
 
 
 def room_of(path):
@@ -71,8 +69,6 @@ def test_every_import_points_to_a_floor_below():
         if room in FLOOR and room != room_of(path) and FLOOR[room] >= FLOOR[room_of(path)]
     ]
     assert not wrong, "\n".join(wrong)
-    assert len(FLOORS) <= HIGHEST
-    assert len(FLOOR) <= MOST
 
 
 def imported_modules(path, known):
@@ -102,8 +98,6 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_every_module_has_a_room():
-    loose = sorted(path.name for path in PACKAGE.glob("*.py"))
-    assert len(loose) <= LOOSE, loose
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and list(path.rglob("*.py"))}
     assert rooms == set(FLOOR)
 

@@ -44,22 +44,9 @@ class Layout:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """Return what the flags of `add_layout_flags` say."""
+        """Return what the flags of the command line say."""
         metrics = tuple(filter(None, (options.metrics or "").split(",")))
         return cls(metrics, options.sort or "", options.transpose)
-
-
-def add_layout_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how the table is laid out."""
-    parser.add_argument(
-        "--metrics", help="of the table: values of summary.json, such as best_accuracy"
-    )
-    parser.add_argument(
-        "--sort", help="the rows of the table: name, or a metric, whose best row comes first"
-    )
-    parser.add_argument(
-        "--transpose", action="store_true", help="rows of the table as columns, columns as rows"
-    )
 
 
 def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataFrame:

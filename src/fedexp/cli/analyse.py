@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from fedexp.analysis.after.defaults import COMMON, OF_KIND
+from fedexp.cli.flags import add_picture_flags
 from fedexp.core.errors import require, require_choice
-from fedexp.figures.pictures import add_flags
 
 KINDS = {
     "loss_plane": "loss and accuracy on a plane of two directions (FedNTD Fig. 14)",
@@ -70,7 +70,7 @@ def add_common(parser: ArgumentParser) -> None:
     add("--device", help="auto, cpu, cuda or cuda:<number>")
     add("--data-dir", help="where the run's data lie now (default: where they lay)")
     add("--config-dir", type=Path, help="a directory of your own groups")
-    add_flags(parser)
+    add_picture_flags(parser)
 
 
 def rounds_in(text: str) -> list[int]:

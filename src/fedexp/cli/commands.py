@@ -63,8 +63,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     wrote, and no tables. With `--metric NAME,...`: measures of forgetting between tasks beside
     them, of old runs too.
     """
-    from fedexp.analysis.paper_table import add_layout_flags
-    from fedexp.figures.pictures import add_flags
+    from fedexp.cli.flags import add_layout_flags, add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
     from fedexp.papers.report import one_table, sweep_reports
 
@@ -78,7 +77,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("--restore", type=Path, metavar="DIR", help=restored)
     known = ", ".join(MEASURES)
     add("--metric", default="", help=f"measures of forgetting between tasks, with commas: {known}")
-    add_flags(parser)
+    add_picture_flags(parser)
     add_layout_flags(parser)
     options = parsed(parser, arguments)
     if options.restore is not None and (options.keep or options.out is not None or options.metric):
@@ -177,11 +176,11 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     The run may be finished or interrupted.
     """
+    from fedexp.cli.flags import add_picture_flags
     from fedexp.figures import look_of, make_figures
-    from fedexp.figures.pictures import add_flags
 
     parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
-    add_flags(parser)
+    add_picture_flags(parser)
     options, code = parsed(parser, arguments), 0
     for run_dir in options.run_dir:
         try:

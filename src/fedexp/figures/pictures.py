@@ -52,7 +52,7 @@ class Pictures:
             return cls(draw=values.get("draw") is not False)
 
     def changed(self, options: argparse.Namespace) -> Self:
-        """Return these pictures with what the flags of `add_flags` say otherwise."""
+        """Return these pictures with what the flags of the command line say otherwise."""
         changes: dict[str, Any] = {"titles": False} if options.no_titles else {}
         changes |= {"format": tuple(options.format.split(","))} if options.format else {}
         return replace(self, **changes | ({"style": options.style} if options.style else {}))
@@ -77,20 +77,6 @@ PNG = Pictures()  # what is drawn unless a configuration says otherwise
 def as_node(value: object) -> Any:
     """Return the node that `figures=false` or `figures=true` stands for."""
     return {"draw": value} if isinstance(value, bool) else value
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how pictures are drawn; without them: as the configuration of the run
-    says."""
-    parser.add_argument(
-        "--format", help=f"of the pictures, several with commas: {','.join(FORMATS)}"
-    )
-    parser.add_argument(
-        "--no-titles", action="store_true", help="pictures without a title above them"
-    )
-    parser.add_argument(
-        "--style", help="a matplotlib style file (.mplstyle), read after fedexp's own"
-    )
 
 
 def picture_files(folder: Path, stems: Sequence[str] | None = None) -> list[Path]:

@@ -46,8 +46,7 @@ def write_report(
     directory: Path, figures: bool, flags: argparse.Namespace | None = None
 ) -> list[Path]:
     """Write the tables of a sweep and, if asked for, its pictures; return the paths. A picture that
-    fails costs no table. flags: those of `core.pictures.add_flags` and
-    `paper_table.add_layout_flags`."""
+    fails costs no table. flags: those of `fedexp.cli.flags`."""
     with with_kept(directory) as source:
         paths = write_tables(directory, source, paper_table.Layout.of(flags) if flags else None)
         if not paths or not figures:

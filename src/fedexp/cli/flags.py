@@ -1,0 +1,24 @@
+"""Flags that several subcommands share."""
+
+from argparse import ArgumentParser
+
+from fedexp.figures.pictures import FORMATS
+
+
+def add_picture_flags(parser: ArgumentParser) -> None:
+    """Add the flags that say how pictures are drawn; without them: as the configuration of the run
+    says."""
+    parser.add_argument(
+        "--format", help=f"of the pictures, several with commas: {','.join(FORMATS)}"
+    )
+    parser.add_argument("--no-titles", action="store_true", help="pictures without a title")
+    parser.add_argument(
+        "--style", help="a matplotlib style file (.mplstyle), read after fedexp's own"
+    )
+
+
+def add_layout_flags(parser: ArgumentParser) -> None:
+    """Add the flags that say how the table of a sweep is laid out."""
+    parser.add_argument("--metrics", help="values of summary.json, such as best_accuracy")
+    parser.add_argument("--sort", help="name, or a metric, whose best row comes first")
+    parser.add_argument("--transpose", action="store_true", help="rows as columns")
