@@ -218,6 +218,26 @@ def test_a_round_trains_b_and_the_next_one_a():
         state.advance(result)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "end", "rate"), [(0, "up.weight", 2.0), (1, "down.weight", 0.5)]
+)
+def test_a_and_b_have_rates_of_their_own(rounds, end, rate):
+    """SGD without momentum: what round 1 trains of the adapters (B) moves by 2 * 0.1 times gradient
+    plus 0.3 of itself, in round 2 A by 0.5 * 0.1 times that, the head by 0.1 times that."""
+    algorithm = LoRM(off_diagonal=0.5, a_rate=0.5, b_rate=2.0, weight_decay=0.3)
+    simulation = stream(algorithm, model=Adapted(), local=PLAIN)
+    ctx, data = context(simulation, play(simulation, rounds))
+    batch, params, net = next(data.batches()), ctx.server["params"], simulation.runtime.net
+    grads = torch.func.grad(lambda p: algorithm.objective(net, p, batch, ctx))(params)
+    memory = optimizers.memory_of(params, PLAIN)
+    moved, _, _ = algorithm.local_step(net, params, memory, batch, ctx)
+    for name, value in params.items():
+        adapter = name.endswith((".up.weight", ".down.weight"))
+        factor = rate * name.endswith(end) if adapter else 1.0
+        assert_close(moved[name], value - factor * 0.1 * (grads[name] + 0.3 * value))
+    assert any((moved[k] != v).any() for k, v in params.items() if k.endswith(end))
+
+
 def test_local_models_are_compared_with_the_model_that_was_sent():
     """Not with the tested one, in which the merged change takes the place of the adapters and whose
     B is 0."""

@@ -15,15 +15,17 @@ from the second task on, the backbone plus the merged change over the tasks s = 
 Checked against the authors' code (aimagelab/fed-mammoth, _models/lorm.py and regmean.py), from
 which the formulas are taken; the numbers of the paper's equations were not at hand. Its
 `alpha_regmean` is off_diagonal = 0.5, rank 16 on all linear layers of the blocks, AdamW with 3e-4
-and a weight decay (`wd_reg`) of 0.1, for what a round trains: local.optimizer=adamw local.lr=0.0003
-local.weight_decay=0.1. Deviations: G_s is that of the clients of the last round of task s, in the
-code all clients are asked once more when a task has ended, and the change within a task is a plain
-mean; G_k is that of the trained local model, in the code from the second task on that of this mean.
-Inverses are pseudo-inverses, for the head too. Rows of the head of other tasks stay as they were.
-Linear layers alone are merged. A and B have the learning rate of the head; the code has options for
-others (`lr_A`, `lr_B`), by default the head's too. The Gram matrices are counted as sent; of a
+and a weight decay (`wd_reg`) of 0.1 for what a round trains: local.optimizer=adamw local.lr=0.0003
+algorithm.weight_decay=0.1. Deviations: G_s is that of the clients of the last round of task s, in
+the code all clients are asked once more when a task has ended, and the change within a task is a
+plain mean; G_k is that of the trained local model, in the code from the second task on that of this
+mean. Inverses are pseudo-inverses, for the head too. Rows of the head of other tasks stay as they
+were. Linear layers alone are merged. `a_rate` and `b_rate` are the code's `lr_A` and `lr_B` divided
+by the head's learning rate, by default 1 as there. The Gram matrices are counted as sent; of a
 layer with n inputs they are n^2 numbers. Only where tasks bring new classes.
 """
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +46,7 @@ from fedexp.algorithms.interfaces import (
 from fedexp.algorithms.target import only
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.limits import Share
+from fedexp.core.limits import NonNegative, NonNegativeOrNone, Share
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output
 from fedexp.models.lora import LowRank
@@ -58,6 +60,10 @@ class LoRM(NewAdapters):
 
     # factor of a Gram matrix off its diagonal; 1: as it is, 0: the diagonal alone
     off_diagonal: Share
+    # learning rates of A and of B, in multiples of that of the head
+    a_rate: NonNegative = 1.0
+    b_rate: NonNegative = 1.0
+    weight_decay: NonNegativeOrNone = None  # of what a round trains; None: local.weight_decay
 
     needs = Needs(
         server_state="merged change, sums over tasks",
@@ -70,11 +76,11 @@ class LoRM(NewAdapters):
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         local = {name: value for name, value in params.items() if not name.endswith(CHANGE)}
-        up, down = ({name: local[name + end] for name in layers(local)} for end in (UP, DOWN))
-        change = {name: up[name].new_zeros(len(up[name]), down[name].shape[1]) for name in up}
-        inputs = {
-            name: value.new_zeros(value.shape[1], value.shape[1]) for name, value in down.items()
-        }
+        change, inputs = {}, {}
+        for name in layers(local):
+            up, down = local[name + UP], local[name + DOWN]
+            change[name] = up.new_zeros(len(up), down.shape[1])
+            inputs[name] = down.new_zeros(down.shape[1], down.shape[1])
         return super().server_init(local, federation) | {
             "params": local | {name + CHANGE: value for name, value in change.items()},
             "trains_b": next(iter(local.values())).new_ones(()),
@@ -85,12 +91,9 @@ class LoRM(NewAdapters):
 
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         products, grams = self.sums(server, server["local"], server["latest"])
-        begun = {
-            "products": products,
-            "grams": grams,
-            "trains_b": torch.ones_like(server["trains_b"]),
-        }
-        return super().begin_task(server, initial, federation) | begun
+        begun = super().begin_task(server, initial, federation)
+        first = torch.ones_like(server["trains_b"])
+        return begun | {"products": products, "grams": grams, "trains_b": first}
 
     def sums(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
         """Return the sums of B_s A_s G_s and of G_s over the earlier tasks and the current one, by
@@ -99,7 +102,7 @@ class LoRM(NewAdapters):
             name: old + local[name + UP] @ local[name + DOWN] @ latest[name]
             for name, old in server["products"].items()
         }
-        return products, {name: old + latest[name] for name, old in server["grams"].items()}
+        return products, tree.add(server["grams"], latest)
 
     def broadcast(self, server: Tree) -> Tree:
         return super().broadcast(server) | {"trains_b": server["trains_b"]}
@@ -112,19 +115,21 @@ class LoRM(NewAdapters):
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
         """Take a step of the optimizer on the head and on either A or B of all layers."""
+        if self.weight_decay is not None:
+            ctx = replace(ctx, local=replace(ctx.local, weight_decay=self.weight_decay))
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         trains_b = ctx.server["trains_b"] > 0
-        kept = {
-            k: torch.where(trains_b == k.endswith(UP), moved[k], v)
-            for k, v in adapters(params).items()
-        }
-        return moved | kept, memory, loss
+        for k, v in adapters(params).items():
+            is_b = k.endswith(UP)
+            stepped = torch.lerp(v, moved[k], self.b_rate if is_b else self.a_rate)
+            moved[k] = torch.where(trains_b == is_b, stepped, v)
+        return moved, memory, loss
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        names = [*layers(params), "head"]
-        widths = [params[name + DOWN].shape[1] for name in names[:-1]] + [params[WEIGHT].shape[1]]
+        names, widths = [*layers(params), "head"], [params[WEIGHT].shape[1]]
+        widths = [params[name + DOWN].shape[1] for name in names[:-1]] + widths
         grams = {
             k: params[WEIGHT].new_zeros(width, width)
             for k, width in zip(names, widths, strict=True)
@@ -137,27 +142,23 @@ class LoRM(NewAdapters):
         return {"params": params, "grams": grams}, ctx.client
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        parts, before = messages["params"], server["local"]
-        grams = {
-            name: damped(value, self.off_diagonal) for name, value in messages["grams"].items()
-        }
+        parts, before, found = messages["params"], server["local"], messages["grams"]
+        grams = {name: damped(value, self.off_diagonal) for name, value in found.items()}
         local = tree.weighted_mean(parts, round.weights)
-        trains_b = bool(server["trains_b"] > 0)
         for name in layers(before):
-            if trains_b:
-                local[name + DOWN] = before[name + DOWN]
-                local[name + UP] = merged_up(parts[name + UP], before[name + DOWN], grams[name])
+            up, down = name + UP, name + DOWN
+            if server["trains_b"] > 0:
+                local[down] = before[down]
+                local[up] = merged_up(parts[up], before[down], grams[name])
             else:
-                local[name + UP] = before[name + UP]
-                local[name + DOWN] = merged(parts[name + DOWN], grams[name])
+                local[up], local[down] = before[up], merged(parts[down], grams[name])
         current = server["new"] > 0
         weight = merged(parts[WEIGHT], grams["head"])
         local[WEIGHT] = torch.where(current[:, None], weight, before[WEIGHT])
         local[BIAS] = torch.where(current, local[BIAS], before[BIAS])
         latest = {name: grams[name].sum(0).to(before[WEIGHT]) for name in layers(before)}
-        tested = self.tested(server, local, latest, first=round.federation.task == 0)
         return server | {
-            "params": tested,
+            "params": self.tested(server, local, latest, first=round.federation.task == 0),
             "local": local,
             "latest": latest,
             "trains_b": 1 - server["trains_b"],
@@ -167,11 +168,12 @@ class LoRM(NewAdapters):
         """Return the model that is tested: its change over all tasks in place of the adapters.
         first: in task 1."""
         products, grams = self.sums(server, local, latest)
-        change = {}
+        tested = dict(local)
         for name, product in products.items():
             whole = local[name + UP] @ local[name + DOWN]
-            change[name + CHANGE] = whole if first else product @ inverse(grams[name]).to(product)
-        return local | change | {name + UP: torch.zeros_like(local[name + UP]) for name in products}
+            tested[name + CHANGE] = whole if first else product @ inverse(grams[name]).to(product)
+            tested[name + UP] = torch.zeros_like(local[name + UP])
+        return tested
 
 
 def damped(grams: Tensor, factor: float) -> Tensor:
@@ -232,14 +234,9 @@ class Watched(Headed):
                 setattr(self.get_submodule(parent), own, Changed(layer))
 
     def forward(self, x: Tensor) -> Output:
-        features, logits, _ = super().forward(x)
-        found = sorted(
-            (name, layer) for name, layer in self.named_modules() if isinstance(layer, Changed)
-        )
-        seen = [(vars(layer).pop("seen", None), layer.down.weight) for _, layer in found]
-        missing = [weight.new_zeros(len(x), weight.shape[1]) for _, weight in seen]
-        return Output(
-            features,
-            logits,
-            tuple(m if s is None else s for (s, _), m in zip(seen, missing, strict=True)),
-        )
+        output, seen = super().forward(x), []
+        for _, layer in sorted(self.named_modules()):
+            if isinstance(layer, Changed):
+                missing = x.new_zeros(len(x), layer.down.weight.shape[1])
+                seen.append(vars(layer).pop("seen", missing))
+        return output._replace(maps=tuple(seen))

@@ -19,6 +19,7 @@ class Limit:
 
 
 NonNegative = Annotated[float, Limit("finite and at least 0", lambda value: 0 <= value < math.inf)]
+NonNegativeOrNone = NonNegative | None
 Positive = Annotated[float, Limit("finite and greater than 0", lambda value: 0 < value < math.inf)]
 PositiveOrNone = Positive | None
 Share = Annotated[float, Limit("from 0 to 1", lambda value: 0 <= value <= 1)]
