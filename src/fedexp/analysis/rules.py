@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 VIEWS = ("plain", "augmented")
@@ -27,6 +27,8 @@ class Rule:
     value: str = "last"
     view: str = "plain"
     name: str = ""  # such as "inferred protocol", where the paper does not state the rule
+    # metric -> standard deviation of one run over seeds (a fraction), where it is known
+    spread: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not FORM.fullmatch(self.value):
@@ -79,6 +81,12 @@ class Rule:
         weight = float(self._argument("w") or 0)
         return deviation * math.sqrt((1 - weight) / (1 + weight))
 
+    def error_over_seeds(self, metric: str, seeds: int) -> float | None:
+        """Return the standard error of a mean over fewer than three seeds by the known spread of
+        one run; None where it is not known, and for more seeds, whose own spread counts."""
+        known = self.spread.get(metric)
+        return None if known is None or not 0 < seeds < 3 else known / math.sqrt(seeds)
+
     def _argument(self, name: str) -> str | None:
         match = FORM.fullmatch(self.value)
         return match[name] if match else None
@@ -89,7 +97,9 @@ PLAIN_LAST, PLAIN_LAST_TEN = Rule("last"), Rule(f"mean_of_last({NOISE_ROUNDS})")
 
 def read_rule(node: Mapping[str, Any]) -> Rule:
     """Return the rule of a sweep's file. Raises ValueError or TypeError where it is none."""
-    return Rule(**{str(key): str(value) for key, value in node.items()})
+    spread = {str(metric): float(value) for metric, value in node.get("spread", {}).items()}
+    texts = {str(key): str(value) for key, value in node.items() if key != "spread"}
+    return Rule(**texts, spread=spread)
 
 
 def ema(values: Sequence[float], weight: float) -> float:

@@ -199,7 +199,9 @@ def numbers(context: "Context", used: Sequence[Found], changed: bool) -> dict[st
     metric = str(sound[0][1]["value"]) if ruled else ""
     within = [rule.standard_error(series(run, rule, measure)) for run, measure in sound]
     error = scaled(noise((values / scale).tolist(), within), scale)
-    allowed = None if target is None else tolerance(row, error.error)
+    over_seeds = rule.error_over_seeds(metric, len(values))
+    noise_of_cell = error.error if over_seeds is None else over_seeds * scale
+    allowed = None if target is None else tolerance(row, noise_of_cell)
     lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
     diverged, defined = [run.diverged for run, _ in used], is_defined(row, used)
     judged = verdict(

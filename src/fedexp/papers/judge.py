@@ -19,7 +19,7 @@ TOLERANCES = (
     f"Within: accuracy by {ABSOLUTE['percent']:g} points, two printed standard deviations or two"
     f" standard errors of ours, whichever is most; forgetting and alignment by {FORGETTING}, rounds"
     f" and speed-ups by {RELATIVE:.0%}, or two standard errors. A standard error is taken from the"
-    " seeds or, where there is one, from the last ten rounds."
+    " seeds; below three, from a known spread over seeds or, without one, from the last ten rounds."
 )
 DATA, TABLE = "on other data", "the value in the table"  # of metrics without a rule
 COLUMN = (
