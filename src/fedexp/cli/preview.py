@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from fedexp.data.partitioned import later_partitions
 from fedexp.data.views import views_of
 from fedexp.rundir import files
 from fedexp.rundir.elsewhere import (
-    Finished,
     alike,
     complete,
     finished_by_training,
@@ -75,7 +75,7 @@ class Measured:
 
 
 def show_plan(plan: Plan) -> int:
-    """List the jobs of a sweep and run none."""
+    """List the jobs of a sweep and run none; return the exit code."""
     jobs = planned(plan.launches, plan.folders)
     seconds = show(jobs, known_runs(jobs))
     if plan.budget is not None:
@@ -103,20 +103,17 @@ def planned(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[
 
 def states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
     """Yield each job with its state and, where a run of another sweep stands for it, which one."""
-    finished: dict[Path, Finished] = {}
-    kept = None
+    tested = cache(partial(tested_by_kept, folders_of(jobs)))
+    finished = cache(finished_by_training)
     for job in jobs:
         state, note = status(job), ""
         if state == "new" and job.config:
             multirun = job.directory.absolute().parent.parent
-            if multirun not in finished:
-                finished[multirun] = finished_by_training(multirun / "any")
-            kept = tested_by_kept(jobs) if kept is None else kept
-            tested = kept.get((alike(job.config), job.config.get("seed")), ())
-            if other := complete(job.directory, job.config, finished[multirun]):
+            if other := complete(job.directory, job.config, finished(multirun / "any")):
                 state, note = RunDirectory(other).status, f"in {other.parent.name}/{other.name}"
-            elif any(tests_of(job.config) <= each for each in tested):
-                state = "kept"
+            else:
+                kept = tested().get((alike(job.config), job.config.get("seed")), ())
+                state = "kept" if any(tests_of(job.config) <= each for each in kept) else state
         yield job, state, note
 
 
@@ -139,10 +136,10 @@ def folders_of(jobs: Sequence[Planned]) -> list[Path]:
     return sorted({job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")})
 
 
-def tested_by_kept(jobs: Sequence[Planned]) -> dict[tuple[str, Any], list[frozenset[str]]]:
+def tested_by_kept(folders: Sequence[Path]) -> dict[tuple[str, Any], list[frozenset[str]]]:
     """Return, by setting and seed, what was tested in runs of which a file of `--keep` is here."""
     found: dict[tuple[str, Any], list[frozenset[str]]] = {}
-    for content in kept_below(folders_of(jobs)):
+    for content in kept_below(folders):
         config = content["config"]
         found.setdefault((alike(config), config.get("seed")), []).append(tests_of(config))
     return found
@@ -157,9 +154,9 @@ def known_runs(jobs: Sequence[Planned]) -> list[Measured]:
     """Return the runs with a round below the working directory and the directories of these jobs;
     first the run directories, then the files of `--keep`, which may be from another machine."""
     folders = folders_of(jobs)
+    paths = {path for folder in folders for path in folder.rglob(files.ROUNDS)}
     found = []
-    for path in sorted({path for folder in folders for path in folder.rglob(files.ROUNDS)}):
-        run = RunDirectory(path.parent)
+    for run in (RunDirectory(path.parent) for path in sorted(paths)):
         seconds = run.values("seconds")
         if run.config and seconds and not run.damaged:
             tasks = 1 + len(later_partitions(run.directory))
@@ -224,26 +221,25 @@ def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | 
     names = names_of(jobs)
     width = max(map(len, names), default=0)
     for name, (job, state, note) in zip(names, states(jobs), strict=True):
-        counts["done" if state in OVER else state.split()[0]] += 1
+        counts[kind_of(state)] += 1
         if state not in OVER:
-            found = seconds_left(job, state, measured)
-            note = "?" if found is None else f"{duration(found[0])}{found[1]}"
-            seconds.append(None if found is None else found[0])
+            left, about = seconds_left(job, state, measured) or (None, "")
+            seconds.append(left)
+            note = "?" if left is None else f"{duration(left)}{about}"
         print(f"{name:<{width}}  {state:<18} {note}".rstrip())
     known = [each for each in seconds if each is not None]
-    if len(known) < len(seconds):
-        print(
-            f"no measured round for {len(seconds) - len(known)} of them (?): a run with rounds=1"
-            " below here gives an estimate"
-        )
-    if known or not seconds:
-        more = " and what is marked ?" if len(known) < len(seconds) else ""
-        print(f"left: {duration(sum(known))} one after the other{more} (from measured rounds)")
-    else:
-        print("left: ? (no measured round)")
-    others = [f", {number} {name}" for name, number in sorted(counts.items()) if name != "done"]
+    unknown = len(seconds) - len(known)
+    total = duration(sum(known)) if known or not unknown else "?"
+    more = f", and {unknown} jobs (?); a run with rounds=1 gives an estimate" if unknown else ""
+    print(f"left: {total} one after the other (from measured rounds){more}")
+    others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
     print(f"{len(jobs)} jobs: {counts['done']} done{''.join(others)}")
     return seconds
+
+
+def kind_of(state: str) -> str:
+    """Return the word by which jobs in a state are counted."""
+    return "done" if state in OVER else state.split()[0]
 
 
 def names_of(jobs: Sequence[Planned]) -> list[str]:
@@ -278,10 +274,10 @@ def show_limit(seconds: Sequence[float | None], minutes: float) -> None:
 
 def show_state(plan: Plan) -> None:
     """Print the last line of the command: how many jobs are done, and whether there are more."""
-    reached = [state for _, state, _ in states(planned(plan.launches, plan.folders))]
-    found = Counter("done" if state in OVER else state.split()[0] for state in reached)
-    total, begun = found.total(), found["interrupted"] + found["running"]
-    parts = [f"{found['done']} of {total} done"]
-    parts += [f"{begun} begun"] if begun else []
-    parts += [f"{found['failed']} failed"] if found["failed"] else []
-    print(", ".join(parts) + ("; the same command goes on" if found["done"] < total else ""))
+    jobs = planned(plan.launches, plan.folders)
+    found = Counter(kind_of(state) for _, state, _ in states(jobs))
+    begun = found["interrupted"] + found["running"]
+    counted = {"begun": begun, "failed": found["failed"]}
+    others = [f", {number} {kind}" for kind, number in counted.items() if number]
+    end = "; the same command goes on" if found["done"] < len(jobs) else ""
+    print(f"{found['done']} of {len(jobs)} done{''.join(others)}{end}")

