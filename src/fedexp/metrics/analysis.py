@@ -4,14 +4,14 @@ own each."""
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedexp.core.errors import require
-from fedexp.core.limits import Checked
+from fedexp.core.limits import Checked, Count, CountOrNone, Limit
 from fedexp.core.tree import Params
 from fedexp.metrics import weight_divergence as divergence
 from fedexp.metrics.cka import linear_cka
@@ -24,6 +24,10 @@ from fedexp.metrics.gradient_diversity import (
 from fedexp.metrics.layers import TOTAL
 
 Row = dict[str, Any]
+Rounds = Annotated[
+    list[int],
+    Limit("a list of rounds from 1 on, such as [1,50,100]", lambda v: len(v) > 0 and min(v) >= 1),
+]
 
 
 @dataclass(frozen=True)
@@ -94,18 +98,8 @@ NO_ANALYSIS = NoAnalysis()
 class InRounds(Analysis):
     """An analysis in chosen rounds: those of `rounds`, or every n-th round and the last."""
 
-    rounds: list[int] | None
-    every: int
-
-    def __post_init__(self) -> None:
-        require(self.every >= 1, "analysis.every", self.every, "at least 1")
-        good = self.rounds is None or (len(self.rounds) > 0 and min(self.rounds) >= 1)
-        require(
-            good,
-            "analysis.rounds",
-            self.rounds,
-            "a list of rounds from 1 on, such as [1,50,100], or null",
-        )
+    rounds: Rounds | None
+    every: Count
 
     def is_due(self, round: int, last: int) -> bool:
         if self.rounds is not None:
@@ -123,28 +117,21 @@ class WeightDivergence(InRounds):
     accuracies of the global model, where that was evaluated.
     """
 
-    file: ClassVar[str] = "weight_divergence.csv"
+    file = "weight_divergence.csv"
 
     def rows(self, found: Analysed) -> list[Row]:
         if found.local is None:
             return []
-        columns = {
-            norm: divergence.from_global(found.local, found.start, norm)
-            for norm in divergence.NORMS
-        }
-        columns |= {
-            f"others_{norm}": divergence.from_others(found.local, norm) for norm in divergence.NORMS
-        }
-        values = {
-            name: {layer: each.tolist() for layer, each in one.items()}
-            for name, one in columns.items()
-        }
+        values = {}
+        for norm in divergence.NORMS:
+            values[norm] = divergence.from_global(found.local, found.start, norm)
+            values[f"others_{norm}"] = divergence.from_others(found.local, norm)
         distance = np.full(len(found.clients), np.nan)
         if found.start_accuracy is not None:
             distance = divergence.distribution_distance(found.start_accuracy, found.counts)
         return [
             {"round": found.round, "client": client, "layer": layer}
-            | {name: one[layer][i] for name, one in values.items()}
+            | {name: float(one[layer][i]) for name, one in values.items()}
             | {"distribution_distance": float(distance[i]) if layer == TOTAL else math.nan}
             for i, client in enumerate(found.clients)
             for layer in values["l1"]
@@ -161,7 +148,7 @@ class GradientDiversity(InRounds):
     aggregation; the parts of the former stand beside it.
     """
 
-    file: ClassVar[str] = "gradient_diversity.csv"
+    file = "gradient_diversity.csv"
 
     def rows(self, found: Analysed) -> list[Row]:
         gradients, count = found.gradients(), len(found.clients)
@@ -185,7 +172,7 @@ class CKA(InRounds):
     """`cka.csv`: linear CKA of the global model's features before and after a round, on the test
     set: 1 where they are equal up to a rotation and a scale (Kornblith et al., ICML 2019)."""
 
-    file: ClassVar[str] = "cka.csv"
+    file = "cka.csv"
 
     def rows(self, found: Analysed) -> list[Row]:
         return [{"round": found.round, "cka": linear_cka(*found.features())}]
@@ -200,18 +187,9 @@ class LocalEpochs(InRounds):
     examples, not augmented.
     """
 
-    file: ClassVar[str] = "local_epochs.csv"
+    file = "local_epochs.csv"
     between: bool  # after every epoch; False: before the first and after the last alone
-    clients: int | None  # the first so many of a round; None: all of them
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.clients is None or self.clients >= 1,
-            "analysis.clients",
-            self.clients,
-            "at least 1, or null",
-        )
+    clients: CountOrNone  # the first so many of a round; None: all of them
 
     def rows(self, found: Analysed) -> list[Row]:
         epochs = found.epochs

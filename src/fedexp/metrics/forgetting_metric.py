@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import Checked
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Checked, Positive
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_mean
 from fedexp.metrics.history import History
@@ -121,10 +121,7 @@ class ForgettingDegree(ForgettingMetric):
     the mean over rounds.
     """
 
-    xi: float  # small positive constant of the denominator
-
-    def __post_init__(self) -> None:
-        require(self.xi > 0, "forgetting_metric.xi", self.xi, "greater than 0")
+    xi: Positive  # small constant of the denominator
 
     @property
     def needs_local(self) -> bool:
@@ -303,10 +300,7 @@ class Metrics(Composite):
 class All(Composite):
     """Every metric of the group that class accuracies give; evaluates local models."""
 
-    xi: float  # of ForgettingDegree
-
-    def __post_init__(self) -> None:
-        self.parts()  # checks xi
+    xi: Positive  # of ForgettingDegree
 
     def parts(self) -> Sequence[ForgettingMetric]:
         return (

@@ -45,12 +45,8 @@ class History:
     personal_peak: np.ndarray | None = None
     # first round of each row of counts, where the clients' data change within a run
     starts: tuple[int, ...] = ()
-    # The rows of `matrix` with room for more: stacking all of them anew in each round would grow
-    # with its square.
-    _rows: np.ndarray = field(
-        default_factory=lambda: np.empty((0, 0)), init=False, repr=False, compare=False
-    )
-    _filled: int = field(default=0, init=False, repr=False, compare=False)
+    # `matrix` as it was last stacked
+    _matrix: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
 
     def add(self, round: int, class_accuracy: np.ndarray) -> None:
         """Record the global model after `round`."""
@@ -101,26 +97,18 @@ class History:
     @property
     def matrix(self) -> np.ndarray:
         """`cw` of the metrics, float64 [evaluated rounds, C]."""
-        filled, rows = self._filled, len(self.class_accuracy)
-        if rows > len(self._rows):
-            grown = np.empty((2 * rows, self.counts.shape[-1]))
-            if filled:
-                grown[:filled] = self._rows[:filled]
-            self._rows = grown
-        if rows > filled:
-            self._rows[filled:rows] = self.class_accuracy[filled:]
-        self._filled = rows
-        return self._rows[:rows].reshape(rows, self.counts.shape[-1])
+        rows = len(self.class_accuracy)
+        if self._matrix is None or len(self._matrix) != rows:
+            self._matrix = np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
+        return self._matrix
 
     def counts_in(self, round: int) -> np.ndarray:
         """int64 [K, C]: training labels of each client in a round from 1."""
         if self.starts:
             return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
-        return (
-            self.counts
-            if self.counts.ndim == 2
-            else self.counts[(round - 1) // self.rounds_per_task]
-        )
+        if self.counts.ndim == 2:
+            return self.counts
+        return self.counts[(round - 1) // self.rounds_per_task]
 
     def counts_until(self, round: int) -> np.ndarray:
         """int64 [K, C]: training labels of each client in all tasks that have begun when a round is
@@ -145,18 +133,16 @@ class History:
         """Return a dict of tensors, for a checkpoint that torch.load(weights_only=True) reads."""
         import torch
 
-        arrays = {
+        arrays = self._arrays() | {
             "counts": self.counts,
             "rounds_per_task": np.array(self.rounds_per_task),
-        } | self._arrays()
+            "personal_round": np.array(self.personal_round),
+        }
         if self.starts:
-            arrays |= {"starts": np.array(self.starts)}
+            arrays["starts"] = np.array(self.starts)
         if self.personal_accuracy is not None and self.personal_peak is not None:
-            arrays |= {
-                "personal_accuracy": self.personal_accuracy,
-                "personal_peak": self.personal_peak,
-            }
-            arrays |= {"personal_round": np.array(self.personal_round)}
+            arrays["personal_accuracy"] = self.personal_accuracy
+            arrays["personal_peak"] = self.personal_peak
         return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
     @classmethod
@@ -171,29 +157,26 @@ class History:
         save_npz(path, **{name: arrays[key] for name, key in names.items()})
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        classes = self.counts.shape[-1]
+        none = np.empty((0, 0), dtype=np.int64)
+        empty = np.empty((0, 0, self.counts.shape[-1]))
         return {
             "rounds": np.array(self.rounds, dtype=np.int64),
             "class_accuracy": self.matrix,
             "local_rounds": np.array(self.local_rounds, dtype=np.int64),
-            "sampled": np.stack(self.sampled) if self.sampled else np.empty((0, 0), dtype=np.int64),
-            "local_class_accuracy": (
-                np.stack(self.local_class_accuracy)
-                if self.local_class_accuracy
-                else np.empty((0, 0, classes))
-            ),
+            "sampled": np.array(self.sampled or none),
+            "local_class_accuracy": np.array(self.local_class_accuracy or empty),
         }
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, np.ndarray]) -> "History":
-        numbers: dict[str, Any] = {key: arrays[key].tolist() for key in ("rounds", "local_rounds")}
         lists: dict[str, Any] = {
             key: list(arrays[key]) for key in ("class_accuracy", "sampled", "local_class_accuracy")
         }
         return cls(
             counts=arrays["counts"],
             rounds_per_task=int(arrays.get("rounds_per_task", 0)),
-            **numbers,
+            rounds=arrays["rounds"].tolist(),
+            local_rounds=arrays["local_rounds"].tolist(),
             **lists,
             personal_accuracy=arrays.get("personal_accuracy"),
             personal_peak=arrays.get("personal_peak"),

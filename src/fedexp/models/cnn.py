@@ -1,7 +1,7 @@
 """The convolutional network of McMahan et al. (2017) in the variants that the forgetting papers
 train."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,8 @@ class CNN(Model):
     The fully connected part adapts to the image size.
     """
 
-    vectorises: ClassVar[bool] = True  # torch.func.vmap knows all layers
-    has_neurons: ClassVar[bool] = True  # hidden_activations
+    vectorises = True  # torch.func.vmap knows all layers
+    has_neurons = True  # hidden_activations
 
     channels: Counts  # output channels of each convolution
     kernel: Count  # side of the convolution kernels, pixels

@@ -1,8 +1,6 @@
 """The recurrent network of LEAF for the next character (Caldas et al., arXiv 1812.01097;
 shakespeare/stacked_lstm)."""
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 
@@ -15,9 +13,9 @@ class LSTM(Model):
     """Vectors of the characters, layers of an LSTM, and a classifier on the last output of the
     uppermost one."""
 
-    reads: ClassVar[str] = "text"
-    mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
-    vectorises: ClassVar[bool] = False  # torch.func.vmap does not know torch's LSTM
+    reads = "text"
+    mixes_examples = False  # no layer looks across the batch
+    vectorises = False  # torch.func.vmap does not know torch's LSTM
 
     dimension: Count  # of the characters' vectors, unless the data set brings pre-trained ones
     hidden: Count  # units of each layer

@@ -2,7 +2,7 @@
 initialisation."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,8 @@ class CifarResNet(Model):
     test set is cut into batches.
     """
 
-    mixes_examples: ClassVar[bool] = True  # batch norm
-    vectorises: ClassVar[bool] = True
+    mixes_examples = True  # batch norm
+    vectorises = True
 
     widths: Counts  # channels of each stage; every stage after the first halves the image
 
@@ -102,8 +102,8 @@ class TorchvisionResNet(Model):
     last stage as one pixel, so PyTorch refuses a training batch of a single example there.
     """
 
-    mixes_examples: ClassVar[bool] = True  # batch norm
-    vectorises: ClassVar[bool] = True
+    mixes_examples = True  # batch norm
+    vectorises = True
 
     depth: int  # number of layers: 18, 34, 50, 101 or 152
     # file of torchvision's weights to begin with, but for the last layer; None: random ones
@@ -171,8 +171,8 @@ class BottleneckResNet(Model):
     as in its code.
     """
 
-    mixes_examples: ClassVar[bool] = True  # batch norm
-    vectorises: ClassVar[bool] = True
+    mixes_examples = True  # batch norm
+    vectorises = True
 
     widths: Counts  # inner channels of each stage; every stage after the first halves the image
     blocks: Count  # of each stage

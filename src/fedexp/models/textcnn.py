@@ -1,7 +1,7 @@
 """TextCNN of CFeD (Ma et al., IJCAI 2022; the network is Y. Kim's, EMNLP 2014) with a dropout that
 can be repeated."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,9 @@ class TextCNN(Model):
     CFeD's code.
     """
 
-    reads: ClassVar[str] = "text"
-    mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
-    vectorises: ClassVar[bool] = True  # dropout is a function of each example's key
+    reads = "text"
+    mixes_examples = False  # no layer looks across the batch
+    vectorises = True  # dropout is a function of each example's key
 
     filters: Count  # of each height
     heights: Counts  # characters that a filter sees
