@@ -326,6 +326,7 @@ CALLS = [
     (f"+evil={MKDIR}", "+hydra.sweeper.x=${evil}", "--multirun"),
     (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}", "--cfg", "job"),
     ("+dataset@hydra.callbacks.x=digits",),
+    (f"data_dir={MKDIR}", "+hydra.callbacks.x=${data_dir}"),
 ]
 MORE_CALLS = [  # of the same kinds
     (f"+evil={MKDIR}", "+between=${evil}", "+hydra.callbacks.x=${between}"),

@@ -52,6 +52,7 @@ KNOWN = {
 CALLED = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
 # what Hydra's own files, its plugins' and ours refer to: texts, and a number
 REFERENCES = {
+    "${data_dir}",
     "${fedexp.gpus:}",
     "${hydra.job.name}",
     "${hydra.sweep.dir}/.submitit/%j",
@@ -116,6 +117,8 @@ def check_called(config: DictConfig) -> None:
     sources = config.hydra.runtime.config_sources
     folders = [Path(each.path) for each in sources if each.schema == "file"]
     written: dict[str, Any] = OmegaConf.to_container(config.hydra)  # type: ignore[assignment]
+    if OmegaConf.is_config(OmegaConf.select(config, "data_dir")):  # a launcher refers to it
+        raise ConfigError("data_dir: must be the name of a directory")
     for node in CALLED:
         for key, value in leaves(written.get(node), f"hydra.{node}"):
             text, name = str(value), key.rpartition(".")[2]
