@@ -14,8 +14,8 @@ from fedexp.cli.preview import Planned, known_runs, planned, states
 from fedexp.core.errors import BudgetSpent
 from fedexp.rundir import elsewhere
 from fedexp.rundir.evidence import kept_below
-from fedexp.training import deadline, rounds
-from fedexp.training.deadline import Deadline
+from fedexp.training import job, rounds
+from fedexp.training.job import Deadline
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from quick_runs import FEDERATION
@@ -66,12 +66,12 @@ def test_the_deadline_reaches_a_job_with_its_overrides():
     moment = "+hydra.job.env_set.FEDEXP_DEADLINE='1000000000.000'"
     launches = preview.limited([["seed=0,1"], ["seed=2"]], 1e9)
     assert launches == [["seed=0,1", moment], ["seed=2", moment]]
-    config = {"env_set": {deadline.VARIABLE: "1000000000.000"}}
-    found = deadline.deadline_of(type("Hydra", (), {"job": config}))
+    config = {"env_set": {job.DEADLINE: "1000000000.000"}}
+    found = job.deadline_of(type("Hydra", (), {"job": config}))
     assert found == Deadline(1e9)
     with pytest.raises(BudgetSpent):
         found.check()
-    assert deadline.deadline_of(type("Hydra", (), {"job": {}})) == Deadline()
+    assert job.deadline_of(type("Hydra", (), {"job": {}})) == Deadline()
     Deadline().check()
     Deadline(time.time() + 60).check()
 

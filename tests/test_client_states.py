@@ -21,7 +21,7 @@ from fedexp.core.memory import free_memory, size_of
 from fedexp.models.resnet import BottleneckResNet
 from fedexp.rundir import checkpoint, client_states
 from fedexp.rundir.client_states import ClientStates, choose_place
-from fedexp.training import opening
+from fedexp.training import run_setup
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.rounds import play_round
 from fedexp.training.state import State
@@ -253,7 +253,9 @@ def test_running_statistics_that_clients_keep_are_a_part_of_the_run(name, tmp_pa
     assert (saved.state["round"], saved.problem) == (2, None)
     state = State.from_tree(saved.state, torch.device("cpu"), tmp_path)
     monkeypatch.setattr(
-        opening, "choose_place", lambda each, *rest: sizes.append(each) or choose_place(each, *rest)
+        run_setup,
+        "choose_place",
+        lambda each, *rest: sizes.append(each) or choose_place(each, *rest),
     )
-    opening.place_states(run, state)
+    run_setup.place_states(run, state)
     assert sizes == [tree.num_bytes(next(iter(state.clients.values())))]

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from fedexp.core import console
-from fedexp.training.opening import early_lines, run_log
+from fedexp.training.run_setup import early_lines, run_log
 
 
 class Broken(io.StringIO):

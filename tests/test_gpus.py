@@ -16,8 +16,8 @@ from fedexp.engine import hardware
 from fedexp.engine.hardware import Hardware
 from fedexp.engine.processes.workers import spread
 from fedexp.training import gpus
-from fedexp.training.job import on_a_gpu
-from fedexp.training.place import Place
+from fedexp.training.job import Place
+from fedexp.training.run import on_a_gpu
 from toy_federation import HARDWARE, PROCESS, composed
 
 SOURCE = Path(__file__).parents[1] / "src"

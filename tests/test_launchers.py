@@ -12,9 +12,11 @@ from omegaconf import OmegaConf
 
 from fedexp.cli import launchers
 from fedexp.cli.launchers import jobs_at_once, place_of, quoted, settle
+from fedexp.config import composing
 from fedexp.config.options import list_options
+from fedexp.core.errors import ConfigError
 from fedexp.engine import hardware
-from fedexp.training.place import Place
+from fedexp.training.job import Place
 from toy_federation import CONF, HARDWARE
 
 NAMES = list_options("launcher", [CONF])
@@ -146,3 +148,13 @@ def test_jobs_that_share_cores_do_not_take_all_of_them(monkeypatch, share, chang
         vectorises=True, cohort_size=6, share=share
     )
     assert (chosen.engine, chosen.workers, chosen.threads) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checked_composition_takes_every_launcher_and_no_class_behind_its_references(name):
+    with composing.checked():
+        launching(f"hydra/launcher={name}")
+        if name != "ray":
+            return
+        with pytest.raises(ConfigError, match=r"FEDEXP_DATA=\$\{data_dir\}: is not among"):
+            launching("hydra/launcher=ray", "data_dir={_target_:os.mkdir}")

@@ -12,7 +12,7 @@ from fedexp.engine.measures import class_means
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.metrics.neurons import alignment, dead, preferences
 from fedexp.models.cnn import CNN
-from fedexp.training.neurons import local_models, measure
+from fedexp.training.analysing import local_models, measure
 
 # Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.
 H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])

@@ -17,8 +17,8 @@ from fedexp.config.options import known_keys, list_groups, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import files
 from fedexp.training.checks import check_used
-from fedexp.training.job import train_run
-from fedexp.training.place import Job
+from fedexp.training.job import Job
+from fedexp.training.run import train_run
 from toy_federation import CONF, composed
 
 # Two rounds of four clients with three steps each; all other values are those of conf/.

@@ -162,7 +162,7 @@ def test_a_search_that_is_not_installed_is_said_in_one_sentence(monkeypatch):
 
 def test_optuna_is_imported_by_a_search_alone():
     """A run without one must not need it."""
-    program = "import fedexp.cli.job, fedexp.training.job, sys; sys.exit('optuna' in sys.modules)"
+    program = "import fedexp.cli.job, fedexp.training.run, sys; sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -25,8 +25,8 @@ from fedexp.papers import compare
 from fedexp.rundir.fingerprint import essential, group_name, short_hash
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
-from fedexp.training import memory
-from fedexp.training.memory import peak_memory
+from fedexp.training import provenance
+from fedexp.training.provenance import peak_memory
 from toy_federation import CONF, composed, is_value
 
 SWEEPS = list_options("sweep", [CONF])
@@ -534,9 +534,9 @@ def test_peak_memory_counts_the_processes_of_a_run():
         during = peak_memory(torch.device("cpu"))
         child.stdin.close()
     assert before["device"] is None
-    if memory.PROCESSES.is_dir():
+    if provenance.PROCESSES.is_dir():
         assert 64e6 < during["host"] - before["host"] < 200e6
-    assert memory.own_peak() > 50e6
+    assert provenance.own_peak() > 50e6
 
 
 def test_who_only_looks_at_a_directory_makes_nobody_fail(tmp_path):

@@ -32,7 +32,7 @@ from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.vectorised.clients import ClientNetwork
 from fedexp.models.textcnn import TextCNN, kept
-from fedexp.training.public_data import PublicSet
+from fedexp.training.division import PublicSet
 from toy_federation import composed
 
 OPTIONS = ("thucnews", "sogoucs", "sina2019")

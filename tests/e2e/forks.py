@@ -115,7 +115,7 @@ def serve() -> None:
     import fedexp.cli.sweeps
     import fedexp.figures.draw
     import fedexp.papers.aggregate
-    import fedexp.training.job  # noqa: F401
+    import fedexp.training.run  # noqa: F401
 
     replies = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -12,7 +12,7 @@ from helpers import SMALL, assert_same_run, content_of, summary_of
 from fedexp.cli.job import record_failure
 from fedexp.cli.sweeps import failed, failures
 from fedexp.core import storage
-from fedexp.training import job
+from fedexp.training.run import prepare
 
 RUN = ("algorithm=scaffold", "rounds=2", *SMALL, "local.batch_size=200")  # one step a client
 
@@ -119,9 +119,10 @@ def test_without_a_whole_checkpoint_a_run_is_refused_and_without_any_it_begins_a
     shutil.rmtree(run / "checkpoint")  # as if killed before it was written for the first time
     # nor the way of computing, which is then chosen as in a new run
     (run / "fingerprint.json").unlink()
-    before, prepare = [], job.prepare
+    before = []
     monkeypatch.setattr(
-        job, "prepare", lambda built, share, way: before.append(way) or prepare(built, share, way)
+        "fedexp.training.run.prepare",
+        lambda built, share, way: before.append(way) or prepare(built, share, way),
     )
     answer = fedexp.done("resume=run")
     assert "no round was saved" in answer.err
@@ -210,7 +211,7 @@ def test_each_span_of_rounds_is_listed_with_its_setting(fedexp, tmp_path, monkey
     """A run that is resumed with another engine is not equal bit for bit to one with either of
     them."""
     with monkeypatch.context() as patched:
-        patched.setattr("fedexp.training.job.write_results", lambda *arguments: 1 / 0)
+        patched.setattr("fedexp.training.run.write_results", lambda *arguments: 1 / 0)
         assert fedexp("rounds=2", *SMALL, "hydra.run.dir=run").code == 1
     before = tmp_path / "run/checkpoint/previous.pt"  # as if killed after round 1
     assert storage.load_tree(before)["round"] == 1

@@ -219,7 +219,7 @@ def test_without_memory_for_the_data_there_is_one_message(fedexp, monkeypatch):
     def load(*arguments):
         raise MemoryError("Unable to allocate 9 TiB for an array")
 
-    monkeypatch.setattr("fedexp.training.job.prepare", load)
+    monkeypatch.setattr("fedexp.training.run.prepare", load)
     answer = fedexp("rounds=1", *SMALL, "hydra.run.dir=new/run")
     assert answer.code == 1
     assert "Traceback" not in answer.err

@@ -115,7 +115,7 @@ def making_room(directory: Path) -> Iterator[None]:
 
 def train(job: "Job") -> None:
     """Train the run; of one that fails, write down why."""
-    from fedexp.training.job import train_run
+    from fedexp.training.run import train_run
 
     new = not holds_a_run(job.directory)
     try:

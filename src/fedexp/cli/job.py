@@ -29,7 +29,7 @@ from fedexp.core.errors import (
 from fedexp.core.storage import display_path, regular, remove_if_empty
 
 if TYPE_CHECKING:
-    from fedexp.training.place import Job
+    from fedexp.training.job import Job
 
 
 def run_job(config: Any) -> int:
@@ -46,7 +46,7 @@ def run_job(config: Any) -> int:
     try:
         if "torch" not in sys.modules:
             check_first(job.config, job.overrides)
-        from fedexp.training.job import train_run
+        from fedexp.training.run import train_run
     except ConfigError as error:
         return say_failure(error, job, hydra_config, new)
     except Exception as error:
@@ -80,8 +80,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
     from hydra.types import RunMode
 
     from fedexp.cli.launchers import place_of
-    from fedexp.training.deadline import deadline_of
-    from fedexp.training.place import Place
+    from fedexp.training.job import Place, deadline_of
     from fedexp.training.stopping import TRIAL
 
     runtime = plain(hydra_config.runtime)
@@ -105,7 +104,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
 
 def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) -> "Job":
     """Return the job of a composed configuration."""
-    from fedexp.training.place import Job
+    from fedexp.training.job import Job
 
     choices = plain(hydra_config.runtime.choices)
     return Job(

@@ -13,7 +13,7 @@ from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
 from fedexp.training.gpus import count_gpus
-from fedexp.training.place import Place
+from fedexp.training.job import Place
 
 # Launcher -> the extra of fedexp that brings it, and the library behind it, after which its plugin
 # is named.

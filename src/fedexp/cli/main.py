@@ -1,7 +1,7 @@
 """The `fedexp` command: parse, plan, run; the exit code.
 
 Exit codes: 0 done (a diverged run is a result), 1 failed, 2 bad input, 130 interrupted. torch is
-imported by `fedexp.training.job`, which is imported late, so that help and `--cfg job` answer at
+imported by `fedexp.training.run`, which is imported late, so that help and `--cfg job` answer at
 once.
 """
 

@@ -3,7 +3,7 @@ run (`preview=true`); their start in this order until the time is over (`budget=
 
 The moment at which a budget is over travels with the overrides of every job, so that each launcher
 knows it. After that moment no job starts, and a running one saves its state and ends before the
-round that it could not save in time (fedexp.training.deadline).
+round that it could not save in time (fedexp.training.job).
 """
 
 import statistics
@@ -43,7 +43,7 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import value_of
 from fedexp.rundir.schema import OVER
 from fedexp.trackers.progress import duration
-from fedexp.training.deadline import VARIABLE
+from fedexp.training.job import DEADLINE
 from fedexp.training.stopping import is_over
 
 # A round of one run takes as long as a round of another when these values are equal.
@@ -257,7 +257,7 @@ def names_of(jobs: Sequence[Planned]) -> list[str]:
 
 def limited(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
     """Return the overrides of each multirun with those that hand the deadline to its jobs."""
-    return [[*each, f"+hydra.job.env_set.{VARIABLE}='{deadline:.3f}'"] for each in launches]
+    return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
 
 
 def show_limit(seconds: Sequence[float | None], minutes: float) -> None:

@@ -18,6 +18,7 @@ from fedexp.config.values import (
     make,
     make_first,
     make_target,
+    resolve,
     values_of,
 )
 from fedexp.core.errors import ConfigError
@@ -63,6 +64,7 @@ class Built:
     analysis: Analysis = NO_ANALYSIS
     hardware: Hardware
     tracker: TrackerConfig
+    values: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)  # resolved
 
     @property
     def sources(self) -> dict[str, DataSource]:
@@ -77,7 +79,9 @@ class Built:
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
 NODES = ("server", "surrogate")  # beside FIRST_NODES
 GROUPS = {
-    name: base for name, base in FIELDS.items() if name not in (*FIRST_NODES, *NODES, "settings")
+    name: base
+    for name, base in FIELDS.items()
+    if name not in (*FIRST_NODES, *NODES, "settings", "values")
 }
 
 
@@ -85,7 +89,8 @@ def build(config: DictConfig) -> Built:
     """Check the whole configuration; raise one ConfigError that lists everything that is wrong with
     it."""
     errors: list[str] = []
-    values = values_of(config)
+    resolved = resolve(config)
+    values = values_of(config, resolved)
     made = make_first(values, errors)
     for name in NODES:
         made[name] = attempt(errors, make, FIELDS[name], values.get(name, {}), f"{name}.")
@@ -94,4 +99,4 @@ def build(config: DictConfig) -> Built:
             made[group] = attempt(errors, make_target, values.get(group), group, base)
     if errors:
         raise ConfigError("\n".join(deduplicate(errors, config)))
-    return Built(**made)
+    return Built(**made, values=resolved)

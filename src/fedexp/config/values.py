@@ -67,15 +67,15 @@ def check_first(config: DictConfig, typed: Sequence[str]) -> None:
     left to it, since all errors are reported at once.
     """
     errors: list[str] = []
-    make_first(values_of(config), errors)
+    make_first(values_of(config, resolve(config)), errors)
     later = any(key_of(text).partition(".")[0] in LATER and "." in key_of(text) for text in typed)
     if errors and not later:
         raise ConfigError("\n".join(deduplicate(errors, config)))
 
 
-def values_of(config: DictConfig) -> dict[str, Any]:
+def values_of(config: DictConfig, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that `build` makes its parts from."""
-    values = resolve(config)
+    values = dict(resolved)
     # `resolve` has noted them; given by a user they are an unknown key
     if "revisions" not in config:
         del values["revisions"]

@@ -189,7 +189,7 @@ class Consistency(ForgettingMetric):
 class Alignment(ForgettingMetric):
     """`alignment` in summary.json: the share of neurons that prefer the same class before and after
     the local training of the last round, and before and after that round (FedNTD Table 2;
-    `fedexp.training.neurons`)."""
+    `fedexp.training.analysing`)."""
 
     @property
     def needs_neurons(self) -> bool:

@@ -1,6 +1,6 @@
 """Loads the data and divides the examples among server and clients, task by task."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,8 @@ from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
+from fedexp.core.tree import Params
+from fedexp.data.changes import Schedule, reduced
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import Partitioner, make_partition
 from fedexp.data.partitioned import Partition
@@ -17,10 +19,9 @@ from fedexp.data.replay import buffers
 from fedexp.data.streams import blurred, reordered, task_orders
 from fedexp.data.surrogate import Shards
 from fedexp.data.tasks import Scenario, Several
-from fedexp.data.types import Data, Task
+from fedexp.data.text import DropoutKeys
+from fedexp.data.types import Data, Task, TextData
 from fedexp.engine.base import ClientRuntime, Engine
-from fedexp.training.changes import changed
-from fedexp.training.public_data import PublicSet, one_of_each
 from fedexp.training.simulation import Stage
 
 
@@ -281,3 +282,73 @@ def of_clients(
         for client, part in enumerate(partition.parts)
     ]
     return np.concatenate(chosen)
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """The PublicData of the hooks: training examples that no client holds, never augmented."""
+
+    runtime: ClientRuntime
+    numbers: torch.Tensor  # int64 [n], of the training examples
+    engine: Engine  # which asks models
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(
+        self, index: np.ndarray, dropout: np.random.Generator | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen, keys = self.numbers[torch.as_tensor(index)].to(self.runtime.device), None
+        if dropout is not None and isinstance(self.runtime.data, TextData):
+            keys = torch.from_numpy(DropoutKeys().draw(dropout, len(index))).to(self.runtime.device)
+        return self.runtime.load_train(chosen, keys)
+
+    def logits(self, models: Sequence[Params]) -> torch.Tensor:
+        return torch.stack(self.engine.logits(self.runtime, models, [self.numbers] * len(models)))
+
+    def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        return self.engine.logits(
+            self.runtime, models, [self.numbers[torch.as_tensor(part)] for part in parts]
+        )
+
+
+def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Return a random training example of each class, int64 [C]; -1 for a class that has none
+    (FedKA's shared set)."""
+    chosen = np.full(num_classes, -1, dtype=np.int64)
+    for c in range(num_classes):
+        numbers = np.flatnonzero(labels == c)
+        if len(numbers):
+            chosen[c] = rng.choice(numbers)
+    return chosen
+
+
+def changed(
+    schedule: Schedule,
+    first: Partition,
+    federation: Federation,
+    seed: int,
+    draw: Callable[[Partitioner, str], Partition],
+) -> list[tuple[int, Partition, Federation]]:
+    """Return, for each round in which something changes, that round, the partition from then on,
+    and what the server knows. draw: the partition by a partitioner; its second argument
+    names the random numbers."""
+    found = []
+    drawn: dict[int, Partition] = {0: first}
+    for number in schedule.rounds:
+        new = schedule.partition_at(number)
+        since = new.round if new else 0
+        if new and since not in drawn:
+            drawn[since] = draw(new.partition, f" from round {since}")
+        shares = schedule.shares_at(number)
+        partition = drawn[since]
+        if shares:
+            clients = schedule.clients
+            partition = reduced(
+                partition, shares, clients, federation.labels, federation.num_classes, seed
+            )
+        partition = replace(partition, info=partition.info | {"from_round": number})
+        found.append(
+            (number, partition, replace(federation, parts=partition.parts, counts=partition.counts))
+        )
+    return found

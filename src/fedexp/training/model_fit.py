@@ -1,17 +1,25 @@
-"""Checks of a model before a run begins: that it can be made, and that it can read the data."""
+"""Checks of a model before a run begins: that it can be made, read the data, and be trained."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.families import part_of
+from fedexp.algorithms.interfaces import Federation
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.errors import ConfigError, lacks_memory
 from fedexp.data.types import Data, ImageData
 from fedexp.engine.base import ClientRuntime
+from fedexp.engine.network import trainable
+from fedexp.engine.schedule import left_out
 from fedexp.engine.vectorised.graphs import is_out_of_memory
 from fedexp.models import Model
 from fedexp.models.own import LogitsOnly, Reading, cannot_read, must_be_linear
+
+log = logging.getLogger("fedexp")
 
 
 @contextmanager
@@ -90,3 +98,72 @@ def read_like(module: torch.nn.Module, data: Data) -> None:
 
 def name_of(model: Model) -> str:
     return type(model).__name__
+
+
+def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
+    """Raise ConfigError where parameters with requires_grad=False leave nothing to train, or not
+    what the algorithm is about; says how many there are."""
+    every, trained = dict(module.named_parameters()), trainable(module)
+    frozen = [name for name in every if name not in trained]
+    if not trained:
+        raise ConfigError(
+            "model: all its parameters are frozen (requires_grad=False); there is nothing to train"
+        )
+    if wanted := [name for name in frozen if name in algorithm.must_train]:
+        raise ConfigError(
+            f"model: {', '.join(wanted)} frozen (requires_grad=False), but"
+            f" {type(algorithm).__name__} treats the classifier apart from the rest and has to"
+            " train it; leave it trainable, or use another algorithm"
+        )
+    if frozen:
+        total, left = (sum(p.numel() for p in each.values()) for each in (every, trained))
+        log.info(
+            "frozen (requires_grad=False): %d of %d parameters, neither trained nor sent",
+            total - left,
+            total,
+        )
+
+
+def without_batches(
+    algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining
+) -> dict[str, int]:
+    """Count, for a model whose batch norm needs batches of two examples, how many clients have none
+    in a task and never train in it, and how many examples each pass leaves out; empty where there
+    are none.
+
+    Raises ConfigError where nobody could train.
+    """
+    idle, lost = set(), 0
+    for federation in tasks:
+        sizes = [
+            len(part_of(algorithm, federation, client)) for client in range(federation.num_clients)
+        ]
+        alone = [left_out(size, local.batch_size) for size in sizes]
+        unable = {
+            c for c, (size, single) in enumerate(zip(sizes, alone, strict=True)) if size == single
+        }
+        if len(unable) == federation.num_clients:
+            where = f" of task {federation.task + 1}" if len(tasks) > 1 else ""
+            raise ConfigError(
+                f"local.batch_size={local.batch_size}: the model has batch normalisation, which"
+                f" needs batches of at least two examples, and no client{where} has one; use a"
+                " larger local.batch_size, fewer clients, or a model without batch normalisation"
+                " (model=cnn)"
+            )
+        idle |= unable
+        lost += sum(alone)
+    if idle:
+        log.warning(
+            "batch normalisation needs batches of at least two examples: %d of %d clients have none"
+            " and never train; each pass over the data leaves out %d examples",
+            len(idle),
+            tasks[0].num_clients,
+            lost,
+        )
+    elif lost:
+        log.info(
+            "batch normalisation needs batches of two: each pass over the data leaves out %d"
+            " example(s)",
+            lost,
+        )
+    return {"clients": len(idle), "examples": lost} if lost else {}

@@ -23,9 +23,16 @@ from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_room, seede
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
 from fedexp.training.analysing import check_analyses
-from fedexp.training.checks import check, check_frozen, check_kept, without_batches
+from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide, orders_of
-from fedexp.training.model_fit import check_parts, check_reads, making, read_like
+from fedexp.training.model_fit import (
+    check_frozen,
+    check_parts,
+    check_reads,
+    making,
+    read_like,
+    without_batches,
+)
 from fedexp.training.precision import with_precision
 from fedexp.training.simulation import Simulation
 

@@ -18,10 +18,10 @@ from fedexp.rundir.reader import finished_summary
 from fedexp.rundir.repair import begin_again_where_damaged
 from fedexp.trackers.progress import result_table
 from fedexp.training import extension
-from fedexp.training.opening import partition_files
-from fedexp.training.place import Job
+from fedexp.training.job import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.results import draw_missing, result_files
+from fedexp.training.run_setup import partition_files
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 from fedexp.training.stopping import is_over, why_stopped

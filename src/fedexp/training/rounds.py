@@ -31,8 +31,7 @@ from fedexp.data.types import ImageData
 from fedexp.engine.base import Evaluation
 from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
-from fedexp.training.analysing import analyse
-from fedexp.training.deadline import Deadline
+from fedexp.training.analysing import analyse, measure, trained_in
 from fedexp.training.exchange import (
     Clock,
     CohortResult,
@@ -42,7 +41,7 @@ from fedexp.training.exchange import (
     run_exchange,
     sample,
 )
-from fedexp.training.neurons import measure, trained_in
+from fedexp.training.job import Deadline
 from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, uninterrupted

@@ -22,7 +22,7 @@ from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.repair import remove_attempt
 from fedexp.training import extension
 from fedexp.training.exchange import first_state
-from fedexp.training.place import Job
+from fedexp.training.job import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.provenance import begin_span
 from fedexp.training.simulation import Simulation, Stage
