@@ -40,7 +40,7 @@ from fedexp.algorithms.fedsmoo import FedSMOO
 from fedexp.algorithms.fedspeed import FedSpeed
 from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import Flashback
-from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.algorithms.interfaces import Batch
 from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.analysis.algorithm_costs import node_of
@@ -67,6 +67,7 @@ from toy_federation import (
     PAIR,
     Normed,
     assemble,
+    context,
     describe,
     flat,
     make_simulation,
@@ -659,7 +660,7 @@ def objective(algorithm, teacher, student, y, mask=None):
     def net(params, x):
         return Output(x, params["logits"])
 
-    ctx = Context({"params": {"logits": teacher}}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ctx = context(server={"params": {"logits": teacher}})
     return algorithm.objective(
         net, {"logits": student}, Batch(torch.zeros(len(y)), y, mask, 0), ctx
     )

@@ -21,7 +21,7 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import Flashback, distillation_loss, shares, targets
-from fedexp.algorithms.interfaces import Batch, Context, Federation
+from fedexp.algorithms.interfaces import Batch, Federation
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -30,6 +30,7 @@ from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet
+from fedexp.testing import train
 from toy_federation import (
     ENGINES,
     LOCAL,
@@ -38,25 +39,21 @@ from toy_federation import (
     Unmoved,
     assemble,
     assert_close,
-    broadcast,
+    context,
     describe,
     flat,
+    leaves,
     make_simulation,
     play,
+    random,
 )
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def trained_round(algorithm, rounds=2, **changes):
     simulation = make_simulation(algorithm, **changes)
     state = play(simulation, rounds - 1)
-    cohort, lr = assemble(simulation, state, rounds), simulation.runtime.local.lr_at(rounds)
-    trained = simulation.engine.train(
-        algorithm, simulation.runtime, broadcast(simulation, state), cohort, lr, False
-    )
+    cohort = assemble(simulation, state, rounds)
+    trained = train(simulation.engine, simulation, state, cohort)
     return simulation, state, trained, describe(simulation, state, cohort, trained)
 
 
@@ -85,11 +82,8 @@ def test_flashback_s_shares_by_hand():
 
 
 def test_flashback_s_loss_by_loops():
-    teachers, student, alpha = (
-        random(2, 5, 3, seed=1),
-        random(5, 3, seed=2),
-        random(2, 3, seed=3).abs(),
-    )
+    teachers, student = random(2, 5, 3, seed=1), random(5, 3, seed=2)
+    alpha = random(2, 3, seed=3).abs()
     total = torch.zeros(5, dtype=torch.float64)
     for n in range(5):
         q = student[n].softmax(0)
@@ -148,19 +142,12 @@ def test_flashback_s_server_step_by_autograd():
     simulation, state, trained, about = trained_round(algorithm, 3, public=0.15)
     net, public, messages = simulation.runtime.net, simulation.stages[0].public, trained.messages
     average = algorithm.aggregate(state.server, messages, about)["params"]
-    models = [tree.row(messages["params"], i) for i in range(len(about.clients))] + [
-        state.server["params"]
-    ]
-    pi = state.server["pi"]
-    mu = torch.stack(
-        [
-            torch.from_numpy(simulation.stages[0].federation.counts[c]).double()
-            for c in about.clients
-        ]
-        + [pi]
-    )
+    models = [tree.row(messages["params"], i) for i in range(len(about.clients))]
+    models.append(state.server["params"])
+    pi, counts = state.server["pi"], torch.from_numpy(simulation.stages[0].federation.counts)
+    mu = torch.cat([counts[list(about.clients)].double(), pi[None]])
     assert pi.sum() > 0
-    w = {k: v.clone().requires_grad_() for k, v in average.items()}
+    w = leaves(average)
     sgd = torch.optim.SGD(
         w.values(), about.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay
     )
@@ -190,15 +177,6 @@ def test_a_public_set_is_asked_for():
         with pytest.raises(ConfigError, match=r"public set.*public\.fraction=0\.025"):
             make_simulation(algorithm)
     make_simulation(Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=False))
-
-
-def test_public_examples_belong_to_no_client():
-    simulation = make_simulation(public=0.15)
-    public = set(simulation.stages[0].public.numbers.tolist())
-    assert len(public) == 6
-    assert not public & set(np.concatenate(simulation.stages[0].federation.parts).tolist())
-    counts = np.bincount(simulation.stages[0].federation.labels[sorted(public)], minlength=4)
-    assert counts.max() - counts.min() <= 1
 
 
 # --- FedDF
@@ -233,7 +211,7 @@ def test_feddf_distils_mean_logits_and_reads_no_label():
     net, public = simulation.runtime.net, simulation.stages[0].public
     average = algorithm.aggregate(state.server, trained.messages, about)["params"]
     models = [tree.row(trained.messages["params"], i) for i in range(len(about.clients))]
-    w = {k: v.clone().requires_grad_() for k, v in average.items()}
+    w = leaves(average)
     adam = torch.optim.Adam(w.values(), 0.01)
     rng = describe(simulation, state, assemble(simulation, state, 2), trained).rng
     step = 0
@@ -286,11 +264,8 @@ def test_feddf_stops_without_gain_and_returns_the_first_best(
 ):
     """With looks every two steps at floor(0.3 * 12) = 3 held-out examples, on which it never
     trains."""
-    algorithm, students, held = (
-        df(steps=steps, patience=patience, interval=2, validation=0.3),
-        [],
-        [],
-    )
+    algorithm, students, held = df(steps=steps, patience=patience, interval=2), [], []
+    algorithm = replace(algorithm, validation=0.3)
     simulation = make_simulation(algorithm, public=0.3, sizes=(3, 7, 8, 10))
     public, teacher = Watched(simulation.stages[0].public), random(12, 4)
     later = iter([*seen, *[0.0] * 20])
@@ -383,15 +358,8 @@ def test_feddf_needs_two_public_examples_to_validate():
 
 
 def ka(**changes):
-    values = {
-        "beta": 0.5,
-        "dominance": 0.25,
-        "max_anchors": 10,
-        "anchors": "both",
-        "selection": "random",
-    }
-    values |= {"reduction": "sum"}
-    return FedKA(**values | changes)
+    values = {"beta": 0.5, "dominance": 0.25, "max_anchors": 10, "anchors": "both"}
+    return FedKA(**values | {"selection": "random", "reduction": "sum"} | changes)
 
 
 def federation():
@@ -442,7 +410,7 @@ def test_fedka_chooses_by_loss(selection):
     cohort = assemble(simulation, state, 1)
     client, plan = cohort.clients[0], {k: torch.as_tensor(v) for k, v in cohort.plans[0].items()}
     data = ScheduledData(simulation.runtime, cohort.schedules[0])
-    ctx = Context(state.server, {}, {}, plan, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ctx = context(server=state.server, plan=plan)
     begun, part = algorithm.client_setup(net, data, ctx), info.parts[client]
     best = {}
     for c in np.flatnonzero(algorithm.classes(info, client)[1]):
@@ -468,15 +436,13 @@ def test_what_fills_fedka_s_slots_is_in_no_statistic(model):
         net.load(simulation.initial, simulation.initial_buffers)
         plan = {"valid": (torch.arange(slots) < count).double(), "columns": torch.ones(4).double()}
         setup, steps = {"x": x[5:][:slots], "z": teacher[:slots]}, torch.tensor(2.0).double()
-        ctx = Context({}, {}, {}, plan, setup, 0.1, steps, LOCAL)
+        ctx = context(plan=plan, setup=setup, steps=steps)
         return algorithm.objective(net, net.params, batch, ctx).detach(), net.buffers()
 
     assert_close(step(1), step(1, slots=1))
     alone, net = FedAvg(), LiveNetwork(simulation.runtime.net)
     net.load(simulation.initial, simulation.initial_buffers)
-    loss = alone.objective(
-        net, net.params, batch, Context({}, {}, {}, {}, {}, 0.1, y, LOCAL)
-    ).detach()
+    loss = alone.objective(net, net.params, batch, context()).detach()
     assert_close(step(0), (loss, net.buffers()))
 
 
@@ -492,7 +458,7 @@ def test_a_teacher_of_fedka_answers_on_the_anchors_alone():
     def answers(count, slots=4):
         numbers, ones = torch.arange(slots)[:, None], torch.ones(slots, 1).double()
         plan = {"numbers": numbers, "candidate": ones, "valid": (numbers[:, 0] < count).double()}
-        ctx = Context({"params": params}, {}, {}, plan, {}, 0.1, torch.tensor(2.0).double(), LOCAL)
+        ctx = context(server={"params": params}, plan=plan)
         return algorithm.client_setup(net, data, ctx)["z"]
 
     assert_close(answers(2)[:2], answers(2, slots=2))
@@ -503,24 +469,14 @@ def test_fedka_s_loss_by_loops():
     algorithm, algorithm_mean, C = ka(beta=0.3), ka(beta=0.3, reduction="mean"), 4
     x, y, anchors = random(5, 2, seed=1), torch.tensor([0, 1, 2, 3, 0]), random(3, 2, seed=2)
     weight, teacher = random(2, C, seed=3), random(3, C, seed=4)
-    valid, columns = (
-        torch.tensor([1.0, 1.0, 0.0]).double(),
-        torch.tensor([0.0, 1.0, 1.0, 0.0]).double(),
-    )
+    valid = torch.tensor([1.0, 1.0, 0.0]).double()
+    columns = torch.tensor([0.0, 1.0, 1.0, 0.0]).double()
 
     def net(params, x, mask=None):
         return Output(x, x @ params)
 
-    ctx = Context(
-        {},
-        {},
-        {},
-        {"valid": valid, "columns": columns},
-        {"x": anchors, "z": teacher},
-        0.1,
-        valid,
-        LOCAL,
-    )
+    plan = {"valid": valid, "columns": columns}
+    ctx = context(plan=plan, setup={"x": anchors, "z": teacher})
     z = anchors @ weight
     # anchors, not logits
     total = sum(float(teacher[i, c] - z[i, c]) ** 2 for i in range(2) for c in (1, 2)) / 2
@@ -616,16 +572,13 @@ def test_fedreg_s_generated_images_are_in_no_running_statistic(engine):
 
 def test_moon_s_loss_by_the_formula():
     algorithm, h = Moon(mu=0.7, tau=0.5, projection=0), random(5, 3, seed=1)
-    others, logits, y = (
-        {"g": random(5, 3, seed=2), "p": random(5, 3, seed=3)},
-        random(5, 4),
-        torch.tensor([0, 1, 2, 3, 0]),
-    )
+    others = {"g": random(5, 3, seed=2), "p": random(5, 3, seed=3)}
+    logits, y = random(5, 4), torch.tensor([0, 1, 2, 3, 0])
 
     def net(params, x):
         return Output(params, logits)
 
-    ctx = Context({"params": others["g"]}, {}, {"previous": others["p"]}, {}, {}, 0.1, y, LOCAL)
+    ctx = context(server={"params": others["g"]}, client={"previous": others["p"]})
     loss = algorithm.example_loss(net, h, Batch(h, y, None, 0), ctx)
     for i in range(5):
         a, b = (
@@ -726,16 +679,14 @@ def test_fedalign_s_narrow_stage_is_the_released_one():
 def test_fedalign_s_term_is_the_released_one():
     """It compares the narrow stage with its narrow input, and reaches every parameter of the
     stage."""
-    algorithm, model = (
-        FedAlign(mu=0.5, width=0.25, clip=0.0),
-        BottleneckResNet(widths=(4, 16, 32), blocks=1),
-    )
+    algorithm = FedAlign(mu=0.5, width=0.25, clip=0.0)
+    model = BottleneckResNet(widths=(4, 16, 32), blocks=1)
     simulation = make_simulation(algorithm, model=model, sizes=(5, 4))
     live = LiveNetwork(simulation.runtime.net)
     trained_norms(live.module)
     params, schedule = live.params, assemble(simulation, simulation.initial_state(), 1).schedules[0]
     batch = next(ScheduledData(simulation.runtime, schedule).batches())
-    ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ctx = context()
     ours = algorithm.objective(live, params, batch, ctx) - FedAvg().objective(
         live, params, batch, ctx
     )
@@ -745,32 +696,22 @@ def test_fedalign_s_term_is_the_released_one():
     lipschitz = F.mse_loss(spectral_norm(before[:, :16], narrow), spectral_norm(before, after))
     theirs = 0.5 * (F.cross_entropy(output.logits, batch.y) / lipschitz).item() * lipschitz
     found, expected = (
-        dict(
-            zip(
-                params,
-                torch.autograd.grad(each, list(params.values()), materialize_grads=True),
-                strict=True,
-            )
-        )
+        torch.autograd.grad(each, list(params.values()), materialize_grads=True)
         for each in (ours, theirs)
     )
     assert_close(found, expected, 1e-10)
-    assert {k for k, v in expected.items() if v.abs().max() > 0} == {
-        k for k in params if k.startswith("stages.2")
-    }
+    reached = {k for k, v in zip(params, expected, strict=True) if v.abs().max() > 0}
+    assert reached == {k for k in params if k.startswith("stages.2")}
 
 
 def test_fedalign_warns_where_it_does_not_work(caplog):
+    algorithm = FedAlign(mu=0.5, width=0.25, clip=1.0)
+    normed = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), batch_norm=True)
     with caplog.at_level(logging.WARNING, "fedexp"):
-        make_simulation(
-            FedAlign(mu=0.5, width=0.25, clip=1.0),
-            model=BottleneckResNet(widths=(4, 8), blocks=1),
-            sizes=(3, 4),
-        )
-        normed = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), batch_norm=True)
-        make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=normed, sizes=(3, 4))
+        for model in (BottleneckResNet(widths=(4, 8), blocks=1), normed):
+            make_simulation(algorithm, model=model, sizes=(3, 4))
         assert not caplog.records
-        make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0))
+        make_simulation(algorithm)
     assert "resnet56_bottleneck" in caplog.text
 
 
