@@ -2,19 +2,16 @@
 message."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 
-from fedexp.config.build import build
 from fedexp.config.cohorts import Cohorts, check_begun
 from fedexp.config.settings import Seeds
-from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
-from toy_federation import CONF, composed, make_simulation
+from toy_federation import make_simulation
 
 
 def read(path, rounds=3):
@@ -122,23 +119,3 @@ def test_a_resumed_run_keeps_its_cohorts(tmp_path):
     check_begun(tmp_path, None, 2)
     with pytest.raises(ConfigError, match="other clients for round 2"):
         check_begun(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)
-
-
-def test_the_commands_beside_the_released_code_are_valid():
-    """Those of docs/reproduction/released_code.md; their protocol is FedNTD's but for the
-    partition."""
-    page = (CONF.parent / "docs" / "reproduction" / "released_code.md").read_text(encoding="utf-8")
-    (line,) = [line for line in page.splitlines() if line.startswith("fedexp dataset=")]
-    overrides = line.split()[1:]
-    others = re.findall(r"`(algorithm=\w+ algorithm\.\w+=[\w.]+)`", page)
-    assert len(others) == 3
-    for changes in ["", *others]:
-        build(composed(*overrides, *changes.split()))
-    ours, paper = (
-        resolve(composed(*overrides)),
-        resolve(composed("experiment=fedntd/cifar10_s2", "rounds=40")),
-    )
-    said = ("partition", "cohorts", "expected", "shards_per_client", "revisions", "test_views")
-    assert {k: v for k, v in ours.items() if k not in said} == {
-        k: v for k, v in paper.items() if k not in said
-    }

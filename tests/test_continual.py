@@ -511,40 +511,6 @@ def test_cfed_round_by_hand():
     assert_equal(result.server["params"], mean, atol=1e-12)
 
 
-def test_server_distillation_covers_its_set_once():
-    """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own
-    model."""
-    simulation = stream(CFeD(**CFED | dict(server_distillation=True)))
-    asked, drawn = [], []
-
-    @dataclass(frozen=True)
-    class Spy:
-        inner: Any
-
-        def __len__(self):
-            return len(self.inner)
-
-        def take(self, index, dropout):
-            drawn.append(dropout)
-            return self.inner.take(index, dropout)
-
-        def answers(self, models, parts):
-            asked.append((models, parts))
-            return self.inner.answers(models, parts)
-
-    stages = tuple(replace(stage, surrogate=Spy(stage.surrogate)) for stage in simulation.stages)
-    state = play(replace(simulation, stages=stages), 1)
-    ((models, parts),) = asked
-    assert len(models) == len(parts) == 3 + 1
-    assert drawn, "the student trains with dropout"
-    assert all(isinstance(rng, np.random.Generator) for rng in drawn)
-    held = len(simulation.stages[0].surrogate)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(held))
-    assert_equal({k: models[-1][k] for k in simulation.initial}, simulation.initial)
-    without = play(stream(CFeD(**CFED)), 1)
-    assert (flat(state.server["params"]) - flat(without.server["params"])).abs().max() > 1e-5
-
-
 def test_server_distillation_by_hand():
     """Eleven examples for three local models and the old one, in parts of 3, 3, 3 and 2. The
     average of the local models is the start; SGD with momentum and weight decay for E = 2 epochs of
@@ -852,26 +818,6 @@ def test_dmc_keeps_the_new_model_and_the_student_apart():
     assert (student.epochs(LOCAL), student.local_lr(0.1)) == (4, 0.2)
     assert not isinstance(new, OwnTraining)
     assert optimizers.memory_of(simulation.initial, LOCAL).keys() == {"momentum"}
-
-
-def test_centralised_dmc_starts_both_models_from_the_old_one():
-    """The shipped option, as in CFeD's released code: at the beginning of task 2 of one round a
-    task."""
-    node = node_of(CONF / "algorithm/dmc.yaml")
-    del node["_target_"]
-    simulation = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
-    algorithm, state = simulation.algorithm, play(simulation, 1)
-    old, info = state.server["params"], simulation.stages[1].federation
-    assert (flat(old) - flat(simulation.initial)).abs().max() > 1e-3
-    server = algorithm.begin_task(
-        state.server, simulation.initial | simulation.initial_buffers, info
-    )
-    new, student = algorithm.exchanges(info)
-    assert_equal(new.broadcast(server)["params"], old)
-    # as the new model has learned
-    changed = server | {"new": tree.map(lambda leaf: leaf + 1, server["new"])}
-    assert_equal(student.broadcast(changed)["params"], old)
-    assert (student.epochs(LOCAL), student.local_lr(0.1)) == (LOCAL.epochs, 0.1)
 
 
 # --- what makes no sense

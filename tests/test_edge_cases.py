@@ -17,7 +17,6 @@ import torch
 import toy_federation
 from fedexp.core import storage, tree
 from fedexp.data.partition import Partitioner
-from fedexp.data.types import ImageData
 from fedexp.engine.base import Engine
 from fedexp.rundir import files
 from test_algorithms import SHIPPED, record, tables
@@ -36,7 +35,6 @@ from toy_federation import (
 )
 
 ROWS = first_of_each_class(SHIPPED, CONTINUAL)
-every_class = pytest.mark.parametrize("name", ROWS)  # for tests that are slow anyway
 UNDEFINED_CLASS, UNTESTED_CLASS = 3, 2
 
 
@@ -91,26 +89,6 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
     saved = storage.load_tree(tmp_path / files.CHECKPOINT)
     assert (saved["status"], saved["not_finite"]) == ("diverged", [2])
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == [0, 1]
-
-
-@pytest.mark.slow
-@every_class
-def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
-    """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes
-    of them."""
-    whole = simulation(name, participation=1.0)
-    own = torch.from_numpy(whole.stages[0].federation.parts[2])
-    inputs = ImageData.inputs
-
-    def poisoned(self, stored, index, *rest):
-        x = inputs(self, stored, index, *rest)
-        bad = torch.isin(index, own) & (stored is self.x_train)
-        return torch.where(bad[..., None, None, None], torch.nan, x)
-
-    monkeypatch.setattr(ImageData, "inputs", poisoned)
-    state = record(whole, tmp_path, resume=False)
-    assert (state.status, state.round) == ("diverged", 1)
-    assert 2 in state.not_finite  # and those with whom it shares examples
 
 
 # --- odd data

@@ -87,21 +87,6 @@ def test_pictures_are_drawn_as_the_configuration_says(tmp_path):
     assert call("figures", [str(tmp_path), "--format", "jpg"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("node", "expected"),
-    [
-        (None, Pictures()),
-        (True, Pictures()),
-        (False, Pictures(draw=False)),
-        ({"draw": False, "format": ["svg"]}, Pictures(draw=False, format=("svg",))),
-        ({"draw": False, "format": ["jpg"]}, Pictures(draw=False)),
-        ({"unknown": 1, "format": 3}, Pictures()),
-    ],
-)
-def test_pictures_of_a_stored_configuration(node, expected):
-    assert Pictures.of(node) == expected
-
-
 def font_with(letters: str, path: Path) -> None:
     """A font that has nothing but these letters, as rectangles."""
     pen = TTGlyphPen(None)

@@ -467,14 +467,6 @@ def vit(**changes: Any) -> Timm:
     return Timm(**{"name": "test_vit", "weights": None, "image_size": 32} | changes)
 
 
-def test_timm_that_is_not_installed_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(
-        ConfigError, match=r"^model=timm: needs the package timm: pip install -e '\.\[timm\]'$"
-    ):
-        make_simulation(model=vit())
-
-
 def test_timm_reads_images_as_its_network_wants_them():
     timm = pytest.importorskip("timm")
     with seeded_torch(5):

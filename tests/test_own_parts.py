@@ -175,14 +175,6 @@ def test_names_of_its_own_are_kept(tmp_path):
     assert "mine" in (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")
 
 
-def test_a_column_that_comes_later_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigError,
-        match=r"rounds\.csv: its columns must be the same in every round; changed: late",
-    ):
-        run(tmp_path / "run", Own(columns=("late",), from_round=1))
-
-
 class Gain(Own):
     def summary(self, history):
         return {"gain": max(float(accuracy.mean()) for accuracy in history.class_accuracy[1:])}

@@ -73,13 +73,6 @@ def test_what_is_wrong_with_a_run_that_has_begun_is_its_failure(fedexp, tmp_path
     assert pd.read_csv(tmp_path / "run/rounds.csv")["round"].tolist() == [0, 1, 2]
 
 
-def test_a_name_that_is_taken_is_refused_before_anything_is_written(fedexp, tmp_path, odd):
-    for name in ("status", "train_loss"):
-        answer = fedexp.refused(*odd, f"forgetting_metric.name={name}", *SMALL, "rounds=1")
-        assert f"a value is called {name}" in answer.err
-        assert not (tmp_path / "run").exists()
-
-
 def test_a_complete_run_whose_further_rounds_fail_is_put_back(fedexp, tmp_path, odd):
     fedexp.done(*odd, *SMALL, "rounds=2", "hydra.run.dir=run")
     names = "summary.json config.yaml .hydra/overrides.yaml fingerprint.json rounds.csv clients.csv"

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from helpers import SMALL, SOURCE, assert_same_run, summary_of, table
+from helpers import SMALL, SOURCE, assert_same_run, summary_of
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -107,19 +107,6 @@ def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_algorithms_see_the_same_partition_and_cohorts(fedexp, tmp_path):
-    names = ("fedavg", "fedntd")
-    for name in names:
-        fedexp.done(f"algorithm={name}", "rounds=2", f"hydra.run.dir={name}", *SMALL)
-    hashes = [str(np.load(tmp_path / name / "partition.npz")["hash"]) for name in names]
-    assert hashes[0] == hashes[1]
-    one, other = (table(tmp_path / name, "clients.csv") for name in names)
-    cohort = ["round", "client", "steps"]
-    pd.testing.assert_frame_equal(one[cohort], other[cohort])
-    assert not one["train_loss"].equals(other["train_loss"])
-
-
-@pytest.mark.slow
 def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
     fedexp.done("rounds=1", "hydra.run.dir=first", *SMALL)
     small = [option for option in SMALL if not option.startswith("min_size")]
@@ -131,15 +118,6 @@ def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
     )
     fedexp.done("rounds=1", *again, *small)
     assert_same_run(tmp_path / "first", tmp_path / "second")
-
-
-@pytest.mark.slow
-def test_rounds_without_evaluation_have_empty_cells(fedexp, tmp_path):
-    fedexp.done("rounds=5", "eval_interval=2", "hydra.run.dir=run", *SMALL)
-    rounds = pd.read_csv(tmp_path / "run/rounds.csv")
-    assert rounds["test_accuracy"].notna().tolist() == [True, False, True, False, True, True]
-    assert rounds["train_loss"].notna().tolist() == [False, True, True, True, True, True]
-    assert load_history(tmp_path / "run").rounds == [0, 2, 4, 5]
 
 
 @pytest.mark.slow
@@ -213,25 +191,3 @@ def test_six_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
     assert [step for step in steps if step[0] != "<lambda>"] == tour[:-1]
     assert tour[-1] == ("play_round", "training/rounds.py")
     assert len(tour) == 6
-
-
-@pytest.mark.slow
-def test_other_spellings_and_a_directory_that_is_not_ascii(fedexp, tmp_path):
-    """Names in another case, another name of an option, letters beyond ASCII."""
-    small = [option for option in SMALL if not option.startswith("figures")]
-    pictures = ("figures.format=[svg]", "figures.titles=false")
-    where = "hydra.run.dir=größe/läuft"
-    answer = fedexp.done(
-        "rounds=1", "algorithm=FedAvg", "partition=Dirichlet", where, *pictures, *small
-    )
-    run = tmp_path / "größe" / "läuft"
-    assert {path.suffix for path in (run / "figures").iterdir()} == {".svg"}
-    assert (
-        "Accuracy and forgetting of the global model"
-        not in (run / "figures" / "curves.svg").read_text()
-    )
-    assert summary_of(run)["partition"] == "lda"
-    log = (run / "run.log").read_text(encoding="utf-8")
-    for line in ("partition=lda: 8 clients with ", "INFO round 0/1  ", "INFO round 1/1  "):
-        assert log.count(line) == 1
-    assert answer.out.count("round 1/1") == 1
