@@ -17,7 +17,7 @@ from fedexp.config.options import (
     list_groups,
 )
 from fedexp.config.overrides import check_names, key_of, read_stored
-from fedexp.config.spelling import check_values, normalise
+from fedexp.config.spelling import check_values, normalise, quoted
 from fedexp.core.errors import ConfigError, require_choice
 
 # flag -> its short form, and the values that it takes: () none, None any
@@ -293,10 +293,8 @@ def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[s
 def literal(text: str) -> str:
     """Write a value so that Hydra and OmegaConf read it as this text, whatever quotes, backslashes
     or `${` are in it."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
     # in such a text OmegaConf reads backslashes before `${` and at the end as escapes
     if "${" in text:
         text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
         text = re.sub(r"\\+$", lambda found: found[0] * 2, text)
-    return QuotedString(text, Quote.single).with_quotes()
+    return quoted(text)

@@ -54,11 +54,6 @@ end
 complete -c fedexp -f -a '(__fedexp_complete)'"""
     ),
 }
-REMOVALS = {
-    "bash": "complete -r fedexp; unset -f _fedexp",
-    "zsh": "compdef -d fedexp; unfunction _fedexp",
-    "fish": "complete -c fedexp -e; functions -e __fedexp_complete",
-}
 OF_HYDRA = {
     "hydra/launcher": ("basic", "joblib", "submitit_slurm", "ray"),
     "hydra/sweeper": ("basic", "optuna"),
@@ -78,15 +73,14 @@ def answer_shell(words: list[str], folders: list[Path]) -> str:
     words: of the command line without its flags; folders: with config groups, those of the user's
     first and conf/ last."""
     given = dict(word.split("=", 1) for word in words if "=" in word)
-    action = next((name for name in ("install", "uninstall", "query") if name in given), None)
+    action = next((name for name in ("install", "query") if name in given), None)
     if action is None:
         raise ConfigError(
-            "--shell-completion: goes with install=, uninstall= or query= one of"
-            f" {', '.join(SCRIPTS)}"
+            f"--shell-completion: goes with install= or query= one of {', '.join(SCRIPTS)}"
         )
     require_choice(action, shell := given[action], SCRIPTS)
-    if action != "query":
-        return (SCRIPTS if action == "install" else REMOVALS)[shell].strip()
+    if action == "install":
+        return SCRIPTS[shell].strip()
     line = os.environ.get("COMP_LINE", "")
     typed = line.split()[1:] + [""] * line.endswith(" ")
     # bash is told not to end words by itself

@@ -46,18 +46,16 @@ def dataset_of(
 
 def table_of(found: "Evaluation") -> str:
     """Return the result as a table in text."""
-    classes = found.classes
-    names = [str(name) for name in classes["name"]]
-    width = max(len("class"), *(len(name) for name in names))
-    lines = [
+    names = found.classes["name"].astype(str)
+    text = found.classes.to_string(
+        columns=["name", "examples", "correct", "accuracy"],
+        header=["class", "examples", "correct", "accuracy"],
+        index=False,
+        na_rep="-",
+        float_format="{:.4f}".format,
+        formatters={"name": f"{{!s:<{names.str.len().max()}}}".format},
+    )
+    return (
         f"{found.dataset}, {found.examples:,} test examples, model after round {found.round}: "
-        f"accuracy {found.accuracy:.4f}, loss {found.loss:.4f}",
-        "",
-        f"{'class':<{width}}  examples  correct  accuracy",
-    ]
-    for name, examples, correct, accuracy in zip(
-        names, classes["examples"], classes["correct"], classes["accuracy"], strict=True
-    ):
-        shown = f"{accuracy:.4f}" if examples else "-"
-        lines.append(f"{name:<{width}}  {examples:>8,}  {correct:>7,}  {shown:>8}")
-    return "\n".join(lines)
+        f"accuracy {found.accuracy:.4f}, loss {found.loss:.4f}\n\n{text}"
+    )

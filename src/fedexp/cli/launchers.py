@@ -1,6 +1,7 @@
 """Launchers of Hydra for the jobs of a sweep, `hydra/launcher=<name>`, with the defaults of
 conf/launcher/."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedexp.config.options import list_options
+from fedexp.config.spelling import quoted
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
 from fedexp.training.gpus import count_gpus
@@ -88,18 +90,15 @@ def settle(config: DictConfig) -> int:
     # of a search, whose overrides are no list of jobs
     trials = config.hydra.sweeper.get("n_trials")
     jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
-    added: dict[str, str | int] = {
-        "hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute()),
-        "hydra.output_subdir": "null",
-    }
+    directory = str(Path(config.hydra.sweep.dir).absolute())
+    added: dict[str, Any] = {"hydra.sweep.dir": directory, "hydra.output_subdir": None}
     if config.hydra.launcher.get("n_jobs") == -1:
         added["hydra.launcher.n_jobs"] = min(jobs_at_once(config.hardware), jobs)
     with read_write(config), open_dict(config):
         for key, value in added.items():
-            OmegaConf.update(config, key, None if value == "null" else value)
-            config.hydra.overrides.hydra.append(
-                f"{key}={value if value == 'null' else quoted(value)}"
-            )
+            OmegaConf.update(config, key, value)
+            text = quoted(value) if isinstance(value, str) else json.dumps(value)
+            config.hydra.overrides.hydra.append(f"{key}={text}")
     return jobs
 
 
@@ -115,13 +114,6 @@ def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Pa
             f" {display_path(directory / '.submitit')}"
         )
     return f"hydra/launcher={launcher}: {jobs} jobs"
-
-
-def quoted(value: str | int) -> str:
-    """Quote a value as Hydra's overrides have it."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    return str(value) if isinstance(value, int) else QuotedString(value, Quote.single).with_quotes()
 
 
 def jobs_at_once(hardware: Mapping[str, Any]) -> int:

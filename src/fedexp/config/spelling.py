@@ -75,4 +75,4 @@ def quoted(text: str) -> str:
     """Quote a text for Hydra's grammar; interpolations in it stay interpolations."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    return str(QuotedString(text, Quote.single).with_quotes())
+    return QuotedString(text, Quote.single).with_quotes()
