@@ -11,8 +11,9 @@ features h~ with labels y~ drawn from the flow, of all classes met so far,
         + replay { e * mean_j w_j CE(g(h~_j), y~_j) + kd_last kd_output L_d(g(h~), g'(h~)) }
         - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },   h~', y~' drawn from p', of the
           classes met before
-    P = mean over the batch of p(h | y)^(1/D),   e = (1 - theta) P + theta w_j = mean_d N(s_jd; mean
-    and variance of u_d over the examples of class y~_j in the batch), P where it has none.
+    P = mean over the batch of p(h | y)^(1/D),   e = (1 - theta) P + theta,
+    w_j = mean_d N(s_jd; mean and variance of u_d over the examples of class y~_j in the batch),
+          P where it has none.
 The third line trains the flow alone, the second a part of g: `replay_trains`. hidden: g is a linear
 layer of D units with leaky ReLU and the classifier, and the second line trains this layer alone, as
 the code's `classifier_fb_optimizer` holds `fc2` alone; classifier: g is the model's classifier, and

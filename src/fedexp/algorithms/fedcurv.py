@@ -15,11 +15,13 @@ gradients are taken in eval mode on one more pass after training, shuffled and a
 that code.
 """
 
+from typing import Literal
+
 import torch
 
 from fedexp.algorithms.base import fresh_pass
 from fedexp.algorithms.families import OwnTraining
-from fedexp.algorithms.fisher import ESTIMATORS, squares
+from fedexp.algorithms.fisher import squares
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
@@ -30,7 +32,6 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
-from fedexp.core.errors import require_choice
 from fedexp.core.limits import CountFrom0, NonNegative
 from fedexp.core.tree import Params, Tree
 
@@ -41,11 +42,7 @@ class FedCurv(OwnTraining):
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
     # s: the Fisher information is estimated on more than that many examples, or one pass
     samples: CountFrom0
-    estimator: str  # batch | sample
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("algorithm.estimator", self.estimator, ESTIMATORS)
+    estimator: Literal["batch", "sample"]
 
     @property
     def needs(self) -> Needs:

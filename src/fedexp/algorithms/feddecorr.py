@@ -4,9 +4,9 @@ under label skew.
 Y. Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
 Learning", ICLR 2023, and the authors' code. With Z [n, d] the features of a batch, each dimension
 less its mean over its standard deviation (eps 1e-8, divisor n - 1), and C = Z^T Z:
-    variant=released   L = CE + beta / n * mean over i != j of C_ij^2 variant=paper      L = CE +
-    beta / d^2 * sum over i != j of K_ij^2,   K = C / (n - 1), the correlation matrix,
-                       less the paper's diagonal, which is 1 whatever the features are.
+    variant=released   L = CE + beta / n * mean over i != j of C_ij^2
+    variant=paper      L = CE + beta / d^2 * sum over i != j of K_ij^2,   K = C / (n - 1), the
+                       correlation matrix, less the paper's diagonal, which is always 1.
 The first is about n times the second; the authors' beta of 0.1 belongs to the first. A batch
 of one example has no correlation, and both are 0.
 """

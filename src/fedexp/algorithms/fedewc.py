@@ -108,7 +108,7 @@ class Released(FedAvg):
                 return (logs * mask[:, None] * mask).sum()
 
             grads, _ = net.gradient(likelihood, params)
-            total, pairs = {k: total[k] + grads[k] for k in total}, pairs + mask.sum() ** 2
+            total, pairs = tree.add(total, grads), pairs + mask.sum() ** 2
         return {"fisher": {k: (v / pairs.clamp(min=1)) ** 2 for k, v in total.items()}}
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor | float:
@@ -136,16 +136,13 @@ class Fisher(OwnTraining):
         total, number = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, 1):
             found, count = squares(net, ctx.server["params"], batch, mask, "sample")
-            total, number = {k: total[k] + found[k] for k in total}, number + count
+            total, number = tree.add(total, found), number + count
         return {"fisher": {k: v / number.clamp(min=1) for k, v in total.items()}}, ctx.client
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         fisher, params = tree.weighted_mean(messages["fisher"], round.weights), server["params"]
         before = server.get("importance", tree.zeros_like(params))
-        anchor, importance = (
-            server.get("anchor", params),
-            {k: before[k] + fisher[k] for k in params},
-        )
+        anchor, importance = server.get("anchor", params), tree.add(before, fisher)
         # a moves towards theta_t by the share of F^(t) in P; where both are 0 it has no meaning.
         share = {k: fisher[k] / torch.where(importance[k] > 0, importance[k], 1.0) for k in params}
         moved = {k: anchor[k] + share[k] * (params[k] - anchor[k]) for k in params}

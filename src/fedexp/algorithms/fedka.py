@@ -29,8 +29,7 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
-from fedexp.core.errors import require
-from fedexp.core.limits import Count, NonNegative
+from fedexp.core.limits import Count, NonNegative, PositiveShare
 from fedexp.core.tree import Params, Tree
 
 
@@ -39,21 +38,11 @@ class FedKA(FedAvg):
     inputs = ("images",)
 
     beta: NonNegative  # weight of the anchors; 0 is FedAvg
-    dominance: float | None  # share from which a class is dominant; None: 0.5 / C
+    dominance: PositiveShare | None  # share from which a class is dominant; None: 0.5 / C
     max_anchors: Count
     anchors: Literal["both", "non_dominant", "missing"]
     selection: Literal["random", "hard", "proficient"]
     reduction: Literal["sum", "mean"]  # over the logits that count
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fits = self.dominance is None or 0 < self.dominance <= 1
-        require(
-            fits,
-            "algorithm.dominance",
-            self.dominance,
-            "greater than 0 and at most 1, or null (= 0.5 / C)",
-        )
 
     @property
     def needs(self) -> Needs:

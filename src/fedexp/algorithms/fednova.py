@@ -3,14 +3,14 @@
 J. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
 Optimization", NeurIPS 2020. With momentum rho and tau_k steps (section 4.2, "heavy-ball"), a_k =
 sum of the geometric weights of the gradients:
-    a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k d_k =
-    (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k.
+    a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k
+    d_k = (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k
 The learning rate cancels, being constant within a round. Clients of one size have one a_k: there it
 is FedAvg. Switch `variant`: the numbers that FedNTD prints for FedNova differ from FedAvg's for
 equal clients, so they are not plain FedNova's; its released code adds variance reduction across
 clients to every gradient, before weight decay:
-    ccvr         g <- g + (d_mean - d_k), with d_k of the client's last participation (0 at first)
-    and after each round
+    ccvr         g <- g + (d_mean - d_k), with d_k of the client's last participation (0 at first),
+                 and after each round
                  d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, n over all clients
     ccvr_frozen  d_mean = 0 always, which is what that code does.
 """

@@ -5,9 +5,8 @@ J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Align
 Collaboration", ICLR 2023, Eq. (5), (7)-(13) and the authors' code. With features f, class shares
 p_k^c and class means mu_k^c of client k:
     client   `head_epochs` epochs of the classifier alone at `head_lr`, then E epochs of the body
-    alone on
-             CE + lambda * MSE(f(x), prototype of y), the global prototype of the class, else the
-             client's own; no alignment before the server has prototypes
+             alone on CE + lambda * MSE(f(x), prototype of y), the global prototype of the class,
+             else the client's own; no alignment before the server has prototypes
     server   body: average with n_k; prototypes: class means weighted by class counts; and
              for every client i of the round the classifier
              sum_k a_k head_k with  min_a a^T (diag(V) + D_i) a,  a >= 0, sum_k a_k = 1,

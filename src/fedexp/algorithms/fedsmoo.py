@@ -6,8 +6,8 @@ Global Consistency and Smooth Landscape", ICML 2023, Algorithm 1, in the form of
 With h_k as in FedSpeed, a dual variable mu_k of each client and the server's perturbation s, all 0
 at first:
     client   d = g(w) - mu_k - s,   e = rho d / ||d||,   mu_k <- mu_k + e - s,
-             w <- w - lr * (g(w + e) + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k -
-             w_global)
+             w <- w - lr * (g(w + e) + lambda_ * (w - w_global + h_k)),
+             h_k <- h_k + (w_k - w_global)
     server   s <- rho m / ||m|| with m the mean of the mu_k,   h and w_global as in FedSpeed.
 As the authors' code says, its s leaves out the clients' last perturbations, which are small in the
 mean. Both means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.

@@ -13,8 +13,6 @@ from fedexp.algorithms.heads import by_head
 from fedexp.algorithms.interfaces import Batch, Network
 from fedexp.core.tree import Params
 
-ESTIMATORS = ("batch", "sample")
-
 
 def squares(
     net: Network,

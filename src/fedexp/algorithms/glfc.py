@@ -3,10 +3,11 @@ their best model.
 
 J. Dong et al., "Federated Class-Incremental Learning", CVPR 2022. With z the logits, y the one-hot
 label, the classes of all tasks before as old ones, and in a batch new examples and kept old ones:
-    w_i = g_i / mean of g over those of its kind (old or new) in the batch,   g_i = 1 -
-    sigmoid(z_i[label]) L_GC = mean_i w_i BCE(z_i, y_i)              class-aware gradient
-    compensation L_RD = mean_i BCE(z_i, y'_i)                 class-semantic relation distillation L
-    = lambda_gc L_GC + lambda_rd L_RD
+    w_i  = g_i / mean of g over those of its kind (old or new) in the batch,
+           g_i = 1 - sigmoid(z_i[label])
+    L_GC = mean_i w_i BCE(z_i, y_i)              class-aware gradient compensation
+    L_RD = mean_i BCE(z_i, y'_i)                 class-semantic relation distillation
+    L    = lambda_gc L_GC + lambda_rd L_RD
 where y' is y with the old model's sigmoid(z_old) in the place of the old classes, and BCE the mean
 over classes. In task 1, L = L_GC with w = 1. Each client keeps `memory` examples, equally many of
 each of its old classes, by herding: one after the other, that which brings the mean of those kept

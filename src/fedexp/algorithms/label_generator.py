@@ -6,8 +6,8 @@ N(0, 1) for each batch of images (of every ten images of the batch another one),
 convolutions of TARGET's generator. Of each batch, with t and a the logits and mapped features of
 the teacher on (G(e_y) - m) / s, and z the logits of a student,
     min over G, m, s   ONE_HOT * CE(t, y) + BATCH_NORM * (distance of statistics, see generator.py)
-                       + ltc * max(0, MSE(a, e_y) - r) - mean of KL(softmax(t) || softmax(z)) where
-                       argmax t = argmax z
+                       + ltc * max(0, MSE(a, e_y) - r)
+                       - mean of KL(softmax(t) || softmax(z)) where argmax t = argmax z
 in `steps` steps of Adam, a fresh one for each batch; m and s, the "learnable data statistics", have
 a value a channel and stay from batch to batch. The images of the step with the lowest loss are
 kept, at 8 bits a value, of all batches but the first `warmup`. After each batch that is kept, the

@@ -5,16 +5,18 @@ The optimizers of torch.optim by name (settings.OPTIMIZERS), with torch's defaul
 client's parameters or those of many, stacked. Weight decay is coupled (it joins the gradient), but
 for adamw, where it shrinks the parameters by lr * weight_decay. With g the gradient, t = 1, 2, ...
 the step and all memory 0 at first (m, v are kept):
-    sgd       m <- rho m + g,  w <- w - lr m;          nesterov: w <- w - lr (g + rho m)
-    adam(w)   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,
-              w <- w - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)      (Kingma and Ba, ICLR
-              2015, Algorithm 1; adamw: Loshchilov and Hutter, ICLR 2019, Algorithm 2)
-    adamax    v <- max(b2 v, |g| + eps),  w <- w - lr / (1 - b1^t) * m / v     (Kingma and Ba,
-    Algorithm 2) adagrad   v <- v + g^2,  w <- w - lr g / (sqrt(v) + eps)                   (Duchi
-    et al., JMLR 2011) rmsprop   v <- a v + (1 - a) g^2,  w <- w - lr g / (sqrt(v) + eps)
-    (Hinton 2012) adadelta  v <- a v + (1 - a) g^2,  d = sqrt(m + eps) / sqrt(v + eps) * g,
-              m <- a m + (1 - a) d^2,  w <- w - lr d                           (Zeiler 2012,
-              Algorithm 1)
+    sgd       m <- rho m + g,   w <- w - lr m
+    nesterov  m <- rho m + g,   w <- w - lr (g + rho m)
+    adam(w)   m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,
+              w <- w - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)
+    adamax    m as for adam,   v <- max(b2 v, |g| + eps),   w <- w - lr / (1 - b1^t) * m / v
+    adagrad   v <- v + g^2,   w <- w - lr g / (sqrt(v) + eps)
+    rmsprop   v <- a v + (1 - a) g^2,   w <- w - lr g / (sqrt(v) + eps)
+    adadelta  v <- a v + (1 - a) g^2,   d = sqrt(m + eps) / sqrt(v + eps) * g,
+              m <- a m + (1 - a) d^2,   w <- w - lr d
+adam, adamax: Kingma and Ba, ICLR 2015, Algorithms 1 and 2; adamw: Loshchilov and Hutter, ICLR 2019,
+Algorithm 2; adagrad: Duchi et al., JMLR 2011; rmsprop: Hinton 2012; adadelta: Zeiler 2012,
+Algorithm 1.
 What an optimizer remembers is fresh at the start of a client's round.
 """
 

@@ -2,11 +2,12 @@
 
 S. P. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML
 2020, Algorithm 1 with option II. All variates are 0 at the start and cover parameters only.
-    gradient  g <- g - c_k + c, before weight decay and momentum client    c_k+ = c_k - c +
-    (w_global - w_k) / (lr m_k) server    c <- c + (1 / K) * sum_S (c_k+ - c_k), so that c is the
-    mean of the variates of all K clients
-              w_global <- sum_k p_k w_k: FedNTD; the paper's plain mean is weighting=uniform. Global
-              step size 1.
+    gradient  g <- g - c_k + c, before weight decay and momentum
+    client    c_k+ = c_k - c + (w_global - w_k) / (lr m_k)
+    server    c <- c + (1 / K) * sum_S (c_k+ - c_k), so that c is the mean of the variates of all K
+              clients
+              w_global <- sum_k p_k w_k: FedNTD; the paper's plain mean is weighting=uniform. The
+              global step size is 1.
 Switch `divisor`: m_k = tau_k, the number of steps (`steps`, the paper), or FedNova's a_k
 (`effective`, the released code of FedNTD). With momentum 0.9 the former makes variates that are
 about 10 times too large, and training diverges fast. Switch `variates`: the mean above is `uniform`

@@ -2,11 +2,10 @@
 model on them.
 
 J. Zhang, C. Chen, W. Zhuang, L. Lyu, "TARGET: Federated Class-Continual Learning via Exemplar-Free
-Distillation", ICCV
-2023. No example of an old task is kept. When a task begins, the server trains a generator against
-      the global model at the end of the last task, theta_{t-1} (see generator.py), and sends
-      theta_{t-1} and the images x~ with the model. In a task t > 1 each local step takes a batch of
-      the client's examples and one of as many images:
+Distillation", ICCV 2023. No example of an old task is kept. When a task begins, the server trains a
+generator against the global model at the end of the last task, theta_{t-1} (see generator.py), and
+sends theta_{t-1} and the images x~ with the model. In a task t > 1 each local step takes a batch of
+the client's examples and one of as many images:
     L = CE over the classes of task t alone + kd * L_d(x~) over the classes of the tasks before,
 L_d with temperature T as in continual.py, which is the code's. In task 1: CE over its classes
 alone. Checked against the authors' code (methods/target.py): losses, generator, its two optimizers
@@ -24,7 +23,7 @@ not equal ones. The images are counted as sent in every round. Only where tasks 
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,8 +53,7 @@ from fedexp.algorithms.interfaces import (
     Pixels,
     ServerNetwork,
 )
-from fedexp.core.errors import require
-from fedexp.core.limits import Count, NonNegative, Positive
+from fedexp.core.limits import Count, Limit, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
 NEVER = -1e30  # logit of a class that is left out; finite, so that no product with it is undefined
@@ -70,14 +68,10 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
 
     temperature: Positive  # T of teacher and student
     batches: Count  # of images that the server makes for a task
-    batch_size: int  # images in each
+    batch_size: Annotated[int, Limit("at least 2", lambda images: images >= 2)]  # images in each
     steps: Count  # of the generator for each batch
     lr_generator: Positive
     width: Count  # channels of the generator's last layers; twice as many before
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.batch_size >= 2, "algorithm.batch_size", self.batch_size, "at least 2")
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return the order in which a client goes through the images."""

@@ -195,7 +195,7 @@ def follow(ranks: Ranks) -> int:
             # an order that cannot be read, such as for a package that is not here, is its answer
             answer = order if isinstance(order, Failure) else attempt(obey, worker, order, ranks)
             if isinstance(answer, Failure):
-                answer = replace(answer, error=picklable(answer.error))
+                answer = answer._replace(error=picklable(answer.error))
             send(packed(answer), 0)
     except (ConfigError, RankLost) as error:
         print(f"fedexp: rank {ranks.rank} on {socket.gethostname()}: {error}", file=sys.stderr)

@@ -7,9 +7,9 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,58 +26,50 @@ CPU = torch.device("cpu")
 # --- orders
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(NamedTuple):
     """The first order."""
 
     hardware: Any  # fedexp.engine.hardware.Resolved, of this process
 
 
-@dataclass(frozen=True)
-class Setup:
+class Setup(NamedTuple):
     """What stays the same for the whole run."""
 
     runtime: ClientRuntime  # on the CPU
     engine: Engine  # how this process trains what it is given
 
 
-@dataclass(frozen=True)
-class Publish:
+class Publish(NamedTuple):
     """The server's state, for the orders that follow."""
 
     server: Tree
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """Request for an answer once all that was sent before has been obeyed."""
 
 
-@dataclass(frozen=True)
-class Train:
+class Train(NamedTuple):
     algorithm: FedAvg
     cohort: Cohort
     lr: float
     evaluate_local: bool
 
 
-@dataclass(frozen=True)
-class Evaluate:
+class Evaluate(NamedTuple):
     batches: range
     view: str
     round: int
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """Request for the logits of a model on training examples."""
 
     model: Params
     numbers: Tensor
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """An exception of the worker."""
 
     error: Exception
