@@ -299,7 +299,7 @@ def test_random_embeddings_are_the_same_in_every_run():
         (None, "cannot be read (No such file or directory)"),
         ("1,2\n3,4\n", "has 2 x 2 numbers; must be a matrix of 4 rows, one a class"),
         ("1,nan\n1,2\n1,2\n1,2\n", "has numbers that are not finite"),
-        ("cat,dog\n", "is no matrix of numbers"),
+        ("cat,dog\n", "is not a matrix of numbers"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(tmp_path, content, message):

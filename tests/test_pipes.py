@@ -160,7 +160,7 @@ def test_arrays_of_elements_without_a_size_are_refused(tmp_path):
 
 def test_a_matrix_whose_header_claims_more_than_the_memory(tmp_path):
     (tmp_path / "x.npy").write_bytes(npy("<f4", (10**12, 10**4)))
-    with pytest.raises(ConfigError, match="is no matrix of numbers"):
+    with pytest.raises(ConfigError, match="is not a matrix of numbers"):
         read_matrix(tmp_path / "x.npy")
 
 

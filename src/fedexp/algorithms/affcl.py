@@ -21,13 +21,13 @@ the second line trains it. On digits (experiment=benchmark/digits_class_incremen
 local.optimizer=adam local.lr=0.001; mean and standard deviation of seeds 0 to 2) hidden, classifier
 and FedAvg have an average accuracy of 0.235 (0.027), 0.255 (0.030) and 0.200 (0.042) and a task
 forgetting of 0.568 (0.088), 0.638 (0.117) and 0.584 (0.142). L_d: see continual.py, with T = 2. In
-task 1 there is no theta'. `credibility`: s is the noise of h~ (latent), or h~ itself, which the
+task 1 theta' does not exist. `credibility`: s is the noise of h~ (latent), or h~ itself, which the
 code compares with the moments of u (released). Values: the code's. Its weights for the global model
 as a second teacher are 0 and left out. Deviations: one step of one optimizer for all three lines,
 where the code takes three of Adam, one after the other; `bank` features are drawn from the flow
 that was received, once a round, not new ones from the flow in training for every batch; the
-features are the input of the model's last layer; the flow's line is divided by D, of which Adam
-takes no notice, and which steadies SGD; variances are at least 1e-6. The text of the paper was not
+features are the input of the model's last layer; the flow's line is divided by D, which leaves Adam
+unchanged and steadies SGD; variances are at least 1e-6. The text of the paper was not
 at hand: the equations are those of the code.
 """
 

@@ -115,7 +115,7 @@ class Personal(OwnStart, ABC):
         rng: np.random.Generator,
     ) -> Tree:
         """Return what the server sends to one client alone. `kept`: the states of all clients that
-        have ever taken part, of which a server may know what it was sent."""
+        have ever taken part, from which a server may use only what it was sent."""
         return {}
 
     def counted(self, sent: Tree, up: bool) -> Tree:

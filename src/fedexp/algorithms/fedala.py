@@ -3,7 +3,7 @@ that it learns.
 
 J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI
 2023, Eq. (3)-(6) and the authors' code, for the last p = 2 tensors (weight and bias of the
-classifier), with which FedKA's Table 9 can be compared:
+classifier), the case of FedKA's Table 9:
     theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
     W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1),
 by mini-batches of `part` of the local data. W is 1 at first and kept. The first time, passes are

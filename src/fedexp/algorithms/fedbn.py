@@ -8,7 +8,7 @@ in federated/fed_digits.py), which leaves out all entries of the state dict with
 Deviations from it: here layers are found by their type; the server's weights are n_k, not equal
 ones (`weighting=uniform`). No client uses a generic model. The accuracy reported for one is that of
 the averaged parameters with the mean batch norm of the last cohort, which no client uses and which
-is no part of the traffic that is counted. `evaluate=[global,personal]` tests the clients' own
+is not counted as traffic. `evaluate=[global,personal]` tests the clients' own
 models.
 """
 

@@ -9,7 +9,7 @@ averaging logits, not probabilities; temperature 1; teachers in eval mode, the s
 mode. Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps
 of B = 128, gradients clipped at norm 5, the best student on held-out labelled data, looked at every
 100 steps, no further than `patience` = 1,000 steps without gain (2,000 where the code is called
-without one). The average that the student began as is no candidate, as in the code's default.
+without one). The student's initial average is not a candidate, as in the code's default.
 Switches: `epochs_on_server` > 0 runs that many passes over the public set instead and takes the
 last model, the form for comparisons with Flashback (E_s); `steps` and `patience` then mean nothing.
 Deviation: the authors validate on 10 % of the training data; here on the first `validation` of the

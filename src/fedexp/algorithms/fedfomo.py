@@ -20,7 +20,7 @@ affinity. Validation: each example is for
 validation with probability `validation`. The draw depends on its number alone: it is the same in
 all rounds, also where a client's examples change, and clients do not train on these examples. A
 client without one validates on its example that has drawn the least; one that has no others trains
-on that with the most. There is no global model: what is tested is the average of all K clients'
+on that with the most. No client uses a global model: the test uses the average of all K clients'
 latest models with n_k (FedKA's Table 9 says "generic accuracy" without a rule), their running
 statistics likewise. n_k is that of the first task or partition, so that it stays an average where
 the numbers of examples change. The upload is the change of the client's model, from which the

@@ -119,7 +119,7 @@ class FedKA(FedAvg):
 
     def rows_that_count(self, ctx: Context) -> Tensor:
         """Return which candidates batch norm counts where it goes by the batch at hand, [slots *
-        width]: not those that fill up slots; all, where there is no anchor and nothing that follows
+        width]: not those that fill up slots; without an anchor all, since nothing that follows
         counts."""
         counts = (ctx.plan["candidate"] * ctx.plan["valid"][:, None]).flatten().to(ctx.steps.dtype)
         return torch.where(counts.sum() > 0, counts, torch.ones_like(counts))

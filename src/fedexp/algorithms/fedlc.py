@@ -5,7 +5,7 @@ J. Zhang et al., "Federated Learning with Label Distribution Skew via Logits Cal
     L = -log( exp(z_y - tau n_y^(-1/4)) / sum_c exp(z_c - tau n_c^(-1/4)) ).
 No code of the authors was found; two others' implementations (KarhouTam/FL-bench, and
 bytedance/FedDecorr in approach/fedlogitcal.py) have this form. The sum that the paper prints runs
-over c != y, with which the loss has no lower bound; theirs, as here, runs over all classes. A class
+over c != y, where the loss has no lower bound; theirs, as here, runs over all classes. A class
 without examples has an infinite margin, so it is not in the sum (FL-bench takes n_c = 1e-8, which
 is nearly that).
 """

@@ -166,8 +166,7 @@ def combine(statistics: Tree) -> Tensor:
 
 def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:
     """Return argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own
-    classifier (index `own`). That is the answer where there is no minimum since a client has sent
-    NaN or Inf."""
+    classifier (index `own`). Returns that one alone where a client has sent NaN or Inf."""
     from scipy.optimize import minimize  # slow to import, and no other algorithm needs it
 
     if not np.isfinite(matrix).all():

@@ -18,7 +18,7 @@ by examples as in the paper; classes that no client of a round holds keep their 
 clients take part); the nearest prototype is sought among all known classes, not among the client's
 own. There all clients have models of different kinds; here of one kind. No client uses a generic
 model. The accuracy of one is that of the mean of the last cohort's models, which nobody uses and
-which is no part of the traffic that is counted; `evaluate=[global,personal]` tests the clients' own
+which is not counted as traffic; `evaluate=[global,personal]` tests the clients' own
 models.
 """
 

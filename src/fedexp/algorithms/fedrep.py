@@ -8,8 +8,8 @@ of client k:
     server   phi <- mean of the bodies, with n_k (the paper: equal weights, `weighting=uniform`).
 A client's classifier is the initial one before it first takes part, and stays as it is in between.
 No client uses a generic model. The accuracy reported for one is that of the body with the mean
-classifier of the last cohort, which no client uses; that classifier is no part of the traffic that
-is counted. `evaluate=[global,personal]` tests the clients' own models.
+classifier of the last cohort, which no client uses; that classifier is not counted as traffic.
+`evaluate=[global,personal]` tests the clients' own models.
 
 Checked against copies of the authors' repository (lgcollins/FedRep: main_fedrep.py,
 models/Update.py and scripts/, which train 10 + 1 epochs with 2 classes a client and 10 + 5 with 5).

@@ -24,8 +24,8 @@ That hides them from the server, and costs far more than the training; since the
 models, the ranking here is that of a perfect reconstruction. In the code the best accuracy so far
 is not forgotten when a task begins; here it is, since it is one of other classes. Tasks are known
 here, as to every other method: a client of the code infers that a new one began where the entropy
-of the model's answers has risen by 1.2. Its population, in which clients join with every task, is a
-setting of its own. Other deviations: the model has all C outputs from the start, and those of
+of the model's answers has risen by 1.2. Its population, in which clients join with every task, is
+another setting. Other deviations: the model has all C outputs from the start, and those of
 classes to come are negatives, so that no untrained one answers in a test, which asks all C; BCE is
 the sum over all C divided by the number n of classes so far: outputs so far have the code's
 gradients; those to come add to the gradients of the features and to the loss, which begins at C / n

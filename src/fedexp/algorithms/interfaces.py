@@ -22,7 +22,7 @@ class Network(Protocol):
 
     The parameters in training run in train mode; the received global model and all other references
     in eval mode, with the running statistics of the received global model, unless the tree brings
-    buffers of its own.
+    its own buffers.
     """
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
@@ -130,7 +130,7 @@ class Federation:
         return sorted({c for classes in self.tasks[: self.task] for c in classes})
 
     def classes_met(self) -> list[int]:
-        """Return the classes of which some client has held examples in the tasks before this one,
+        """Return the classes that some client has held examples of in the tasks before this one,
         ascending. They are others than `classes_before` where clients meet the tasks in different
         orders, or tasks are blurred."""
         return self.classes_before() if self.met is None else sorted(self.met)

@@ -16,8 +16,8 @@ normalised as the data set is, with
     T^2 KL(softmax(t / T) || softmax(z / T)) + ltc * MSE(mapped features of student, of teacher),
     T = STUDENT_T.
 The last term of the first formula, with the student, counts from the batch on before which it has
-been trained `TRUST` times. Labels are balanced: each class equally often, and what is left at
-random. All outputs are those of the classes that the teacher knows.
+been trained `TRUST` times. Labels are balanced: each class equally often, the remainder at random.
+All outputs are those of the classes that the teacher knows.
 """
 
 import math
@@ -122,7 +122,7 @@ def drawn(name: str, value: Tensor) -> Tensor:
 
 
 def balanced(classes: int, count: int) -> Tensor:
-    """Return `count` numbers of classes, each equally often, and what is left drawn at random;
+    """Return `count` numbers of classes, each equally often, the remainder drawn at random;
     int64."""
     return torch.cat(
         [torch.arange(classes).repeat(count // classes), torch.randint(classes, (count % classes,))]

@@ -20,7 +20,7 @@ KEY = "algorithm.embeddings"
 def embeddings(source: str | None, classes: int, width: int) -> np.ndarray:
     """Return float64 [classes, E]: the rows of a file, or `RANDOM` vectors of `width` standard
     normal numbers, the same in every run. Raises ConfigError without a source, and for a file that
-    is no finite matrix with a row a class."""
+    does not hold a finite matrix with a row for each class."""
     if source is None:
         raise ConfigError(
             f"{KEY}: LANDER needs an embedding of each class name; {KEY}=<file> names a .npy, .npz"
@@ -62,7 +62,7 @@ def read_matrix(path: Path) -> np.ndarray:
         raise ConfigError(f"{KEY}={path}: cannot be read ({error.strerror})") from error
     # a header may claim more than the memory holds
     except (ValueError, EOFError, MemoryError) as error:
-        raise ConfigError(f"{KEY}={path}: is no matrix of numbers ({error})") from error
+        raise ConfigError(f"{KEY}={path}: is not a matrix of numbers ({error})") from error
 
 
 def add_mapping(module: nn.Module, width: int) -> nn.Module:

@@ -23,12 +23,12 @@ tenth on, and clients use 10,000 of them; here 9 are left out and the next 39 ke
 The embeddings come from a file, `embeddings=<file>`, with a row for each class in the order of the
 data set's classes; docs/guide/continual_learning.md has how to make one. Without a file the run is
 refused. `embeddings=random` puts random vectors in their place, as wide as the features and with
-numbers of variance 1: then the anchors say nothing of what the classes mean, and what is left of
-LANDER are its bounds and its generator. That is no result of LANDER; the option is in config.yaml
+numbers of variance 1: then the anchors say nothing of what the classes mean, and only the bounds
+and the generator of LANDER remain. That is not a result of LANDER; the option is in config.yaml
 and in the run's first lines. Deviations: a client goes through the images in one order in a round,
 where the code shuffles them with every pass; images are neither cropped nor flipped, on the clients
-and on the server; the model has all C outputs from the start, of which those of later tasks are
-left out of every loss; weights are n_k, not equal ones; the model at the end of a task is the
+and on the server; the model has all C outputs from the start, and those of later tasks are left out
+of every loss; weights are n_k, not equal ones; the model at the end of a task is the
 average of its last round, where the code takes the one that was sent in the round with the lowest
 training loss, before that round's average; the student's biases begin at 0, in the code those of
 linear layers and convolutions at N(0, 1). The images are counted as sent in every round. Only where

@@ -11,7 +11,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def unknown(classes: int, width: int, like: Tensor) -> Tree:
-    """Return prototypes of which none is known: means [C, D], and 1 for the classes that have one
+    """Return prototypes before any is known: means [C, D], and 1 for the classes that have one
     [C]."""
     return {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
 

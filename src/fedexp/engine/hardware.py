@@ -170,7 +170,7 @@ class Resolved:
 
     @property
     def precisions(self) -> list[str]:
-        """Return the precisions that this device is fast in, of which `auto` is one."""
+        """Return the precisions that this device is fast in, from which `auto` chooses."""
         if self.device.type == "cpu":
             return ["fp32"] if cost_of_bf16() > EMULATED else ["fp32", "bf16"]
         ampere = torch.cuda.is_bf16_supported(including_emulation=False)

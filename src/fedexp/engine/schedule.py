@@ -1,4 +1,4 @@
-"""Schedules: which examples a client trains on, in which order and with which augmentation.
+"""Schedules: the examples that a client trains on, their order and their augmentation.
 
 They are decided before training, on the host. Everything is a function of (seed, round, client), so
 all algorithms, engines and devices see the same batches.

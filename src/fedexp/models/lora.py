@@ -4,7 +4,7 @@
 h = W x + (alpha / r) B A x, where W stays as it is and A [r, in], B [out, r] are trained; B begins
 at zero. Adapted are linear layers and convolutions (A a convolution like W's with r outputs, B one
 of 1 x 1). The names are of our own making, the numbers those of the library peft with
-`init_lora_weights=True`, with which a test compares where it is installed. peft itself wraps whole
+`init_lora_weights=True`, which a test compares where peft is installed. peft itself wraps whole
 models, chooses and saves adapters by name, and needs transformers; of all that a federation needs
 these lines alone.
 """
@@ -38,7 +38,7 @@ class LoRA(Checked, prefix="model.lora."):
 
     def adapt(self, network: nn.Module, head: str | None) -> None:
         """Freeze a network but for its head, and put adapters into it. Raises ConfigError where the
-        head is not known, or a target is no layer that can be adapted."""
+        head is not known, or a target is not a layer that can be adapted."""
         if head is None:
             raise ConfigError(
                 "model.lora.rank: the head is trained beside the adapters; name it with model.head"

@@ -42,8 +42,8 @@ class LSTMModule(nn.Module):
                 self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: torch.Tensor) -> Output:
-        """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, of which
-        there is none."""
+        """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, which this
+        network does not have."""
         outputs, _ = self.recurrent(self.embedding(x[:, : self.length]))
         features = outputs[:, -1]
         return Output(features, self.classifier(features))

@@ -85,8 +85,8 @@ class Torchvision(Pretrained):
         return self.finished(network, head, shape, num_classes, reading)
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and standard deviation of the channels with which the published weights were
-        trained."""
+        """Return the mean and standard deviation of the channels in the training of the published
+        weights."""
         return (HALVES, HALVES) if self.name in OF_HALVES else (IMAGENET_MEAN, IMAGENET_STD)
 
     def network(self, shape: Any, num_classes: int) -> nn.Module:
@@ -163,7 +163,7 @@ class Timm(Pretrained):
                 return network
         except ConfigError:
             raise
-        except Exception as error:  # timm raises many types for a file that is none of its own
+        except Exception as error:  # timm raises many types for a file of another kind
             if self.weights == DEFAULT:
                 raise not_downloaded(self.name, error) from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
@@ -172,7 +172,7 @@ class Timm(Pretrained):
 
     def require_all(self, network: nn.Module, num_classes: int) -> None:
         """Raise ConfigError unless the file of weights has all parameters but those of the head:
-        timm loads what it finds, and leaves the rest as it is."""
+        timm loads what it finds, and leaves the rest unchanged."""
         from timm.models import load_state_dict
 
         head = f"{self.head or last_linear(network, num_classes)}."

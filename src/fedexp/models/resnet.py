@@ -141,7 +141,7 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
     in colour)."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True) if found is None else found
-    except Exception as error:  # torch raises many types for a file that is none of its own
+    except Exception as error:  # torch raises many types for a file of another kind
         raise ConfigError(
             f"model.weights={path}: is not a file of weights ({type(error).__name__})"
         ) from error
@@ -150,7 +150,7 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
     own = {k: v for k, v in network.state_dict().items() if not k.startswith(left_out[0])}
     items = found.items() if isinstance(found, dict) else ()
     given = {k: v for k, v in items if not str(k).startswith(left_out)}
-    # Files of before PyTorch 0.4.1 do not count batches.
+    # Files from PyTorch before 0.4.1 do not count batches.
     missing = {k for k in own.keys() - given.keys() if not k.endswith("num_batches_tracked")}
     wrong = {k for k in given if k not in own or getattr(given[k], "shape", 0) != own[k].shape}
     if missing or wrong:

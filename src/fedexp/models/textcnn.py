@@ -123,7 +123,7 @@ class _Maxima(Function):
 
     @staticmethod
     def forward(ctx: Any, windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        # autocast's are bf16, of which max is slow
+        # autocast's are bf16, whose max is slow
         products = F.linear(windows, weight, bias).to(windows.dtype)
         values, places = products.max(1)
         ctx.save_for_backward(windows, weight, places)

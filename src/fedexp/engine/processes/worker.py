@@ -159,7 +159,7 @@ def die_with(parent: int) -> None:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Run in a process of its own: `descriptor` is its end of a socket pair."""
+    """Run in a separate process: `descriptor` is its end of a socket pair."""
     die_with(parent)
     # The parent decides when to stop; USR2 is how Slurm tells a job of submitit that its time is
     # up.

@@ -74,8 +74,8 @@ class ClientNetwork(Network):
     """
 
     def __init__(self, net: FunctionalNetwork, buffers: Params, reference: Params | None = None):
-        """Take over a network and the client's running statistics. reference: those with which
-        models in eval mode are called; None: those that `net` holds, of the received model."""
+        """Take over a network and the client's running statistics. reference: those of models in
+        eval mode; None: those that `net` holds, of the received model."""
         self.net, self._buffers, self._reference = net, buffers, reference or {}
         self._moving: Params | None = None
         self._batch: Batch | None = None

@@ -1,7 +1,7 @@
-"""Stacked convolutions: each client has weights of its own, so no ordinary convolution fits.
+"""Stacked convolutions: each client has its own weights, so no ordinary convolution fits.
 
 torch.func.vmap turns them into one convolution of as many groups as clients. Here each client has
-an ordinary convolution, on CUDA on a stream of its own, so that they share the device: what a
+an ordinary convolution, on CUDA in its own stream, so that they share the device: what a
 library does best, many at a time. With ten clients that took 0.4 to 0.9 of the time of groups on an
 H100 and 0.92 on a CPU (benchmarks/RESULTS.md).
 """
@@ -131,7 +131,7 @@ class _Convolution(Function):
 
 class _Gradients(Function):
     """The gradients of a convolution by its input, weights and bias, those that are asked for; a
-    function of its own, so that vmap knows how to compute it."""
+    separate function, so that vmap knows how to compute it."""
 
     @staticmethod
     def forward(

@@ -111,7 +111,7 @@ class Graphs:
         return Replaying(self, clients, self._frame_of(clients))
 
     def step(self, recorded: Recorded, size: int) -> None:
-        """Do one step of the first `size` clients of a frame: carried out as it is, then recorded,
+        """Do one step of the first `size` clients of a frame: first carried out, then recorded,
         then replayed."""
 
         def step() -> None:
