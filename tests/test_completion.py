@@ -53,7 +53,7 @@ def test_groups_and_their_options():
 
 
 def test_keys_a_step_at_a_time_and_values():
-    assert offered("loc") == ["local."]
+    assert offered("loc") == ["local.", "local_evaluation."]
     assert "local.epochs=" in offered("local.")
     assert all(text.startswith("local.") for text in offered("local."))
     assert offered("algorithm=fedntd algorithm.b") == ["algorithm.beta="]

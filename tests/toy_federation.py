@@ -28,7 +28,7 @@ from fedexp.algorithms.interfaces import Context, ServerRound
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.config.settings import Seeds, Settings
+from fedexp.config.settings import ALL_LOCAL, LocalEvaluation, Seeds, Settings
 from fedexp.core.private.of_hydra import ConfigLoaderImpl
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
@@ -232,6 +232,7 @@ def make_simulation(
     schedule: Schedule = NO_SCHEDULE,
     cohorts: Cohorts = SAMPLED,
     validation: Validation = NONE_HELD_OUT,
+    local_evaluation: LocalEvaluation = ALL_LOCAL,
     **settings: Any,
 ) -> Simulation:
     """The small federation; `settings` are changes of SETTINGS."""
@@ -268,6 +269,7 @@ def make_simulation(
         schedule=schedule,
         cohorts=cohorts,
         validation=validation,
+        local_evaluation=local_evaluation,
         **groups,
     )
     return prepare(built).simulation

@@ -27,7 +27,7 @@ algorithm._target_=os.system => algorithm._target_=os.system | outside fedexp | 
 surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | outside fedexp
 +hydra.callbacks.x={_target_:os.system} => hydra.callbacks.x | _target_ | --config-dir
 hardware=cpu hardware.precision=tf32 => tf32 | CUDA
-forgetting_metric=all eval_interval=2 => eval_interval=2 | must be 1
+forgetting_metric=all eval_interval=2 local_evaluation.every=3 => multiple of eval_interval=2
 model=resnet10 => pixels
 partition=file partition.path=nowhere.npz => nowhere.npz
 dataset=image_folder => image_folder | dataset.root

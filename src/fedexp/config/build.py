@@ -10,7 +10,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.config.settings import NO_STOP, Seeds, Settings, Stop
+from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
 from fedexp.config.values import (
     FIRST_NODES,
     attempt,
@@ -52,6 +52,7 @@ class Built:
     surrogate: Surrogate
     validation: Validation = NONE_HELD_OUT
     stop: Stop = NO_STOP
+    local_evaluation: LocalEvaluation = ALL_LOCAL
     cohorts: Cohorts = SAMPLED
     schedule: Schedule = NO_SCHEDULE
     figures: Pictures = PNG

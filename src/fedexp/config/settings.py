@@ -32,6 +32,17 @@ class Stop(Checked, prefix="stop."):
 NO_STOP = Stop(patience=None, metric=None, minutes=None)
 
 
+class LocalEvaluation(Checked, prefix="local_evaluation."):
+    """How often and on how many examples local models are tested (config node
+    `local_evaluation`)."""
+
+    every: CountOrNone  # rounds; None: as often as the global model
+    examples: CountOrNone  # of each test view; None: all
+
+
+ALL_LOCAL = LocalEvaluation(every=None, examples=None)
+
+
 class Seeds(Checked, prefix="seeds."):
     """Independent seeds (config node `seeds`); each defaults to `seed`."""
 

@@ -20,7 +20,7 @@ from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
 from fedexp.config.options import SEVERAL
 from fedexp.config.overrides import key_of
 from fedexp.config.schedules import with_schedule
-from fedexp.config.settings import Seeds, Settings, Stop, subjects_of
+from fedexp.config.settings import LocalEvaluation, Seeds, Settings, Stop, subjects_of
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest, require
 from fedexp.core.limits import without_limits
@@ -45,6 +45,7 @@ FIRST_NODES: dict[str, Any] = {
     "public": Public,
     "validation": Validation,
     "stop": Stop,
+    "local_evaluation": LocalEvaluation,
     "cohorts": Cohorts,
     "schedule": Schedule,
     "figures": Pictures,

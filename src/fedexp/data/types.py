@@ -103,6 +103,12 @@ class Data(ABC):
         x, y = self.x_train[self.validation], self.y_train[self.validation]
         return replace(self, x_test=x, y_test=y, test_tasks=self.validation_tasks)
 
+    def tested_on(self, numbers: torch.Tensor) -> Self:
+        """Return the data with these test examples alone, by number, int64 [m]."""
+        tasks = None if self.test_tasks is None else self.test_tasks[numbers]
+        x, y = self.x_test[numbers], self.y_test[numbers]
+        return replace(self, x_test=x, y_test=y, test_tasks=tasks)
+
 
 class DataSource(Checked, ABC, prefix="dataset."):
     """Base of the `dataset` group: where a data set lies and how it is read."""

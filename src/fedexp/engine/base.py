@@ -2,8 +2,8 @@
 out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -170,6 +170,8 @@ class ClientRuntime:
     heads: Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
     views: tuple[str, ...] = (PLAIN,)  # of what is tested on, see fedexp.data.views
     seed: int = 0  # of the draws of the augmented view
+    # int64 [m] by view: the test examples that local models are tested on; all of other views
+    local_examples: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -197,6 +199,22 @@ class ClientRuntime:
     def _on_validation(self) -> "ClientRuntime":
         return replace(self, data=self.data.tested_on_validation())
 
+    def local_test(self, view: str, round: int) -> "tuple[ClientRuntime, Tensor | None]":
+        """Return the runtime whose test set local models are tested on in a view, and the draws of
+        its examples (`test_draws`)."""
+        draws, numbers = self.test_draws(view, round), self.local_examples.get(view)
+        if numbers is None:
+            return self.tested_on(view), draws
+        return self._on_part[view], None if draws is None else draws[numbers]
+
+    @cached_property
+    def _on_part(self) -> "dict[str, ClientRuntime]":
+        wholes = {view: self.tested_on(view) for view in self.local_examples}
+        return {
+            view: replace(whole, data=whole.data.tested_on(self.local_examples[view]))
+            for view, whole in wholes.items()
+        }
+
     def test_draws(self, view: str, round: int) -> Tensor | None:
         """Return the random numbers of the augmentation for all test examples, int64 [M, D]: the
         same for every model that is tested in a round, and others in the next one. None for any
@@ -212,8 +230,13 @@ class ClientRuntime:
         """Return a copy on another device."""
         if device == self.device:
             return self
-        heads = None if self.heads is None else self.heads.to(device)
-        return replace(self, net=self.net.copy(device), data=self.data.to(device), heads=heads)
+        return replace(
+            self,
+            net=self.net.copy(device),
+            data=self.data.to(device),
+            heads=None if self.heads is None else self.heads.to(device),
+            local_examples={k: v.to(device) for k, v in self.local_examples.items()},
+        )
 
     @property
     def evaluation_batch(self) -> int:

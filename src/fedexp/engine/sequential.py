@@ -185,8 +185,8 @@ class OneClient:
         runtime, correct = self.runtime, {}
         runtime.net.set_buffers(buffers)
         for view in runtime.views:
-            draws = runtime.test_draws(view, self.round)
-            correct[view] = runtime.tested_on(view).evaluate(trained, draws).class_correct[None]
+            tested, draws = runtime.local_test(view, self.round)
+            correct[view] = tested.evaluate(trained, draws).class_correct[None]
         runtime.net.set_buffers(self.server["buffers"])
         runtime.net.hold(self.server["params"])
         return correct

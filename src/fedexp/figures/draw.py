@@ -251,7 +251,8 @@ def round_picture(history: History) -> np.ndarray:
     by_round = dict(zip(history.rounds, history.class_accuracy, strict=True))
     local, last = history.local_class_accuracy[-1], history.local_rounds[-1]
     absent = np.full(local.shape[1], np.nan)
-    return np.vstack([by_round.get(last - 1, absent), local, by_round.get(last, absent)])
+    before = history.distributed_accuracy[-1:] or [by_round.get(last - 1, absent)]
+    return np.vstack([before[0], local, by_round.get(last, absent)])
 
 
 def _of(view: str) -> str:

@@ -19,7 +19,7 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
 
     @property
     def needs_local(self) -> bool:
-        """Tell whether local models must be evaluated in every round."""
+        """Tell whether local models must be evaluated (`local_evaluation`)."""
         return False
 
     @property

@@ -19,12 +19,22 @@ if TYPE_CHECKING:
     import torch
 
 
+# of local_class_accuracy.npz: name of an array -> field of a history; the last may be missing
+LOCAL = {
+    "rounds": "local_rounds",
+    "sampled": "sampled",
+    "accuracy": "local_class_accuracy",
+    "distributed": "distributed_accuracy",
+}
+
+
 @dataclass
 class History:
     """The class accuracies of one run so far.
 
-    Runs that evaluate local models evaluate the global model in every round, so that the model
-    distributed in round r is the one evaluated in round r-1.
+    The model distributed in round r is the one evaluated in round r - 1. Where that round was not
+    evaluated, or local models were tested on a part of the test set, its accuracies on the same
+    examples are recorded with theirs.
     """
 
     # int64 [K, C]: training labels of each client; [tasks or changes, K, C] where these change
@@ -38,6 +48,8 @@ class History:
     # int64 [S] each: the clients of a local round
     sampled: list[np.ndarray] = field(default_factory=list)
     local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
+    # float64 [C] each: of the model distributed in a local round; empty: that of `rounds` counts
+    distributed_accuracy: list[np.ndarray] = field(default_factory=list)
     # Of clients' own models, float64 [K, C], where they are tested: now, after which round, and the
     # best before that.
     personal_accuracy: np.ndarray | None = None
@@ -54,15 +66,24 @@ class History:
         self.rounds.append(round)
         self.class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
 
-    def add_local(self, round: int, sampled: np.ndarray, class_accuracy: np.ndarray) -> None:
+    def add_local(
+        self,
+        round: int,
+        sampled: np.ndarray,
+        class_accuracy: np.ndarray,
+        distributed: np.ndarray | None = None,
+    ) -> None:
         """Record the models that the sampled clients [S] trained in `round`, class accuracies [S,
-        C]."""
+        C]. distributed: class accuracies [C] of the model that they started from, where it was
+        tested with them."""
         assert not self.local_rounds or round > self.local_rounds[-1], (
             "rounds are recorded in order"
         )
         self.local_rounds.append(round)
         self.sampled.append(np.asarray(sampled, dtype=np.int64))
         self.local_class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+        if distributed is not None:
+            self.distributed_accuracy.append(np.asarray(distributed, dtype=np.float64))
 
     def add_personal(self, round: int, class_accuracy: np.ndarray) -> None:
         """Record the class accuracies [K, C] of the clients' own models after `round`; nan: not
@@ -92,6 +113,7 @@ class History:
             local_rounds=self.local_rounds[:local],
             sampled=self.sampled[:local],
             local_class_accuracy=self.local_class_accuracy[:local],
+            distributed_accuracy=self.distributed_accuracy[:local],
         )
 
     @property
@@ -125,6 +147,8 @@ class History:
     def distributed(self, round: int) -> np.ndarray:
         """Return the class accuracies [C] of the global model that clients started from in
         `round`."""
+        if self.distributed_accuracy:
+            return self.distributed_accuracy[bisect_left(self.local_rounds, round)]
         index = bisect_left(self.rounds, round - 1)
         assert self.rounds[index] == round - 1, "a round with local models follows an evaluated one"
         return self.class_accuracy[index]
@@ -151,21 +175,24 @@ class History:
         return cls._from_arrays({key: tensor.cpu().numpy() for key, tensor in tree.items()})
 
     def save_local(self, path: Path) -> None:
-        """Write local_class_accuracy.npz: rounds [T], sampled [T, S], accuracy [T, S, C]."""
+        """Write local_class_accuracy.npz: rounds [T], sampled [T, S], accuracy [T, S, C] and, where
+        it is recorded, distributed [T, C]."""
         arrays = self._arrays()
-        names = {"rounds": "local_rounds", "sampled": "sampled", "accuracy": "local_class_accuracy"}
-        save_npz(path, **{name: arrays[key] for name, key in names.items()})
+        save_npz(path, **{name: arrays[key] for name, key in LOCAL.items() if key in arrays})
 
     def _arrays(self) -> dict[str, np.ndarray]:
         none = np.empty((0, 0), dtype=np.int64)
         empty = np.empty((0, 0, self.counts.shape[-1]))
-        return {
+        arrays = {
             "rounds": np.array(self.rounds, dtype=np.int64),
             "class_accuracy": self.matrix,
             "local_rounds": np.array(self.local_rounds, dtype=np.int64),
             "sampled": np.array(self.sampled or none),
             "local_class_accuracy": np.array(self.local_class_accuracy or empty),
         }
+        if self.distributed_accuracy:
+            arrays["distributed_accuracy"] = np.stack(self.distributed_accuracy)
+        return arrays
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, np.ndarray]) -> "History":
@@ -178,6 +205,7 @@ class History:
             rounds=arrays["rounds"].tolist(),
             local_rounds=arrays["local_rounds"].tolist(),
             **lists,
+            distributed_accuracy=list(arrays.get("distributed_accuracy", ())),
             personal_accuracy=arrays.get("personal_accuracy"),
             personal_peak=arrays.get("personal_peak"),
             personal_round=int(arrays.get("personal_round", 0)),
@@ -213,18 +241,14 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
     local = run_dir / file_of("local_class_accuracy.npz", view)
     if local.exists():
         saved = load_npz(local)
-        missing = {"rounds", "sampled", "accuracy"} - saved.keys()
+        missing = LOCAL.keys() - {"distributed"} - saved.keys()
         if missing:
             raise ConfigError(f"{local}: lacks the arrays {', '.join(sorted(missing))}")
         try:
             check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(rounds))
         except (ValueError, TypeError, OverflowError) as error:
             raise ConfigError(f"{local}: has rounds that no run has ({error})") from None
-        arrays |= {
-            "local_rounds": saved["rounds"],
-            "sampled": saved["sampled"],
-            "local_class_accuracy": saved["accuracy"],
-        }
+        arrays |= {key: saved[name] for name, key in LOCAL.items() if name in saved}
     return History._from_arrays(arrays)
 
 

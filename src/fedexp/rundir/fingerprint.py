@@ -67,6 +67,8 @@ NEUTRAL = {
     "surrogate.examples": None,
     "stop.patience": None,
     "stop.metric": None,
+    "local_evaluation.every": None,
+    "local_evaluation.examples": None,
     "cohorts.path": None,
     "cohorts.draw": "seed",
     "partition.numpy_seed": None,

@@ -108,6 +108,8 @@ def check_history(
         "shape of history.sampled",
     )
     demand(accuracy.shape == (*sampled.shape, classes), "shape of history.local_class_accuracy")
+    distributed = found.get("distributed_accuracy", torch.empty(len(local), classes))
+    demand(distributed.shape == (len(local), classes), "shape of history.distributed_accuracy")
     demand(bool(((sampled >= 0) & (sampled < clients)).all()), "clients of history.sampled")
     demand(
         local.tolist() == sorted(set(local.tolist()) & set(rounds)), "the local rounds of history"

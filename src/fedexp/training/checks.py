@@ -92,16 +92,8 @@ def check(built: Built, metrics: Metrics) -> None:
 def of_training(built: Built, metrics: Metrics) -> Iterator[str]:
     """Yield what does not fit together of algorithm, model, optimizers and metrics."""
     algorithm, local = built.algorithm, built.local
-    name, interval, rounds = (
-        type(algorithm).__name__,
-        built.settings.eval_interval,
-        built.scenario.rounds_per_task,
-    )
-    if metrics.needs_local and interval != 1:
-        yield (
-            f"eval_interval={interval}: must be 1 with a forgetting_metric that evaluates local"
-            " models, since it compares them with the global model of the round before"
-        )
+    name, rounds = type(algorithm).__name__, built.scenario.rounds_per_task
+    yield from of_local_evaluation(built, metrics)
     if metrics.needs_neurons and not built.model.has_neurons:
         yield (
             f"forgetting_metric=alignment: {type(built.model).__name__} has no fully connected"
@@ -113,6 +105,20 @@ def of_training(built: Built, metrics: Metrics) -> Iterator[str]:
     yield from of_server(algorithm, built.server)
     if local.warmup and local.warmup >= rounds:
         yield f"local.warmup={local.warmup}: must be less than the {rounds} rounds"
+
+
+def of_local_evaluation(built: Built, metrics: Metrics) -> Iterator[str]:
+    """Yield where tests of local models are thinned that there are none of, or are asked for in
+    rounds in which nothing is tested."""
+    every, interval = built.local_evaluation.every, built.settings.eval_interval
+    for name, value in vars(built.local_evaluation).items():
+        if value is not None and not metrics.needs_local:
+            yield (
+                f"local_evaluation.{name}={value}: only has an effect with a forgetting_metric that"
+                " evaluates local models, such as forgetting_metric=all"
+            )
+    if every is not None and every % interval:
+        yield f"local_evaluation.every={every}: must be a multiple of eval_interval={interval}"
 
 
 def of_server(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:

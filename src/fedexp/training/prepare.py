@@ -22,6 +22,7 @@ from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_room, seeded_torch, trainable
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
+from fedexp.training import local_evaluation
 from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide, orders_of
@@ -71,7 +72,8 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_reads(built.model, runtime)
     hardware = with_precision(hardware, runtime, built.settings.cohort_size, before)
     net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
-    runtime = replace(runtime, net=net)
+    chosen = local_evaluation.choose(runtime, built.local_evaluation.examples)
+    runtime = replace(runtime, net=net, local_examples=chosen)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
     changes = divided[0].changes
@@ -91,6 +93,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         cohorts=cohorts,
         server_optimizer=built.server,
         stop=built.stop,
+        local_evaluation=built.local_evaluation,
         task_orders=orders_of(
             built.scenario, built.settings.num_clients, len(divided), built.seeds.partition
         ),

@@ -147,11 +147,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
 
     # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
     for exchange in exchanges_of(algorithm, federation):
-        local = (
-            simulation.is_evaluated(number)
-            and simulation.metrics.needs_local
-            and exchange.trains_model
-        )
+        local = simulation.tests_local(number) and exchange.trains_model
         result = run_exchange(
             simulation, exchange, server, client_states, number, clients, clock, local
         )
@@ -221,6 +217,7 @@ def collect_result(
         lr=simulation.lr_at(number),
         scores=scores_of(simulation, evaluations),
         local_accuracy=local_accuracy(simulation, done),
+        distributed_accuracy=distributed_accuracy(simulation, state.server, number),
         personal=personal,
         alignment=alignment,
         analyses=analyses,
@@ -274,10 +271,24 @@ def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict
     for each in reversed(done):
         if (correct := each.trained.class_correct) is not None:
             return {
-                view: class_accuracy(right.cpu().numpy(), simulation.test_counts[view][0])
+                view: class_accuracy(right.cpu().numpy(), simulation.local_counts[view])
                 for view, right in correct.items()
             }
     return {}
+
+
+def distributed_accuracy(simulation: Simulation, server: Tree, number: int) -> dict[str, Any]:
+    """Return the class accuracies of the model before round `number`, [C] by view, on the examples
+    of the local models; empty where the test of the round before says them, or there are none."""
+    if not (simulation.tests_local(number) and simulation.tests_distributed):
+        return {}
+    runtime, found = simulation.runtime, {}
+    runtime.net.set_buffers(server["buffers"])
+    for view in runtime.views:
+        tested, draws = runtime.local_test(view, number)
+        right = tested.evaluate(server["params"], draws).class_correct
+        found[view] = class_accuracy(right.cpu().numpy(), simulation.local_counts[view])
+    return found
 
 
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:

@@ -103,8 +103,13 @@ def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
 def client_rows(simulation: Simulation, state: State, result: RoundResult) -> Iterator[Row]:
     """Yield the rows of clients.csv, one for each client of the cohort."""
     measured: dict[str, np.ndarray] = {}
-    for view in result.local_accuracy:
-        values = simulation.metrics.client_values(state.tested[view].history)
+    tested = simulation.tests_local(result.round)
+    for view in result.local_accuracy if tested else simulation.runtime.views:
+        if tested:
+            values = simulation.metrics.client_values(state.tested[view].history)
+        else:
+            empty = np.full(len(result.cohort.clients), np.nan)
+            values = dict.fromkeys(simulation.local_columns, empty)
         measured = merged(files.CLIENTS, measured, all_named(values, view))
     parts = federation_at(simulation, result.server, result.round).parts
     cohort = result.cohort

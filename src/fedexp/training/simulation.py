@@ -10,7 +10,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, PublicData
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import Rounds
-from fedexp.config.settings import NO_STOP, Seeds, Settings, Stop
+from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
 from fedexp.core.tree import Params
 from fedexp.data.partitioned import Partition
 from fedexp.engine.base import ClientRuntime, Engine
@@ -51,6 +51,7 @@ class Simulation:
     # clients and examples that batch norm cannot train on
     left_out: dict[str, int] = field(default_factory=dict)
     stop: Stop = NO_STOP
+    local_evaluation: LocalEvaluation = ALL_LOCAL
     # int [K, T]: the task of each client at each stage; None: that of all
     task_orders: np.ndarray | None = None
     analysis: Analysis = NO_ANALYSIS
@@ -95,6 +96,19 @@ class Simulation:
         """Return whether the global model is tested after a round."""
         return round % self.settings.eval_interval == 0 or self.ends_task(round)
 
+    def tests_local(self, round: int) -> bool:
+        """Return whether the models that clients train in a round are tested."""
+        if not self.metrics.needs_local or not self.is_evaluated(round):
+            return False
+        every = self.local_evaluation.every or 1
+        return round % every == 0 or self.ends_task(round)
+
+    @property
+    def tests_distributed(self) -> bool:
+        """Return whether the model that clients start from is tested with theirs: the global test
+        of the round before is not there, or on other examples."""
+        return self.settings.eval_interval > 1 or bool(self.runtime.local_examples)
+
     @cached_property
     def test_counts(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return the examples of each class, int [C], and of each task, int [T], by view."""
@@ -105,6 +119,28 @@ class Simulation:
             classes = torch.bincount(data.y_test, minlength=data.num_classes)
             of_tasks = torch.bincount(tasks, minlength=data.num_tasks)
             counts[view] = (classes.cpu().numpy(), of_tasks.cpu().numpy())
+        return counts
+
+    @cached_property
+    def local_columns(self) -> tuple[str, ...]:
+        """Return the names of what is measured of local models, as of two rounds of a model that
+        knows all classes equally well."""
+        if not self.metrics.needs_local:
+            return ()
+        history, classes = self.new_history(), self.runtime.data.num_classes
+        even = np.full(classes, 1 / classes)
+        history.add(0, even)
+        history.add_local(1, np.zeros(1, dtype=np.int64), even[None])
+        history.add(1, even)
+        return tuple(self.metrics.client_values(history))
+
+    @cached_property
+    def local_counts(self) -> dict[str, np.ndarray]:
+        """Return the examples of each class on which local models are tested, int [C], by view."""
+        counts = {}
+        for view in self.runtime.views:
+            data = self.runtime.local_test(view, 0)[0].data
+            counts[view] = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
         return counts
 
     def lr_at(self, round: int) -> float:

@@ -58,6 +58,8 @@ class RoundResult:
     lr: float
     scores: dict[str, Scores]  # by view; empty: this round is not evaluated
     local_accuracy: dict[str, np.ndarray]  # by view, float64 [|S|, C]; empty: not evaluated
+    # likewise, float64 [C]: of the model before the round, where it is tested with them
+    distributed_accuracy: dict[str, np.ndarray]
     personal: dict[
         str, np.ndarray
     ]  # by view, float64 [K, C]: personal models; empty: not evaluated
@@ -132,7 +134,8 @@ class State:
         for view, accuracy in result.personal.items():
             self.tested[view].history.add_personal(self.round, accuracy)
         for view, accuracy in result.local_accuracy.items():
-            self.tested[view].history.add_local(self.round, np.array(cohort), accuracy)
+            before = result.distributed_accuracy.get(view)
+            self.tested[view].history.add_local(self.round, np.array(cohort), accuracy, before)
         if result.not_finite is not None:
             self.status, self.not_finite = "diverged", result.not_finite
         elif result.is_last:

@@ -7,6 +7,7 @@ import numpy as np
 from fedexp.data.views import VALIDATION, all_named, choosing, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
+from fedexp.training import local_evaluation
 from fedexp.training.rows import TAIL, merged, plain, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State, Tested
@@ -50,6 +51,8 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
     if not validated:
         parts += [{named("rounds_to_target", view): each} for view, each in targets.items()]
     parts.append({"rounds": state.round})
+    if thinned := local_evaluation.describe(simulation):
+        parts.append({"local_evaluation": thinned})
     if simulation.left_out:
         parts.append({"left_out": simulation.left_out})
     if simulation.changes:

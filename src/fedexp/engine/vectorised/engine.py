@@ -132,8 +132,8 @@ def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[st
     each."""
     found = {}
     for view in runtime.views:
-        draws = runtime.test_draws(view, round)
-        found[view] = evaluate_together(runtime.tested_on(view), models, draws)
+        tested, draws = runtime.local_test(view, round)
+        found[view] = evaluate_together(tested, models, draws)
     return found
 
 

@@ -1,0 +1,63 @@
+"""The test of local models on a part of the test set (`local_evaluation`)."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedexp.core.errors import require
+from fedexp.core.rng import generator_for
+from fedexp.data.held_out import of_each_class
+from fedexp.engine.base import ClientRuntime
+from fedexp.training.simulation import Simulation
+
+log = logging.getLogger("fedexp")
+
+
+def choose(runtime: ClientRuntime, examples: int | None) -> dict[str, torch.Tensor]:
+    """Return the numbers of the test examples of each view on which local models are tested, the
+    same in every run on these data; {} for all. Raises ConfigError for fewer than the classes."""
+    if examples is None:
+        return {}
+    found = {}
+    for view in runtime.views:
+        data = runtime.tested_on(view).data
+        labels, classes = data.y_test.cpu().numpy(), data.num_classes
+        least = len(np.unique(labels))
+        allowed = f"at least {least}, one of each class"
+        require(examples >= least, "local_evaluation.examples", examples, allowed)
+        rng = generator_for(0, "local evaluation")
+        numbers = of_each_class(labels, classes, examples, rng)
+        found[view] = torch.from_numpy(numbers).to(runtime.device)
+        part, whole = (np.bincount(each, minlength=classes) for each in (labels[numbers], labels))
+        log.info(
+            "local models are tested on %d of %d examples (%s); the standard error of their"
+            " accuracy on a class is at most %.3f",
+            len(numbers),
+            len(labels),
+            view,
+            standard_error(part, whole),
+        )
+    return found
+
+
+def standard_error(part: np.ndarray, whole: np.ndarray) -> float:
+    """Return the largest standard error of an accuracy on one class: of n_c examples drawn without
+    replacement from N_c, sqrt(p (1 - p) / n_c * (N_c - n_c) / (N_c - 1)) with p = 1/2.
+
+    part, whole: n and N, int [C]."""
+    n, total = part[part > 0], whole[part > 0]
+    return float(np.sqrt(0.25 / n * (total - n) / np.maximum(total - 1, 1)).max())
+
+
+def describe(simulation: Simulation) -> dict[str, Any]:
+    """Return what summary.json says of tests of local models that are not of all examples in all
+    rounds: `every` and, by view, `examples` and `standard_error`; {} where they are."""
+    chosen, runtime = simulation.local_evaluation, simulation.runtime
+    found: dict[str, Any] = {} if chosen.every is None else {"every": chosen.every}
+    for view, numbers in runtime.local_examples.items():
+        part, whole = simulation.local_counts[view], simulation.test_counts[view][0]
+        error = standard_error(part, whole)
+        found[view] = {"examples": len(numbers), "standard_error": error}
+    return found
