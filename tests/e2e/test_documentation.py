@@ -84,6 +84,7 @@ EXAMPLES = {
     "fedexp analyse <dir> <kind>": "fedexp analyse run tsne",
     "fedexp analyse <run>": "fedexp analyse run",
     "fedexp push <dir>": "fedexp push run",
+    "<entity>/<project>": "team/fedexp",
     "<project>": "team/fedexp",
     "<file>": "run/partition.npz",
     "<name>": "fedavg",
@@ -559,7 +560,9 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     kept = [re.sub(r"fedntd/cinic10_s2,(?=fedntd/cifar10)", "", a) for a in kept]  # a download
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
-    if "profile" in given or any(key.startswith(("schedule.", "analysis.rounds")) for key in given):
+    if "profile" in given or any(
+        key.startswith(("schedule.", "analysis.rounds", "keep_")) for key in given
+    ):
         del changes["rounds"]  # the second is traced; later ones have other data
     if "local.warmup" in given:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)

@@ -180,7 +180,7 @@ def check_data(
         for key in now
         if before.get(key, now[key]) != now[key]
     ]
-    advice = "" if lines else "\naccept_changed_data=true goes on with them, which is noted"
+    advice = "" if lines else "\naccept_changed_data=true continues on them and records it"
     found = changes(noted_marks(directory), marks)
     if not lines and container.get("accept_changed_data"):
         return
