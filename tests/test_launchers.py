@@ -156,5 +156,5 @@ def test_a_checked_composition_takes_every_launcher_and_no_class_behind_its_refe
         launching(f"hydra/launcher={name}")
         if name != "ray":
             return
-        with pytest.raises(ConfigError, match=r"FEDEXP_DATA=\$\{data_dir\}: is not among"):
+        with pytest.raises(ConfigError, match=r"data_dir: must be the name of a directory"):
             launching("hydra/launcher=ray", "data_dir={_target_:os.mkdir}")

@@ -111,13 +111,6 @@ def checked() -> Iterator[None]:
         of_hydra.replace_loader(before)
 
 
-def means_node(config: DictConfig, text: str) -> bool:
-    """Return whether a reference to a key leads to a node, whose class Hydra would call."""
-    key = text.removeprefix("${").removesuffix("}")
-    found = OmegaConf.select(config, key, throw_on_resolution_failure=False)
-    return OmegaConf.is_config(found)
-
-
 def check_called(config: DictConfig) -> None:
     """Raise ConfigError unless all that Hydra imports in these nodes is known, or named in a
     directory of the user's; likewise what they refer to, which could be a node with such a name."""
@@ -132,7 +125,7 @@ def check_called(config: DictConfig) -> None:
             refers = "${" in text
             if not (refers or name in NAMES or text.startswith("ext://")):
                 continue
-            if text in KNOWN or (text in REFERENCES and not means_node(config, text)):
+            if text in KNOWN | REFERENCES:
                 continue
             if text.startswith("ext://") or not named_by(text, folders, anywhere=refers):
                 raise ConfigError(

@@ -44,7 +44,9 @@ def pair(form: Any) -> Callable[[object], bool]:
 
 
 def is_tested(value: object) -> bool:
-    return isinstance(value, dict) and value.keys() == TESTED.keys() and not misfit(value, TESTED)
+    """Return whether a mapping has what the tests in one view have found, of right types."""
+    whole = isinstance(value, dict) and TESTED.keys() <= value.keys() and not misfit(value, TESTED)
+    return whole and {*ARRAYS} <= value["history"].keys()  # type: ignore[index]
 
 
 # Key -> form of its value: what the tests in one view have found, and a whole checkpoint.
@@ -92,17 +94,16 @@ def check_form(path: Path, state: object) -> None:
         raise ConfigError(
             f"{path}: format {state.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}"
         )
-    if missing := [key for key in FORM if key not in state]:
-        raise ConfigError(f"{path}: not a checkpoint of a run (without {', '.join(missing)})")
-    if strange := [str(key) for key in state if key not in {*FORM, *OPTIONAL, "format"}]:
-        raise ConfigError(f"{path}: not a checkpoint of a run (with {', '.join(strange)})")
-    if wrong := misfit(state, FORM | OPTIONAL):
+    strange = state.keys() - {*FORM, *OPTIONAL, "format"}
+    for word, odd in (("without", FORM.keys() - state.keys()), ("with", strange)):
+        if odd:
+            names = ", ".join(sorted(map(str, odd)))
+            raise ConfigError(f"{path}: not a checkpoint of a run ({word} {names})")
+    wrong = misfit(state, FORM | OPTIONAL)
+    if wrong is None and not all(is_tested(each) for each in by_view(state).values()):
+        wrong = "history"
+    if wrong is not None:
         raise ConfigError(f"{path}: {wrong} is not what a checkpoint holds")
-    histories = [tested["history"] for tested in by_view(state).values()]
-    if missing := [name for name in ARRAYS for history in histories if name not in history]:
-        raise ConfigError(
-            f"{path}: history is not what a checkpoint holds (without {', '.join(missing)})"
-        )
 
 
 def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

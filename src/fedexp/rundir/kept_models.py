@@ -19,7 +19,8 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.rundir import files
-from fedexp.rundir.checkpoint_form import check_form, is_count
+from fedexp.rundir.checkpoint_form import check_form
+from fedexp.rundir.schema import fits
 
 FOLDER = "models"
 NAME = re.compile(r"round_(\d{1,9})\.pt")
@@ -88,39 +89,35 @@ def load(directory: Path, number: int | None = None, client: int | None = None) 
     """
     if client is not None:
         return load_local(directory, number, client)
-    models, problems = from_checkpoints(directory)
-    of_rounds = kept_files(directory)
-    rounds = sorted({*of_rounds, *(model.round for model in models)})
+    kept, problems = from_checkpoints(directory)
+    models, of_rounds = {model.round: model for model in reversed(kept)}, kept_files(directory)
+    rounds = sorted(models.keys() | of_rounds.keys())
     if not rounds:
         raise ConfigError("\n".join(problems) or f"{directory}: no model is kept there; {HINT}")
     wanted = rounds[-1] if number is None else number
-    if found := [model for model in models if model.round == wanted]:
-        return found[0]
-    if wanted not in of_rounds:
-        raise ConfigError(
-            f"{directory}: the model after round {wanted} is not kept; kept: {listed(rounds)};"
-            f" {HINT}"
-        )
-    path = of_rounds[wanted]
-    return model_in(path, storage.load_tree(path), wanted)
+    if wanted in models:
+        return models[wanted]
+    if wanted in of_rounds:
+        return model_in(of_rounds[wanted], storage.load_tree(of_rounds[wanted]), wanted)
+    raise ConfigError(
+        f"{directory}: the model after round {wanted} is not kept; kept: {listed(rounds)}; {HINT}"
+    )
 
 
 def load_local(directory: Path, number: int | None, client: int) -> KeptModel:
     """Return the model that a client has trained in a round; see `load`."""
-    found = local_files(directory)
+    found, problem = local_files(directory), ""
+    wanted = max(found, default=0) if number is None else number
     if not found:
-        raise ConfigError(f"{directory}: no local model is kept there; {LOCAL_HINT}")
-    wanted = max(found) if number is None else number
-    if wanted not in found:
+        problem = f"no local model is kept there; {LOCAL_HINT}"
+    elif wanted not in found:
         kept = listed(sorted(found))
-        raise ConfigError(
-            f"{directory}: no local model of round {wanted} is kept; rounds: {kept}; {LOCAL_HINT}"
-        )
-    if client not in found[wanted]:
+        problem = f"no local model of round {wanted} is kept; rounds: {kept}; {LOCAL_HINT}"
+    elif client not in found[wanted]:
         kept = listed(sorted(found[wanted]))
-        raise ConfigError(
-            f"{directory}: no model of client {client} is kept of round {wanted}; clients: {kept}"
-        )
+        problem = f"no model of client {client} is kept of round {wanted}; clients: {kept}"
+    if problem:
+        raise ConfigError(f"{directory}: {problem}")
     path = found[wanted][client]
     return model_in(path, storage.load_tree(path), wanted, client)
 
@@ -168,15 +165,14 @@ def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
 def model_in(path: Path, state: object, number: int, client: int | None = None) -> KeptModel:
     """Return the model that a loaded file holds; raise ConfigError unless it is one, of that round
     and client."""
-    if not isinstance(state, dict) or not is_count(state.get("round")) or state["round"] != number:
+    if not isinstance(state, dict) or not fits(state.get("round"), int) or state["round"] != number:
         raise ConfigError(f"{path}: not a model of round {number}")
     if client is not None and state.get("client") != client:
         raise ConfigError(f"{path}: not a model of client {client}")
-    parts: list[Any] = [state.get(part) for part in ("params", "buffers")]
-    for part in parts:
-        if not (isinstance(part, dict) and all(isinstance(v, torch.Tensor) for v in part.values())):
-            raise ConfigError(f"{path}: not a model (its parameters are not tensors by name)")
-    return KeptModel(number, parts[0], parts[1], client)
+    parts: dict[str, Any] = {part: state.get(part) for part in ("params", "buffers")}
+    if not fits(parts, {str: {str: torch.Tensor}}):
+        raise ConfigError(f"{path}: not a model (its parameters are not tensors by name)")
+    return KeptModel(number, **parts, client=client)
 
 
 def is_whole(path: Path) -> bool:

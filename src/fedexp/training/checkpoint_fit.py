@@ -58,24 +58,20 @@ def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
     demand(number <= rounds, f"round {number} of {rounds}")
     # A run that was completed or stopped may be given more rounds.
     demand(state["status"] != "running" or number < rounds, f"running after round {number}")
-    named = [*state["not_finite"], *state["clients"]]
-    demand(
-        all(client < clients for client in named), f"client {max(named, default=0)} of {clients}"
-    )
-    demand(
-        all(version <= number for version in state["clients"].values()),
-        "clients' states of later rounds",
-    )
+    largest = max([*state["not_finite"], *state["clients"]], default=0)
+    demand(largest < clients, f"client {largest} of {clients}")
+    latest = max(state["clients"].values(), default=0)
+    demand(latest <= number, "clients' states of later rounds")
 
 
 def check_tested(found: Mapping[str, Any], number: int, simulation: Simulation) -> None:
     """Check the tests of a state. number: the round after which the state was saved."""
     tested = [each for each, _ in found["accuracy"]]
-    demand(bool(tested) and tested[0] == 0 and tested[-1] <= number, "the rounds of accuracy")
-    demand(all(a < b for a, b in itertools.pairwise(tested)), "the rounds of accuracy")
-    names = (tested, len(simulation.stages)) if simulation.has_tasks else ([], 0)
-    demand([each for each, _ in found["tasks"]] == names[0], "the rounds of tasks")
-    demand(all(len(values) == names[1] for _, values in found["tasks"]), "the number of tasks")
+    ascend = all(a < b for a, b in itertools.pairwise(tested))
+    demand(ascend and tested[:1] == [0] and tested[-1] <= number, "the rounds of accuracy")
+    rounds, tasks = (tested, len(simulation.stages)) if simulation.has_tasks else ([], 0)
+    demand([each for each, _ in found["tasks"]] == rounds, "the rounds of tasks")
+    demand(all(len(values) == tasks for _, values in found["tasks"]), "the number of tasks")
 
 
 def check_history(
@@ -83,37 +79,35 @@ def check_history(
 ) -> None:
     """Check a history. start: the history of a run that has just begun; personal: clients' own
     models are tested."""
-    found = tested["history"]
+    found, rounds = tested["history"], [number for number, _ in tested["accuracy"]]
+    own = ("personal_accuracy", "personal_peak")
+    for name in ("starts", *own):
+        wanted = personal if name in own else name in start
+        demand((name in found) == wanted, f"history.{name}")
     for name in ARRAYS:
         demand(found[name].dtype == start[name].dtype, f"type of history.{name}")
-    demand(("starts" in found) == ("starts" in start), "history.starts")
     for name in {"counts", "rounds_per_task", "starts"} & start.keys():
         demand(torch.equal(found[name], start[name]), f"history.{name}")
-    rounds, local = found["rounds"].tolist(), found["local_rounds"]
-    demand(rounds == [number for number, _ in tested["accuracy"]], "the rounds of history")
     clients, classes = start["counts"].shape[-2:]
-    demand(
-        found["class_accuracy"].shape == (len(rounds), classes), "shape of history.class_accuracy"
-    )
-    for name in ("personal_accuracy", "personal_peak"):
-        demand((name in found) == personal, f"history.{name}")
-        fits = name not in found or (found[name].shape, found[name].dtype) == (
-            (clients, classes),
-            torch.float64,
-        )
-        demand(fits, f"shape of history.{name}")
-    sampled, accuracy = found["sampled"], found["local_class_accuracy"]
-    demand(
-        local.dim() == 1 and sampled.dim() == 2 and len(sampled) == len(local),
-        "shape of history.sampled",
-    )
-    demand(accuracy.shape == (*sampled.shape, classes), "shape of history.local_class_accuracy")
-    distributed = found.get("distributed_accuracy", torch.empty(len(local), classes))
-    demand(distributed.shape == (len(local), classes), "shape of history.distributed_accuracy")
+    local, sampled = found["local_rounds"], found["sampled"]
+    demand(local.dim() == 1 and sampled.dim() == 2, "shape of history.sampled")
+    shapes = {
+        "rounds": (len(rounds),),
+        "class_accuracy": (len(rounds), classes),
+        "sampled": (len(local), sampled.shape[1]),
+        "local_class_accuracy": (*sampled.shape, classes),
+    }
+    shapes |= dict.fromkeys(own, (clients, classes)) if personal else {}
+    if "distributed_accuracy" in found:
+        shapes["distributed_accuracy"] = (len(local), classes)
+    for name, shape in shapes.items():
+        demand(found[name].shape == shape, f"shape of history.{name}")
+    for name in own if personal else ():
+        demand(found[name].dtype == torch.float64, f"type of history.{name}")
+    demand(found["rounds"].tolist() == rounds, "the rounds of history")
     demand(bool(((sampled >= 0) & (sampled < clients)).all()), "clients of history.sampled")
-    demand(
-        local.tolist() == sorted(set(local.tolist()) & set(rounds)), "the local rounds of history"
-    )
+    known = sorted(set(local.tolist()) & set(rounds))
+    demand(local.tolist() == known, "the local rounds of history")
 
 
 def check_tree(name: str, found: Tree, expected: Tree) -> None:
@@ -129,12 +123,8 @@ def check_tree(name: str, found: Tree, expected: Tree) -> None:
             check_tree(f"{name}.{key}", found[key], value)
     elif isinstance(expected, torch.Tensor):
         demand(isinstance(found, torch.Tensor), name)
-        demand(
-            found.shape == expected.shape,
-            f"shape of {name}: {list(found.shape)}, not {list(expected.shape)}",
-        )
-        demand(
-            found.dtype == expected.dtype, f"type of {name}: {found.dtype}, not {expected.dtype}"
-        )
+        for kind in ("shape", "dtype"):
+            is_, wanted = getattr(found, kind), getattr(expected, kind)
+            demand(is_ == wanted, f"{kind} of {name}: {is_}, not {wanted}")
     else:
         demand(type(found) is type(expected), name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,15 @@ class Division:
     server_unlabelled: np.ndarray  # numbers of the surrogate examples that the server holds
     changes: "tuple[tuple[int, Division], ...]" = ()  # (first round, the division from then on)
 
+    def telling(self, **facts: Any) -> "Division":
+        """Return the division with other facts that the server knows of its clients."""
+        return replace(self, federation=replace(self.federation, **facts))
+
+    def holding(self, partition: Partition) -> "Division":
+        """Return the division with other examples for each client."""
+        part = replace(self, partition=partition)
+        return part.telling(parts=partition.parts, counts=partition.counts)
+
     def stage(self, runtime: ClientRuntime, engine: Engine) -> Stage:
         public, unlabelled = (
             PublicSet(runtime, torch.from_numpy(numbers), engine) if len(numbers) else None
@@ -45,9 +55,8 @@ class Division:
 def divide(built: Built) -> tuple[Data, list[Division]]:
     """Load the data; decide who holds which training examples: the server first, then the
     clients."""
-    seed = built.seeds.partition
-    sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
-    scenario = built.scenario
+    seed, scenario = built.seeds.partition, built.scenario
+    sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     tasks, held = held_out_of_all(built, sequence.tasks)
     # the task of each example, before any is dealt to another
     origin = np.zeros(len(sequence.data.y_train), np.int64)
@@ -60,14 +69,12 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     )
     shards = Shards((), unlabelled)
     if len(unlabelled):
-        shards = built.surrogate.deal(
-            unlabelled, built.settings.num_clients, generator_for(seed, "surrogate")
-        )
-    parts, held_out = [], []
+        rng = generator_for(seed, "surrogate")
+        shards = built.surrogate.deal(unlabelled, built.settings.num_clients, rng)
+    parts, held_out, labels = [], [], data.y_train.numpy()
     for number, task in enumerate(tasks):
-        # The first task's generators are those of a run without tasks.
-        partition = partition_of(built, data, task, (number,) if number else (), held=held[number])
-        labels = data.y_train.numpy()
+        key = (number,) if number else ()  # the first task is drawn as a run without tasks
+        partition = partition_of(built, data, task, key, held=held[number])
         own = np.full_like(labels, -1)
         own[task.train] = labels[task.train]
         own[partition.validation] = -1
@@ -76,28 +83,22 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             parts=partition.parts,
             counts=partition.counts,
             labels=labels,
-            shared=one_of_each(
-                own, data.num_classes, generator_for(seed, "shared", *((number,) if number else ()))
-            ),
+            shared=one_of_each(own, data.num_classes, generator_for(seed, "shared", *key)),
             weighting=built.settings.weighting,
             task=number,
             tasks=tuple(each.classes for each in tasks),
             surrogate=shards.clients,
             unlabelled=unlabelled,
         )
-        server = shards.server if len(unlabelled) else unlabelled
 
         def draw(partitioner: Partitioner, name: str, task: Task = task) -> Partition:
             return partition_of(replace(built, partition=partitioner), data, task, (), name)
 
-        changes = changed(built.schedule, partition, federation, seed, draw)
-        later = tuple(
-            (first, Division(new, federation, server)) for first, new, federation in changes
-        )
-        parts.append(Division(partition, federation, server, later))
-    return with_validation(data, held_out, origin), with_replay(
-        built, with_met(built, with_orders(built, parts))
-    )
+        division = Division(partition, federation, shards.server)
+        parts.append(replace(division, changes=changed(built.schedule, division, seed, draw)))
+    for mix in (with_orders, with_met, with_replay):
+        parts = mix(built, parts)
+    return with_validation(data, held_out, origin), parts
 
 
 def held_out_of_all(
@@ -136,18 +137,14 @@ def with_orders(built: Built, parts: list[Division]) -> list[Division]:
     )
     if orders is None:
         return parts
-    labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
+    federation = parts[0].federation
     # of all tasks: some client is in each
     known = np.max([part.federation.shared for part in parts], axis=0)
+    stages = reordered([part.partition.parts for part in parts], orders)
     made = []
-    for part, rows in zip(
-        parts, reordered([part.partition.parts for part in parts], orders), strict=True
-    ):
-        partition = part.partition.holding(rows, labels, classes)
-        federation = replace(
-            part.federation, parts=partition.parts, counts=partition.counts, shared=known
-        )
-        made.append(replace(part, partition=partition, federation=federation))
+    for part, rows in zip(parts, stages, strict=True):
+        partition = part.partition.holding(rows, federation.labels, federation.num_classes)
+        made.append(part.holding(partition).telling(shared=known))
     return made
 
 
@@ -158,10 +155,7 @@ def with_met(built: Built, parts: list[Division]) -> list[Division]:
         return parts
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
     met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
-    pairs = zip(parts, met, strict=True)
-    return [
-        replace(part, federation=replace(part.federation, met=classes)) for part, classes in pairs
-    ]
+    return [part.telling(met=classes) for part, classes in zip(parts, met, strict=True)]
 
 
 def with_replay(built: Built, parts: list[Division]) -> list[Division]:
@@ -179,10 +173,8 @@ def with_replay(built: Built, parts: list[Division]) -> list[Division]:
         columns.append([np.sort(np.concatenate(pair)) for pair in zip(own, held, strict=True)])
     made = []
     for part, rows in zip(parts, zip(*columns, strict=True), strict=True):
-        counts = np.stack([np.bincount(labels[row], minlength=classes) for row in rows]).astype(
-            np.int64
-        )
-        made.append(replace(part, federation=replace(part.federation, parts=rows, counts=counts)))
+        counts = np.stack([np.bincount(labels[row], minlength=classes) for row in rows])
+        made.append(part.telling(parts=rows, counts=counts.astype(np.int64)))
     return made
 
 
@@ -325,30 +317,23 @@ def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) 
 
 def changed(
     schedule: Schedule,
-    first: Partition,
-    federation: Federation,
+    first: Division,
     seed: int,
     draw: Callable[[Partitioner, str], Partition],
-) -> list[tuple[int, Partition, Federation]]:
-    """Return, for each round in which something changes, that round, the partition from then on,
-    and what the server knows. draw: the partition by a partitioner; its second argument
-    names the random numbers."""
-    found = []
-    drawn: dict[int, Partition] = {0: first}
+) -> tuple[tuple[int, Division], ...]:
+    """Return, for each round in which something changes, that round and the division from then on.
+    draw: the partition by a partitioner; its second argument names the random numbers."""
+    found, federation = [], first.federation
+    drawn: dict[int, Partition] = {0: first.partition}
     for number in schedule.rounds:
         new = schedule.partition_at(number)
         since = new.round if new else 0
         if new and since not in drawn:
             drawn[since] = draw(new.partition, f" from round {since}")
-        shares = schedule.shares_at(number)
         partition = drawn[since]
-        if shares:
-            clients = schedule.clients
-            partition = reduced(
-                partition, shares, clients, federation.labels, federation.num_classes, seed
-            )
+        if shares := schedule.shares_at(number):
+            labels, classes = federation.labels, federation.num_classes
+            partition = reduced(partition, shares, schedule.clients, labels, classes, seed)
         partition = replace(partition, info=partition.info | {"from_round": number})
-        found.append(
-            (number, partition, replace(federation, parts=partition.parts, counts=partition.counts))
-        )
-    return found
+        found.append((number, first.holding(partition)))
+    return tuple(found)
