@@ -50,6 +50,7 @@ from quick_runs import SMALL
 from toy_federation import (
     ENGINES,
     LOCAL,
+    PAIR,
     TWO_TASKS,
     Normed,
     SoftmaxRegression,
@@ -58,6 +59,12 @@ from toy_federation import (
 )
 
 IN_ALL = {"rounds": None, "every": 1}
+OTHERS = [name for name in ENGINES if name not in PAIR]
+# of those beside the sequential one, two start processes
+other_engines = pytest.mark.parametrize(
+    "engine",
+    ["vectorised", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
+)
 # Two layers, three clients: conv.weight [3, 2], conv.bias [3, 1] and head [3, 1].
 REFERENCE = {
     "conv.weight": torch.tensor([1.0, 2.0]),
@@ -163,7 +170,7 @@ def test_gradients_of_clients_are_those_of_their_whole_data():
 BOTH = SeveralAnalyses(members=[WeightDivergence(**IN_ALL), GradientDiversity(**IN_ALL)], **IN_ALL)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@other_engines
 def test_a_round_of_every_engine_is_measured_alike(engine):
     """The rows against the models themselves; every engine has the numbers of the sequential
     one."""
@@ -355,7 +362,7 @@ def test_accuracies_of_an_epoch_by_hand():
     assert after["out_local_accuracy"] == pytest.approx(0.45, rel=1e-15)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@other_engines
 @pytest.mark.parametrize(
     "algorithm", [FedProx(mu=0.1), FedSAM(rho=0.1)], ids=["fused", "own local step"]
 )

@@ -2,7 +2,7 @@
 own."""
 
 import functools
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +37,7 @@ from fedexp.data.views import PLAIN
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
+from test_algorithms import Row as OneTaskRow
 from test_algorithms import assert_equal, differ, record, tables
 from toy_federation import (
     CLASSES,
@@ -84,35 +85,11 @@ def stream(algorithm: FedAvg, **changes: Any):
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(OneTaskRow):
     """As in test_algorithms: parameters at which the method differs from FedAvg in task 2."""
-
-    cls: type[FedAvg]
-    live: dict[str, Any] = field(default_factory=dict)
-    zero: dict[str, Any] | None = None
-    other: dict[str, Any] = field(default_factory=dict)
-    silent: tuple[str, ...] = ()
-    model: Any = None  # another than the toy's
-
-    def make(self, **changes: Any) -> FedAvg:
-        return self.cls(**self.live | changes)
 
     def stream(self, algorithm: FedAvg | None = None, **changes: Any):
         return stream(algorithm or self.make(), **{"model": self.model} | changes)
-
-    def changed(self, name: str) -> Any:
-        value = self.live[name]
-        return (
-            self.other[name]
-            if name in self.other
-            else not value
-            if isinstance(value, bool)
-            else value / 2
-        )
-
-    @property
-    def name(self) -> str:
-        return "-".join([self.cls.__name__, *map(str, self.live.values())])
 
 
 CFED = dict(
@@ -818,6 +795,26 @@ def test_dmc_keeps_the_new_model_and_the_student_apart():
     assert (student.epochs(LOCAL), student.local_lr(0.1)) == (4, 0.2)
     assert not isinstance(new, OwnTraining)
     assert optimizers.memory_of(simulation.initial, LOCAL).keys() == {"momentum"}
+
+
+def test_centralised_dmc_starts_both_models_from_the_old_one():
+    """The shipped option, as in CFeD's released code: at the beginning of task 2 of one round a
+    task."""
+    node = node_of(CONF / "algorithm/dmc.yaml")
+    del node["_target_"]
+    simulation = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
+    algorithm, state = simulation.algorithm, play(simulation, 1)
+    old, info = state.server["params"], simulation.stages[1].federation
+    assert (flat(old) - flat(simulation.initial)).abs().max() > 1e-3
+    server = algorithm.begin_task(
+        state.server, simulation.initial | simulation.initial_buffers, info
+    )
+    new, student = algorithm.exchanges(info)
+    assert_equal(new.broadcast(server)["params"], old)
+    # as the new model has learned
+    changed = server | {"new": tree.map(lambda leaf: leaf + 1, server["new"])}
+    assert_equal(student.broadcast(changed)["params"], old)
+    assert (student.epochs(LOCAL), student.local_lr(0.1)) == (LOCAL.epochs, 0.1)
 
 
 # --- what makes no sense

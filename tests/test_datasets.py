@@ -410,8 +410,6 @@ def test_femnist_reads_leafs_files_and_numbers_the_writers(tmp_path):
     "text",
     [
         "{",
-        "[]",
-        '{"users": []}',
         leaf_json({"f": (pixels(0, 1, 28, 28), [62])}),
         json.dumps({"user_data": {"f": {"x": [[0.5] * 784], "y": [1, 2]}}}),
         json.dumps({"user_data": {"f": {"x": [[0.5] * 10], "y": [1]}}}),

@@ -523,9 +523,6 @@ def test_runs_leave_the_global_generator_alone():
     ("participation", "clients", "size"),
     [
         (0.29, 100, 29),
-        (0.1, 100, 10),
-        (0.07, 100, 7),
-        (0.57, 100, 57),
         (0.001, 100, 1),
         (0.199, 10, 1),
         (1.0, 7, 7),

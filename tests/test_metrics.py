@@ -328,15 +328,6 @@ def test_history_from_files_and_from_a_checkpoint(rounds, local, absent, tmp_pat
     assert len(resumed.matrix) == rounds + 2
 
 
-def test_local_file_layout(tmp_path):
-    history, _ = make_history(3)
-    history.save_local(tmp_path / "l.npz")
-    with np.load(tmp_path / "l.npz", allow_pickle=False) as file:
-        assert file["rounds"].tolist() == [1, 2, 3]
-        assert (file["sampled"].shape, file["accuracy"].shape) == ((3, 2), (3, 2, 4))
-        np.testing.assert_array_equal(file["accuracy"][1], history.local_class_accuracy[1])
-
-
 def test_damaged_run_directories(tmp_path):
     history, partition = make_history()
     with pytest.raises(ConfigError, match=r"partition\.npz"):
