@@ -581,10 +581,10 @@ class Stopping(Engine):
     last_rate: float  # learning rate of the last round that it plays
     error: type[BaseException]
 
-    def train(self, algorithm, runtime, server, cohort, lr, evaluate_local):
-        if lr < self.last_rate:
+    def train(self, shared, cohort, evaluate_local):
+        if shared.lr < self.last_rate:
             raise self.error
-        return self.engine.train(algorithm, runtime, server, cohort, lr, evaluate_local)
+        return self.engine.train(shared, cohort, evaluate_local)
 
 
 def tables(directory):

@@ -23,7 +23,7 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.types import ImageData
-from fedexp.engine.base import ClientRuntime, Cohort
+from fedexp.engine.base import ClientRuntime, Cohort, Shared
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import Sequential
@@ -119,9 +119,7 @@ def test_bare_training_is_that_of_fedexp(algorithm):
         "buffers": {},
     }
     cohort = Cohort(1, [0], [FedAvg()], [schedule], [{}], [{}], [{}])
-    trained = Sequential().train(
-        algorithm, workbench, server, cohort, local.lr, evaluate_local=False
-    )
+    trained = Sequential().train(Shared(algorithm, workbench, server, local.lr), cohort, False)
 
     nets = [bare.Net().double().to(memory_format=torch.channels_last) for _ in range(2)]
     for net in nets:  # the parameters stand in the same order

@@ -34,6 +34,7 @@ from fedexp.config.trust import find_class
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN
+from fedexp.engine.base import Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
@@ -497,7 +498,7 @@ def test_server_distillation_by_hand():
     state, net = play(simulation, 1), simulation.runtime.net
     cohort, lr = assemble(simulation, state, 2), simulation.lr_at(2)
     trained = simulation.engine.train(
-        FedAvg(), simulation.runtime, broadcast(simulation, state), cohort, lr, False
+        Shared(FedAvg(), simulation.runtime, broadcast(simulation, state), lr), cohort, False
     )
     numbers = torch.tensor([30, 2, 17, 5, 39, 11, 8, 23, 0, 14, 26])  # whose ever they are
     about = describe(simulation, state, cohort, trained)

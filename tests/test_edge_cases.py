@@ -57,11 +57,11 @@ class Breaking(Engine):
     client: int
     factor: float
 
-    def train(self, algorithm, runtime, server, cohort, lr, evaluate_local):
-        trained = self.engine.train(algorithm, runtime, server, cohort, lr, evaluate_local)
+    def train(self, shared, cohort, evaluate_local):
+        trained = self.engine.train(shared, cohort, evaluate_local)
         if self.client not in cohort.clients:
             return trained
-        scale = torch.ones(len(cohort.clients), dtype=runtime.dtype)
+        scale = torch.ones(len(cohort.clients), dtype=shared.runtime.dtype)
         scale[list(cohort.clients).index(self.client)] = self.factor
 
         def scaled(leaf: torch.Tensor) -> torch.Tensor:

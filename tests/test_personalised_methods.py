@@ -18,7 +18,7 @@ from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.data.changes import NewShares, Schedule
-from fedexp.engine.base import ScheduledData
+from fedexp.engine.base import ScheduledData, Shared
 from fedexp.engine.network import LiveNetwork
 from test_continual import TWO_TASKS
 from toy_federation import (
@@ -531,7 +531,7 @@ def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
     cohort = assemble(simulation, state, 3)
     lr = simulation.runtime.local.lr_at(3)
     trained = simulation.engine.train(
-        algorithm, simulation.runtime, broadcast(simulation, state), cohort, lr, False
+        Shared(algorithm, simulation.runtime, broadcast(simulation, state), lr), cohort, False
     )
     expected = state.server["affinity"].clone()
     for i, client in enumerate(cohort.clients):

@@ -109,9 +109,9 @@ def test_what_is_timed(engine, monkeypatch):
     cls = type(hardware.client_engine())
     train = cls.train
 
-    def counted(self, algorithm, runtime, server, cohort, *rest):
-        calls.append((runtime.net.precision, [each.steps for each in cohort.schedules]))
-        return train(self, algorithm, runtime, server, cohort, *rest)
+    def counted(self, shared, cohort, *rest):
+        calls.append((shared.runtime.net.precision, [each.steps for each in cohort.schedules]))
+        return train(self, shared, cohort, *rest)
 
     monkeypatch.setattr(cls, "train", counted)
     seconds_of_a_step(hardware, single(), 4, ["fp32", "bf16"])

@@ -17,7 +17,7 @@ from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.base import ScheduledData
+from fedexp.engine.base import ScheduledData, Shared
 from toy_federation import (
     LOCAL,
     PLAIN,
@@ -42,7 +42,7 @@ def one_round(algorithm, rounds=2, **changes):
     cohort = assemble(simulation, state, rounds)
     lr = simulation.runtime.local.lr_at(rounds)
     trained = simulation.engine.train(
-        algorithm, simulation.runtime, broadcast(simulation, state), cohort, lr, False
+        Shared(algorithm, simulation.runtime, broadcast(simulation, state), lr), cohort, False
     )
     return simulation, state, cohort, trained, describe(simulation, state, cohort, trained)
 
@@ -60,7 +60,7 @@ def test_fedavgm_is_momentum_on_the_server():
         w = flat(state.server["params"])
         cohort, lr = assemble(simulation, state, number), LOCAL.lr_at(number)
         trained = simulation.engine.train(
-            algorithm, simulation.runtime, broadcast(simulation, state), cohort, lr, False
+            Shared(algorithm, simulation.runtime, broadcast(simulation, state), lr), cohort, False
         )
         sizes = [len(simulation.stages[0].federation.parts[c]) for c in cohort.clients]
         models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(sizes))]
@@ -122,7 +122,7 @@ def test_fednova_with_adam_counts_steps():
     cohort = assemble(simulation, simulation.initial_state(), 1)
     sent = broadcast(simulation, simulation.initial_state())
     trained = simulation.engine.train(
-        simulation.algorithm, simulation.runtime, sent, cohort, 0.01, False
+        Shared(simulation.algorithm, simulation.runtime, sent, 0.01), cohort, False
     )
     assert trained.messages["a"].tolist() == [schedule.steps for schedule in cohort.schedules]
     with pytest.raises(ConfigError, match=r"local\.optimizer=adam: FedNova is defined for sgd"):

@@ -22,6 +22,7 @@ from fedexp.algorithms.fedssd import FedSSD, credibility
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import ServerOptimizer
+from fedexp.engine.base import Shared
 from fedexp.models import Output
 from toy_federation import (
     ENGINES,
@@ -304,7 +305,7 @@ def trained(algorithm, rounds=1):
     cohort = assemble(simulation, state, rounds + 1)
     engine = ENGINES["sequential"]
     result = engine.train(
-        algorithm, simulation.runtime, broadcast(simulation, state), cohort, 0.1, False
+        Shared(algorithm, simulation.runtime, broadcast(simulation, state), 0.1), cohort, False
     )
     return state, result.messages, describe(simulation, state, cohort, result)
 

@@ -15,6 +15,7 @@ from fedexp.algorithms.moon import Moon
 from fedexp.core.tree import Params
 from fedexp.data.text import DropoutKeys
 from fedexp.engine import sequential, teachers
+from fedexp.engine.base import Shared
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.teachers import MODELS, Kept
 from fedexp.models import Output
@@ -57,7 +58,7 @@ def examples_asked(simulation, asked: list[int]) -> tuple[int, int]:
     cohort = assemble(simulation, state, 2)
     asked.clear()
     simulation.engine.train(
-        simulation.algorithm, simulation.runtime, state.server, cohort, 0.1, False
+        Shared(simulation.algorithm, simulation.runtime, state.server, 0.1), cohort, False
     )
     return sum(asked), sum(schedule.examples for schedule in cohort.schedules) // THREE.epochs
 

@@ -19,6 +19,7 @@ from fedexp.data.held_out import Validation
 from fedexp.data.partitioned import Partition
 from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import evaluated, named, views_of
+from fedexp.engine.base import Shared
 from fedexp.figures import _figures
 from fedexp.figures.load import load_run
 from fedexp.figures.pictures import Pictures
@@ -165,11 +166,8 @@ def test_every_engine_evaluates_the_set_example_by_example(engine):
     assert found.class_correct.tolist() == correct.tolist()
     assert float(found.loss) == pytest.approx(loss, abs=1e-12)
     trained = engine.train(
-        simulation.algorithm,
-        simulation.runtime,
-        state.server,
+        Shared(simulation.algorithm, simulation.runtime, state.server, 0.1),
         assemble(simulation, state, 3),
-        0.1,
         True,
     )
     assert list(trained.class_correct) == ["plain", "validation"]

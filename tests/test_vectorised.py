@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.core import tree
+from fedexp.engine.base import Shared
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.vectorised import clients as clients_module
 from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
-from fedexp.engine.vectorised.clients import ClientNetwork, Clients, Shared
+from fedexp.engine.vectorised.clients import ClientNetwork, Clients
 from fedexp.engine.vectorised.convolution import convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
@@ -521,7 +522,7 @@ def test_recorded_steps_are_the_steps(algorithm, capture, options):
     for number in range(1, 5):
         cohort, lr = assemble(simulation, state, number), 0.1 / number
         plain, recorded = (
-            one.train(algorithm, simulation.runtime, state.server, cohort, lr, True)
+            one.train(Shared(algorithm, simulation.runtime, state.server, lr), cohort, True)
             for one in (Vectorised(*options, cuda_graphs=False), engine)
         )
         assert_same_training(recorded, plain, atol=1e-13)
@@ -546,7 +547,7 @@ def test_local_models_are_tested_in_recorded_steps_too():
         )
         plain, recorded = (
             one.train(
-                simulation.algorithm, simulation.runtime, state.server, cohort, 0.1, False
+                Shared(simulation.algorithm, simulation.runtime, state.server, 0.1), cohort, False
             ).probed
             for one in (Vectorised(), engine)
         )
@@ -708,7 +709,7 @@ def test_bf16_is_near_fp32():
             simulation.runtime, net=FunctionalNetwork(module, precision), dtype=torch.float32
         )
         engine = Vectorised()
-        outcomes[precision] = engine.train(NTD, runtime, state, cohort, 0.1, False)
+        outcomes[precision] = engine.train(Shared(NTD, runtime, state, 0.1), cohort, False)
     full, half = (outcomes[p].messages["params"] for p in ("fp32", "bf16"))
     start = state["params"]
     change = torch.cat([(full[k] - start[k]).flatten() for k in full]).norm()
@@ -746,7 +747,7 @@ class OnGpu:
         cohort = replace(cohort, states=move(list(cohort.states), self.device, self.dtype))
         server = move(server, self.device, self.dtype)
         return engine.train(
-            self.simulation.algorithm, self.runtime, server, cohort, lr, evaluate_local
+            Shared(self.simulation.algorithm, self.runtime, server, lr), cohort, evaluate_local
         )
 
 
@@ -763,7 +764,7 @@ def test_gpu_is_the_cpu(algorithm):
     for number in range(1, 4):
         cohort = assemble(simulation, state, number)
         expected = simulation.engine.train(
-            algorithm, simulation.runtime, state.server, cohort, 0.1 / number, True
+            Shared(algorithm, simulation.runtime, state.server, 0.1 / number), cohort, True
         )
         trained = gpu.train(engine, state.server, cohort, 0.1 / number)
         on_host = {name: move(value, "cpu") for name, value in vars(trained).items()}
@@ -851,7 +852,7 @@ def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
     for number in range(5):
         torch.cuda.set_sync_debug_mode("error" if number == 4 else "default")
         try:
-            engine.train(algorithm, gpu.runtime, server, cohort, 0.1, False)
+            engine.train(Shared(algorithm, gpu.runtime, server, 0.1), cohort, False)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

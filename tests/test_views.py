@@ -12,6 +12,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import require_views
+from fedexp.engine.base import Shared
 from fedexp.figures import _figures
 from fedexp.figures.load import load_run
 from fedexp.figures.pictures import Pictures
@@ -89,7 +90,7 @@ def test_local_models_are_tested_with_the_draw_of_their_round(engine):
     state = play(simulation, 1)
     cohort = assemble(simulation, state, 2)
     trained = engine.train(
-        simulation.algorithm, simulation.runtime, state.server, cohort, 0.1, True
+        Shared(simulation.algorithm, simulation.runtime, state.server, 0.1), cohort, True
     )
     assert list(trained.class_correct) == BOTH
     for i in range(4):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.engine.base import Shared
 from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import Ready
 from fedexp.engine.processes.workers import WorkerDied, Workers
@@ -40,7 +41,7 @@ def train(engine, algorithm, close=True):
     cohort = assemble(simulation, state, 1)
     try:
         return cohort, engine.train(
-            algorithm, simulation.runtime, state.server, cohort, 0.1, evaluate_local=False
+            Shared(algorithm, simulation.runtime, state.server, 0.1), cohort, False
         )
     finally:
         if close:

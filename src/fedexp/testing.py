@@ -21,7 +21,7 @@ from fedexp.cli.composition import composed, without_hydra
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.tree import Params
-from fedexp.engine.base import Cohort, Engine, ScheduledData, Trained
+from fedexp.engine.base import Cohort, Engine, ScheduledData, Shared, Trained
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
@@ -124,7 +124,9 @@ def train(
     """Return what the clients of the next round send and keep."""
     cohort = cohort or assemble(simulation, state, state.round + 1)
     sent = exchange.broadcast(simulation.algorithm, state.server)
-    return engine.train(simulation.algorithm, simulation.runtime, sent, cohort, 0.1, evaluate_local)
+    return engine.train(
+        Shared(simulation.algorithm, simulation.runtime, sent, 0.1), cohort, evaluate_local
+    )
 
 
 def assert_equal(actual: Any, expected: Any, atol: float = 0.0, what: str = "") -> None:

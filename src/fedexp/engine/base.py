@@ -329,6 +329,16 @@ def has_own_step(algorithm: FedAvg) -> bool:
     return type(algorithm).local_step is not FedAvg.local_step
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The values that all clients of a cohort, or of a part of one, have in common."""
+
+    algorithm: FedAvg
+    runtime: ClientRuntime
+    server: Tree  # what was sent to all, with the "buffers" of its model
+    lr: float
+
+
 class Engine(ABC):
     """Base of the engines: how the clients of a round are trained and models are evaluated."""
 
@@ -337,17 +347,8 @@ class Engine(ABC):
         training. server: a model and its "buffers"."""
 
     @abstractmethod
-    def train(
-        self,
-        algorithm: FedAvg,
-        runtime: ClientRuntime,
-        server: Tree,
-        cohort: Cohort,
-        lr: float,
-        evaluate_local: bool,
-    ) -> Trained:
-        """Train the cohort. server: what it sent, with the "buffers" of its model; the results
-        stand in the order of the cohort."""
+    def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
+        """Return the results of the cohort, in its order."""
 
     def evaluate(
         self, runtime: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0

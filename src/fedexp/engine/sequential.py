@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import Batch, Context, FedAvg
+from fedexp.algorithms.base import Batch, Context
 from fedexp.algorithms.families import OwnStart
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -22,6 +22,7 @@ from fedexp.engine.base import (
     Engine,
     Gather,
     ScheduledData,
+    Shared,
     Trained,
     has_own_step,
 )
@@ -39,20 +40,13 @@ class ClientFailure(RuntimeError):
 class Sequential(Engine):
     """The reference engine: any model, any algorithm."""
 
-    def train(
-        self,
-        algorithm: FedAvg,
-        runtime: ClientRuntime,
-        server: Tree,
-        cohort: Cohort,
-        lr: float,
-        evaluate_local: bool,
-    ) -> Trained:
+    def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
+        runtime, server = shared.runtime, shared.server
         runtime.net.set_buffers(server["buffers"])
         runtime.net.hold(server["params"])
         live, gather = LiveNetwork(runtime.net), Gather(len(cohort.clients))
         for position, client in enumerate(cohort.clients):
-            one = OneClient(algorithm, runtime, live, server, cohort.take([position]), lr)
+            one = OneClient(shared, live, cohort.take([position]))
             # What layers draw themselves, such as dropout, is the client's own: whoever trains it,
             # in whatever order.
             with seeded_torch(torch_seed(runtime.seed, "layers", cohort.round, client)):
@@ -63,27 +57,20 @@ class Sequential(Engine):
 class OneClient:
     """One client's whole round."""
 
-    def __init__(
-        self,
-        algorithm: FedAvg,
-        runtime: ClientRuntime,
-        live: LiveNetwork,
-        server: Tree,
-        alone: Cohort,
-        lr: float,
-    ):
+    def __init__(self, shared: Shared, live: LiveNetwork, alone: Cohort):
         """Begin the round; `alone` is a cohort of this client."""
-        self.algorithm, self.runtime, self.live, self.server = algorithm, runtime, live, server
+        self.algorithm, self.runtime, self.server = shared.algorithm, shared.runtime, shared.server
+        self.live, runtime = live, shared.runtime
         self.client, self.round = alone.clients[0], alone.round
-        self.watch = Watch(runtime, server, alone.probes[0]) if alone.probes else None
+        self.watch = Watch(runtime, self.server, alone.probes[0]) if alone.probes else None
         self.data = ScheduledData(runtime, alone.schedules[0])
         self.ctx = Context(
-            server=server,
+            server=self.server,
             personal=alone.personals[0],
             client=alone.states[0],
             plan=tree.map(self._to_tensor, alone.plans[0]),
             setup={},
-            lr=lr,
+            lr=shared.lr,
             steps=self._to_tensor(self.data.steps).to(runtime.dtype),
             local=runtime.local,
         )

@@ -26,7 +26,7 @@ from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Tree
-from fedexp.engine.base import ClientRuntime, Cohort, Gather, Trained
+from fedexp.engine.base import ClientRuntime, Cohort, Gather, Shared, Trained
 from fedexp.engine.schedule import Schedule, make_schedule, padded_schedule
 from fedexp.rundir.client_states import to
 from fedexp.training.probing import probes_of
@@ -167,11 +167,13 @@ def train(simulation: Simulation, sent: Tree, cohort: Cohort, evaluate_local: bo
         positions.setdefault(role, []).append(position)
     if len(positions) == 1:
         (role,) = positions
-        return engine.train(role, runtime, sent, cohort, lr_of(role), evaluate_local)
+        return engine.train(Shared(role, runtime, sent, lr_of(role)), cohort, evaluate_local)
     gather = Gather(len(cohort.clients))
     for role, where in positions.items():
         some = cohort.take(where)
-        gather.add(where, engine.train(role, runtime, sent, some, lr_of(role), evaluate_local))
+        gather.add(
+            where, engine.train(Shared(role, runtime, sent, lr_of(role)), some, evaluate_local)
+        )
     return gather.result()
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core.tree import Tree
-from fedexp.engine.base import ClientRuntime, Cohort
+from fedexp.engine.base import ClientRuntime, Cohort, Shared
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.schedule import Schedule
 
@@ -63,7 +63,7 @@ def seconds_of_a_step(
         for way, here, engine in ways:
             way.apply()
             start = time.perf_counter()
-            trained = engine.train(FedAvg(), here, server, cohort, runtime.local.lr, False)
+            trained = engine.train(Shared(FedAvg(), here, server, runtime.local.lr), cohort, False)
             trained.losses.tolist()  # waits for the device
             seconds = (time.perf_counter() - start) / STEPS
             if call:

@@ -25,11 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedexp.algorithms.base import FedAvg
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Tree
 from fedexp.data.views import PLAIN
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Trained
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Shared, Trained
 from fedexp.engine.processes import channel
 from fedexp.engine.processes.ranks import Ranks
 from fedexp.engine.processes.worker import (
@@ -70,22 +69,16 @@ class Distributed(Engine):
     def start(self, runtime: ClientRuntime, server: Tree) -> None:
         self._prepare(runtime, server if self._published is None else self._published)
 
-    def train(
-        self,
-        algorithm: FedAvg,
-        runtime: ClientRuntime,
-        server: Tree,
-        cohort: Cohort,
-        lr: float,
-        evaluate_local: bool,
-    ) -> Trained:
-        self._prepare(runtime, server)
+    def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
+        self._prepare(shared.runtime, shared.server)
         shares = cohort.shares(dist.get_world_size())
         parts = [cohort.take(positions) for positions in shares]
-        answers = self._ask([Train(algorithm, part, lr, evaluate_local) for part in parts])
+        answers = self._ask(
+            [Train(shared.algorithm, part, shared.lr, evaluate_local) for part in parts]
+        )
         gather = Gather(len(cohort.clients))
         for positions, answer in zip(shares, answers, strict=True):
-            gather.add(positions, Trained(**move(vars(answer), runtime.device)))
+            gather.add(positions, Trained(**move(vars(answer), shared.runtime.device)))
         return gather.result(parallel=len(shares))
 
     def evaluate(

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Trained
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
 from fedexp.engine.network import subnormals_as_zero
 from fedexp.engine.processes.channel import Channel
 
@@ -100,7 +100,7 @@ class Worker:
                 states, personals = move((cohort.states, cohort.personals), self.device)
                 cohort = replace(cohort, states=states, personals=personals)
                 return self.engine.train(
-                    algorithm, self.runtime, self.server, cohort, lr, evaluate_local
+                    Shared(algorithm, self.runtime, self.server, lr), cohort, evaluate_local
                 )
             case Evaluate(batches, view, number):
                 self.runtime.net.set_buffers(self.server["buffers"])

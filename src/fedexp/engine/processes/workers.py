@@ -21,11 +21,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.data.views import PLAIN
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Trained
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Shared, Trained
 from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import (
     CPU,
@@ -125,15 +124,7 @@ class Workers(Engine):
         orders = [Order(f"starting worker {i}", Ready(), [i]) for i in range(len(self.hardware))]
         self._answers(runtime, published, orders)  # each has one
 
-    def train(
-        self,
-        algorithm: FedAvg,
-        runtime: ClientRuntime,
-        server: Tree,
-        cohort: Cohort,
-        lr: float,
-        evaluate_local: bool,
-    ) -> Trained:
+    def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
         shares = [[position] for position in cohort.longest_first()]
         if self.share:
             shares = cohort.shares(len(self.hardware))
@@ -141,10 +132,12 @@ class Workers(Engine):
         for positions in shares:
             part = cohort.take(positions)
             name = f"round {cohort.round}, training client {', '.join(map(str, part.clients))}"
-            orders.append(Order(name, Train(algorithm, part, lr, evaluate_local), positions))
+            orders.append(
+                Order(name, Train(shared.algorithm, part, shared.lr, evaluate_local), positions)
+            )
         gather = Gather(len(cohort.clients))
-        for order, answer in self._do(runtime, server, orders):
-            part = move(vars(answer), runtime.device)
+        for order, answer in self._do(shared.runtime, shared.server, orders):
+            part = move(vars(answer), shared.runtime.device)
             # Kept states must not hold on to the file that they came in, which has the messages in
             # it too.
             part["states"] = tree.map(torch.clone, part["states"])

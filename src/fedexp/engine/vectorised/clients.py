@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import Batch, Context, FedAvg, Network
+from fedexp.algorithms.base import Batch, Context, Network
 from fedexp.algorithms.families import OwnStart, Prepared, start_of
 from fedexp.core import tree
 from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, has_own_step
+from fedexp.engine.base import ClientRuntime, Cohort, Shared, has_own_step
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
 from fedexp.engine.vectorised.convolution import ClientByClient
@@ -25,16 +25,6 @@ from fedexp.models import Output
 
 # of images that are loaded at once: several steps, so that few kernels are launched
 LOAD_BYTES = 1 << 26
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The values that all clients of a round have in common."""
-
-    algorithm: FedAvg
-    runtime: ClientRuntime
-    server: Tree
-    lr: float
 
 
 class Fixed(NamedTuple):

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
-from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Trained
+from fedexp.core.tree import Params
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Shared, Trained
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.measures import no_counts, right_on_own
-from fedexp.engine.vectorised.clients import Clients, Frame, Shared
+from fedexp.engine.vectorised.clients import Clients, Frame
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 
 log = logging.getLogger("fedexp")
@@ -46,19 +45,11 @@ class Vectorised(Engine):
     _fits: int | None = field(default=None, init=False, repr=False, compare=False)
     _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
 
-    def train(
-        self,
-        algorithm: FedAvg,
-        runtime: ClientRuntime,
-        server: Tree,
-        cohort: Cohort,
-        lr: float,
-        evaluate_local: bool,
-    ) -> Trained:
-        runtime.net.set_buffers(server["buffers"])
+    def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
+        runtime = shared.runtime
+        runtime.net.set_buffers(shared.server["buffers"])
         if self._graphs is None and self.cuda_graphs and can_be_recorded(runtime):
             self._graphs = Graphs(CudaCapture(runtime.device))
-        shared = Shared(algorithm, runtime, server, lr)
         if self._fits is None and self.chunk is None and runtime.device.type == "cuda":
             self._fits = chunk_that_fits(shared, cohort)
         chunk = min(self._fits or self.chunk or len(cohort.clients), len(cohort.clients))

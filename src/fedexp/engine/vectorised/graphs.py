@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_flatten
 from fedexp.algorithms.base import Batch
 from fedexp.core import tree
 from fedexp.core.tree import Tree
-from fedexp.engine.vectorised.clients import Clients, Frame, Shared, local_step
+from fedexp.engine.base import Shared
+from fedexp.engine.vectorised.clients import Clients, Frame, local_step
 
 log = logging.getLogger("fedexp")
 FRAMES = 2  # kept at a time: a whole chunk and the rest of the cohort
