@@ -13,8 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # mkdocs runs this file from elsewhere
 from generated import DIRECTIVES, ROOT, algorithm_page, algorithms
 
-# docs/reproduction has parts of REPRODUCTION.md
-PAGES = ("*.md", "benchmarks/*.md", "docs/*.md", "docs/[!r]*/*.md")
+PAGES = ("*.md", "benchmarks/*.md", "docs/*.md", "docs/*/*.md")
 ASSETS = (
     "LICENSE",
     "CITATION.cff",

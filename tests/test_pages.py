@@ -48,11 +48,8 @@ def wrong_links(path: Path, text: str) -> Iterator[str]:
 OTHERS = ["REPRODUCTION.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/RESULTS.md"]
 
 
-@pytest.mark.parametrize(
-    "name", [*(name for name in NAMES if not name.startswith("docs/reproduction/")), *OTHERS]
-)
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_links(name):
-    """Those of docs/reproduction are relative to REPRODUCTION.md, whose parts these files are."""
     assert not list(wrong_links(ROOT / name, read(ROOT / name)))
 
 

@@ -20,8 +20,7 @@ from fedexp.cli.commands import call
 from fedexp.config.options import list_options
 from fedexp.papers import reproduction
 from fedexp.papers.aggregate import write_report, write_tables
-from fedexp.papers.both_views import MARKER, filled
-from fedexp.papers.reproduction import VALUE, document, facts, read_table, whole
+from fedexp.papers.reproduction import document, origin
 from fedexp.rundir import evidence
 from fedexp.rundir.sweeps import SweepDirectory
 from toy_federation import CONF
@@ -110,155 +109,44 @@ def test_the_committed_report_is_current(capsys):
     assert call("reproduction", ["--root", str(ROOT), "--check"]) == 0, capsys.readouterr().out
 
 
-def test_all_sweeps_and_notes_are_in_it():
-    text = document(ROOT, {})
-    for name in list_options("sweep", [CONF]):
-        assert (f"| `{name}` |" in text) == bool(load_sweep(name, [CONF]).paper)
-    for note in NOTES.glob("*.md"):
-        body = note.read_text(encoding="utf-8").strip().partition("\n")[2].strip()
-        # between them the names of sweeps, which stand for tables
-        for part in MARKER.split(body)[::2]:
-            assert part.strip() in text, note.name
-    assert not MARKER.search(text)
-
-
-def test_a_row_of_the_overview(tmp_path):
-    """The committed cells (two values each) of Table 1's 196, one seed each; one reduced run beside
-    them."""
-    tables("fedntd_table1", tmp_path)
-    run_directory(
-        tmp_path / "short",
+def test_what_a_table_rests_on():
+    """Two values at the full protocol, one at another with two departures, one not run."""
+    table = pd.DataFrame(
         {
-            "rounds": "mnist_s2_fedavg_rounds.csv",
-            "overrides": ["experiment=fedntd/cifar10_s5", "algorithm=moon", "rounds=5"],
-            "commit": "abcdef0123",
-            "hardware": {"name": "H200", "device": "cuda", "precision": "fp32"},
-        },
+            "protocol": ["full", "full", "reduced", ""],
+            "changes": ["", "", "rounds=5; data: 9 classes, not 10", ""],
+            "seeds": ["0", "0 1", "1", ""],
+            "commits": ["a", "b", "a", ""],
+            "hardware": ["X (cpu, fp32); Y (cpu, bf16)", "X (cpu, fp32)", "", ""],
+        }
     )
-    write_tables(tmp_path)
-    sweep = load_sweep("fedntd_table1", [CONF])
-    table = read_table(tmp_path / "table.csv")
-    values, full, reduced, seeds, verdicts, commits, hardware = facts(sweep, table)
-    runs = COMMITTED["fedntd_table1"]
-    old = sum("algorithm=fedcurv" in run["overrides"] for run in runs)  # made before a correction
-    machines = [run["hardware"] for run in runs] + [
-        {"name": "H200", "device": "cuda", "precision": "fp32"}
-    ]
-    assert (values, full, seeds) == ("196", str(2 * (len(runs) - old)), "1 a value (seed 0)")
-    assert reduced.startswith(f"{2 * old + 2}: `older code: FedCurv (")
-    assert reduced.endswith("; `rounds=5`")
-    assert sum(int(part.split()[0]) for part in verdicts.split(", ")) == 2 * (len(runs) - old)
-    assert commits == ", ".join(sorted({run["commit"] for run in runs} | {"abcdef0"}))
-    assert hardware == ", ".join(
-        sorted({f"{m['name']} ({m['device']}, {m['precision']})" for m in machines})
+    assert origin(table) == (
+        "2 printed values at the full protocol; 1 at another, not judged (data: 9 classes, not 10;"
+        " rounds=5); seeds 0, 1; commits a, b; on X (cpu, fp32), Y (cpu, bf16)."
     )
-    assert facts(sweep, None)[:2] == ["196", "not run"]
 
 
-def test_a_value_that_is_read_in_two_ways_counts_once():
-    """Of A both readings were run, of B the second alone, of C the first in full, of D the second
-    in full; the order of the column is that of the first reading."""
-
-    def table(protocols, order):
-        rows = pd.DataFrame(
-            {"method": list("ABCD"), "protocol": protocols, "verdict": "within", "order": order}
-        )
-        rows["verdict"] = rows["verdict"].where(
-            rows["protocol"] == "full", "not judged: reduced protocol"
-        )
-        rows = rows.assign(order_by="last", **dict.fromkeys(set(VALUE) - {"method"}, "x"))
-        return rows
-
-    first = table(["reduced", "", "full", "reduced"], "no swap beyond noise")
-    tables = {
-        "other": table(["reduced", "reduced", "reduced", "full"], "swapped: A above B"),
-        "first": first,
-    }
-    text = whole(tables, {"other"})
-    assert (
-        "2 printed values are measured at the full protocol: 2 within. 2 are measured with other"
-        " data" in text
-    )
-    assert text.endswith("In 1 of 1 columns with enough methods, no two are swapped beyond noise.")
-    assert "2 printed values are measured at the full protocol: 2 within." in whole(tables)
-    assert whole(tables).endswith(
-        "In 1 of 2 columns with enough methods, no two are swapped beyond noise."
-    )
-    assert whole({}) == "**Where it stands.** 0 printed values are measured at the full protocol."
-
-
-def test_a_note_has_the_runs_in_both_views():
-    """By hand, of a table without other runs: FedAvg judged in both views with accuracy 71.234 (+-
-    0.5 over seeds) and F 0.256; FedProx tested in the plain view alone, FedNova reduced, the others
-    not run."""
-    table = read_table(MULTIRUN / "fedntd_table1" / "table.csv")
-    setting = (table["dataset"] == "CIFAR-10") & (table["partition_param"] == "s=2")
-    clear = {"n": 0, "verdict": "not run", "protocol": "", "plain_last": float("nan")}
-    table = table.assign(**clear)
-    run = {"n": 2, "protocol": "full", "hardware": "EPYC (cpu, fp32); Xeon (cpu, bf16)"}
-    for method, metric, values in [
-        (
-            "FedAvg",
-            "accuracy",
-            {
-                "mean": 71.234,
-                "std": 0.5,
-                "plain_last": 80.0,
-                "plain_last10": 79.5,
-                "printed": 70.0,
-                "verdict": "within",
-            },
-        ),
-        (
-            "FedAvg",
-            "forgetting",
-            {
-                "mean": 0.256,
-                "std": float("nan"),
-                "plain_last": 0.1,
-                "plain_last10": 0.125,
-                "printed": 0.2,
-                "verdict": "outside",
-            },
-        ),
-        ("FedProx", "accuracy", {"plain_last": 60.0, "verdict": "not judged: no augmented view"}),
-        ("FedNova", "accuracy", {"plain_last": 60.0, "verdict": "within", "protocol": "reduced"}),
-    ]:
-        rows = (
-            setting
-            & (table["method"] == method)
-            & (table["metric"] == metric)
-            & (table["reading"] == "")
-        )
-        for name, value in {**run, **values}.items():
-            table.loc[rows, name] = value
-    lines = filled(
-        "Before.\n\n::: both_views fedntd_table1\n\nAfter.", {"fedntd_table1": table}
-    ).splitlines()
-    assert lines[:2] + lines[-2:] == ["Before.", "", "", "After."]
-    assert lines[4:-2] == [
-        "| CIFAR-10 s=2, FedAvg | bf16, fp32 | 71.23 ± 0.50*, F 0.26! | 80.00, F 0.10 | 79.50, F"
-        " 0.12 | 70.00, F 0.20 |"
-    ]
-    assert filled("::: both_views other", {}) == "No run has both views yet."
+def test_only_sweeps_with_tables_have_a_section(tmp_path):
+    """Of two sweeps of one table, the second reading stands in the rows of the first."""
+    for name in ("fedntd_table1", "fedntd_table1_tau3"):
+        (tmp_path / "multirun" / name).mkdir(parents=True)
+        shutil.copy(MULTIRUN / name / "table.csv", tmp_path / "multirun" / name)
+    text = document(tmp_path, "# Title", {"fedntd_table1": [Path("a/b.svg")]})
+    assert text.count("\n### ") == 1
+    assert "`sweep=fedntd_table1`: " in text
+    assert "[All numbers](multirun/fedntd_table1/table.csv)" in text
+    assert "Learning curves: [b](a/b.svg)." in text
+    sweeps = [load_sweep(name, [CONF]) for name in list_options("sweep", [CONF])]
+    papers = sum(bool(sweep.paper) for sweep in sweeps)
+    assert f"{papers - 2} of {papers} tables and figures have no run here." in text
 
 
 def test_it_is_written_and_checked(tmp_path, capsys):
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 1
-    (tmp_path / "docs" / "reproduction" / "fedntd_table8.md").write_text(
-        "## My heading\n\nWhat I saw.\n"
-    )
-    (tmp_path / "docs" / "reproduction" / "more.md").write_text("## More\n")
     assert call("reproduction", ["--root", str(tmp_path)]) == 0
     text = (tmp_path / "REPRODUCTION.md").read_text()
-    assert "| `fedntd_table8` | 50 | not run |" in text
-    assert (
-        text.index("## My heading")
-        < text.index("`sweep=fedntd_table8`: not run.")
-        < text.index("What I saw.")
-    )
-    assert text.rstrip().endswith("## More")
+    assert "No run of FedNTD's Table 1 is kept here." in text
     assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 0
     capsys.readouterr()
     assert call("reproduction", ["--root", str(tmp_path / "docs")]) == 2

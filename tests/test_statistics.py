@@ -16,7 +16,7 @@ import pytest
 
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import conf_directory
-from fedexp.papers import statistics
+from fedexp.papers import first_screen, statistics
 from fedexp.papers.statistics import under_the_rule
 
 ROOT = Path(__file__).parents[1]
@@ -370,3 +370,43 @@ def test_other_readings(second, ours):
     rows = statistics.other_readings(ROOT, ours, names)
     keys = rows[["reading", *statistics.CELL, "metric"]].itertuples(index=False, name=None)
     assert dict(zip(keys, zip(rows["was"], rows["now"], strict=True), strict=True)) == found
+
+
+def test_orders_on_other_data():
+    """By hand: three methods print 3, 2, 1. Ours are 10, 12, 5 with errors 0.5, 0.6, 1: distances
+    2, 5 and 7 against two standard errors 1.562, 2.236 and 2.332, so all pairs are decidable and
+    the first is swapped. Ranks 2, 3, 1 against 3, 2, 1: rho = 1 - 6 (1 + 1 + 0) / 24 = 0.5. Rows
+    that were not run and rows of other readings do not count."""
+    rows = {
+        "setting": "column",
+        "reading": [None, None, None, None, "other"],
+        "n": [1, 2, 1, 0, 1],
+        "mean": [10, 12, 5, np.nan, 1],
+        "error": [0.5, 0.6, 1, np.nan, 0.1],
+        "printed": [3, 2, 1, 9, 9],
+    }
+    (found,) = statistics.orders_on_other_data(pd.DataFrame(rows)).to_dict("records")
+    assert found.pop("rho") == pytest.approx(0.5)
+    assert found == {"setting": "column", "n": 3, "pairs": 3, "decidable": 3, "swapped": 1}
+
+
+def test_the_first_screen_has_the_numbers_of_the_second_computation(second):
+    text = " ".join(first_screen.text(first_screen.facts(ROOT)).split())
+    accuracy, forgetting = (
+        np.sqrt(np.mean(second.far(metric) ** 2)) for metric in ("accuracy", "forgetting")
+    )
+    held = np.sqrt(np.mean(second.far("accuracy")[second.held()] ** 2))
+    far = [
+        abs(second.value(cell, metric) - second.prints[(*cell, metric)][0])
+        > second.tolerance(cell, metric)
+        for cell in second.cells
+        for metric in SPREAD
+    ]
+    assert f"{len(second.cells)} of them, in {len(second.columns)} columns" in text
+    assert f"accuracy with an RMSE of {accuracy:.2f} points [" in text
+    assert f"and F with {forgetting:.3f} [" in text
+    assert f"There the RMSE is {held:.2f} points" in text
+    assert f"{len(far) - sum(far)} of {len(far)} values are within the tolerance" in text
+    assert text.count(", printed ") - text.count(", printed +") - text.count(", printed -") >= sum(
+        far
+    )

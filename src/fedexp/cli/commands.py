@@ -255,14 +255,14 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """REPRODUCTION.md from the committed tables, runs and notes.
+    """REPRODUCTION.md from the committed tables and runs.
 
     Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written),
-    `multirun/<sweep>/runs` (what `fedexp report --keep` has written), of which it draws learning
-    curves into `docs/reproduction/curves`, and `docs/reproduction/<name>.md`: `intro.md` first, the
-    notes on a sweep under its table, any others at the end. With `--check` nothing is written; the
-    exit code is 1 where a file is not current. `--status` writes nothing and shows what of each
-    table is measured, what that has cost and what the rest would cost.
+    `multirun/<sweep>/runs` (what `fedexp report --keep` has written), from which it computes
+    the statistics of the first screen and draws its picture and learning curves into
+    `docs/reproduction`. With `--check` nothing is written; the exit code is 1 where a file is not
+    current. `--status` writes nothing and shows what of each table is measured, what that has cost
+    and what the rest would cost.
     """
     from fedexp.papers.reproduction import all_files, check_files, show_status, write_files
 

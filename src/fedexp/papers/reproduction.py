@@ -1,8 +1,8 @@
-"""REPRODUCTION.md, which `fedexp reproduction` writes from the committed tables, runs and notes."""
+"""REPRODUCTION.md, which `fedexp reproduction` writes from the committed tables and runs."""
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +11,10 @@ from fedexp.analysis import layout
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.core.storage import storing, write_atomically
-from fedexp.papers import both_views, compare, curves, parts
-from fedexp.papers.status import judged_orders, status
+from fedexp.papers import compare, curves, first_screen, parts
+from fedexp.papers.statistics import SWEEP
+from fedexp.papers.status import status
+from fedexp.rundir import evidence
 
 NUMBERS = (
     "n",
@@ -30,24 +32,9 @@ NUMBERS = (
     "rho",
     "not_shown",
 )
-VALUE = ("paper", "table", *compare.CELL, "metric")  # what tells printed values apart
-NOTHING = pd.DataFrame(columns=[*VALUE, "protocol", "verdict"])
 HEAD = (
-    "<!-- Written by `fedexp reproduction` from multirun/*/table.csv and"
-    " docs/reproduction/*.md. -->"
-)
-COLUMNS = ("printed values", "full protocol", "reduced", "seeds", "verdicts", "commits", "hardware")
-HOW = (
-    "Every table and figure of the four papers that `fedexp --multirun sweep=<name>` runs. *full"
-    " protocol*: printed values beside runs with all of the sweep's own knobs; *reduced*: beside"
-    " runs with others, which are shown but never judged, and never mixed with the former; only"
-    " where the data alone are others, the order of the methods is. A figure prints no values, so"
-    " its runs are counted."
-)
-CURVES = (
-    "A picture for each setting: the mean over seeds in a band of one standard deviation, in the"
-    " plain test and, where it was run, in the augmented one. Circles: the released code, where it"
-    " was run."
+    "<!-- Written by `fedexp reproduction` from multirun/*/table.csv and multirun/*/runs. Do not"
+    " edit. -->"
 )
 
 
@@ -62,16 +49,19 @@ def read_table(path: Path) -> pd.DataFrame | None:
 
 
 def all_files(root: Path) -> dict[Path, str]:
-    """Return path -> content of all that is written in a checkout: REPRODUCTION.md and the curves
-    that it shows.
+    """Return path -> content of all that is written in a checkout: REPRODUCTION.md and the pictures
+    that it names.
 
     Raises ConfigError for a damaged file of a run."""
     drawn = {sweep.name: curves.pictures(root, sweep) for sweep in all_sweeps()}
-    pictures = {path: text for each in drawn.values() for path, text in each.items()}
-    return {
-        Path("REPRODUCTION.md"): document(root, {name: list(each) for name, each in drawn.items()}),
-        **pictures,
-    }
+    found = {path: text for each in drawn.values() for path, text in each.items()}
+    screen = "# Reproduction\n\nNo run of FedNTD's Table 1 is kept here."
+    if list((root / "multirun" / SWEEP / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
+        facts = first_screen.facts(root)
+        screen = first_screen.text(facts)
+        found[first_screen.PICTURE] = first_screen.picture(facts)
+    page = document(root, screen, {name: list(each) for name, each in drawn.items()})
+    return {Path("REPRODUCTION.md"): page} | found
 
 
 def all_sweeps() -> list[Sweep]:
@@ -82,160 +72,65 @@ def all_sweeps() -> list[Sweep]:
     return [sweep for sweep in found if sweep.paper]
 
 
-def document(root: Path, pictures: Mapping[str, Sequence[Path]]) -> str:
-    """Return REPRODUCTION.md of a checkout. pictures: of each sweep."""
-    folder, sweeps = root / "docs" / "reproduction", all_sweeps()
-    names = [sweep.name for sweep in sweeps]
-    notes = {
-        path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.md"))
-    }
+def document(root: Path, screen: str, pictures: Mapping[str, Sequence[Path]]) -> str:
+    """Return REPRODUCTION.md of a checkout. screen: its beginning; pictures: of each sweep."""
+    sweeps = all_sweeps()
     tables = {
         sweep.name: read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps
     }
-    notes = {name: both_views.filled(note, tables) for name, note in notes.items()}
-    others = {other for sweep in sweeps for other in sweep.readings}
-    intro = [HEAD, notes.pop("intro", "# Reproduction"), whole(tables, others)]
-    texts = [*intro, "## Tables and figures of the papers", HOW]
-    rows = [facts(sweep, tables[sweep.name]) for sweep in sweeps]
-    texts.append(
-        layout.markdown(
-            pd.DataFrame(rows, index=[f"`{name}`" for name in names], columns=list(COLUMNS))
-        )
-    )
+    others = {name for sweep in sweeps for name in sweep.readings}
+    texts = [HEAD, screen, "## Measured tables", "In brackets: the printed value."]
     for sweep in sweeps:
-        note, table = notes.pop(sweep.name, ""), tables[sweep.name]
-        if table is not None or note or pictures.get(sweep.name):
-            texts.append(section(sweep, table, note, pictures.get(sweep.name, ())))
-    texts += notes.values()
+        table = tables[sweep.name]
+        if table is not None and sweep.name not in others:
+            texts.append(section(sweep, table, pictures.get(sweep.name, ())))
+    shown = sum(table is not None for table in tables.values())
+    texts.append(
+        f"{len(sweeps) - shown} of {len(sweeps)} tables and figures have no run here."
+        " `fedexp reproduction --status` lists them with the hours that each takes, and"
+        " `fedexp --multirun sweep=<name>` runs one."
+    )
     return "\n\n".join(part.strip() for part in texts) + "\n"
 
 
-def whole(tables: Mapping[str, pd.DataFrame | None], others: Collection[str] = ()) -> str:
-    """Return in words what all tables together say under the papers' rules.
+def section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = ()) -> str:
+    """Return a section: what was run, the measured values, the learning curves."""
+    texts = [f"### {sweep.title}", f"`sweep={sweep.name}`: {origin(table)}"]
+    texts[-1] += f" [All numbers](multirun/{sweep.name}/table.csv)."
+    run = table[table["n"] > 0]
+    if compare.printed_cells(sweep) and len(run):
+        kept = [part for part in parts.all_parts(run) if not is_order(part)]
+        texts.append(layout.all_markdown(kept, level=4))
+    if pictures:
+        links = [f"[{path.stem}]({path.as_posix()})" for path in pictures]
+        texts.append(f"Learning curves: {', '.join(links)}.")
+    return "\n\n".join(part.strip() for part in texts)
 
-    others: sweeps that read values of another one's table differently. A value counts once, by its
-    first reading where both are run alike; the order of a column is that of the first."""
-    known = {
-        name: table for name, table in tables.items() if table is not None and "protocol" in table
-    }
-    names = sorted(known, key=lambda name: name in others)  # stable
-    printed = [parts.printed_once(known[name]) for name in names]
-    both = pd.concat(
-        [table[[*VALUE, "protocol", "verdict"]].fillna("") for table in printed] or [NOTHING]
-    )
-    measured = (
-        both[both["protocol"] != ""]
-        .sort_values("protocol", kind="stable")
-        .drop_duplicates(list(VALUE))
-    )
-    verdicts = Counter(measured.loc[measured["protocol"] == "full", "verdict"])
-    reduced = int((measured["protocol"] == "reduced").sum())
-    orders = [text for name in names if name not in others for text in judged_orders(known[name])]
-    said = ", ".join(f"{number} {kind}" for kind, number in verdicts.most_common())
+
+def is_order(part: layout.Section) -> bool:
+    """Return whether a section is about the order of methods, which the first screen has."""
+    return part.title.startswith("Order of the methods")
+
+
+def origin(table: pd.DataFrame) -> str:
+    """Return what was run of a table: values, seeds, departures from the protocol, commits and
+    hardware."""
+    printed = parts.printed_once(table)
+    count = Counter(printed["protocol"]) if "protocol" in printed else Counter()
+    changes = distinct(table["changes"], "; ") if "changes" in table else []
     texts = [
-        f"{sum(verdicts.values())} printed values are measured at the full"
-        f" protocol{f': {said}' if said else ''}."
+        f"{count['full']} printed values at the full protocol" if count["full"] else "",
+        f"{count['reduced']} at another, not judged ({'; '.join(changes)})" if changes else "",
+        f"seeds {', '.join(distinct(table['seeds'], ' '))}",
+        f"commits {', '.join(distinct(table['commits'], ' '))}",
+        f"on {', '.join(distinct(table['hardware'], '; '))}",
     ]
-    if reduced:
-        texts.append(
-            f"{reduced} are measured with other data, other options or older code, and not judged."
-        )
-    if orders:
-        kept = sum(not text.startswith("swapped") for text in orders)
-        texts.append(
-            f"In {kept} of {len(orders)} columns with enough methods, no two are swapped beyond"
-            " noise."
-        )
-    return "**Where it stands.** " + " ".join(texts)
-
-
-def facts(sweep: Sweep, table: pd.DataFrame | None) -> list[str]:
-    """Return a row of the overview."""
-    printed = [row for row in compare.printed_cells(sweep) if row["method"] != "(all)"]
-    if table is None:
-        return [str(len(printed) or "-"), "not run", "", "", "", "", ""]
-    if not printed:
-        return [
-            "-",
-            f"{table['n'].sum():.0f} runs",
-            "",
-            *origin(table, "seeds"),
-            "",
-            *origin(table, "commits", "hardware"),
-        ]
-    table = parts.printed_once(table)
-    count = Counter(table["protocol"])
-    verdicts = Counter(table.loc[table["protocol"] == "full", "verdict"])
-    return [
-        str(len(table)),
-        f"{count['full']}" if count["full"] else "not run",
-        f"{count['reduced']}: {changes(table)}" if count["reduced"] else "",
-        seeds(table),
-        ", ".join(f"{n} {kind}" for kind, n in verdicts.most_common()),
-        *origin(table, "commits", "hardware"),
-    ]
-
-
-def changes(table: pd.DataFrame) -> str:
-    """Return the knobs in which runs differ from the sweep's."""
-    return "; ".join(f"`{text}`" for text in table["changes"].unique() if text)
-
-
-def seeds(table: pd.DataFrame) -> str:
-    """Return the number of runs of a value, and their seeds."""
-    numbers = sorted({int(n) for n in table.loc[table["n"] > 0, "n"]})
-    if not numbers:
-        return ""
-    each = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    return f"{each} a value (seed {', '.join(distinct(table['seeds'], ' '))})"
-
-
-def origin(table: pd.DataFrame, *columns: str) -> list[str]:
-    return [
-        ", ".join(distinct(table[name], "; " if name == "hardware" else " ")) for name in columns
-    ]
+    return "; ".join(filter(None, texts)) + "."
 
 
 def distinct(values: pd.Series, separator: str) -> list[str]:
     """Return the parts of all values, each once."""
     return sorted({part for value in values for part in str(value).split(separator) if part})
-
-
-def section(
-    sweep: Sweep, table: pd.DataFrame | None, note: str, pictures: Sequence[Path] = ()
-) -> str:
-    """Return a section: heading (that of the note, where it has one), what was run, the table,
-    curves, the note."""
-    first, _, rest = note.partition("\n")
-    title, text = (first, rest.strip()) if first.startswith("#") else (f"## {sweep.title}", note)
-    texts = [title]
-    if table is None:
-        texts.append(f"`sweep={sweep.name}`: not run.")
-    else:
-        texts.append(
-            f"`sweep={sweep.name}`: {summary(sweep, table)} [The table with every"
-            f" number]({csv_of(sweep)})."
-        )
-        if compare.printed_cells(sweep):
-            texts.append(f"Rule: {sweep.rule}. {compare.TOLERANCES}")
-            texts.append(layout.all_markdown(parts.all_parts(table), level=4))
-    if pictures:
-        shown = [
-            f"![Accuracy and forgetting over the rounds]({path.as_posix()})" for path in pictures
-        ]
-        texts += ["#### Learning curves of the committed runs", CURVES, *shown]
-    return "\n\n".join(part.strip() for part in [*texts, text] if part)
-
-
-def summary(sweep: Sweep, table: pd.DataFrame) -> str:
-    named = dict(zip(COLUMNS, facts(sweep, table), strict=True))
-    left = (parts.printed_once(table)["n"] == 0).sum()
-    texts = [f"{name}: {text}" for name, text in named.items() if text]
-    return "; ".join(texts) + f"; not run: {left}."
-
-
-def csv_of(sweep: Sweep) -> str:
-    return f"multirun/{sweep.name}/table.csv"
 
 
 def show_status(root: Path, data: Sequence[Path]) -> int:

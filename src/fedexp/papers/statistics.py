@@ -198,6 +198,12 @@ def seed_spread(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def known_spread(sweep: Sweep) -> dict[str, float]:
+    """Return the spread over seeds by which the sweep is judged, in the unit of the print."""
+    scale = {"accuracy": 100.0, "forgetting": 1.0}
+    return {metric: value * scale[metric] for metric, value in sweep.rule.spread.items()}
+
+
 def tolerances(table: pd.DataFrame, spread: dict[str, float]) -> pd.Series:
     """Return how far each value may lie from its print: the fixed tolerance, two printed standard
     deviations or two standard errors of the mean over seeds, whichever is most."""
@@ -361,3 +367,20 @@ def other_readings(root: Path, table: pd.DataFrame, names: Sequence[str]) -> pd.
     found = pd.concat(parts).merge(first, on=[*CELL, "metric"])
     limit = found["metric"].map(FIXED)
     return found.assign(was=found["far"].abs() <= limit, now=found["difference"].abs() <= limit)
+
+
+def orders_on_other_data(table: pd.DataFrame) -> pd.DataFrame:
+    """Return for each column of a table.csv that was run on other data how far its order of methods
+    agrees: `n` methods, Spearman's `rho`, `pairs`, those `decidable` (means further apart than two
+    standard errors of their difference, and prints that differ) and those `swapped`."""
+    known = table[(table["n"] > 0) & table["reading"].isna()]
+    rows = []
+    for setting, part in known.groupby("setting", sort=False):
+        ours, printed, error = part[["mean", "printed", "error"]].astype(float).to_numpy().T
+        first, second = np.triu_indices(len(part), 1)
+        far, print_ = ours[first] - ours[second], printed[first] - printed[second]
+        decidable = (np.abs(far) > 2 * np.hypot(error[first], error[second])) & (print_ != 0)
+        rho = stats.spearmanr(ours, printed).statistic
+        swapped = (decidable & (far * print_ < 0)).sum()
+        rows.append([setting, len(part), rho, len(far), decidable.sum(), swapped])
+    return pd.DataFrame(rows, columns=["setting", "n", "rho", "pairs", "decidable", "swapped"])
