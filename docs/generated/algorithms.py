@@ -1,13 +1,12 @@
 """A page for each algorithm, and the list of all."""
 
-import ast
 import dataclasses
 import importlib
 import inspect
 import re
-import textwrap
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
@@ -17,6 +16,7 @@ from fedexp.analysis.algorithm_costs import table as requirements_table
 from fedexp.cli.help import description
 from fedexp.config.options import list_options
 from fedexp.config.values import make_target
+from fedexp.core.limits import without_none
 
 from .names import algorithm_file, methods, sweeps, title
 from .text import CONF, ROOT, cell, comments, from_docstring, prose, table, yaml_comments
@@ -47,39 +47,30 @@ def field_comments(schema: type) -> dict[str, str]:
     return found
 
 
-def allowed_values(schema: type) -> dict[str, str]:
-    """Field -> what `__post_init__` requires of it, in the words of the error message."""
-    found: dict[str, list[str]] = {}
-    for base in reversed([b for b in schema.__mro__ if "__post_init__" in vars(b)]):
-        for call in ast.walk(
-            ast.parse(textwrap.dedent(inspect.getsource(vars(base)["__post_init__"])))
-        ):
-            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-                continue
-            arguments = [a.value if isinstance(a, ast.Constant) else a for a in call.args]
-            if call.func.id == "require" and all(isinstance(arguments[i], str) for i in (1, 3)):
-                found.setdefault(str(arguments[1]).rpartition(".")[2], []).append(str(arguments[3]))
-            elif call.func.id == "require_choice" and isinstance(arguments[2], ast.Tuple):
-                choices = ", ".join(ast.literal_eval(arguments[2]))
-                found.setdefault(str(arguments[0]).rpartition(".")[2], []).append(choices)
-    return {key: "; ".join(texts) for key, texts in found.items()}
+def allowed_values(annotation: Any) -> str:
+    """What the annotation of a field allows, in the words of the error message."""
+    kind, optional = without_none(annotation)
+    if get_origin(kind) is Literal:
+        words = [", ".join(str(choice) for choice in get_args(kind) if choice)]
+    else:
+        words = [limit.words for limit in getattr(kind, "__metadata__", ())]
+    return "; ".join([*words, "or null"] if words and optional else words)
 
 
 def options_table(name: str) -> str:
     """Every key of an algorithm with default, allowed values and meaning."""
     made, said = algorithm(name), yaml_comments(algorithm_file(name))
-    fields, allowed = field_comments(type(made)), allowed_values(type(made))
+    fields = field_comments(type(made))
     lines = []
     for field in dataclasses.fields(made):
         key = field.name
-        meaning = [fields[key]] if key in fields else []
-        meaning += [said[key]] if key in said and said[key] != fields.get(key) else []
+        meaning = max(fields.get(key, ""), said.get(key, ""), key=len)
         lines.append(
             (
                 f"`algorithm.{key}`",
                 cell(getattr(made, key)),
-                prose(allowed.get(key, "")),
-                prose("; ".join(meaning)),
+                prose(allowed_values(field.type)),
+                prose(meaning),
             )
         )
     return table(("key", "default", "must be", "meaning"), lines)
@@ -130,7 +121,7 @@ def algorithm_page(name: str) -> str:
         f"```sh\nfedexp algorithm={name}{companions(name)}\n```",
     ]
     if base:
-        parts.append(f"Everything else is [{title(base)}]({base}.md).")
+        parts.append(f"Otherwise it equals [{title(base)}]({base}.md).")
     else:
         module = importlib.import_module(schema.__module__)
         parts += ["## What it does", from_docstring(module.__doc__ or "")]
@@ -148,7 +139,7 @@ def algorithm_page(name: str) -> str:
     if tuned := sorted((CONF / "tuned").glob(f"*_{name}.yaml")):
         parts += [
             "## Values of a paper for a data set",
-            "Used by themselves with this data set and algorithm.",
+            "Used automatically with this data set and algorithm.",
         ]
         parts += [
             f"`conf/tuned/{path.name}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"

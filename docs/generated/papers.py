@@ -16,9 +16,7 @@ from fedexp.papers.compare import TABLES, printed_cells
 from .names import methods, sweeps, title
 from .text import CONF, ROOT, comments, prose, table
 
-MEASURED = (
-    "[Reproduction](../../REPRODUCTION.md) has what was measured, in part at a reduced budget."
-)
+MEASURED = "[Reproduction](../../REPRODUCTION.md) has the results, some at a reduced budget."
 
 
 def committed(sweep: str) -> str:
@@ -117,7 +115,7 @@ def paper_settings(paper: str) -> str:
         f"`conf/{path.relative_to(CONF)}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
         for path in files
     )
-    whole = "\n\n".join(["The first of them, and what it has in common with others:", *texts])
+    whole = "\n\n".join(["The first setting, and what it shares with others:", *texts])
     return "\n\n".join([table(("setting", "what"), lines), sources, whole])
 
 
