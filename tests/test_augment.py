@@ -65,6 +65,10 @@ def slow(
     return x
 
 
+def one_by_one(images: torch.Tensor, draws: torch.Tensor, aug: Augmentation) -> torch.Tensor:
+    return torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+
+
 def fast(
     images: torch.Tensor, draws: torch.Tensor, aug: Augmentation, **kwargs: Any
 ) -> torch.Tensor:
@@ -78,7 +82,7 @@ def test_every_crop_and_flip_is_torchvisions(padding_mode):
     images = make_images(len(positions), side=12)
     draws = torch.zeros(len(positions), DRAWS, dtype=torch.int64)
     draws[:, [DY, DX, FLIP]] = torch.tensor(positions)
-    expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+    expected = one_by_one(images, draws, aug)
     torch.testing.assert_close(fast(images, draws, aug), expected, rtol=0, atol=1e-5)
 
 
@@ -89,7 +93,7 @@ def test_every_cutout_position_is_the_clipped_square():
     draws = torch.zeros(len(centres), DRAWS, dtype=torch.int64)
     draws[:, [CY, CX]] = torch.tensor(centres)
     out = fast(images, draws, aug)
-    expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+    expected = one_by_one(images, draws, aug)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
     # centre (0, 0), side 6: rows and columns -3..2, of which 0..2 are seen
     assert (out[0, :, :3, :3] == 0).all()
@@ -111,7 +115,7 @@ def test_rotation_is_torchvisions(degrees, side):
     images = make_images(3, side=side)
     draws = torch.zeros(3, DRAWS, dtype=torch.int64)
     draws[:, ANGLE] = round(degrees * 1000)
-    expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+    expected = one_by_one(images, draws, aug)
     different = (fast(images, draws, aug) - expected).abs().amax(1) > 1e-4
     # two float32 formulas may round a source position on an edge differently
     assert different.float().mean() < 0.003
@@ -121,7 +125,7 @@ def test_all_parts_together_in_the_published_order():
     aug = Augmentation(**{**CIFAR, "rotation": 15.0})
     images = make_images(40)
     draws = torch.from_numpy(aug.draw(np.random.default_rng(3), 40, 32, 32))
-    expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+    expected = one_by_one(images, draws, aug)
     different = (fast(images, draws, aug) - expected).abs().amax(1) > 1e-4
     assert different.float().mean() < 0.003
 

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -75,8 +76,7 @@ def test_the_state_before_a_damaged_one_is_gone_on_from(name, undisturbed, tmp_p
     """One round is run again, to the same result; and the whole state stays while its successor is
     written."""
     damage, where, words = DAMAGES[name]
-    directory = tmp_path / "run"
-    shutil.copytree(undisturbed, directory)
+    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     damage(next(directory.glob(where)))
     saved = checkpoint.load(directory)
     assert words in saved.problem
@@ -94,8 +94,7 @@ def test_the_state_before_a_damaged_one_is_gone_on_from(name, undisturbed, tmp_p
 
 
 def test_without_a_whole_state_all_damages_are_named(undisturbed, tmp_path):
-    directory = tmp_path / "run"
-    shutil.copytree(undisturbed, directory)
+    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     for name in (files.CHECKPOINT, files.PREVIOUS):
         cut(directory / name)
     with pytest.raises(
@@ -291,8 +290,7 @@ def give_dos_ends(path):
 @pytest.mark.parametrize("damage", [insert_a_byte, give_dos_ends, cut])
 def test_a_table_that_was_changed_belongs_to_no_state(damage, name, undisturbed, tmp_path):
     """Cut to the length that the checkpoint says, it would end in the middle of a row."""
-    directory = tmp_path / "run"
-    shutil.copytree(undisturbed, directory)
+    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     damage(directory / name)
     saved = checkpoint.load(directory)
     assert saved.state is None
@@ -381,8 +379,7 @@ STRANGE = {  # a checkpoint that loads, and what is said of it
 def test_a_checkpoint_that_loads_but_is_not_of_this_run_is_damaged(name, undisturbed, tmp_path):
     """The one before it is used; where that is no better, both are named."""
     change, words = STRANGE[name]
-    directory = tmp_path / "run"
-    shutil.copytree(undisturbed, directory)
+    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     state = storage.load_tree(directory / files.CHECKPOINT)
     change(state)
     storage.save_tree(directory / files.CHECKPOINT, state)
@@ -396,8 +393,7 @@ def test_a_checkpoint_that_loads_but_is_not_of_this_run_is_damaged(name, undistu
 
 
 def test_a_client_state_of_another_model_is_damage(undisturbed, tmp_path):
-    directory = tmp_path / "run"
-    shutil.copytree(undisturbed, directory)
+    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     path = next(directory.glob("checkpoint/clients/*.4.pt"))
     storage.save_tree(path, {"c": {"weight": torch.ones(2)}})
     saved = checkpoint.load(directory, fits_run(directory, simulation()))

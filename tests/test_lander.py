@@ -23,18 +23,7 @@ from toy_federation import Normed, assert_close, context, make_simulation, play
 
 PIXELS = Pixels((1, 6, 6), (0.4,), (0.3,))
 LANDER_ = LANDER(**LANDER_LIVE | dict(alpha_cur=0.2, alpha_pre=0.4))
-MAKER = replace(
-    LANDER_,
-    warmup=1,
-    batches=5,
-    batch_size=12,
-    steps=3,
-    lr_generator=0.05,
-    width=3,
-    ltc=0.5,
-    radius=0.2,
-    student_steps=2,
-)
+MAKER = replace(LANDER_, batch_size=12, steps=3)
 
 
 def made_by(algorithm, simulation, model, anchors, classes, seed):

@@ -128,43 +128,32 @@ def run(directory, metric, **options):
     return state
 
 
-@pytest.mark.parametrize("name", ["round", "test_accuracy", "lr", "seconds"])
-def test_a_column_of_rounds_csv_is_not_replaced(name, tmp_path):
+@pytest.mark.parametrize(
+    ("given", "file", "lines"),
+    [
+        *(({"columns": ("mine", n)}, "rounds", 0) for n in ("round", "test_accuracy", "lr")),
+        # said in the first round, of two
+        *(({"columns": ("mine",), "keys": (n,)}, "summary", 2) for n in ("accuracy", "seconds")),
+        *(({"columns": (n,), "keys": (n,)}, "summary", 0) for n in ("status", "commit", "data")),
+        ({"of_clients": ("train_loss",)}, "clients", 3),
+    ],
+)
+def test_what_a_run_writes_itself_is_not_replaced(given, file, lines, tmp_path):
+    """Where the names are known, before anything is trained or written."""
+    name = next(reversed(given.values()))[-1]
     with pytest.raises(
         ConfigError,
-        match=rf"forgetting_metric: a value is called {name}, .* rounds\.csv; rename it",
+        match=rf"forgetting_metric: a value is called {name}, .* {file}\..*; rename it",
     ):
-        run(tmp_path / "run", Own(columns=("mine", name)))
-    assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
+        run(tmp_path / "run", Own(**given))
+    table = tmp_path / "run" / "rounds.csv"
+    assert (len(table.read_text().splitlines()) if table.exists() else 0) == lines
 
 
 def test_a_column_is_not_replaced_where_clients_own_models_are_tested():
     own, evaluate = FedRep(head_epochs=1), ["global", "personal"]
     with pytest.raises(ConfigError, match=r"a value is called lr, .* rounds\.csv"):
         check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
-
-
-@pytest.mark.parametrize("name", ["accuracy", "rounds_to_target", "seconds"])
-def test_a_key_of_the_summary_is_not_replaced(name, tmp_path):
-    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
-        run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
-    rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
-    assert len(rows) == 2, "said in the first round, of two"
-
-
-@pytest.mark.parametrize("name", ["status", "seed", "fingerprint", "commit", "data"])
-def test_what_the_summary_says_of_a_run_is_not_replaced(name, tmp_path):
-    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
-        run(tmp_path / "run", Own(columns=(name,), keys=(name,)))
-    assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
-    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
-        run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
-
-
-@pytest.mark.parametrize("name", ["client", "train_loss"])
-def test_a_column_of_clients_csv_is_not_replaced(name, tmp_path):
-    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* clients\.csv"):
-        run(tmp_path / "run", Own(of_clients=(name,)))
 
 
 def test_names_of_its_own_are_kept(tmp_path):
