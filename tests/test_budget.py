@@ -142,7 +142,7 @@ def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, mo
     command = ["seed=0,1", "rounds=4", "hydra.sweep.dir=multirun/a", "budget=60"]
     assert fedexp(*command) == 0
     shown = capsys.readouterr()
-    assert shown.out.splitlines()[-1] == "0 of 2 done, 1 begun; the same command goes on"
+    assert shown.out.splitlines()[-1] == "0 of 2 done, 1 begun; the same command continues"
     assert "seed0_" in shown.err
     assert "stopped by the budget after round 2" in shown.err
     (job,) = (here / "multirun" / "a").glob("digits_*")
@@ -201,7 +201,7 @@ def test_several_sweeps_in_one_command(here, capsys):
 
 def test_a_spent_budget_begins_nothing(here, capsys):
     assert fedexp("seed=0", "rounds=1", "hydra.sweep.dir=multirun/a", "budget=1e-6") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "0 of 1 done; the same command goes on"
+    assert capsys.readouterr().out.splitlines()[-1] == "0 of 1 done; the same command continues"
     assert not list((here / "multirun" / "a").glob("digits_*"))
 
 

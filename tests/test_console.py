@@ -37,7 +37,8 @@ def test_a_closed_terminal_is_noted_once(monkeypatch, terminal):
             print("lost", flush=True)
             print("lost too", flush=True)
         assert (
-            console.problem == "the console cannot be written (Input/output error); the run goes on"
+            console.problem
+            == "the console cannot be written (Input/output error); the run continues"
         )
 
 

@@ -145,7 +145,7 @@ def test_options_become_partitions():
         ("schedule.partition=[iid]", "schedule.partition"),
         (
             "schedule.partition={1:iid}",
-            "schedule.partition: 1 is no round in which something can change (2, 3, ...)",
+            "schedule.partition: 1 is not a round in which something can change (2, 3, ...)",
         ),
         (
             "schedule.partition={5:{name:ldaa}}",
@@ -170,7 +170,7 @@ def test_options_become_partitions():
         ),
         (
             "schedule.classes={5:{cat:1}}",
-            "schedule.classes.5: cat is no class; classes are numbered 0, 1, ...",
+            "schedule.classes.5: cat is not a class; classes are numbered 0, 1, ...",
         ),
         (
             "schedule.clients=[-1]",

@@ -107,7 +107,7 @@ def test_a_killed_process_of_joblib_and_the_same_command_again(sweep, tmp_path):
     assert "Traceback" not in answer.err
     assert "hydra/launcher=joblib: TerminatedWorkerError: " in answer.err
     assert (
-        "The same command with hydra.sweep.dir=sweeps/joblib goes on with what is not complete."
+        "The same command with hydra.sweep.dir=sweeps/joblib continues what is not complete."
         in answer.err
     )
     answer = sweep("joblib", *arguments)

@@ -206,7 +206,7 @@ def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_pat
     assert stopped["rounds"] == expected < 5
     assert stopped["stopped"] == {"by": "patience", "patience": 2}
     assert (
-        f"stopped after round {expected} by stop.patience=2. Go on with:  fedexp resume=run"
+        f"stopped after round {expected} by stop.patience=2. Continue with:  fedexp resume=run"
         in answer.err
     )
     same = fedexp("resume=run")
@@ -272,4 +272,4 @@ def test_the_hint_to_resume_repeats_the_users_own_groups(fedexp, tmp_path):
     answer = fedexp.done(
         "--config-dir=mine dir", *RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run"
     )
-    assert "Go on with:  fedexp --config-dir 'mine dir' resume=run" in answer.err
+    assert "Continue with:  fedexp --config-dir 'mine dir' resume=run" in answer.err

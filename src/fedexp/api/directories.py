@@ -240,7 +240,7 @@ def load_run(
     """Return the run of a directory, finished or not.
 
     config_dir: a directory of your own groups, for a run with a class of yours. No code of the
-    run's directory is executed, whoever has made it. Raises ConfigError where there is no run.
+    run's directory is executed. Raises ConfigError where there is none.
     """
     path = Path(directory).expanduser()
     if not any((path / name).exists() for name in MARKS):

@@ -38,7 +38,7 @@ def run(
     below outputs/. config_dir: a directory of your own groups, whose classes are then trusted
     (`--config-dir`). overwrite: a run that is in `directory` is removed once the new one has begun.
     Raises ConfigError for bad input, and leaves everything as it was then; whatever else stops the
-    run is raised as it is, after error.txt has been written.
+    run is raised unchanged, after error.txt has been written.
     """
     given = [*listed(overrides), *placed("hydra.run.dir", directory)]
     if overwrite and directory is None:

@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         local = "its local model of that round, instead of the global one"
         of[name].add_argument("--client", type=int, help=local)
     for name in ("hypersphere", "tsne", "neurons"):
-        rounds = "whose models, several with commas (default: the last round of which local models"
+        rounds = "whose models, several with commas (default: the last round whose local models"
         of[name].add_argument("--round", type=rounds_in, help=f"{rounds} are kept)")
     for name, number in (("hypersphere", 3), ("tsne", 10)):
         clients = f"at most so many local models (default: {number})"

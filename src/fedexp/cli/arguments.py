@@ -37,8 +37,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--shell-completion": ("-sc", ()),
 }
 OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
-# Mappings whose keys are those of something else, and the choice with which each is there (None:
-# always).
+# Mappings that take the keys of another object -> the choice that brings them (None: always).
 OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
 NO_FIGURES = {"figures=false", "figures.draw=false"}
 
@@ -249,7 +248,7 @@ def read_budget(text: str, own: list[str], named: bool) -> float:
     if not named and not any(o.startswith("hydra.sweep.dir=") for o in own):
         raise ConfigError(
             f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, in which the same"
-            " command goes on"
+            " command continues"
         )
     if other := [o for o in own if o.startswith("hydra/sweeper=")]:
         raise ConfigError(f"budget={text}: cannot list the jobs of {other[-1]}")

@@ -205,7 +205,7 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     takes the rounds that it lacks, and the results. `--new` makes a new run instead, for example
     where the old one has been deleted.
 
-    Exit code 0: all pushed; 1: W&B failed with one; 2: one is no finished run. The others are
+    Exit code 0: all pushed; 1: W&B failed with one; 2: one is not a finished run. The others are
     pushed.
     """
     from fedexp.cli.job import log_to_console

@@ -190,7 +190,7 @@ def load(folders: list[Path], group: str, name: str) -> tuple[dict[str, Any], bo
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a mapping; empty where the file is none: completion is no place for complaints."""
+    """Read a mapping; empty where the file has none: completion does not complain."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
     except (OSError, ValueError, yaml.YAMLError):

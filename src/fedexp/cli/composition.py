@@ -93,7 +93,7 @@ def register() -> None:
 
 
 def search_path(folders: Sequence[Path]) -> list[str]:
-    """Return the override with which Hydra finds the user's own groups."""
+    """Return the override by which Hydra finds the user's own groups."""
     places = ",".join(literal(f"file://{folder.resolve()}") for folder in folders)
     return [f"hydra.searchpath=[{places}]"] if folders else []
 

@@ -1,4 +1,4 @@
-"""One job as Hydra hands it over: its directory, its exit code, and what is left of it when it
+"""One job as Hydra hands it over: its directory, its exit code, and its record when it
 fails."""
 
 import json
@@ -55,10 +55,8 @@ def run_job(config: Any) -> int:
         if summary.get("status") == "stopped" and job.sweep is None:
             from fedexp.training.stopping import why_stopped
 
-            print(
-                f"\nThe run {why_stopped(summary)}. Go on with:  {resume_command(job.directory)}",
-                file=sys.stderr,
-            )
+            command = resume_command(job.directory)
+            print(f"\nThe run {why_stopped(summary)}. Continue with:  {command}", file=sys.stderr)
         return 0
     except BudgetSpent:
         return say_stopped(job.directory)
@@ -146,7 +144,7 @@ def say_interrupted(directory: Path) -> None:
     from fedexp.rundir.checkpoint import kept
 
     if kept(directory) is not None:
-        print(f"\nInterrupted. Go on with:  {resume_command(directory)}", file=sys.stderr)
+        print(f"\nInterrupted. Continue with:  {resume_command(directory)}", file=sys.stderr)
     else:
         print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
 
@@ -154,7 +152,7 @@ def say_interrupted(directory: Path) -> None:
 def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> int:
     """Write down why a job has failed, with one message; return the exit code.
 
-    new: whether there was no run in the directory before.
+    new: whether the directory was empty of runs before.
     """
     from fedexp.rundir.lock import Occupied
 
@@ -194,7 +192,7 @@ def how_to_continue(job: "Job") -> str:
     command = "the same command" if same else resume_command(job.directory)
     if after is None:
         return f"No state was saved; begin again with:  {command}"
-    return f"The state after round {after} is kept; go on with:  {command}"
+    return f"The state after round {after} is kept; continue with:  {command}"
 
 
 def go_to(directory: Path) -> None:
@@ -241,8 +239,7 @@ def remove_hydras(directory: Path, hydra_config: Any) -> None:
 
 
 def holds_a_run(directory: Path) -> bool:
-    """Return whether somebody's run is there, of which a job that is refused must change
-    nothing."""
+    """Return whether a run is there, which a refused job must not change."""
     from fedexp.rundir import files
 
     return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(
@@ -303,7 +300,7 @@ def record_failure(
     if not ours or not job.directory.is_dir() or is_finished(job.directory):
         write_note(job, report, code, sweep)
     if job.directory.is_dir() and (not ours or is_finished(job.directory)):
-        return f"{job.directory} is left as it is; the report:\n{report}"
+        return f"{job.directory} is left unchanged; the report:\n{report}"
     summary: dict[str, Any] = {
         "status": "failed",
         "error": report.strip().splitlines()[-1],

@@ -87,7 +87,7 @@ def settle(config: DictConfig) -> int:
     """
     from fedexp.analysis.sweep import expand
 
-    # of a search, whose overrides are no list of jobs
+    # of a search, whose overrides do not list jobs
     trials = config.hydra.sweeper.get("n_trials")
     jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
     directory = str(Path(config.hydra.sweep.dir).absolute())

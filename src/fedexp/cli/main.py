@@ -68,7 +68,7 @@ def answer(arguments: Sequence[str]) -> int:
 def set_up_process() -> None:
     """Everything global (signals, environment) is set here and nowhere else."""
     if sys.getfilesystemencoding().lower() != "utf-8":
-        # A locale without UTF-8, with which paths that somebody else wrote cannot be opened: the
+        # In a locale without UTF-8, paths with other letters cannot be opened: the
         # same process anew.
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
@@ -110,10 +110,10 @@ def working_directory() -> str:
 
 
 def check_readable(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for what is no text, and for a `--config-dir` that cannot be read
+    """Raise ConfigError for what is not text, and for a `--config-dir` that cannot be read
     safely."""
     for text in (*arguments, working_directory()):
-        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are no text
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are not text
             raise ConfigError(
                 f"{text!r}: is not UTF-8 text; give the file or directory another name"
             )

@@ -37,7 +37,7 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
 
 
 def no_option(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
-    """Return the message for an option that a group lacks; Hydra lists those of its own groups."""
+    """Return the message for an option that a group lacks; Hydra lists those of hydra/ groups."""
     group, option = found[1], found[2]
     if group in ("hydra/launcher", "hydra/sweeper"):
         options = ["basic", *list_options(group.removeprefix("hydra/"), [conf])]
@@ -68,8 +68,8 @@ def several_values(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
 
 
 def in_words(override: str, problem: str) -> str:
-    """Return what is wrong with an argument that Hydra's parser cannot read; of its own words those
-    that a user can read."""
+    """Return what is wrong with an argument that Hydra's parser cannot read; in Hydra's words where
+    a user can read them."""
     if "=" not in override:
         return ""
     if re.search("LexerNoViableAlt|no viable alternative|mismatched input|Error parsing", problem):

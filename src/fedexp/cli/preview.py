@@ -71,7 +71,7 @@ class Measured:
     algorithm: Any
     seconds: float  # of a round, median
     tasks: int
-    machine: str = ""  # of a run of which only the file of `--keep` is here
+    machine: str = ""  # of a run that only a file of `--keep` tells of
 
 
 def show_plan(plan: Plan) -> int:
@@ -137,7 +137,7 @@ def folders_of(jobs: Sequence[Planned]) -> list[Path]:
 
 
 def tested_by_kept(folders: Sequence[Path]) -> dict[tuple[str, Any], list[frozenset[str]]]:
-    """Return, by setting and seed, what was tested in runs of which a file of `--keep` is here."""
+    """Return, by setting and seed, what was tested in runs that files of `--keep` tell of."""
     found: dict[tuple[str, Any], list[frozenset[str]]] = {}
     for content in kept_below(folders):
         config = content["config"]
@@ -198,7 +198,7 @@ def seconds_left(
     job: Planned, state: str, measured: Sequence[Measured]
 ) -> tuple[float, str] | None:
     """Return (seconds, what to know of them) by the nearest measured run: one that is here before
-    one of which a file is kept, then one of the same algorithm; None where there is none."""
+    one in a file of `--keep`, then one of the same algorithm; None where there is none."""
     work, algorithm = work_of(job.config), value_of(job.config, "algorithm._target_")
     like = [run for run in measured if run.work == work]
     # the rounds of one task, where there are several
@@ -279,5 +279,5 @@ def show_state(plan: Plan) -> None:
     begun = found["interrupted"] + found["running"]
     counted = {"begun": begun, "failed": found["failed"]}
     others = [f", {number} {kind}" for kind, number in counted.items() if number]
-    end = "; the same command goes on" if found["done"] < len(jobs) else ""
+    end = "; the same command continues" if found["done"] < len(jobs) else ""
     print(f"{found['done']} of {len(jobs)} done{''.join(others)}{end}")

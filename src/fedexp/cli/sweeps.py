@@ -189,5 +189,5 @@ def broken(error: Exception, directory: Path, launcher: str) -> str:
     return (
         f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher cannot work, or"
         " the process of a job has ended before the job (killed, out of memory). The same command"
-        f" with hydra.sweep.dir={display_path(directory)} goes on with what is not complete."
+        f" with hydra.sweep.dir={display_path(directory)} continues what is not complete."
     )

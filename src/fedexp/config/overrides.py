@@ -41,7 +41,7 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
 def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> list[str]:
     """Read the overrides that a run was started with, but for those whose keys are `typed` anew.
 
-    The directory may be somebody else's: it says what to run, not where Hydra finds code and
+    The directory may come from another person: it says what to run, not where Hydra finds code and
     configuration, and reads nothing but keys of the configuration. Raises ConfigError."""
     from fedexp.rundir import contents  # which brings numpy with it
 
@@ -133,7 +133,9 @@ def names_in(override: Any) -> list[str]:
     too."""
     from hydra.core.override_parser.types import Glob
 
-    if override.is_delete() or isinstance(override._value, Glob):  # a glob only finds what is there
+    if override.is_delete() or isinstance(
+        override._value, Glob
+    ):  # a glob only finds options that exist
         return []
     if override.is_sweep_override():
         return [name.strip("'\"") for name in override.sweep_string_iterator()]

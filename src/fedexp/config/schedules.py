@@ -50,7 +50,7 @@ def by_round(key: str, written: Any) -> dict[int, Any]:
         text = str(number)
         if not text.isdecimal() or int(text) < 2:
             raise ConfigError(
-                f"schedule.{key}: {text} is no round in which something can change (2, 3, ...)"
+                f"schedule.{key}: {text} is not a round in which something can change (2, 3, ...)"
             )
         found[int(text)] = change
     return found
@@ -64,7 +64,7 @@ def shares_node(number: int, change: Any) -> dict[str, Any]:
     shares = {}
     for label, share in change.items():
         if not str(label).isdecimal():
-            raise ConfigError(f"{where}: {label} is no class; classes are numbered 0, 1, ...")
+            raise ConfigError(f"{where}: {label} is not a class; classes are numbered 0, 1, ...")
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigError(
                 f"{where}.{label}={share}: must be a share of the examples from 0 to 1"

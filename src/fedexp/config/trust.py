@@ -1,7 +1,7 @@
 """Trust: the code that a configuration may name, and where a run may be sent.
 
-A `_target_` is imported and called, so a command line, a preset or a run directory that somebody
-else wrote could run anything. fedexp's own classes are always allowed; any other must stand in a
+A `_target_` is imported and called, so a command line, a preset or a run directory of another
+person could run anything. fedexp's own classes are always allowed; any other must stand in a
 yaml file of a directory that the user has given with --config-dir, and is named in the log.
 
 A run directory may name an account that is not the user's. A resumed run is sent there only where

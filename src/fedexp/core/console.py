@@ -65,7 +65,7 @@ class View:
 def note(error: Exception) -> None:
     global problem
     reason = getattr(error, "strerror", None) or error
-    problem = problem or f"the console cannot be written ({reason}); the run goes on"
+    problem = problem or f"the console cannot be written ({reason}); the run continues"
 
 
 def install() -> None:

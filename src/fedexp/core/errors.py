@@ -64,7 +64,7 @@ def say_no_memory(error: BaseException) -> int:
 def say(message: str, code: int = BAD_INPUT) -> int:
     """Print one message; return the exit code, that of bad input unless another is given.
 
-    What a file of somebody else's has brought into the message cannot control the terminal."""
+    Control characters from a foreign file cannot reach the terminal."""
     shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
     print(f"fedexp: {''.join(shown)}", file=sys.stderr)
     return code

@@ -32,7 +32,7 @@ def display_path(path: Path) -> Path:
 
 def regular(path: Path) -> Path:
     """Return the path of a file that is to be read. Raises OSError for whatever else is there: in
-    somebody else's directory it may be a named pipe, which would be waited for, or a device."""
+    a foreign directory it may be a named pipe, which would be waited for, or a device."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -76,7 +76,7 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
         with temporary_of(path) as temporary:
             with suppress(FileNotFoundError):
                 temporary.unlink()
-            # never through a link that somebody else has put there
+            # never through a foreign link
             with open(temporary, "xb") as file:
                 file.write(content)
                 file.flush()

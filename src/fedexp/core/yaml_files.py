@@ -1,4 +1,4 @@
-"""Yaml that somebody else may have written: plain values, and no more of them than the file has
+"""Yaml of any origin: plain values, and no more of them than the file has
 room for.
 
 A file of a few lines whose aliases refer to aliases can mean billions of values (a `billion laughs`
@@ -24,8 +24,8 @@ class TooManyAliases(ValueError):
 
 
 def load(text: str) -> Any:
-    """Return the values. Raises ValueError for a text that is no yaml, is nested too deeply, or has
-    aliases for more than LIMIT values."""
+    """Return the values. Raises ValueError for a text that is not yaml, is nested too deeply, or
+    has aliases for more than LIMIT values."""
     try:
         check(text)
         return yaml.load(text, Loader=LOADER)

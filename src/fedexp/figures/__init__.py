@@ -89,8 +89,8 @@ def interim_pictures(
     run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
 ) -> dict[str, bytes]:
     """Heat maps of the class accuracies up to the last round of `history` and, where local models
-    were evaluated in it, its round picture: name -> png. Nothing is written; the run may go on or
-    be long over. further: the history in each further view of the test set."""
+    were evaluated in it, its round picture: name -> png. Nothing is written; the run may continue
+    or be long over. further: the history in each further view of the test set."""
     names = [f"{name}{suffix(view)}" for name in INTERIM for view in VIEWS]
     from fedexp.figures.style import styled
 
@@ -126,7 +126,7 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
 
 def save(figure: "Figure", path: Path) -> None:
     """Write to a temporary file and rename it: a reader never sees half a picture. Raises
-    StorageError where the folder is a link, which may lead to pictures of somebody else."""
+    StorageError where the folder is a link, which may lead anywhere."""
     if path.parent.is_symlink():
         raise StorageError(
             path.parent,

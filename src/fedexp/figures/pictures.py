@@ -59,7 +59,7 @@ class Pictures:
 
 
 def require_style(style: str) -> None:
-    """Raise ConfigError for a style file that is not there, is no text, or asks for LaTeX, which
+    """Raise ConfigError for a style file that is not there, is not text, or asks for LaTeX, which
     runs what the file has as its preamble and reads names of runs as commands."""
     try:
         text = Path(style).read_text(encoding="utf-8") if Path(style).is_file() else None

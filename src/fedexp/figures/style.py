@@ -39,7 +39,7 @@ def styled(style: str | None = None) -> Iterator[None]:
     file of the user's.
 
     What matplotlib would say on the screen (fonts that it looks for, letters, room for a legend) is
-    no news for a user; a font of the style that is not there is said, once."""
+    no news for a user; a missing font of the style is a warning, once."""
     with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
@@ -71,7 +71,7 @@ def stroke(share: float = 1.0) -> float:
 
 
 def entitle(figure: Figure, text: str) -> None:
-    """Write the title above all panels; as it is, without mathematics."""
+    """Write the title above all panels, verbatim: without mathematics."""
     shown, families = drawable_text(text)
     figure.suptitle(shown, fontfamily=families, parse_math=False)
 

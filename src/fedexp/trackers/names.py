@@ -99,7 +99,7 @@ def plain(name: str) -> str:
 
 
 def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """summary.json with a number of its own for each target, which bar charts and columns of the
+    """summary.json with a number for each target, which bar charts and columns of the
     run table can show: {"0.5": 7, "0.9*best": 12} becomes rounds_to_50pct: 7,
     rounds_to_90pct_of_best: 12 (None: never)."""
     flat = dict(summary)

@@ -1,4 +1,4 @@
-"""The loader with which Hydra composes.
+"""The loader by which Hydra composes.
 
 Hydra instantiates what the composed configuration names before it calls anything of ours, and only
 the loader sees all ways in which a name can come in (see `fedexp.config.composing`); no plugin can
