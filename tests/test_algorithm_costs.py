@@ -14,10 +14,8 @@ from fedexp.algorithms.fedcurv import FedCurv
 from fedexp.algorithms.feddmc import FedDMC
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedka import FedKA
-from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.lander import LANDER
 from fedexp.algorithms.target import TARGET
-from fedexp.analysis.algorithm_costs import computation
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.models import Output
 from fedexp.training import exchange, rounds
@@ -176,17 +174,3 @@ def test_computation_is_what_is_declared(row, before, epochs, counts):
     asked = public * (needs.server_teachers[0] * 3 + needs.server_teachers[1])
     server = counts["server", "backward"], counts["server", "forward"]
     assert server == (passes, passes + asked) or needs.server_work
-
-
-def test_words_for_computation():
-    assert computation(Needs()) == ""
-    assert computation(Needs(gradients=2, teachers=1)) == "2 gradients and 1 teacher a step"
-    needs = Needs(gradient_passes=1, forward_passes=2, work="x", server_teachers=(1, 1))
-    words = "1 gradient pass and 2 forward passes a round; x; |S| + 1 teachers on the server"
-    assert computation(needs) == words
-    assert computation(Needs(server_teachers=(1, 0), server_passes=2)) == (
-        "|S| teachers and 2 gradient passes on the server"
-    )
-    assert computation(Needs(server_teachers=(0, 1), server_work="y")) == (
-        "1 teacher and y on the server"
-    )

@@ -40,46 +40,31 @@ def executed(path):
     return [node for node in ast.walk(tree) if node not in left_out]
 
 
-def imported_rooms(path):
-    """(line, room) of every import of fedexp's own modules that is executed; not those for type
-    checkers."""
+def imported(path):
+    """(line, dotted name) of every import that is executed, also within functions."""
     for node in executed(path):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.split(".")[0] == "fedexp"
-        ):
-            parts = node.module.split(".")[1:]
-            yield from ((node.lineno, parts[0] if parts else alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
-            parts = [alias.name.split(".") for alias in node.names]
-            yield from (
-                (node.lineno, names[1])
-                for names in parts
-                if names[0] == "fedexp" and len(names) > 1
-            )
+            yield from ((node.lineno, alias.name) for alias in node.names)
 
 
 def test_every_import_points_to_a_floor_below():
-    wrong = [
-        f"{path.relative_to(PACKAGE)}:{line} imports {room}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if room_of(path) in FLOOR
-        for line, room in imported_rooms(path)
-        if room in FLOOR and room != room_of(path) and FLOOR[room] >= FLOOR[room_of(path)]
-    ]
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for line, name in imported(path):
+            package, room = [*name.split("."), ""][:2]
+            own = room_of(path)
+            among = package == "fedexp" and room != own and {room, own} <= FLOOR.keys()
+            if among and FLOOR[room] >= FLOOR[own]:
+                wrong.append(f"{path.relative_to(PACKAGE)}:{line} imports {room}")
     assert not wrong, "\n".join(wrong)
 
 
 def imported_modules(path, known):
-    """The modules of fedexp among `known` that a module imports when it runs, also within
-    functions."""
-    for node in executed(path):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in known else node.module for name in names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+    """The modules of fedexp among `known` that a module imports when it runs."""
+    for _, name in imported(path):
+        yield name if name in known else name.rpartition(".")[0]
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -15,7 +15,6 @@ from helpers import SMALL, SOURCE, assert_same_run, summary_of
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from fedexp.metrics.history import load_history
 from fedexp.training.rounds import play_round
 from fedexp.training.summary import RESERVED
 
@@ -118,27 +117,6 @@ def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
     )
     fedexp.done("rounds=1", *again, *small)
     assert_same_run(tmp_path / "first", tmp_path / "second")
-
-
-@pytest.mark.slow
-def test_metrics_can_be_computed_from_the_files_later(fedexp, tmp_path):
-    """A run that logged everything, against the pure functions on its files."""
-    fedexp.done("rounds=3", "forgetting_metric=all", "hydra.run.dir=run", *SMALL)
-    history = load_history(tmp_path / "run")
-    rounds, clients = (
-        pd.read_csv(tmp_path / "run" / name) for name in ("rounds.csv", "clients.csv")
-    )
-    last = clients[clients["round"] == 3]
-    assert history.sampled[-1].tolist() == last["client"].tolist()
-    share = history.counts[history.sampled[-1]] / history.counts[history.sampled[-1]].sum(
-        1, keepdims=True
-    )
-    inside = (share * history.local_class_accuracy[-1]).sum(1)
-    np.testing.assert_allclose(last["in_local_accuracy"], inside, atol=1e-12)
-    np.testing.assert_allclose(rounds["in_local_accuracy"].iloc[-1], inside.mean(), atol=1e-12)
-    before = history.class_accuracy[2]
-    drop = np.maximum(0, before - history.local_class_accuracy[-1]).mean(1)
-    np.testing.assert_allclose(last["local_round_forgetting"], drop, atol=1e-12)
 
 
 def test_divergence_is_a_result(fedexp, tmp_path):
