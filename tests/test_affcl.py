@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.affcl import AFFCL, HIDDEN, Deeper, classified, credibility
+from fedexp.algorithms.base import rows_of_step
 from fedexp.algorithms.flow import Density, Flow
 from fedexp.algorithms.heads import BIAS, WEIGHT
 from fedexp.algorithms.interfaces import Batch
@@ -225,7 +226,7 @@ def test_the_hidden_layer_is_a_part_of_the_model():
 def test_steps_go_round_the_bank():
     """Of six features, four in each step."""
     ctx = context(steps=torch.tensor(3.0))
-    rows = [replace(AF, bank=6).rows(step, ctx).tolist() for step in range(3)]
+    rows = [rows_of_step(step, ctx.local.batch_size, 6, ctx.steps).tolist() for step in range(3)]
     assert rows == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
 
 

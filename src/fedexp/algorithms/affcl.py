@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import cross_entropies, masked_mean
+from fedexp.algorithms.base import cross_entropies, masked_mean, rows_of_step
 from fedexp.algorithms.continual import Remembering, distillation_loss
 from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.flow import Density, Flow
@@ -111,23 +111,18 @@ class AFFCL(Remembering, OwnModel):
         return plan | (self.draw("old", before, rng) if federation.task else {})
 
     def draw(self, name: str, classes: np.ndarray, rng: np.random.Generator) -> Tree:
-        noise, labels = (
-            rng.normal(size=(self.bank, self.shape.width)),
-            rng.choice(classes, self.bank),
-        )
-        return {f"{name}_noise": noise, f"{name}_labels": labels}
+        noise = rng.normal(size=(self.bank, self.shape.width))
+        return {f"{name}_noise": noise, f"{name}_labels": rng.choice(classes, self.bank)}
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        models = {"new": ctx.server["params"]} | (
-            {"old": ctx.server["old"]} if "old" in ctx.server else {}
-        )
-        return {name: self.drawn(model, name, ctx.plan) for name, model in models.items()}
-
-    def drawn(self, model: Params, name: str, plan: Tree) -> Tree:
-        like, labels = model[heads.BIAS], plan[f"{name}_labels"]
-        noise = plan[f"{name}_noise"].to(like.dtype)
-        features = self.flow_of(model).features(noise, of_class(labels, like))
-        return {"noise": noise, "features": features, "labels": labels}
+        models, made = {"new": ctx.server["params"], "old": ctx.server.get("old")}, {}
+        for name, model in models.items():
+            if model is not None:
+                like, labels = model[heads.BIAS], ctx.plan[f"{name}_labels"]
+                noise = ctx.plan[f"{name}_noise"].to(like.dtype)
+                features = self.flow_of(model).features(noise, of_class(labels, like))
+                made[name] = {"noise": noise, "features": features, "labels": labels}
+        return made
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         features, logits, _ = net(params, batch.x)
@@ -142,7 +137,7 @@ class AFFCL(Remembering, OwnModel):
         flow, given = self.flow_of(params), of_class(batch.y, logits[0])
         density, noise = flow.log_density(features.detach(), given)
         fit = masked_mean(density, batch.mask)
-        rows = self.rows(batch.step, ctx)
+        rows = rows_of_step(batch.step, ctx.local.batch_size, self.bank, ctx.steps)
         if "old" in ctx.setup:
             old = {k: v.index_select(0, rows) for k, v in ctx.setup["old"].items()}
             fit = (
@@ -177,15 +172,6 @@ class AFFCL(Remembering, OwnModel):
         before = classified(drawn["features"], ctx.server["old"])
         distilled = distillation_loss(answers, before, TEMPERATURE).mean()
         return loss + self.kd_last * self.kd_output * distilled
-
-    def rows(self, step: int, ctx: Context) -> Tensor:
-        """Return which features of the bank a local step takes, from its beginning again at the
-        end."""
-        device = ctx.steps.device
-        count = min(ctx.local.batch_size, self.bank)
-        return (
-            torch.as_tensor(step, device=device) * count + torch.arange(count, device=device)
-        ) % self.bank
 
 
 class Deeper(nn.Linear):

@@ -97,6 +97,14 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
     return {"numbers": padded, "mask": mask}
 
 
+def rows_of_step(step: int, size: int, total: int, like: Tensor) -> Tensor:
+    """Return which of `total` rows a local step takes, `size` or all of them, int64: the next ones,
+    and from the beginning again at the end. like: on the device that they are for."""
+    count = min(size, total)
+    numbers = torch.arange(count, device=like.device)
+    return (torch.as_tensor(step, device=like.device) * count + numbers) % total
+
+
 # Hook -> its optional base in families.py, without which it would never be called.
 OPTIONAL = {
     "adapt": "OwnModel",

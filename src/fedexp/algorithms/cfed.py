@@ -93,7 +93,7 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         old = round.previous["params"] | round.previous["buffers"]
         teachers = [*distillation.local_models(messages, round.buffers), old]
         parts = np.array_split(round.rng.permutation(len(examples)), len(teachers))
-        answers = examples.answers(teachers, parts)
+        answers = examples.logits_of_parts(teachers, parts)
         targets = torch.empty(
             len(examples), answers[0].shape[-1], dtype=answers[0].dtype, device=answers[0].device
         )

@@ -173,7 +173,9 @@ class PublicData(Protocol):
         """Return the logits of several models, each with its buffers, on all public examples:
         [models, n, C], without gradient."""
 
-    def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[Tensor]:
+    def logits_of_parts(
+        self, models: Sequence[Params], parts: Sequence[np.ndarray]
+    ) -> list[Tensor]:
         """Return the logits of each model on its own part of the examples (by their numbers 0, 1,
         ...): [n_i, C] each."""
 

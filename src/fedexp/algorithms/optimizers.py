@@ -131,68 +131,33 @@ def step_in_place(
     Functions, not `torch.optim.SGD` and `Adam`: making an optimizer object imports torch's
     compiler, which takes seconds.
     """
+    values = list(params.values())
     gradients = [like(grads[k], v) for k, v in params.items()]
+    kept: Any = {name: [leaves[k] for k in params] for name, leaves in memory.items()}
+    shared: Any = {"fused": True, "maximize": False, "lr": lr, "weight_decay": local.weight_decay}
     if local.optimizer in ("sgd", "nesterov"):
-        _fused_sgd(params, gradients, memory, lr, local)
+        sgd(
+            values,
+            gradients,
+            kept["momentum"] if local.momentum else [None] * len(values),
+            momentum=local.momentum,
+            dampening=0.0,
+            nesterov=local.optimizer == "nesterov",
+            **shared,
+        )
     elif local.optimizer in ("adam", "adamw"):
-        _fused_adam(params, gradients, memory, lr, local, number)
+        rule: Any = adamw if local.optimizer == "adamw" else adam
+        counts = [_count(number, value) for value in values]
+        shared |= {"amsgrad": False, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS}
+        rule(values, gradients, kept["mean"], kept["square"], [], counts, **shared)
     else:
-        moved, kept = step(params, grads, memory, lr, local, number)
+        moved, changed = step(params, grads, memory, lr, local, number)
         pairs = [(params[k], moved[k]) for k in params]
-        pairs += [(memory[name][k], kept[name][k]) for name in memory for k in params]
+        pairs += [(memory[name][k], changed[name][k]) for name in memory for k in params]
         copy_each([old for old, _ in pairs], [new for _, new in pairs])
     # by their versions others tell that they have changed; fused kernels leave these
-    for value in params.values():
+    for value in values:
         increment_version(value)
-
-
-def _fused_sgd(
-    params: Params,
-    gradients: list[Tensor],
-    memory: Tree,
-    lr: float | Tensor,
-    local: LocalTraining,
-) -> None:
-    buffers: list[Tensor | None] = [memory["momentum"][k] for k in params]
-    sgd(
-        list(params.values()),
-        gradients,
-        buffers if local.momentum else [None] * len(params),
-        fused=True,
-        weight_decay=local.weight_decay,
-        momentum=local.momentum,
-        lr=lr,  # type: ignore[arg-type]
-        dampening=0.0,
-        nesterov=local.optimizer == "nesterov",
-        maximize=False,
-    )
-
-
-def _fused_adam(
-    params: Params,
-    gradients: list[Tensor],
-    memory: Tree,
-    lr: float | Tensor,
-    local: LocalTraining,
-    number: int | Tensor,
-) -> None:
-    rule: Any = adamw if local.optimizer == "adamw" else adam
-    rule(
-        list(params.values()),
-        gradients,
-        [memory["mean"][k] for k in params],
-        [memory["square"][k] for k in params],
-        [],
-        [_count(number, v) for v in params.values()],
-        fused=True,
-        amsgrad=False,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        lr=lr,
-        weight_decay=local.weight_decay,
-        eps=EPS,
-        maximize=False,
-    )
 
 
 def _count(number: int | Tensor, value: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.algorithms.base import cross_entropies, masked_mean
+from fedexp.algorithms.base import cross_entropies, masked_mean, rows_of_step
 from fedexp.algorithms.continual import NewClasses, Remembering, distillation_loss
 from fedexp.algorithms.families import Rehearsal
 from fedexp.algorithms.generator import (
@@ -112,11 +112,7 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
         """Return the images of a local step, in the order of the client's plan and from its
         beginning again."""
         order, scale = ctx.plan["order"], ctx.server["scale"]
-        count = min(ctx.local.batch_size, len(order))
-        places = (
-            torch.as_tensor(step, device=order.device) * count
-            + torch.arange(count, device=order.device)
-        ) % len(order)
+        places = rows_of_step(step, ctx.local.batch_size, len(order), order)
         stored = ctx.server["images"].index_select(0, order.index_select(0, places))
         values = stored.to(scale["mean"].dtype) / 255
         return (values - scale["mean"][:, None, None]) / scale["std"][:, None, None]

@@ -298,7 +298,9 @@ class PublicSet:
     def logits(self, models: Sequence[Params]) -> torch.Tensor:
         return torch.stack(self.engine.logits(self.runtime, models, [self.numbers] * len(models)))
 
-    def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    def logits_of_parts(
+        self, models: Sequence[Params], parts: Sequence[np.ndarray]
+    ) -> list[torch.Tensor]:
         return self.engine.logits(
             self.runtime, models, [self.numbers[torch.as_tensor(part)] for part in parts]
         )
