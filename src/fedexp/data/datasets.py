@@ -85,18 +85,14 @@ class Dataset(DataSource):
 
     def load(self) -> ImageData:
         arrays = self.read()
-        if missing := [
-            key
-            for key in ("x_train", "y_train", "x_test", "y_test", "classes")
-            if key not in arrays
-        ]:
+        names = ("x_train", "y_train", "x_test", "y_test")
+        if missing := [key for key in (*names, "classes") if key not in arrays]:
             raise ConfigError(f"dataset={self.name}: `read` returns no {', '.join(missing)}")
         classes = tuple(str(c) for c in arrays["classes"])
         if twice := [name for name, times in Counter(classes).items() if times > 1]:
             raise ConfigError(f"dataset={self.name}: several classes are called {', '.join(twice)}")
         for split in ("train", "test"):
             self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
-        names = ("x_train", "y_train", "x_test", "y_test")
         inputs = [np.ascontiguousarray(arrays[f"x_{split}"]).data for split in ("train", "test")]
         return ImageData(
             name=self.name,
@@ -115,17 +111,14 @@ class Dataset(DataSource):
             "y": (y, np.int64, 1, "labels [N]"),
         }
         for letter, (array, kind, axes, what) in wanted.items():
-            given = isinstance(array, np.ndarray)
-            if not given or array.dtype != kind or array.ndim != axes:
-                made = (
-                    f"{array.dtype} of shape {[*array.shape]}"
-                    if given
-                    else f"a {type(array).__name__}"
-                )
-                raise ConfigError(
-                    f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__}"
-                    f" {what}"
-                )
+            made = f"a {type(array).__name__}"
+            if isinstance(array, np.ndarray):
+                if array.dtype == kind and array.ndim == axes:
+                    continue
+                made = f"{array.dtype} of shape {[*array.shape]}"
+            raise ConfigError(
+                f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__} {what}"
+            )
         if len(x) == 0 or len(x) != len(y):
             raise ConfigError(
                 f"dataset={self.name}: the {split} data have {len(x)} images and {len(y)} labels"

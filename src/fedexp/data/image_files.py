@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,53 +81,34 @@ def list_files(
     folder: Path, recursive: bool = True, suffixes: tuple[str, ...] = ("",)
 ) -> list[SourceFile]:
     """Return the files in `folder` that have one of these suffixes and are not hidden, sorted by
-    path."""
-    above = frozenset({_not_in_a_circle(str(folder), frozenset())})
-    return sorted(_walk(folder, recursive, suffixes, above))
-
-
-def _walk(
-    folder: Path | str,
-    recursive: bool,
-    suffixes: tuple[str, ...],
-    above: frozenset[tuple[int, int]],
-) -> Iterator[SourceFile]:
-    """Walk a folder; above: (device, inode) of the folders that this one lies in, as far as links
-    lead into them."""
-    # gives the kind of each entry without a further system call
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            try:
-                if entry.is_dir():
-                    if recursive:
-                        own = _not_in_a_circle(entry.path, above)
-                        yield from _walk(entry.path, recursive, suffixes, above | {own})
-                elif entry.name.lower().endswith(suffixes):
-                    yield _source_file(entry)
-            except OSError as error:
-                raise ConfigError(
-                    f"{error.filename}: cannot be read ({error.strerror}); mend or remove it"
-                ) from error
-
-
-def _not_in_a_circle(folder: str, above: frozenset[tuple[int, int]]) -> tuple[int, int]:
-    """Return the identity of a folder. Raises ConfigError where it is one of those above it."""
-    stat = os.stat(folder)
-    if (stat.st_dev, stat.st_ino) in above:
-        raise ConfigError(f"{folder}: is a link to a folder that it lies in; remove it")
-    return stat.st_dev, stat.st_ino
-
-
-def _source_file(entry: os.DirEntry[str]) -> SourceFile:
-    """Raise ConfigError for a file that would be waited for, OSError for a link to nothing."""
-    stat = entry.stat()
-    if not entry.is_file():
+    path. Raises ConfigError for a link to nothing or in a circle, and for what would be waited
+    for."""
+    found = []
+    try:
+        for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+            folders[:] = [name for name in folders if recursive and not name.startswith(".")]
+            for inner in (Path(place, name) for name in folders):
+                if inner.is_symlink() and Path(place).resolve().is_relative_to(inner.resolve()):
+                    raise ConfigError(f"{inner}: is a link to a folder that it lies in; remove it")
+            for name in names:
+                if name.startswith(".") or not name.lower().endswith(suffixes):
+                    continue
+                path = os.path.join(place, name)
+                status = os.stat(path)
+                if not stat.S_ISREG(status.st_mode):
+                    raise ConfigError(
+                        f"{path}: is not a file (a named pipe, a socket or a device); remove it"
+                    )
+                found.append(SourceFile(path, status.st_size, status.st_mtime_ns))
+    except OSError as error:
         raise ConfigError(
-            f"{entry.path}: is not a file (a named pipe, a socket or a device); remove it"
-        )
-    return SourceFile(entry.path, stat.st_size, stat.st_mtime_ns)
+            f"{error.filename}: cannot be read ({error.strerror}); mend or remove it"
+        ) from error
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -> Labelled:
@@ -149,11 +131,17 @@ def join_classes(by_class: Sequence[list[SourceFile]]) -> Labelled:
     return Labelled([file for files in by_class for file in files], labels)
 
 
+def scan_splits(root: Path, splits: Sequence[str]) -> tuple[Labelled, list[str]]:
+    """Return (files, classes) of `<root>/<split>/<class>/*`, all splits joined."""
+    classes = class_folders(root / splits[0])
+    first, *others = (scan_classes(root / split, classes) for split in splits)
+    return sum(others, start=first), classes
+
+
 def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> Tree:
     """Return the files of `<root>/{train,test}/<class>/*`; the `train_splits` are joined."""
-    classes = class_folders(root / train_splits[0])
-    first, *others = (scan_classes(root / split, classes) for split in train_splits)
-    return Tree(sum(others, start=first), scan_classes(root / "test", classes), classes)
+    train, classes = scan_splits(root, train_splits)
+    return Tree(train, scan_classes(root / "test", classes), classes)
 
 
 def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[str]]:
@@ -165,9 +153,7 @@ def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[s
             f"{root}: has a folder test; dataset.test_fraction is for trees without one (null here)"
         )
     if all((root / split).is_dir() for split in train_splits):
-        classes = class_folders(root / train_splits[0])
-        first, *others = (scan_classes(root / split, classes) for split in train_splits)
-        return sum(others, start=first), classes
+        return scan_splits(root, train_splits)
     classes = class_folders(root)
     return join_classes([list_images(root / name) for name in classes]), classes
 

@@ -18,6 +18,9 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, Seed32
 from fedexp.data.partitioned import Partition
 
+# numbers of the examples of each client, and what else is worth recording
+Assigned = tuple[list[np.ndarray], dict[str, Any]]
+
 
 class Partitioner(Checked, prefix="partition."):
     """Base of the `partition` group. A scheme implements `assign`."""
@@ -88,7 +91,7 @@ class Partitioner(Checked, prefix="partition."):
         num_clients: int,
         rng: np.random.Generator,
         owners: np.ndarray | None,
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         """Return the indices of each client (disjoint, none empty) and what else is worth
         recording."""
         raise NotImplementedError
@@ -181,7 +184,7 @@ class IID(Partitioner):
         num_clients: int,
         rng: np.random.Generator,
         owners: np.ndarray | None,
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         size = len(labels) // num_clients
         used = rng.permutation(len(labels))[: size * num_clients]
         return list(used.reshape(num_clients, size)), {}
@@ -210,7 +213,7 @@ class Sharding(Partitioner):
         num_clients: int,
         rng: np.random.Generator,
         owners: np.ndarray | None,
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         shards, remainder = divmod(self.shards_per_client * num_clients, num_classes)
         if remainder:
             raise ConfigError(self._indivisible(num_classes, num_clients))
@@ -280,7 +283,7 @@ class Shards(Partitioner):
         num_clients: int,
         rng: np.random.Generator,
         owners: np.ndarray | None,
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         total = self.shards_per_client * num_clients
         if total > len(labels):
             raise ConfigError(
@@ -337,7 +340,7 @@ class Natural(Partitioner):
         num_clients: int,
         rng: np.random.Generator,
         owners: np.ndarray | None,
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         if owners is None:
             raise ConfigError(
                 "partition=natural: this data set has no natural clients; dataset=femnist has them"

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
-from fedexp.data.partition import Partitioner
+from fedexp.data.partition import Assigned, Partitioner
 from fedexp.data.partitioned import NOT_KEPT
 
 
@@ -38,7 +38,7 @@ class File(Partitioner):
         num_clients: int,
         rng: np.random.Generator,
         owners: np.ndarray | None,
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         return read_clients(Path(str(self.path))), {}
 
     @property

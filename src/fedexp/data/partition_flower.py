@@ -8,7 +8,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.packages import how_to_install
-from fedexp.data.partition import Partitioner
+from fedexp.data.partition import Assigned, Partitioner
 
 LABEL, NUMBER = "label", "number"  # columns of the table that is partitioned
 
@@ -31,7 +31,7 @@ class Flower(Partitioner):
         num_clients: int,
         rng: np.random.Generator,
         owners: np.ndarray | None,
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         made = self.partitioner(num_clients, int(rng.integers(2**31)), natural=owners is not None)
         columns = {LABEL: labels.tolist(), NUMBER: list(range(len(labels)))}
         if owners is not None:

@@ -1,13 +1,11 @@
 """LDA: label skew from a Dirichlet distribution (FedNTD "LDA", MOON and FedKA "Dir", FedAlign: one
 routine)."""
 
-from typing import Any
-
 import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Count, Positive, Seed32
-from fedexp.data.partition import Partitioner
+from fedexp.data.partition import Assigned, Partitioner
 
 _PROBES = 100  # draws per setting that an error message tries out
 
@@ -65,7 +63,7 @@ class LDA(Partitioner):
         num_clients: int,
         rng: np.random.Generator,
         owners: np.ndarray | None,
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         if self.min_size * num_clients > len(labels):
             raise ConfigError(
                 f"min_size={self.min_size}: {num_clients} clients of at least {self.min_size}"
@@ -85,7 +83,7 @@ class LDA(Partitioner):
 
     def _as_released(
         self, labels: np.ndarray, num_clients: int, rng: np.random.RandomState
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+    ) -> Assigned:
         """Shuffle a class, draw its proportions, go on with the next class, all with one generator
         of numpy's old kind."""
         classes, cap = (
