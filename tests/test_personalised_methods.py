@@ -17,7 +17,7 @@ from fedexp.algorithms.fedrod import PERSONAL, FedRoD
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.data.changes import NewShares, Schedule
+from fedexp.data.changes import DataSchedule, NewShares
 from fedexp.engine.base import ScheduledData, Shared
 from fedexp.engine.network import LiveNetwork
 from test_continual import TWO_TASKS
@@ -500,7 +500,7 @@ def test_fedfomo_s_average_stays_one_when_clients_have_other_examples(change):
     """Its weights are those of the first task or partition, so that each model counts by w_k / sum
     w, whatever n_k is when it changes: here from round 3 on clients have a replay buffer, or fewer
     examples of two classes."""
-    few = Schedule(
+    few = DataSchedule(
         partition=[], classes=[NewShares(round=3, shares={0: 0.3, 1: 0.5})], clients=[1, 2]
     )
     given = (

@@ -9,7 +9,7 @@ import pytest
 from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
-from fedexp.data.changes import NewPartition, NewShares, Schedule, reduced
+from fedexp.data.changes import DataSchedule, NewPartition, NewShares, reduced
 from fedexp.data.partition import IID, Sharding
 from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition
@@ -23,7 +23,7 @@ TWO = Partition.build([np.arange(15), np.arange(15, 18)], LABELS, 3, {})
 
 
 def schedule(partition=(), classes=(), clients=None):
-    return Schedule(
+    return DataSchedule(
         partition=[NewPartition(round=n, partition=p) for n, p in partition],
         classes=[NewShares(round=n, shares=s) for n, s in classes],
         clients=clients,

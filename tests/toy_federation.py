@@ -32,7 +32,7 @@ from fedexp.config.settings import ALL_LOCAL, LocalEvaluation, Seeds, Settings
 from fedexp.core.private.of_hydra import ConfigLoaderImpl
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
-from fedexp.data.changes import NO_SCHEDULE, Schedule
+from fedexp.data.changes import NO_SCHEDULE, DataSchedule
 from fedexp.data.datasets import Dataset
 from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
 from fedexp.data.partition import Partitioner
@@ -229,7 +229,7 @@ def make_simulation(
     surrogate: float = 0.0,
     forgetting_metric: Any = None,
     analysis: Any = None,
-    schedule: Schedule = NO_SCHEDULE,
+    schedule: DataSchedule = NO_SCHEDULE,
     cohorts: Cohorts = SAMPLED,
     validation: Validation = NONE_HELD_OUT,
     local_evaluation: LocalEvaluation = ALL_LOCAL,

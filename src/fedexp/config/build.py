@@ -15,7 +15,7 @@ from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
 from fedexp.config.values import attempt, make, make_target, resolve
 from fedexp.core.errors import ConfigError
-from fedexp.data.changes import NO_SCHEDULE, Schedule
+from fedexp.data.changes import NO_SCHEDULE, DataSchedule
 from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
@@ -50,7 +50,7 @@ class Built:
     stop: Stop = NO_STOP
     local_evaluation: LocalEvaluation = ALL_LOCAL
     cohorts: Cohorts = SAMPLED
-    schedule: Schedule = NO_SCHEDULE
+    schedule: DataSchedule = NO_SCHEDULE
     figures: Pictures = PNG
     dataset: DataSource
     scenario: Scenario

@@ -40,7 +40,7 @@ Clients = Annotated[
 ]
 
 
-class Schedule(Checked, prefix="schedule."):
+class DataSchedule(Checked, prefix="schedule."):
     """All changes of a run."""
 
     partition: list[NewPartition]
@@ -81,7 +81,7 @@ class Schedule(Checked, prefix="schedule."):
         return found
 
 
-NO_SCHEDULE = Schedule(partition=[], classes=[], clients=None)
+NO_SCHEDULE = DataSchedule(partition=[], classes=[], clients=None)
 
 
 def reduced(

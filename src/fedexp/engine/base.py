@@ -22,7 +22,7 @@ from fedexp.data.types import Data, Draws
 from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork
-from fedexp.engine.schedule import Schedule
+from fedexp.engine.schedule import BatchSchedule
 from fedexp.models import Output
 
 # so few that what a layer gives is still in a cache when the next one reads it
@@ -48,7 +48,7 @@ class Cohort:
     round: int
     clients: Sequence[int]
     roles: Sequence[FedAvg]  # whose client-side hooks each follows
-    schedules: Sequence[Schedule]
+    schedules: Sequence[BatchSchedule]
     states: Sequence[Tree]
     plans: Sequence[Tree]
     personals: Sequence[Tree]  # what the server sent to each alone
@@ -304,7 +304,7 @@ class ScheduledData:
     """One client's batches in the order of its schedule (the ClientData of the hooks); no
     padding."""
 
-    def __init__(self, runtime: ClientRuntime, schedule: Schedule):
+    def __init__(self, runtime: ClientRuntime, schedule: BatchSchedule):
         self.runtime = runtime
         self.index = schedule.index.to(runtime.device)
         self.draws = None if schedule.draws is None else schedule.draws.to(runtime.device)

@@ -16,7 +16,7 @@ from fedexp.data.types import Draws
 
 
 @dataclass(frozen=True)
-class Schedule:
+class BatchSchedule:
     """One client's round: S steps of at most B examples."""
 
     index: Tensor  # int64 [S, B] numbers of training examples, padded with one of them
@@ -50,7 +50,7 @@ def make_schedule(
     client: int,
     skip_single: bool = False,
     again: str = "",
-) -> Schedule:
+) -> BatchSchedule:
     """Reshuffle every epoch and keep the last partial batch (FedNTD B.3). Several parts: each batch
     comes from one of them, and the order of all batches is random.
 
@@ -81,10 +81,10 @@ def make_schedule(
         )
         draws = torch.from_numpy(numbers.reshape(*index.shape, numbers.shape[-1]))
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    return Schedule(torch.from_numpy(index), lengths, draws)
+    return BatchSchedule(torch.from_numpy(index), lengths, draws)
 
 
-def padded_schedule(schedule: Schedule, steps: int, example: int) -> dict[str, np.ndarray]:
+def padded_schedule(schedule: BatchSchedule, steps: int, example: int) -> dict[str, np.ndarray]:
     """Return the first `steps` batches as a plan of one shape for all clients: index and mask
     [steps, B], and draws [steps, B, D] where there are any. Missing batches repeat `example`, one
     of the client's own, with mask 0; a client whose only example batch normalisation leaves out has

@@ -12,7 +12,7 @@ from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
-from fedexp.data.changes import Schedule, reduced
+from fedexp.data.changes import DataSchedule, reduced
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import Partitioner, make_partition
 from fedexp.data.partitioned import Partition
@@ -318,7 +318,7 @@ def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) 
 
 
 def changed(
-    schedule: Schedule,
+    schedule: DataSchedule,
     first: Division,
     seed: int,
     draw: Callable[[Partitioner, str], Partition],

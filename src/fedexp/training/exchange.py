@@ -27,7 +27,7 @@ from fedexp.core import tree
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Gather, Shared, Trained
-from fedexp.engine.schedule import Schedule, make_schedule, padded_schedule
+from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
 from fedexp.rundir.client_states import to
 from fedexp.training.probing import probes_of
 from fedexp.training.simulation import Simulation
@@ -250,7 +250,7 @@ def schedule_of(
     client: int,
     epochs: int | None = None,
     again: str = "",
-) -> Schedule:
+) -> BatchSchedule:
     """Return the schedule of a client in a round: in `epochs` passes, None: as many as its role
     has."""
     runtime = simulation.runtime

@@ -12,7 +12,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.core.tree import Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Shared
 from fedexp.engine.hardware import Resolved
-from fedexp.engine.schedule import Schedule
+from fedexp.engine.schedule import BatchSchedule
 
 log = logging.getLogger("fedexp")
 STEPS = 3  # of each client in a call that is timed
@@ -75,7 +75,7 @@ def first_cohort(runtime: ClientRuntime, count: int) -> Cohort:
     """Return clients that all train on the first examples, as they are stored, for a few steps."""
     size = runtime.local.batch_size
     index = torch.arange(STEPS * size).view(STEPS, size) % len(runtime.data.y_train)
-    schedule = Schedule(index, np.full(STEPS, size), None)
+    schedule = BatchSchedule(index, np.full(STEPS, size), None)
     empty: list[Tree] = [{}] * count
     roles = [FedAvg()] * count
     return Cohort(1, range(count), roles, [schedule] * count, empty, empty, empty)

@@ -19,7 +19,7 @@ from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Shared, has_own_step
 from fedexp.engine.network import FunctionalNetwork
-from fedexp.engine.schedule import Schedule
+from fedexp.engine.schedule import BatchSchedule
 from fedexp.engine.vectorised.convolution import ClientByClient
 from fedexp.models import Output
 
@@ -165,7 +165,7 @@ class PaddedSchedules:
         return self.index[steps][..., :active, :], self.mask[steps][..., :active, :], draws
 
 
-def pad(schedules: Sequence[Schedule], runtime: ClientRuntime) -> PaddedSchedules:
+def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSchedules:
     """Pad schedules of different lengths to arrays; what is padded has mask 0 and, as its number,
     an example of the same client."""
     steps = np.array([s.steps for s in schedules])
