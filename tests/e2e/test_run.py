@@ -148,7 +148,7 @@ def test_profile_of_the_second_round(fedexp, tmp_path):
     assert any(event.get("name") == "aten::_fused_sgd_" for event in trace["traceEvents"])
 
 
-def test_six_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
+def test_seven_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
     """Those that CONTRIBUTING.md names, and no other function of fedexp between them."""
     tour = re.findall(
         r"^\| `(\w+)` \| `(\S+)` \|", (SOURCE.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE
@@ -168,4 +168,4 @@ def test_six_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
     # what `note` stands for is the last
     assert [step for step in steps if step[0] != "<lambda>"] == tour[:-1]
     assert tour[-1] == ("play_round", "training/rounds.py")
-    assert len(tour) == 6
+    assert len(tour) == 7
