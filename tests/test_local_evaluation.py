@@ -7,9 +7,11 @@ import pandas as pd
 import pytest
 import torch
 
-from fedexp.config.settings import LocalEvaluation
+from fedexp.config.settings import LocalEvaluation, Seeds
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
+from fedexp.data.held_out import Validation
+from fedexp.figures.draw import round_picture
 from fedexp.metrics.forgetting_metric import All, RoundDrop
 from fedexp.metrics.history import History
 from fedexp.rundir import checkpoint, files
@@ -46,8 +48,21 @@ def test_the_examples_are_of_each_class_as_many_and_the_same_in_every_run():
     numbers = first.local_examples["plain"]
     assert torch.bincount(first.data.y_test[numbers]).tolist() == [2, 2, 2, 2]
     assert torch.equal(numbers, first.local_examples["augmented"])
-    again = make(examples=8, seeds=None, rounds=9).runtime.local_examples["plain"]
-    assert torch.equal(numbers, again)
+    again = make(examples=8, seeds=Seeds(partition=1, sampling=1, training=1)).runtime
+    assert torch.equal(numbers, again.local_examples["plain"])
+    assert len(make(examples=4).runtime.local_examples["plain"]) == 4
+
+
+def test_each_view_shows_its_own_examples():
+    runtime = make(examples=8, test_views=BOTH).runtime
+    _, draws = runtime.local_test("augmented", 2)
+    assert torch.equal(draws, runtime.test_draws("augmented", 2)[runtime.local_examples["plain"]])
+    held_out = Validation(fraction=0.25, per_client=False)
+    options = {"validation": held_out, "sizes": (9, 8), "evaluate_on": "both"}
+    runtime = make(examples=4, **options).runtime
+    (tested, _), numbers = runtime.local_test("validation", 2), runtime.local_examples["validation"]
+    expected = runtime.data.x_train[runtime.data.validation][numbers]
+    assert torch.equal(tested.data.x_test, expected)
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
@@ -101,7 +116,8 @@ def test_the_model_before_is_tested_where_the_round_before_was_not(tmp_path):
     found, expected = (columns(tmp_path / name) for name in ("some", "whole"))
     for name in ("local_round_forgetting", "forgetting_degree", "in_local_accuracy"):
         assert found[name].iloc[[2, 4, 5]].equals(expected[name].iloc[[2, 4, 5]])
-    assert history.upto(4).distributed(4).tolist() == history.distributed(4).tolist()
+    picture = round_picture(history.upto(4))
+    np.testing.assert_array_equal(picture[[0, -1]], whole.class_accuracy[3:5])
 
 
 def test_all_examples_are_a_part_that_changes_nothing(tmp_path):
@@ -125,6 +141,7 @@ def test_local_models_are_compared_with_the_model_before_on_the_same_examples(tm
     accuracy = [float((answers[y == c] == c).double().mean()) for c in range(4)]
     assert state.history.distributed(2).tolist() == accuracy
     assert accuracy != state.history.class_accuracy[1].tolist()
+    assert np.unique(state.history.local_class_accuracy).tolist() == [0, 0.5, 1]
     drops = np.maximum(0, np.array(accuracy) - state.history.local_class_accuracy[1]).mean()
     row = columns(tmp_path).iloc[2]
     assert row["local_round_forgetting"] == pytest.approx(drops, abs=1e-15)

@@ -120,9 +120,10 @@ def test_what_is_said_of_a_run_that_is_given_more_rounds(tmp_path):
     """Every second round is evaluated; of three rounds the third, too, being the last."""
     (tmp_path / "config.yaml").write_text("rounds: 3\n")
 
-    def said(rounds, at):
-        asked = {"rounds": rounds, "eval_interval": 2}
-        return extension.notes(tmp_path, asked, SimpleNamespace(round=at))
+    def said(rounds, at, every=None, local=(1, 3)):
+        asked = {"rounds": rounds, "eval_interval": 2, "local_evaluation": {"every": every}}
+        history = SimpleNamespace(local_rounds=local)
+        return extension.notes(tmp_path, asked, SimpleNamespace(round=at, history=history))
 
     assert said(rounds=3, at=3) == []
     assert said(rounds=5, at=1) == said(rounds=5, at=2) == ["5 rounds instead of 3"]
@@ -130,6 +131,8 @@ def test_what_is_said_of_a_run_that_is_given_more_rounds(tmp_path):
         "5 rounds instead of 3",
         "round 3",
     ]
+    assert said(rounds=5, at=3, every=4)[2].startswith("round 3 keeps its tests of local models")
+    assert len(said(rounds=5, at=3, every=4, local=())) == 2
 
 
 def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):

@@ -98,4 +98,11 @@ def notes(directory: Path, container: Mapping[str, Any], state: "State") -> list
             f" eval_interval={interval} a run of {rounds} rounds from the start would not have"
             " evaluated it, so that best values and forgetting may differ"
         )
+    every = (container.get("local_evaluation") or {}).get("every") or 1
+    if state.round == before and state.round % every and state.history.local_rounds:
+        found.append(
+            f"round {state.round} keeps its tests of local models; with"
+            f" local_evaluation.every={every} a run of {rounds} rounds from the start would not"
+            " have them, so that means over rounds may differ"
+        )
     return found
