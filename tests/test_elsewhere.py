@@ -12,7 +12,7 @@ from fedexp.config.values import resolve
 from fedexp.papers.aggregate import write_tables
 from fedexp.papers.compare import load_jobs
 from fedexp.rundir import elsewhere
-from fedexp.rundir.elsewhere import alike, complete, exact, finished_runs
+from fedexp.rundir.elsewhere import cell_key, complete, finished_runs, run_key
 from fedexp.rundir.sweeps import SweepDirectory
 from test_compare import make_run, one
 from toy_federation import composed
@@ -86,7 +86,7 @@ def test_only_below_a_multirun_directory(tmp_path):
 def test_what_makes_two_runs_the_same():
     def keys(*overrides):
         config = resolve(composed(*CIFAR, *overrides))
-        return exact(config), alike(config)
+        return run_key(config), cell_key(config)
 
     base = keys()
     assert keys("tracker=none", "data_dir=/elsewhere") == base

@@ -31,7 +31,7 @@ from fedexp.data.partitioned import later_partitions
 from fedexp.data.views import views_of
 from fedexp.rundir import files
 from fedexp.rundir.elsewhere import (
-    alike,
+    cell_key,
     complete,
     finished_by_training,
     noted,
@@ -112,7 +112,7 @@ def states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
             if other := complete(job.directory, job.config, finished(multirun / "any")):
                 state, note = RunDirectory(other).status, f"in {other.parent.name}/{other.name}"
             else:
-                kept = tested().get((alike(job.config), job.config.get("seed")), ())
+                kept = tested().get((cell_key(job.config), job.config.get("seed")), ())
                 state = "kept" if any(tests_of(job.config) <= each for each in kept) else state
         yield job, state, note
 
@@ -141,7 +141,7 @@ def tested_by_kept(folders: Sequence[Path]) -> dict[tuple[str, Any], list[frozen
     found: dict[tuple[str, Any], list[frozenset[str]]] = {}
     for content in kept_below(folders):
         config = content["config"]
-        found.setdefault((alike(config), config.get("seed")), []).append(tests_of(config))
+        found.setdefault((cell_key(config), config.get("seed")), []).append(tests_of(config))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedexp.analysis.sweep import Sweep, launches
 from fedexp.core import yaml_files
-from fedexp.rundir.elsewhere import alike, finished_runs, made_with, views_of
+from fedexp.rundir.elsewhere import cell_key, finished_runs, made_with, views_of
 from fedexp.rundir.reader import RunDirectory
 
 
@@ -35,11 +35,11 @@ def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) ->
         return []
     view = sweep.rule.view
     mine = [config for config in map(made_with, own) if view in views_of(config)]
-    have = {(alike(config), config.get("seed")) for config in mine}
+    have = {(cell_key(config), config.get("seed")) for config in mine}
     jobs = jobs_of(sweep, conf, frozenset(map(kind_of, configs.values())))
     found = []
     for path, config in sorted(configs.items(), key=lambda item: view not in views_of(item[1])):
-        name = (alike(config), config.get("seed"))
+        name = (cell_key(config), config.get("seed"))
         if name[0] in jobs and name not in have and RunDirectory(path).finished:
             have.add(name)
             given = [
@@ -60,7 +60,7 @@ def kind_of(config: Mapping[str, Any]) -> tuple[str, str]:
 def jobs_of(
     sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Map `alike` of every job of a sweep with one of these data sets and algorithms to its
+    """Map `cell_key` of every job of a sweep with one of these data sets and algorithms to its
     overrides.
 
     Composing is what takes the time, a tenth of a second a job, so the others are left out by their
@@ -77,7 +77,7 @@ def jobs_of(
                 given = dict(text.partition("=")[::2] for text in job)
                 data = given.get("dataset") or dataset_of(conf, given.get("experiment", ""))
                 if (data, given.get("algorithm", "")) in kinds:
-                    found[alike(resolve(compose("config", overrides=job)))] = tuple(job)
+                    found[cell_key(resolve(compose("config", overrides=job)))] = tuple(job)
     return found
 
 

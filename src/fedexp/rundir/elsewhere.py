@@ -33,7 +33,7 @@ OPEN = (
 )
 
 
-def exact(config: Mapping[str, Any]) -> str:
+def run_key(config: Mapping[str, Any]) -> str:
     """Return a key that is equal for configurations with the same result. The only place that says
     when two runs are the same."""
     return fingerprint(config)
@@ -45,14 +45,14 @@ def subjects_of(config: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(config.get("evaluate") or ("global",))
 
 
-def alike(config: Mapping[str, Any]) -> str:
+def cell_key(config: Mapping[str, Any]) -> str:
     """Return a key that is equal for runs that stand in the same cell of a table, with other seeds
     or on other hardware."""
     kept = {key: value for key, value in config.items() if key not in OPEN}
     dataset = kept.get("dataset")
     if isinstance(dataset, Mapping) and isinstance(dataset.get("root"), str):
         kept["dataset"] = {**dataset, "root": Path(dataset["root"]).name}  # wherever data_dir is
-    return exact(kept)
+    return run_key(kept)
 
 
 def finished_runs(directory: Path) -> Iterator[Path]:
@@ -83,7 +83,7 @@ def made_with(directory: Path) -> dict[str, Any]:
 def training(config: Mapping[str, Any]) -> str:
     """Return a key that is equal for configurations that train the same models, whatever is tested
     of them."""
-    return exact({**config, "test_views": [PLAIN], "evaluate": ["global"]})
+    return run_key({**config, "test_views": [PLAIN], "evaluate": ["global"]})
 
 
 # `training` -> directories and configurations
