@@ -43,8 +43,6 @@ from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Batch
 from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.analysis.algorithm_costs import node_of
-from fedexp.config.trust import find_class
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import Cohort, Engine, ScheduledData
@@ -56,7 +54,6 @@ from fedexp.training.exchange import first_state
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from toy_federation import (
-    CONF,
     DRAWN,
     ENGINES,
     KEPT,
@@ -425,13 +422,6 @@ def clone(value):
 
 
 # --- the generic checks
-
-
-def test_every_option_has_a_row():
-    """Those for sequences of tasks have theirs in test_continual."""
-    targets = {node_of(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
-    classes = {find_class(target, "algorithm") for target in targets}
-    assert {cls for cls in classes if "none" in cls.scenarios} <= {row.cls for row in SHIPPED}
 
 
 @rows()

@@ -38,8 +38,8 @@ from fedexp.engine.base import Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
+from test_algorithms import SHIPPED, assert_equal, differ, record, tables
 from test_algorithms import Row as OneTaskRow
-from test_algorithms import assert_equal, differ, record, tables
 from toy_federation import (
     CLASSES,
     CONF,
@@ -230,10 +230,13 @@ every_row = pytest.mark.parametrize(
 )
 
 
-def test_every_option_for_tasks_has_a_row():
+def test_every_option_has_a_row():
+    """Here, or in test_algorithms where it is defined without tasks."""
     targets = {node_of(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
     classes = {find_class(target, "algorithm") for target in targets}
-    assert {cls for cls in classes if "none" not in cls.scenarios} == {row.cls for row in EVERY}
+    for_tasks = {cls for cls in classes if "none" not in cls.scenarios}
+    assert for_tasks == {row.cls for row in EVERY}
+    assert classes - for_tasks <= {row.cls for row in SHIPPED}
 
 
 # --- generic checks

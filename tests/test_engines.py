@@ -250,11 +250,11 @@ def test_running_statistics_are_averaged_like_parameters(weighting):
 
 
 def test_batches_of_one_example_are_left_out():
-    """Clients of 1, 3, 7, 12, 10 examples in threes: no step for the first, the seventh and tenth
-    example stay out."""
-    simulation = make_simulation(**NORMED)
+    """Clients of 1, 3, 7, 12, 8 examples in threes: no step for the first, the seventh example of
+    the third stays out, the two last ones of the fifth are a batch."""
+    simulation = make_simulation(**NORMED | {"sizes": (1, 3, 7, 12, 8)})
     cohort = assemble(simulation, simulation.initial_state(), 1)
-    expected = [[], [3] * 2, [3] * 4, [3] * 8, [3] * 6]
+    expected = [[], [3] * 2, [3] * 4, [3] * 8, [3, 3, 2] * 2]
     assert [s.lengths.tolist() for s in cohort.schedules] == expected
     trained = train(simulation.engine, simulation, simulation.initial_state())
     assert_equal(tree.map(lambda leaf: leaf[0], trained.messages["params"]), simulation.initial)
