@@ -84,11 +84,13 @@ def picture(found: dict[str, Any]) -> str:
 
 
 def facts(root: Path) -> dict[str, Any]:
-    """Return all numbers of the page from the files of a checkout. Raises ConfigError for a damaged
-    file of a run."""
+    """Return all numbers of the page from the files of a checkout; {} where fewer than two columns
+    have two methods in both views. Raises ConfigError for a damaged file of a run."""
     sweep = load_sweep(SWEEP, [conf_directory()])
     every = statistics.load_runs(root, sweep)
     runs = statistics.both_views(every)
+    if (runs.groupby(COLUMN)["method"].nunique() > 1).sum() < 2:
+        return {}
     table = statistics.cells(runs)
     ours, spread = under_the_rule(table), statistics.known_spread(sweep)
     plain = under_the_rule(table, "plain", "mean_of_last(10)")
@@ -136,6 +138,7 @@ def facts(root: Path) -> dict[str, Any]:
         "precisions": across_precisions(root, runs),
         "left": left(runs),
         "orders": other_data(root),
+        "other_tables": other_tables(root),
         "reconstructed": reconstructed(root),
         "without_commit": sorted(runs.loc[runs["commit"].isna(), "run"].unique()),
     }
@@ -262,7 +265,20 @@ def other_data(root: Path) -> list[dict[Any, Any]]:
     return [row for row in rows if row["n"] > 2]
 
 
+def other_tables(root: Path) -> list[dict[str, Any]]:
+    """Return the judged tables beside Table 1: `sweep`, values `within`, of `n`."""
+    rows = []
+    for path in sorted((root / "multirun").glob("*/table.csv")):
+        table = pd.read_csv(path)
+        if path.parent.name in (SWEEP, *READINGS) or "verdict" not in table:
+            continue
+        judged = table["verdict"].isin(["within", "outside"])
+        within = int((table["verdict"] == "within").sum())
+        rows.append({"sweep": path.parent.name, "within": within, "n": int(judged.sum())})
+    return [row for row in rows if row["n"]]
+
+
 def reconstructed(root: Path) -> int:
-    """Return how many files of runs were made from a table of rounds."""
+    """Return how many files of runs were rebuilt from a table of rounds."""
     kept = evidence.kept_below([root / "multirun"])
-    return sum("fingerprint" not in run["origin"] for run in kept)
+    return sum(bool(run["summary"].get("reconstructed")) for run in kept)

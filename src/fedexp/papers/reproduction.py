@@ -12,9 +12,7 @@ from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.core.storage import storing, write_atomically
 from fedexp.papers import compare, curves, first_screen, parts
-from fedexp.papers.statistics import SWEEP
 from fedexp.papers.status import status
-from fedexp.rundir import evidence
 
 NUMBERS = (
     "n",
@@ -55,9 +53,8 @@ def all_files(root: Path) -> dict[Path, str]:
     Raises ConfigError for a damaged file of a run."""
     drawn = {sweep.name: curves.pictures(root, sweep) for sweep in all_sweeps()}
     found = {path: text for each in drawn.values() for path, text in each.items()}
-    screen = "# Reproduction\n\nNo run of FedNTD's Table 1 is kept here."
-    if list((root / "multirun" / SWEEP / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
-        facts = first_screen.facts(root)
+    screen = "# Reproduction\n\nToo few runs of FedNTD's Table 1 are kept here to compare them."
+    if facts := first_screen.facts(root):
         screen = first_screen.text(facts)
         found[first_screen.PICTURE] = first_screen.picture(facts)
     page = document(root, screen, {name: list(each) for name, each in drawn.items()})
@@ -102,7 +99,9 @@ def section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = ()) ->
         kept = [part for part in parts.all_parts(run) if not is_order(part)]
         texts.append(layout.all_markdown(kept, level=4))
     if pictures:
-        links = [f"[{path.stem}]({path.as_posix()})" for path in pictures]
+        names = [path.stem.removeprefix(f"{sweep.name}_") for path in pictures]
+        places = [path.as_posix() for path in pictures]
+        links = [f"[{name}]({place})" for name, place in zip(names, places, strict=True)]
         texts.append(f"Learning curves: {', '.join(links)}.")
     return "\n\n".join(part.strip() for part in texts)
 

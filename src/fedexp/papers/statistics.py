@@ -38,7 +38,7 @@ def load_runs(root: Path, sweep: Sweep) -> pd.DataFrame:
     """Return a row for each run (at the full protocol, with today's code), view and metric.
 
     `values` [R] are those of the evaluated rounds from 1 on, in the unit of the print;
-    `reconstructed` marks files that were made from a table of rounds and have no configuration.
+    `reconstructed` marks files that were rebuilt from a table of rounds.
     """
     rows = []
     for path in sorted((root / "multirun" / sweep.name / "runs").glob(f"*{evidence.SUFFIX}")):
@@ -52,7 +52,7 @@ def load_runs(root: Path, sweep: Sweep) -> pd.DataFrame:
             "run": path.name.removesuffix(evidence.SUFFIX),
             "seed": run["summary"]["seed"],
             "commit": run["summary"].get("commit"),
-            "reconstructed": "fingerprint" not in run["origin"],
+            "reconstructed": bool(run["summary"].get("reconstructed")),
             "hours": core_hours(run["summary"]),
         }
         rows += [found[1] | facts | each for each in series(run["tables"][files.ROUNDS])]

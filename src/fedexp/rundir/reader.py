@@ -206,11 +206,13 @@ class RunDirectory:
         """The files that the tables of a sweep need."""
         own = [] if self.stands_for is not None else [files.OVERRIDES]
         tasks = [files.TASKS] if self.summary.get("tasks") else []
+        # of a run whose files were rebuilt from its table of rounds, class accuracies are not known
+        views = () if self.summary.get("reconstructed") else self.views
         return [
             files.CONFIG,
             *own,
             files.ROUNDS,
-            *(file_of(files.CLASSES, view) for view in self.views),
+            *(file_of(files.CLASSES, view) for view in views),
             *tasks,
         ]
 
