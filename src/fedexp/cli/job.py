@@ -26,7 +26,8 @@ from fedexp.core.errors import (
     say,
     say_no_memory,
 )
-from fedexp.core.storage import display_path, regular, remove_if_empty
+from fedexp.core.storage import display_path, regular, remove_if_empty, write_atomically, write_json
+from fedexp.rundir import files
 
 if TYPE_CHECKING:
     from fedexp.training.job import Job
@@ -240,25 +241,17 @@ def remove_hydras(directory: Path, hydra_config: Any) -> None:
 
 def holds_a_run(directory: Path) -> bool:
     """Return whether a run is there, which a refused job must not change."""
-    from fedexp.rundir import files
-
-    return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(
-        directory
-    )
+    return (directory / files.CONFIG).exists() or is_begun(directory) or is_finished(directory)
 
 
 def is_begun(directory: Path) -> bool:
     """Return whether a run has written its first table there, so that a new one is refused and
     `resume=` continues."""
-    from fedexp.rundir import files
-
     return (directory / files.ROUNDS).exists()
 
 
 def is_finished(directory: Path) -> bool:
     """Return whether there is a summary that is not the record of a failure."""
-    from fedexp.rundir import files
-
     try:
         summary = json.loads(regular(directory / files.SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -272,14 +265,13 @@ def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
     """Tell the process that launched the sweep what can or must not be written into the job's
     directory."""
     from fedexp.cli.sweeps import NOTES
-    from fedexp.core import storage
 
     if sweep is None or not sweep.is_dir():
         return
     text = f"{job.directory}: {report.strip().splitlines()[-1]}"
     with suppress(OSError):
         (sweep / NOTES).mkdir(exist_ok=True)
-        storage.write_json(
+        write_json(
             sweep / NOTES / f"{os.getpid()}-{time.time_ns()}.json",
             {"error": text, "exit_code": code},
         )
@@ -294,26 +286,17 @@ def record_failure(
     sweep: the directory of the sweep, which keeps a note where the job's is not there; ours: False
     for a job that was refused where another run is. What is finished is never written over.
     """
-    from fedexp.core import storage
-    from fedexp.rundir import files
-
-    if not ours or not job.directory.is_dir() or is_finished(job.directory):
+    directory, is_there = job.directory, job.directory.is_dir()
+    if not is_there or not ours or is_finished(directory):
         write_note(job, report, code, sweep)
-    if job.directory.is_dir() and (not ours or is_finished(job.directory)):
-        return f"{job.directory} is left unchanged; the report:\n{report}"
-    summary: dict[str, Any] = {
-        "status": "failed",
-        "error": report.strip().splitlines()[-1],
-        "exit_code": code,
-    }
-    summary |= {
-        group: job.choices[group] for group in ("algorithm", "dataset") if group in job.choices
-    }
-    if not job.directory.is_dir():
-        return f"{job.directory} is not there any more; the report:\n{report}"
+        state = "is left unchanged" if is_there else "is not there any more"
+        return f"{directory} {state}; the report:\n{report}"
+    chosen = {name: job.choices[name] for name in ("algorithm", "dataset") if name in job.choices}
+    error = report.strip().splitlines()[-1]
+    summary = {"status": "failed", "error": error, "exit_code": code, **chosen}
     try:
-        storage.write_json(job.directory / files.SUMMARY, summary)
-        storage.write_atomically(job.directory / files.ERROR, report.encode())
-    except OSError as error:
-        return f"{job.directory} cannot be written ({error.strerror}); the report:\n{report}"
-    return f"The traceback is in {display_path(job.directory / files.ERROR)}"
+        write_json(directory / files.SUMMARY, summary)
+        write_atomically(directory / files.ERROR, report.encode())
+    except OSError as failure:
+        return f"{directory} cannot be written ({failure.strerror}); the report:\n{report}"
+    return f"The traceback is in {display_path(directory / files.ERROR)}"
