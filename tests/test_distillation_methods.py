@@ -278,7 +278,9 @@ def test_feddf_stops_without_gain_and_returns_the_first_best(
     monkeypatch.setattr(feddf, "accuracy", accuracy)
     net, server = LiveNetwork(simulation.runtime.net), {"params": simulation.initial, "buffers": {}}
     net.load(server["params"], {})
-    found = algorithm.search(net, server, teacher, np.random.default_rng(0), public)
+    found = algorithm.search(
+        net, server, public, feddf.divergence_from(teacher), np.random.default_rng(0)
+    )
     assert len(students) == len(seen)
     assert_close(found["params"], students[best], 0.0)
     assert held == [held[0]] * len(seen)

@@ -4,14 +4,14 @@ learn them sharper.
 Z. Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental Learning", NeurIPS
 2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay, when task i has ended: with X
 the features of all clients' examples of it under the global model, [n, D],
-    X = U S V^T,   tau_j = ||row j of U||^2,   p_j = tau_j / sum tau
-    Eq. (2)-(6)
+    X = U S V^T,   tau_j = ||row j of U||^2,   p_j = tau_j / sum tau       Eq. (2)-(6)
 and `samples` of the n examples are drawn with probabilities p; each client keeps those that are its
 own, from then on. Task-aware temperature scaling, from task 2 on, in each batch of new examples and
 kept ones,
-    z'_c = z_c / tau_old for the classes of old tasks, z_c / tau_new for the others L = omega_old *
-    mean of CE(z') over old examples + omega_new * mean over new ones                Eq. (7), (9)
-and CE in task 1, Eq. (8). No code of the authors was found; the tests write the equations again.
+    z'_c = z_c / tau_old for the classes of old tasks, z_c / tau_new for the others
+    L    = omega_old * mean of CE(z') over old examples + omega_new * mean over new ones
+(Eq. (7), (9)), and CE in task 1, Eq. (8). No code of the authors was found; the tests write the
+equations again.
 Values: the best of the paper's Fig. 4, and its 450 examples of a task for CIFAR-10 in three tasks.
 Readings: U has the min(n, D) columns of the thin decomposition, since with the n columns that Eq.
 (4) prints every tau_j is 1; columns of singular values below 1e-6 of the largest are left out. p is

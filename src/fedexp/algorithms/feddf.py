@@ -18,6 +18,7 @@ public set in random order, whose labels are read for that alone.
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -54,45 +55,27 @@ class FedDF(ServerTraining):
         )
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        assert round.public is not None
-        logits = round.public.logits(distillation.local_models(messages, round.buffers)).mean(0)
+        public = round.public
+        assert public is not None
+        models = distillation.local_models(messages, round.buffers)
+        loss = divergence_from(public.logits(models).mean(0))
         net.load(server["params"], server["buffers"])
-        if self.epochs_on_server:
-            batches = distillation.minibatches(
-                round.rng, len(round.public), self.batch_size, self.epochs_on_server
-            )
-            total = self.epochs_on_server * -(-len(round.public) // self.batch_size)
-            self.distil(
-                net, round.public, logits, batches, Adam(net.params, self.lr, total, self.clip)
-            )
-            return distillation.refined(net, server)
-        return self.search(net, server, logits, round.rng, round.public)
-
-    def distil(
-        self,
-        net: ServerNetwork,
-        public: PublicData,
-        teacher: Tensor,
-        batches: Iterator[np.ndarray],
-        adam: "Adam",
-    ) -> None:
-        log_p = F.log_softmax(teacher, -1)
-
-        def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
-            target = log_p[torch.as_tensor(numbers)]
-            return F.kl_div(
-                F.log_softmax(student, -1), target, log_target=True, reduction="batchmean"
-            )
-
-        distillation.fit(net, public, batches, loss, adam)
+        if not self.epochs_on_server:
+            return self.search(net, server, public, loss, round.rng)
+        batches = distillation.minibatches(
+            round.rng, len(public), self.batch_size, self.epochs_on_server
+        )
+        total = self.epochs_on_server * -(-len(public) // self.batch_size)
+        distillation.fit(net, public, batches, loss, Adam(net.params, self.lr, total, self.clip))
+        return distillation.refined(net, server)
 
     def search(
         self,
         net: ServerNetwork,
         server: Tree,
-        teacher: Tensor,
-        rng: np.random.Generator,
         public: PublicData,
+        loss: distillation.Loss,
+        rng: np.random.Generator,
     ) -> Tree:
         """Train by steps, with early stopping: return the best student on the validation data,
         never the average it began as."""
@@ -104,13 +87,24 @@ class FedDF(ServerTraining):
         best, best_accuracy, best_step = server, -math.inf, 0
         for done in range(0, self.steps, self.interval):
             step = min(done + self.interval, self.steps)
-            self.distil(net, public, teacher, (next(forever) for _ in range(step - done)), adam)
+            distillation.fit(net, public, islice(forever, step - done), loss, adam)
             now = accuracy(net, public, check)
             if now > best_accuracy:
                 best, best_accuracy, best_step = distillation.refined(net, server), now, step
             elif step - best_step >= self.patience:
                 break
         return best
+
+
+def divergence_from(teacher: Tensor) -> distillation.Loss:
+    """Return the mean divergence of a batch from logits [n, C] of all examples."""
+    log_p = F.log_softmax(teacher, -1)
+
+    def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
+        log_q, target = F.log_softmax(student, -1), log_p[torch.as_tensor(numbers)]
+        return F.kl_div(log_q, target, log_target=True, reduction="batchmean")
+
+    return loss
 
 
 def endless(rng: np.random.Generator, examples: int, size: int) -> Iterator[np.ndarray]:
