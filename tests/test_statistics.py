@@ -410,3 +410,42 @@ def test_the_first_screen_has_the_numbers_of_the_second_computation(second):
     assert text.count(", printed ") - text.count(", printed +") - text.count(", printed -") >= sum(
         far
     )
+
+
+def test_what_was_tried_and_what_does_not_fit(second, runs, ours):
+    """Second seeds, other readings together, FedNTD's F and the run in two precisions."""
+    limits = {"accuracy": 2, "forgetting": 0.05}
+    several = [cell for cell in second.cells if len({run.seed for run in second.of[cell]}) > 1]
+    outside = 0
+    for cell in several:
+        (first,) = (run for run in second.of[cell] if run.seed == 0)
+        outside += any(
+            abs(average(first.values["augmented", m], m) - second.prints[(*cell, m)][0]) > limits[m]
+            for m in limits
+        )
+    assert first_screen.second_seeds(runs) == {"n": len(several), "outside": outside}
+
+    *rows, together = first_screen.tried(ROOT, ours)
+    for name in ("failures", "fixed", "controls", "broken"):
+        assert together[name] == sum(row[name] for row in rows)
+    values = 2 * sum(len(committed(name)) for name in first_screen.READINGS)
+    assert together["failures"] + together["controls"] == values
+
+    cifar = [cell for cell in second.cells if cell[0] == "CIFAR-10"]
+    far = dict(zip(second.cells, second.far("forgetting"), strict=True))
+    mine = [cell for cell in cifar if cell[2] == "FedNTD"]
+    rest = [np.mean([far[c] for c in cifar if c[:2] == cell[:2] and c != cell]) for cell in mine]
+    found = first_screen.forgetting_of_fedntd(ours)
+    assert (found["n"], found["low"]) == (len(mine), sum(far[cell] < 0 for cell in mine))
+    assert found["bias"] == pytest.approx(np.mean([far[cell] for cell in mine]))
+    relative = np.mean([far[cell] for cell in mine]) - np.mean(rest)
+    assert found["relative"] == pytest.approx(relative)
+
+    with (ROOT / first_screen.IN_BF16).open(encoding="utf-8") as file:
+        low = [100 * float(row["test_accuracy_augmented"]) for row in csv.DictReader(file)][-50:]
+    (high,) = (run for run in second.runs if run.name == first_screen.IN_TWO_PRECISIONS)
+    line = np.stack([np.ones(50), np.arange(50)], axis=1)
+    both = np.stack([high.values["augmented", "accuracy"][-50:], low], axis=1)
+    both = both - line @ np.linalg.lstsq(line, both, rcond=None)[0]
+    r = both[:, 0] @ both[:, 1] / np.sqrt((both[:, 0] @ both[:, 0]) * (both[:, 1] @ both[:, 1]))
+    assert first_screen.across_precisions(ROOT, runs) == pytest.approx(r)

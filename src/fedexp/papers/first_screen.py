@@ -95,11 +95,9 @@ def facts(root: Path) -> dict[str, Any]:
     ours, spread = under_the_rule(table), statistics.known_spread(sweep)
     plain = under_the_rule(table, "plain", "mean_of_last(10)")
     held = statistics.held_out(ours)
-    pairs = statistics.method_pairs(every)
-    by_plain = pairs[pairs["view"] == "plain"]
     rule, last_ten = ("augmented", "ema(0.6)"), ("augmented", "mean_of_last(10)")
     sums = statistics.sums(ours).groupby("dataset")[["value", "printed"]]
-    return {
+    return of_pairs(every) | {
         "table": table,
         "printed": len(statistics.printed_values()) // 2,
         "cells": len(ours) // 2,
@@ -111,11 +109,6 @@ def facts(root: Path) -> dict[str, Any]:
         "plain": {metric: accuracy_of(part) for metric, part in plain.groupby("metric")},
         "held": {metric: accuracy_of(part) for metric, part in held.groupby("metric")},
         "gain": {metric: gain(part) for metric, part in ours.groupby("metric")},
-        "pairs": pairs,
-        "swapped": pairs[pairs["swapped"]].to_dict("records"),
-        "plain_pairs": len(by_plain),
-        "plain_decidable": by_plain["decidable"].sum(),
-        "plain_swapped": by_plain["swapped"].sum(),
         "chance": statistics.chance(ours, spread),
         "held_chance": statistics.chance(held, spread),
         "held_plain_within": within(statistics.held_out(plain), spread),
@@ -128,11 +121,31 @@ def facts(root: Path) -> dict[str, Any]:
         "rivals": statistics.rivals(runs, table),
         "outside": outside(ours, spread),
         "fedntd": forgetting_of_fedntd(ours),
-        "swing_of_sum": statistics.swing_of_sum(runs),
         "sums": {name: statistics.rmse(part.to_numpy()) for name, part in sums},
-        "second_seeds": second_seeds(runs),
         "readings": tried(root, ours),
         "spread": spread,
+        **of_runs(root, runs),
+    }
+
+
+def of_pairs(every: pd.DataFrame) -> dict[str, Any]:
+    """Return what the page says of pairs of methods."""
+    pairs = statistics.method_pairs(every)
+    by_plain = pairs[pairs["view"] == "plain"]
+    return {
+        "pairs": pairs,
+        "swapped": pairs[pairs["swapped"]].to_dict("records"),
+        "plain_pairs": len(by_plain),
+        "plain_decidable": by_plain["decidable"].sum(),
+        "plain_swapped": by_plain["swapped"].sum(),
+    }
+
+
+def of_runs(root: Path, runs: pd.DataFrame) -> dict[str, Any]:
+    """Return what the page says of seeds, swings and costs, and of other tables."""
+    return {
+        "swing_of_sum": statistics.swing_of_sum(runs),
+        "second_seeds": second_seeds(runs),
         "seeds": statistics.seed_spread(runs),
         "swings": statistics.shared_swings(runs),
         "precisions": across_precisions(root, runs),
