@@ -69,10 +69,13 @@ class Plan(NamedTuple):
 
 
 def parse(arguments: Sequence[str]) -> Plan:
-    """Return what a command line asks for. Raises ConfigError for what can be seen to be wrong
-    before Hydra composes."""
-    flags, overrides = split_flags(arguments)
-    folders = config_directories(arguments)
+    """Return what a command line asks for, see `plan_of`."""
+    return plan_of(*split_flags(arguments), config_directories(arguments))
+
+
+def plan_of(flags: Mapping[str, str | None], overrides: list[str], folders: list[Path]) -> Plan:
+    """Return what the parts of a command line ask for. Raises ConfigError for what can be seen to
+    be wrong before Hydra composes."""
     check_hidden(folders)
     searched, multirun = [*folders, conf_directory()], "--multirun" in flags
     ours: dict[str, str] = {}

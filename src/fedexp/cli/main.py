@@ -8,13 +8,13 @@ once.
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.cli.arguments import Plan, config_directories, parse, split_flags
+from fedexp.cli.arguments import Plan, config_directories, plan_of, split_flags
 from fedexp.cli.commands import call, is_called
 from fedexp.config.options import conf_directory
 from fedexp.core import console, interrupts
@@ -59,10 +59,12 @@ def answer(arguments: Sequence[str]) -> int:
     """Call a subcommand, print what is asked for, or run; return the exit code."""
     if is_called(arguments):
         return call(arguments[0], arguments[1:])
-    if (text := information(arguments)) is not None:
+    flags, overrides = split_flags(arguments)
+    folders = config_directories(arguments)
+    if (text := information(flags, overrides, folders)) is not None:
         print(text)
         return 0
-    return run(parse(arguments))
+    return run(plan_of(flags, overrides, folders))
 
 
 def set_up_process() -> None:
@@ -123,10 +125,10 @@ def check_readable(arguments: Sequence[str]) -> None:
         check_directories(folders)
 
 
-def information(arguments: Sequence[str]) -> str | None:
+def information(
+    flags: Mapping[str, str | None], words: list[str], folders: list[Path]
+) -> str | None:
     """Return what is printed where no run is asked for; None where one is."""
-    flags, words = split_flags(arguments)
-    folders = config_directories(arguments)
     if "--help" in flags:
         from fedexp.cli.help import help_text
 
