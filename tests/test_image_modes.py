@@ -9,7 +9,7 @@ from PIL import Image, ImageMode
 
 from fedexp.core.errors import ConfigError
 from fedexp.data import cache
-from fedexp.data.image_files import Undefined, _pixels, eight_bits, with_mode
+from fedexp.data.image_files import _pixels, eight_bits, with_mode
 
 # A ramp of 8-bit grey, and what each pixel must come out as within the rounding of a conversion of
 # colours.
@@ -123,7 +123,7 @@ def test_pixels_without_a_known_white_are_refused(mode, channels, tmp_path):
         ConfigError, match=rf"image\.{suffix}: its pixels are .* save it with 8 or 16 bits"
     ):
         _pixels(str(path), channels, None)
-    with pytest.raises(Undefined):
+    with pytest.raises(ConfigError, match="of which no file says what is white"):
         eight_bits(image)
 
 

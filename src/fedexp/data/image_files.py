@@ -250,26 +250,21 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
     return x
 
 
-class Undefined(Exception):
-    """Pixels for which no number is known that stands for white."""
-
-
 def eight_bits(image: "Image.Image") -> "Image.Image":
     """Return grey pixels of 9 to 16 bits as their upper 8 bits, as PIL reads colours of 16 bits;
     others as they are.
 
-    PIL's own conversion clips them instead: almost every pixel would become white. Raises Undefined
-    where the file does not say which number is white: integers of more than 16 bits or with a sign,
-    and floating-point numbers.
+    PIL's own conversion clips them instead: almost every pixel would become white. Raises
+    ConfigError where the file does not say which number is white: integers of more than 16 bits or
+    with a sign, and floating-point numbers.
     """
     from PIL import Image
 
     # those two have 16 bits in I
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
-        kind = (
-            "floating-point numbers" if image.mode == "F" else "integers of 32 bits or with a sign"
-        )
-        raise Undefined(
+        floats = image.mode == "F"
+        kind = "floating-point numbers" if floats else "integers of 32 bits or with a sign"
+        raise ConfigError(
             f"its pixels are {kind}, of which no file says what is white; save it with 8 or 16 bits"
         )
     if not image.mode.startswith("I"):
@@ -306,7 +301,7 @@ def as_array(image: "Image.Image", channels: int, size: int | None, where: str) 
 
     try:
         converted = with_mode(eight_bits(image), MODES[channels])
-    except Undefined as error:
+    except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     except Exception as error:  # as above: pixels are read only now
         raise ConfigError(unreadable(where, error)) from error

@@ -16,8 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN, VIEWS, file_of, views_of
 from fedexp.rundir import contents, files, schema
@@ -84,30 +82,23 @@ class RunDirectory:
     def rounds(self) -> pd.DataFrame | None:
         """rounds.csv: a row for each round from 0 on, all columns numbers, nan where undefined;
         None without one."""
-        return self._read(files.ROUNDS, lambda path: contents.read_table(path, ["round"]))
+        return self._table(files.ROUNDS, ["round"])
 
     @cached_property
     def clients(self) -> pd.DataFrame | None:
         """clients.csv: a row for each round and client that took part in it; None without one."""
-        return self._read(
-            files.CLIENTS,
-            lambda path: contents.read_table(path, ["round", "client"], texts=["role"]),
-        )
+        return self._table(files.CLIENTS, ["round", "client"], texts=["role"])
 
     @cached_property
     def tasks(self) -> pd.DataFrame | None:
         """tasks.csv of continual learning: round, task (being learned), evaluated_task, accuracy;
         None without one."""
-        keys = ["round", "task", "evaluated_task"]
-        return self._read(files.TASKS, lambda path: contents.read_table(path, keys, ["accuracy"]))
+        return self._table(files.TASKS, ["round", "task", "evaluated_task"], ["accuracy"])
 
     @cached_property
     def _analyses(self) -> dict[str, pd.DataFrame | None]:
-        def read(path: Path) -> pd.DataFrame:
-            table = TABLES[path.name]
-            return contents.read_table(path, table.keys, table.columns, table.texts)
-
-        return {name: self._read(name, read) for name in files.ANALYSES}
+        found = {name: TABLES[name] for name in files.ANALYSES}
+        return {name: self._table(name, t.keys, t.columns, t.texts) for name, t in found.items()}
 
     def analysis(self, name: str) -> pd.DataFrame | None:
         """Return the table of an analysis by the name of its file, such as weight_divergence.csv;
@@ -116,10 +107,8 @@ class RunDirectory:
 
     @cached_property
     def _classes(self) -> dict[str, pd.DataFrame | None]:
-        def read(path: Path) -> pd.DataFrame:
-            return contents.read_table(path, ["round", "class"], ["accuracy"])
-
-        return {view: self._read(file_of(files.CLASSES, view), read) for view in VIEWS}
+        names = {view: file_of(files.CLASSES, view) for view in VIEWS}
+        return {v: self._table(name, ["round", "class"], ["accuracy"]) for v, name in names.items()}
 
     def class_accuracy(self, view: str = PLAIN) -> pd.DataFrame | None:
         """Return round, class, accuracy of a view of the test set (class_accuracy.csv); None
@@ -169,6 +158,9 @@ class RunDirectory:
             self._found[name] = Problem(name, str(error))
             return None
         return content
+
+    def _table(self, name: str, *arguments: Any, **options: Any) -> pd.DataFrame | None:
+        return self._read(name, lambda path: contents.read_table(path, *arguments, **options))
 
     @property
     def unreadable(self) -> list[Problem]:
@@ -273,9 +265,8 @@ class RunDirectory:
     @cached_property
     def curve(self) -> pd.DataFrame:
         """The rows of `table` whose round was evaluated."""
-        return (
-            self.table.dropna(subset=name) if (name := self.accuracy_name) else self.table.iloc[:0]
-        )
+        name = self.accuracy_name
+        return self.table.dropna(subset=name) if name else self.table.iloc[:0]
 
     @property
     def accuracy_name(self) -> str | None:
@@ -296,11 +287,8 @@ class RunDirectory:
     @property
     def last_round(self) -> int | None:
         """The number of the last round in rounds.csv; None without one."""
-        return (
-            None
-            if self.rounds is None or not len(self.rounds)
-            else int(np.max(self.rounds["round"]))
-        )
+        rounds = self.rounds
+        return None if rounds is None or rounds.empty else int(rounds["round"].max())
 
 
 def require_run(directory: Path) -> RunDirectory:

@@ -26,11 +26,8 @@ def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the names of the GPUs that this process sees, in torch's order; the same in every
     process that names them alike."""
     count, named = count_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
-    return (
-        [str(i) for i in range(count)]
-        if named is None
-        else named.replace(" ", "").split(",")[:count]
-    )
+    names = map(str, range(count)) if named is None else named.replace(" ", "").split(",")
+    return list(names)[:count]
 
 
 def default_folder() -> Path:

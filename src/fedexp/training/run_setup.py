@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from fedexp.training.simulation import Simulation, Stage
 from fedexp.training.state import State
 
 log = logging.getLogger("fedexp")
-EARLY_LINES = 1000  # that are kept for run.log until it is opened
+EARLY_LINES = 1000  # that run.log is expected to get when it is opened
+NEVER = logging.CRITICAL + 1
 # folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
 NEW_LEVELS = 3
 
@@ -199,29 +201,6 @@ class RunLog(logging.FileHandler):
             super().close()
 
 
-class EarlyLines(logging.Handler):
-    """Keeps the first lines that are logged of a run before its directory is made, for its
-    run.log."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line as it reads now."""
-        if len(self._records) < EARLY_LINES:
-            record.msg, record.args = record.getMessage(), None
-            self._records.append(record)
-
-    def hand_over(self, handler: logging.Handler) -> None:
-        """Hand the lines to the handler that takes all later ones, each with the time at which it
-        was logged."""
-        log.removeHandler(self)
-        for record in self._records:
-            handler.handle(record)
-        self._records.clear()
-
-
 def from_this_thread() -> Callable[[logging.LogRecord], bool]:
     """Return a filter for the lines of one of the runs of a process, each of which has a thread."""
     thread = threading.get_ident()
@@ -229,10 +208,10 @@ def from_this_thread() -> Callable[[logging.LogRecord], bool]:
 
 
 @contextmanager
-def early_lines() -> Iterator[EarlyLines]:
-    """While the block runs, and until they are handed over, keep the lines that this thread
-    logs."""
-    early = EarlyLines()
+def early_lines() -> Iterator[MemoryHandler]:
+    """While the block runs, keep the lines that this thread logs before the directory of its run is
+    made, for its run.log."""
+    early = MemoryHandler(EARLY_LINES, flushLevel=NEVER, flushOnClose=False)
     early.addFilter(from_this_thread())
     log.addHandler(early)
     try:
@@ -242,7 +221,7 @@ def early_lines() -> Iterator[EarlyLines]:
 
 
 @contextmanager
-def run_log(directory: Path, early: EarlyLines) -> Iterator[None]:
+def run_log(directory: Path, early: MemoryHandler) -> Iterator[None]:
     """While the block runs, run.log takes what is logged, and first of all what was logged
     before."""
     path = directory / "run.log"
@@ -250,7 +229,9 @@ def run_log(directory: Path, early: EarlyLines) -> Iterator[None]:
         handler = RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.addFilter(from_this_thread())
-    early.hand_over(handler)
+    log.removeHandler(early)
+    early.setTarget(handler)
+    early.flush()
     log.addHandler(handler)
     rounds = logging.getLogger(console.ROUNDS_LOG)
     rounds.propagate = False  # not to the console
