@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fedexp.algorithms import continual, optimizers
 from fedexp.algorithms.affcl import AFFCL
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.cfed import CFeD, Reviewer, Student
+from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import OwnTraining
 from fedexp.algorithms.fedcbdr import FedCBDR
@@ -450,10 +450,10 @@ def test_reviewers_and_learners_share_the_cohort(fraction, expected):
     algorithm = CFeD(**CFED | dict(review_fraction=fraction))
     infos = [stage.federation for stage in stream(algorithm).stages]
     clients, rng = list(range(10)), np.random.default_rng(0)
-    assert {type(role) for role in algorithm.roles(infos[0], clients, rng)} == {FedAvg}
+    assert {type(role) for role in algorithm.roles(infos[0], clients, rng)} == {Learner}
     draws = [[type(role) for role in algorithm.roles(infos[1], clients, rng)] for _ in range(20)]
     assert all(
-        (draw.count(Reviewer), draw.count(FedAvg)) == (expected, 10 - expected) for draw in draws
+        (draw.count(Reviewer), draw.count(Learner)) == (expected, 10 - expected) for draw in draws
     )
     assert (len({tuple(draw) for draw in draws}) > 5) == (0 < expected < 10)
 
@@ -487,7 +487,7 @@ def test_cfed_round_by_hand():
         n = len(info.parts[client])
         total = {k: total[k] + n * w[k].detach() for k in w}
         weights += n
-    assert {type(role) for role in result.cohort.roles} == {FedAvg, Reviewer}
+    assert {type(role) for role in result.cohort.roles} == {Learner, Reviewer}
     mean = {k: v / weights for k, v in total.items()}
     assert_equal(result.server["params"], mean, atol=1e-12)
 

@@ -19,6 +19,7 @@ from fedexp.rundir.fingerprint import fingerprint
 from fedexp.testing import record
 from fedexp.training.local_evaluation import standard_error
 from fedexp.training.summary import summary_of
+from test_continual import TWO_TASKS
 from toy_federation import ENGINES, assemble, composed, make_simulation, play
 
 BOTH = ["plain", "augmented"]
@@ -57,6 +58,9 @@ def test_each_view_shows_its_own_examples():
     runtime = make(examples=8, test_views=BOTH).runtime
     _, draws = runtime.local_test("augmented", 2)
     assert torch.equal(draws, runtime.test_draws("augmented", 2)[runtime.local_examples["plain"]])
+    runtime = make(examples=6, scenario=TWO_TASKS).runtime
+    (tested, _), numbers = runtime.local_test("plain", 2), runtime.local_examples["plain"]
+    assert torch.equal(tested.data.test_tasks, runtime.data.test_tasks[numbers])
     held_out = Validation(fraction=0.25, per_client=False)
     options = {"validation": held_out, "sizes": (9, 8), "evaluate_on": "both"}
     runtime = make(examples=4, **options).runtime

@@ -133,6 +133,7 @@ def test_what_is_said_of_a_run_that_is_given_more_rounds(tmp_path):
     ]
     assert said(rounds=5, at=3, every=4)[2].startswith("round 3 keeps its tests of local models")
     assert len(said(rounds=5, at=3, every=4, local=())) == 2
+    assert said(rounds=5, at=1, every=4) == ["5 rounds instead of 3"]
 
 
 def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):

@@ -73,7 +73,7 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
         if federation.task == 0:
-            return [FedAvg()] * len(clients)
+            return [Learner()] * len(clients)
         if self.paradigm == "centralized":
             draw = int(rng.integers(2**63))
             return [Student(lambda_d=self.lambda_d, temperature=self.temperature, draw=draw)] * len(
@@ -82,7 +82,7 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         reviewers = math.ceil(self.review_fraction * len(clients) - 1e-9)
         chosen = rng.permutation(len(clients))[:reviewers]
         reviewer = Reviewer(lambda_d=self.lambda_d, temperature=self.temperature)
-        return [reviewer if position in chosen else FedAvg() for position in range(len(clients))]
+        return [reviewer if position in chosen else Learner() for position in range(len(clients))]
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         return self.distil(net, server, messages, round) if self.server_distillation else server
@@ -115,6 +115,11 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
         )
         distillation.fit(net, examples, batches, loss, update, dropout=round.rng)
         return distillation.refined(net, server)
+
+
+class Learner(FedAvg):
+    """Client that trains on its examples of the task; clients.csv has the class's name as its
+    role."""
 
 
 class Reviewer(OwnTraining):
