@@ -71,47 +71,41 @@ class LDA(Partitioner):
                 f" {len(labels)}; use min_size={len(labels) // num_clients} or less"
             )
         class_sizes = np.bincount(labels, minlength=num_classes)
-        if self.numpy_seed is not None:
-            return self._as_released(labels, num_clients, np.random.RandomState(self.numpy_seed))
+        seed = self.numpy_seed
+        released = None if seed is None else np.random.RandomState(seed)
         smallest = []
         for draws in range(1, self.max_draws + 1):
-            sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
-            smallest.append(int(sizes.sum(0).min()))
+            if released is None:
+                sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
+                held = sizes.sum(0)
+            else:
+                held, piles = self._as_released(labels, num_clients, released)
+            smallest.append(int(held.min()))
             if smallest[-1] >= self.min_size:
-                return _deal(labels, sizes, rng), {"draws": draws}
+                piles = _deal(labels, sizes, rng) if released is None else piles
+                clients = zip(*piles, strict=True)
+                return [np.concatenate(client) for client in clients], {"draws": draws}
         raise ConfigError(self._failure(np.array(smallest), class_sizes, num_clients))
 
     def _as_released(
         self, labels: np.ndarray, num_clients: int, rng: np.random.RandomState
-    ) -> Assigned:
+    ) -> tuple[np.ndarray, list[list[np.ndarray]]]:
         """Shuffle a class, draw its proportions, go on with the next class, all with one generator
-        of numpy's old kind."""
-        classes, cap = (
-            [np.flatnonzero(labels == c) for c in np.unique(labels)],
-            len(labels) / num_clients,
-        )
-        smallest = []
-        for draws in range(1, self.max_draws + 1):
-            held, piles = np.zeros(num_clients, dtype=np.int64), []
-            for indices in classes:
-                shuffled = indices.copy()
-                rng.shuffle(shuffled)
-                q = rng.dirichlet(np.repeat(self.alpha, num_clients))
-                q = q * (held < cap) if self.balance else q
-                with np.errstate(invalid="ignore"):
-                    # 0 / 0, all mass on full clients: the last one has the class
-                    shares = np.nan_to_num(q / q.sum())
-                piles.append(
-                    np.split(shuffled, (np.cumsum(shares) * len(indices)).astype(np.int64)[:-1])
-                )
-                held += [len(part) for part in piles[-1]]
-            smallest.append(int(held.min()))
-            if smallest[-1] >= self.min_size:
-                return [np.concatenate(client) for client in zip(*piles, strict=True)], {
-                    "draws": draws
-                }
-        sizes = np.array([len(indices) for indices in classes])
-        raise ConfigError(self._failure(np.array(smallest), sizes, num_clients))
+        of numpy's old kind. Returns the numbers of examples [K], and those of each class for each
+        client."""
+        held, piles = np.zeros(num_clients, dtype=np.int64), []
+        for label in np.unique(labels):
+            shuffled = np.flatnonzero(labels == label)
+            rng.shuffle(shuffled)
+            q = rng.dirichlet(np.repeat(self.alpha, num_clients))
+            q = q * (held < len(labels) / num_clients) if self.balance else q
+            with np.errstate(invalid="ignore"):
+                # 0 / 0, all mass on full clients: the last one has the class
+                shares = np.nan_to_num(q / q.sum())
+            cuts = (np.cumsum(shares) * len(shuffled)).astype(np.int64)[:-1]
+            piles.append(np.split(shuffled, cuts))
+            held += [len(part) for part in piles[-1]]
+        return held, piles
 
     def _failure(self, smallest: np.ndarray, class_sizes: np.ndarray, num_clients: int) -> str:
         """Return a message: what was seen, and settings that would work with the share of draws
@@ -148,10 +142,11 @@ class LDA(Partitioner):
         )
 
 
-def _deal(labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def _deal(
+    labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
+) -> list[list[np.ndarray]]:
     """Shuffle each class and cut it as `sizes` [C, K] says."""
-    piles = [
+    return [
         np.split(rng.permutation(np.flatnonzero(labels == c)), np.cumsum(row)[:-1])
         for c, row in enumerate(sizes)
     ]
-    return [np.concatenate(client) for client in zip(*piles, strict=True)]

@@ -51,14 +51,13 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
     if not validated:
         parts += [{named("rounds_to_target", view): each} for view, each in targets.items()]
     parts.append({"rounds": state.round})
-    if thinned := local_evaluation.describe(simulation):
-        parts.append({"local_evaluation": thinned})
-    if simulation.left_out:
-        parts.append({"left_out": simulation.left_out})
-    if simulation.changes:
-        parts.append({"schedule": changes(simulation)})
-    if state.status == "stopped":
-        parts.append({"stopped": state.stopped})
+    what_happened = {
+        "local_evaluation": local_evaluation.describe(simulation),
+        "left_out": simulation.left_out,
+        "schedule": changes(simulation),
+        "stopped": state.stopped if state.status == "stopped" else {},
+    }
+    parts.append({name: value for name, value in what_happened.items() if value})
     if state.status == "diverged":
         parts.append({"not_finite": state.not_finite})
     if hint := hint_of(simulation, state):
