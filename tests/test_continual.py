@@ -303,7 +303,8 @@ def test_alive(row):
         if name in row.silent:
             assert torch.equal(other, second)
         else:
-            assert (other - second).abs().max() > 1e-7, f"{name} does not matter"
+            same_size = len(other) == len(second)  # AF-FCL's replay_trains adds a layer
+            assert not same_size or (other - second).abs().max() > 1e-7, f"{name} does not matter"
 
 
 @pytest.mark.parametrize(
