@@ -83,6 +83,16 @@ def test_only_what_has_changed_is_written_and_old_files_stay_until_tidied(tmp_pa
     assert names(tmp_path) == ["0.1.pt", "1.2.pt", "1.3.pt"]
 
 
+def test_states_in_files_do_not_stay_in_memory(tmp_path):
+    states = ClientStates()
+    states.place(torch.device("cpu"), resident=False)
+    states[0] = state(1)
+    states.save(tmp_path, 1)
+    assert not states._memory
+    assert states[0]["n"] == 1
+    assert not states._memory
+
+
 def test_a_run_with_states_in_files_is_the_same_run(tmp_path):
     (row,) = [
         row

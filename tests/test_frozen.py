@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedbn import FedBN
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -158,6 +159,12 @@ def test_batch_norm_without_two_examples_at_a_time_is_refused(sizes, batch_size)
     with pytest.raises(ConfigError, match=message):
         make_simulation(model=Normed(), sizes=sizes, local=local)
     assert make_simulation(sizes=sizes, local=local).left_out == {}  # without batch norm
+
+
+def test_a_task_in_which_nobody_could_train_is_refused():
+    """Two tasks of two classes each, 14 examples a task in 14 clients."""
+    with pytest.raises(ConfigError, match=r"no client of task 1 has one"):
+        stream(FedAvg(), model=Normed(), sizes=(1,) * 14, surrogate=0.0)
 
 
 def test_clients_that_batch_norm_leaves_out_are_named(tmp_path, caplog):

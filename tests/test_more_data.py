@@ -92,6 +92,17 @@ def test_svhn_has_its_digit_0_as_10(folder, tmp_path):
     assert np.array_equal(more.x_train.numpy(), np.concatenate([train, extra]))
 
 
+def test_what_is_wrong_with_svhn_is_named(tmp_path, no_network):  # noqa: F811
+    with pytest.raises(
+        ConfigError, match=r"dataset=svhn: (.|\n)*train_32x32.mat(.|\n)*test_32x32.mat"
+    ):
+        load("svhn", tmp_path)
+    write_svhn(tmp_path / "svhn", "train", [11])
+    write_svhn(tmp_path / "svhn", "test", [1])
+    with pytest.raises(ConfigError, match=r"train_32x32.mat: is corrupt"):
+        load("svhn", tmp_path)
+
+
 # ---- Shakespeare ----
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedrep import FedRep
+from fedexp.config.build import build
 from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
@@ -20,10 +21,11 @@ from fedexp.data.marks import joined
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
 from fedexp.rundir import origin
+from fedexp.training.checks import of_tasks
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from fedexp.training.summary import check_names
-from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, make_simulation, play
+from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
 
 
 # --- an algorithm
@@ -154,6 +156,15 @@ def test_a_column_is_not_replaced_where_clients_own_models_are_tested():
     own, evaluate = FedRep(head_epochs=1), ["global", "personal"]
     with pytest.raises(ConfigError, match=r"a value is called lr, .* rounds\.csv"):
         check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
+
+
+def test_a_column_of_another_view_is_not_replaced(tmp_path):
+    with pytest.raises(ConfigError, match="a value is called test_accuracy_augmented"):
+        run(
+            tmp_path / "run",
+            Own(columns=("test_accuracy_augmented",)),
+            test_views=["plain", "augmented"],
+        )
 
 
 def test_names_of_its_own_are_kept(tmp_path):
@@ -340,6 +351,15 @@ def test_of_a_class_that_names_its_files_their_bytes_count(tmp_path):
     assert list(origin.changes(marks, origin.marks_of({}, {"dataset": source}))) == list(marks)
     (tmp_path / "a.jpg").unlink()
     assert origin.marks_of({}, {"dataset": source}) == {}
+
+
+class Shadowing(Given):
+    kind: str = "red"
+
+
+def test_a_field_that_hides_what_a_data_set_has_is_named():
+    built = replace(build(composed()), dataset=Shadowing(**GIVEN, changed={}))
+    assert any("dataset.kind: Shadowing has a field `kind`" in said for said in of_tasks(built))
 
 
 # --- a partition
