@@ -28,7 +28,7 @@ from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
 from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
-from fedexp.training.probing import probes_of
+from fedexp.training.exchange import probes_of
 from test_algorithms import EveryHook, SignDescent, train
 from toy_federation import LARGER, LOCAL, assemble, make_simulation, play, play_round
 
