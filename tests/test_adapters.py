@@ -226,7 +226,7 @@ def test_a_and_b_have_rates_of_their_own(rounds, end, rate):
     plus 0.3 of itself, in round 2 A by 0.5 * 0.1 times that, the head by 0.1 times that."""
     algorithm = LoRM(off_diagonal=0.5, a_rate=0.5, b_rate=2.0, weight_decay=0.3)
     simulation = stream(algorithm, model=Adapted(), local=PLAIN)
-    ctx, data = context(simulation, play(simulation, rounds))
+    ctx, data = next_step(simulation, play(simulation, rounds))
     batch, params, net = next(data.batches()), ctx.server["params"], simulation.runtime.net
     grads = torch.func.grad(lambda p: algorithm.objective(net, p, batch, ctx))(params)
     memory = optimizers.memory_of(params, PLAIN)
