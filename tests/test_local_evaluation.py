@@ -13,10 +13,10 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.held_out import Validation
 from fedexp.figures.draw import round_picture
 from fedexp.metrics.forgetting_metric import All, RoundDrop
-from fedexp.metrics.history import History
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.testing import record
+from fedexp.training.checkpoint_fit import Unfit, check_history
 from fedexp.training.local_evaluation import standard_error
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
@@ -171,8 +171,12 @@ def test_it_is_kept_in_checkpoints_and_files(tmp_path):
     with np.load(tmp_path / "local.npz") as arrays:
         assert arrays["distributed"].shape == (2, 4)
         assert (arrays["distributed"] == np.stack(whole.history.distributed_accuracy)).all()
-    damaged = checkpoint.load(tmp_path / "parts").state
-    assert isinstance(History.from_tree(damaged["history"]), History)
+    saved = checkpoint.load(tmp_path / "parts").state
+    start = make(**options).new_history().to_tree()
+    check_history(saved, start)
+    saved["history"]["distributed_accuracy"] = saved["history"]["distributed_accuracy"][:1]
+    with pytest.raises(Unfit, match=r"shape of history\.distributed_accuracy"):
+        check_history(saved, start)
 
 
 @pytest.mark.parametrize(
