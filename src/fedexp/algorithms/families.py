@@ -107,12 +107,7 @@ class Personal(OwnStart, ABC):
         personal models."""
 
     def personal_broadcast(
-        self,
-        server: Tree,
-        client: int,
-        kept: Mapping[int, Tree],
-        federation: Federation,
-        rng: np.random.Generator,
+        self, server: Tree, client: int, kept: Mapping[int, Tree], rng: np.random.Generator
     ) -> Tree:
         """Return what the server sends to one client alone. `kept`: the states of all clients that
         have ever taken part, from which a server may use only what it was sent."""

@@ -147,12 +147,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         )
 
     def personal_broadcast(
-        self,
-        server: Tree,
-        client: int,
-        kept: Mapping[int, Tree],
-        federation: Federation,
-        rng: np.random.Generator,
+        self, server: Tree, client: int, kept: Mapping[int, Tree], rng: np.random.Generator
     ) -> Tree:
         chosen = self.chosen(server, client, sorted(kept.keys() - {client}), rng)
         like, averages = server["affinity"], self.averages(server, kept)

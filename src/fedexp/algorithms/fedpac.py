@@ -94,12 +94,7 @@ class FedPAC(HeadThenBody, Personal):
         }
 
     def personal_broadcast(
-        self,
-        server: Tree,
-        client: int,
-        kept: Mapping[int, Tree],
-        federation: Federation,
-        rng: np.random.Generator,
+        self, server: Tree, client: int, kept: Mapping[int, Tree], rng: np.random.Generator
     ) -> Tree:
         return tree.row(server["heads"], client)
 

@@ -220,7 +220,7 @@ def assemble(
         own: Tree = {}
         if isinstance(role, Personal):
             rng = generator_for(seed, "personal", number, c)
-            own = to(role.personal_broadcast(server, c, kept, federation, rng), runtime.device)
+            own = to(role.personal_broadcast(server, c, kept, rng), runtime.device)
         personals.append(own)
     return Cohort(number, clients, roles, schedules, states, plans, personals)
 
