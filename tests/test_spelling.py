@@ -1,5 +1,8 @@
 """Ways of writing overrides, and what messages say of names."""
 
+import subprocess
+import sys
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -108,6 +111,26 @@ def test_what_is_left_empty_or_does_not_go_together_is_one_message(
     assert list(tmp_path.iterdir()) == []
     names = error.partition("there are: ")[2].split(", ")
     assert len(set(names)) == len(names)
+
+
+def test_wrong_values_are_found_before_torch_is_imported(tmp_path):
+    """Which takes seconds; but all errors are said at once where one of them needs torch."""
+    script = (
+        "import sys; from fedexp.cli.main import main; code = main(sys.argv[1:]);"
+        " print(code, 'torch' in sys.modules)"
+    )
+
+    def outcome(*overrides):
+        command = [sys.executable, "-c", script, "rounds=0", "tracker=none", *overrides]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        return done.stdout.strip(), done.stderr.splitlines()
+
+    both = ["fedexp: local.lr=fast: must be a number", "rounds=0: must be at least 1"]
+    assert outcome("local.lr=fast", "alpha=0.1") == ("2 False", both)
+    mu = "algorithm.mu=-1.0: must be finite and at least 0"
+    last = [both[1].replace("rounds", "fedexp: rounds"), mu]
+    assert outcome("algorithm=fedprox", "algorithm.mu=-1") == ("2 True", last)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_needs_a_working_directory_that_is_there(tmp_path, monkeypatch, capsys):

@@ -37,13 +37,19 @@ def run_job(config: Any) -> int:
     """Run one job of a run or sweep; return its exit code."""
     from hydra.core.hydra_config import HydraConfig
 
+    from fedexp.config.values import check_first
+
     console.install()
     log_to_console()
     hydra_config = HydraConfig.get()
     job = job_of(config, hydra_config)
     new = not holds_a_run(job.directory)
     try:
+        if "torch" not in sys.modules:
+            check_first(job.config, job.overrides)
         from fedexp.training.run import train_run
+    except ConfigError as error:
+        return say_failure(error, job, hydra_config, new)
     except Exception as error:
         if not lacks_memory(error):
             raise

@@ -2,18 +2,25 @@
 over the whole of it and raised as one ConfigError."""
 
 import dataclasses
-import re
-from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
-from fedexp.config.values import attempt, make, make_target, resolve
+from fedexp.config.values import (
+    FIRST_NODES,
+    attempt,
+    deduplicate,
+    make,
+    make_first,
+    make_target,
+    resolve,
+    values_of,
+)
 from fedexp.core.errors import ConfigError
 from fedexp.data.changes import NO_SCHEDULE, DataSchedule
 from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
@@ -22,14 +29,11 @@ from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource
 from fedexp.engine.hardware import Hardware
-from fedexp.figures.pictures import PNG, Pictures, as_node
+from fedexp.figures.pictures import PNG, Pictures
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
-from fedexp.rundir.fingerprint import flatten
 from fedexp.trackers.base import TrackerConfig
-
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,17 +77,13 @@ class Built:
         return {"dataset": self.dataset, **found}
 
 
-# keys of Built that are nodes of a fixed class; the others are groups, whose options name theirs
-NODES = {
-    *("seeds", "local", "server", "public", "surrogate", "validation", "stop", "cohorts"),
-    *("schedule", "figures", "local_evaluation"),
+FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
+NODES = ("server", "surrogate")  # beside FIRST_NODES
+GROUPS = {
+    name: base
+    for name, base in FIELDS.items()
+    if name not in (*FIRST_NODES, *NODES, "settings", "values")
 }
-PARTS: dict[str, Any] = {
-    field.name: field.type
-    for field in dataclasses.fields(Built)
-    if field.name not in ("settings", "values")
-}
-GROUPS = {name: base for name, base in PARTS.items() if name not in NODES}
 
 
 def build(config: DictConfig) -> Built:
@@ -91,39 +91,13 @@ def build(config: DictConfig) -> Built:
     it."""
     errors: list[str] = []
     resolved = resolve(config)
-    values = {**resolved, "figures": as_node(resolved.get("figures", True))}
-    if "revisions" not in config:  # else `resolve` has noted them
-        del values["revisions"]
-    others = {*PARTS, *partition_keys(values), "expected"}
-    own = {key: value for key, value in values.items() if key not in others}
-    made: dict[str, Any] = {"settings": attempt(errors, make, Settings, own, "")}
-    for name, schema in PARTS.items():
-        if name in NODES:
-            made[name] = attempt(errors, make, schema, values.get(name, {}), f"{name}.")
-        else:
-            made[name] = attempt(errors, make_target, values.get(name), name, schema)
+    values = values_of(config, resolved)
+    made = make_first(values, errors)
+    for name in NODES:
+        made[name] = attempt(errors, make, FIELDS[name], values.get(name, {}), f"{name}.")
+    for group, base in GROUPS.items():
+        if group not in made:
+            made[group] = attempt(errors, make_target, values.get(group), group, base)
     if errors:
         raise ConfigError("\n".join(deduplicate(errors, config)))
     return Built(**made, values=resolved)
-
-
-def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Return the top-level keys that a partition brings along (alpha, min_size): those that are
-    also fields of its node."""
-    node = values.get("partition")
-    own = {field.name for field in dataclasses.fields(Settings)}
-    return set(node) - own if isinstance(node, dict) else set()
-
-
-def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
-    """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds`
-    that follows it."""
-    lines = dict.fromkeys("\n".join(errors).splitlines())
-    wrong = {line.partition("=")[0] for line in lines}
-    written = flatten(OmegaConf.to_container(config, resolve=False))
-
-    def follows_another(line: str) -> bool:
-        found = REFERENCE.fullmatch(str(written.get(line.partition("=")[0])))
-        return found is not None and found[1] in wrong
-
-    return [line for line in lines if not follows_another(line)]

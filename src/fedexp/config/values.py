@@ -1,29 +1,124 @@
 """The values of a configuration: resolved, and made into checked objects.
 
-The dataclass behind a node's `_target_` is its schema.
+The dataclass behind a node's `_target_` is its schema. Nothing here imports torch, so that most
+wrong values are refused before it is imported, see `check_first`.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedexp.algorithms.local_training import LocalTraining
+from fedexp.config.cohorts import Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
 from fedexp.config.options import SEVERAL
+from fedexp.config.overrides import key_of
 from fedexp.config.schedules import with_schedule
-from fedexp.config.settings import subjects_of
+from fedexp.config.settings import LocalEvaluation, Seeds, Settings, Stop, subjects_of
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest, require
 from fedexp.core.limits import without_limits
+from fedexp.data.changes import DataSchedule
+from fedexp.data.held_out import Public, Validation
+from fedexp.data.partition import Partitioner
+from fedexp.figures.pictures import Pictures, as_node
+from fedexp.metrics.forgetting_metric import ForgettingMetric
+from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.revisions import latest
+from fedexp.trackers.base import TrackerConfig
 
 T = TypeVar("T")
 
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+
+# the nodes and groups whose classes do without torch
+FIRST_NODES: dict[str, Any] = {
+    "seeds": Seeds,
+    "local": LocalTraining,
+    "public": Public,
+    "validation": Validation,
+    "stop": Stop,
+    "local_evaluation": LocalEvaluation,
+    "cohorts": Cohorts,
+    "schedule": DataSchedule,
+    "figures": Pictures,
+}
+FIRST_GROUPS: dict[str, Any] = {
+    "partition": Partitioner,
+    "forgetting_metric": ForgettingMetric,
+    "tracker": TrackerConfig,
+}
+LATER = (
+    *("server", "surrogate", "dataset", "scenario", "model", "algorithm", "analysis", "hardware"),
+)
+
+
+def check_first(config: DictConfig, typed: Sequence[str]) -> None:
+    """Raise ConfigError for wrong values that can be judged without torch, which takes seconds to
+    import.
+
+    typed: the overrides. Where one of them sets a value that only `build` can judge, everything is
+    left to it, since all errors are reported at once.
+    """
+    errors: list[str] = []
+    make_first(values_of(config, resolve(config)), errors)
+    later = any(key_of(text).partition(".")[0] in LATER and "." in key_of(text) for text in typed)
+    if errors and not later:
+        raise ConfigError("\n".join(deduplicate(errors, config)))
+
+
+def values_of(config: DictConfig, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that `build` makes its parts from."""
+    values = dict(resolved)
+    # `resolve` has noted them; given by a user they are an unknown key
+    if "revisions" not in config:
+        del values["revisions"]
+    return values | {"figures": as_node(values.get("figures", True))}
+
+
+def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
+    """Return the parts of a configuration that do without torch; errors: takes what is wrong."""
+    made: dict[str, Any] = {}
+    for name, schema in FIRST_NODES.items():
+        made[name] = attempt(errors, make, schema, values.get(name, {}), f"{name}.")
+    others = {*FIRST_NODES, *FIRST_GROUPS, *LATER, *partition_keys(values), "expected"}
+    own = {key: value for key, value in values.items() if key not in others}
+    made["settings"] = attempt(errors, make, Settings, own, "")
+    for group, base in FIRST_GROUPS.items():
+        made[group] = attempt(errors, make_target, values.get(group), group, base)
+    return made
+
+
+def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
+    """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds`
+    that follows it."""
+    lines = dict.fromkeys("\n".join(errors).splitlines())
+    wrong = {line.partition("=")[0] for line in lines}
+    written = flatten(OmegaConf.to_container(config, resolve=False))
+
+    def follows_another(line: str) -> bool:
+        found = REFERENCE.fullmatch(str(written.get(line.partition("=")[0])))
+        return found is not None and found[1] in wrong
+
+    return [line for line in lines if not follows_another(line)]
+
+
+def partition_keys(values: Mapping[str, Any]) -> set[str]:
+    """Return the top-level keys that a partition brings along (alpha, min_size): those that are
+    also fields of its node."""
+    node = values.get("partition")
+    return (
+        set(node) - {f.name for f in dataclasses.fields(Settings)}
+        if isinstance(node, dict)
+        else set()
+    )
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
