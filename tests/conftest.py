@@ -130,7 +130,8 @@ def logging_as_at_first() -> None:
             handler for handler in logger.handlers if type(handler).__module__.startswith("_pytest")
         ]
         logger.handlers[:] = pytests + handlers
-        logger.propagate, logger.level = propagate, level
+        logger.propagate = propagate
+        logger.setLevel(level)  # which also forgets which levels were enabled
 
 
 @pytest.fixture(autouse=True)

@@ -84,9 +84,9 @@ def logged(directory):
 
 
 @pytest.fixture
-def log(monkeypatch):
+def log():
     logger = logging.getLogger("fedexp")
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.setLevel(logging.INFO)
     return logger
 
 
