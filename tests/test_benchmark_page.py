@@ -6,8 +6,8 @@ import pytest
 
 from fedexp.analysis.benchmark import runs_of
 from fedexp.analysis.sweep import Block, load_sweep
-from fedexp.papers.compare import load_runs
 from fedexp.rundir.evidence import with_kept
+from fedexp.rundir.sweeps import SweepDirectory
 from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def test_no_method_stands_for_another():
     """Of the committed runs of a setting and seed, no two methods have the same losses in all
     rounds."""
     with with_kept(ROOT / "multirun" / NAME) as source:
-        runs = runs_of(load_sweep(NAME, [CONF]), load_runs(source))
+        runs = runs_of(load_sweep(NAME, [CONF]), SweepDirectory(source).complete)
         curves = {
             (key, seed): tuple(run.values("train_loss"))
             for key, seeds in runs.items()

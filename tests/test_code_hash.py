@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from fedexp.data.marks import checksums, joined
-from fedexp.papers.compare import load_jobs, load_runs
 from fedexp.rundir import elsewhere, origin
 from fedexp.rundir.code_hash import marked
 from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
+from fedexp.rundir.sweeps import SweepDirectory, with_latest
 from test_compare import make_run
 from toy_federation import make_simulation
 
@@ -172,10 +172,15 @@ def test_a_table_has_one_run_of_those_that_differ_in_their_code(plug, tmp_path, 
         (run / "config.yaml").write_text(yaml.safe_dump({"choices": {}, "rounds": 1} | CONFIG))
         note(run)
     with caplog.at_level(logging.WARNING, "fedexp"):
-        assert [run.directory.name for run in load_jobs(tmp_path / "sweep")] == ["run0", "run2"]
+        assert [
+            run.directory.name for run in with_latest(SweepDirectory(tmp_path / "sweep").jobs)
+        ] == ["run0", "run2"]
     assert (
         "runs left out, since the code of your own classes or the data were others: 1"
         in caplog.text
     )
     (plug / "helper.py").write_text(codes[1])
-    assert [run.directory.name for run in load_runs(tmp_path / "sweep")] == ["run1", "run2"]
+    assert [run.directory.name for run in SweepDirectory(tmp_path / "sweep").complete] == [
+        "run1",
+        "run2",
+    ]

@@ -10,10 +10,9 @@ from fedexp.cli import main
 from fedexp.cli.preview import planned, status
 from fedexp.config.values import resolve
 from fedexp.papers.aggregate import write_tables
-from fedexp.papers.compare import load_jobs
 from fedexp.rundir import elsewhere
 from fedexp.rundir.elsewhere import cell_key, complete, finished_runs, run_key
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import SweepDirectory, with_latest
 from test_compare import make_run, one
 from toy_federation import composed
 
@@ -46,20 +45,22 @@ def table10(folder):
 
 
 def test_a_run_of_another_table_counts(tmp_path):
-    """Table 1's run with seed 0 and Table 8's of E=5 with seed 1 are both runs of Table 10 at
-    R=0.1; the second run with seed 0, in Table 8, is not counted again, and one of another learning
+    """Table 1's run with seed 0 and another sweep's with seed 1 are both runs of Table 10 at
+    R=0.1; the second run with seed 0, there, is not counted again, and one of another learning
     rate not at all."""
     multirun = tmp_path / "multirun"
     make(multirun / "fedntd_table1", [*CIFAR, "data_dir=/somewhere"], 0.40, CHOICES)
-    make(multirun / "fedntd_table8", [*CIFAR, "local.epochs=5", "seed=0"], 0.90, CHOICES)
+    make(multirun / "fedntd_table8", [*CIFAR, "participation=0.1", "seed=0"], 0.90, CHOICES)
     make(
         multirun / "fedntd_table8",
-        [*CIFAR, "local.epochs=5", "seed=1", "hardware.precision=bf16"],
+        [*CIFAR, "participation=0.1", "seed=1", "hardware.precision=bf16"],
         0.42,
         CHOICES,
     )
     make(multirun / "fedntd_table8", [*CIFAR, "seed=2", "local.lr=0.5"], 0.9, CHOICES)
     SweepDirectory(multirun / "fedntd_table10").mark("fedntd_table10")
+    own = ["experiment=fedntd/cifar10_s2", "algorithm=fedntd", "participation=0.3"]
+    make(multirun / "fedntd_table10", own, 0.5, {"dataset": "cifar10", "algorithm": "fedntd"})
     table = table10(multirun / "fedntd_table10")
     row = one(table, setting="R=0.1", method="FedAvg", metric="accuracy")
     assert (row["n"], float(row["mean"]), row["protocol"]) == (2, pytest.approx(41), "full")
@@ -67,7 +68,7 @@ def test_a_run_of_another_table_counts(tmp_path):
     assert "other sweeps have made: `fedntd_table1`, `fedntd_table8`." in (
         multirun / "fedntd_table10" / "table.md"
     ).read_text(encoding="utf-8")
-    assert (table["n"] > 0).sum() == 2  # accuracy and forgetting
+    assert (table["n"] > 0).sum() == 4  # accuracy and forgetting, and those of its own run
     # A run of its own comes first.
     make(multirun / "fedntd_table10", [*CIFAR, "participation=0.1", "seed=0"], 0.30, CHOICES)
     row = one(
@@ -185,7 +186,7 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
         path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name
     ) == [elsewhere.NOTE]
     assert "counted, not run again" in capsys.readouterr().err
-    runs = load_jobs(tmp_path / "multirun" / "b")
+    runs = with_latest(SweepDirectory(tmp_path / "multirun" / "b").jobs)
     assert [run.finished for run in runs] == [True, True]
     assert {run.directory for run in runs} == {
         first,

@@ -7,8 +7,8 @@ import pytest
 from fedexp.analysis.sweep import load_sweep
 from fedexp.cli import main
 from fedexp.config.options import list_options
-from fedexp.papers.compare import cells, load_jobs
-from fedexp.papers.expected import WORDS, expected, other_data
+from fedexp.papers.cells import EXPECTED, cells, expected, other_data
+from fedexp.papers.runs import read_runs
 from test_compare import TABLE8, make_run, one
 from toy_federation import CONF, composed
 
@@ -18,7 +18,7 @@ CIFAR = {"train": 50_000, "test": 10_000, "classes": 10, "clients": 100}
 @pytest.mark.parametrize("name", list_options("experiment", [CONF]))
 def test_each_experiment_states_its_data(name):
     numbers = expected(name)
-    assert list(numbers) == list(WORDS)
+    assert list(numbers) == list(EXPECTED)
     text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
     assert f"num_clients: {numbers['clients']}\n" in text
     assert numbers["classes"] is not None
@@ -59,11 +59,21 @@ def test_thucnews_with_20000_titles_is_not_that_of_the_paper():
 def test_other_data_under_the_same_name_are_reduced(tmp_path):
     sweep = load_sweep("fedntd_table8", [CONF])
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4], data=CIFAR | {"train": 5_000})
-    row = one(cells(sweep, load_jobs(tmp_path)), setting="E=5", method="FedAvg", metric="accuracy")
+    row = one(
+        cells(sweep, read_runs([tmp_path])),
+        setting="E=5",
+        method="FedAvg",
+        metric="accuracy",
+    )
     assert (row["protocol"], row["verdict"]) == ("reduced", "not judged: reduced protocol")
     assert row["changes"] == "data: 5,000 training examples, not 50,000"
     make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4], data=CIFAR)
-    row = one(cells(sweep, load_jobs(tmp_path)), setting="E=5", method="FedAvg", metric="accuracy")
+    row = one(
+        cells(sweep, read_runs([tmp_path])),
+        setting="E=5",
+        method="FedAvg",
+        metric="accuracy",
+    )
     assert (row["protocol"], row["verdict"], row["not_shown"]) == ("full", "within", 1)
 
 

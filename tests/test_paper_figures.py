@@ -13,8 +13,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.figures.load import load_run
 from fedexp.metrics import forgetting
 from fedexp.papers import draw_paper
-from fedexp.papers.compare import load_runs
 from fedexp.papers.paper_figures import draw_one, labelled, paper_pictures
+from fedexp.rundir.sweeps import SweepDirectory
 from test_sweep_figures import make_run
 from toy_federation import CONF
 
@@ -35,7 +35,7 @@ def runs_of(sweep, folder, seeds=(0,)):
     for path in folder.glob("*/local_class_accuracy.npz"):
         every = np.tile(np.arange(4), (3, 1))
         np.savez(path, rounds=np.arange(1, 4), sampled=every, accuracy=rng.uniform(0, 1, (3, 4, 5)))
-    return load_runs(folder)
+    return SweepDirectory(folder).complete
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -68,7 +68,7 @@ def settings_of(name, folder, **options):
 
 def test_runs_are_called_and_ordered_as_the_sweep_s_file_says(tmp_path):
     settings, sweep = settings_of("fedntd_fig2c", tmp_path, seeds=(0, 1))
-    backwards = labelled(sweep, load_runs(tmp_path)[::-1])
+    backwards = labelled(sweep, SweepDirectory(tmp_path).complete[::-1])
     assert [(s.name, [m.name for m in s.methods]) for s in backwards] == [
         (s.name, [m.name for m in s.methods]) for s in settings
     ]
@@ -89,12 +89,12 @@ def test_runs_with_other_values_of_what_a_sweep_fixes_keep_their_names(tmp_path)
             ]
             make_run(tmp_path, run, seed, classes=5)
     sweep = load_sweep("flashback_fig1", [CONF])
-    (setting,) = labelled(sweep, load_runs(tmp_path))
+    (setting,) = labelled(sweep, SweepDirectory(tmp_path).complete)
     assert (setting.name, [method.name for method in setting.methods]) == (
         "CIFAR10 (beta=0.1)",
         ["FedAvg", "Flashback"],
     )
-    assert [name for name, _ in paper_pictures(sweep, load_runs(tmp_path))] == [
+    assert [name for name, _ in paper_pictures(sweep, SweepDirectory(tmp_path).complete)] == [
         "flashback_fig1_a",
         "flashback_fig1_b",
     ]
@@ -112,7 +112,7 @@ def test_what_the_user_varies_beside_the_sweep_makes_methods_of_their_own(tmp_pa
                 ]
                 make_run(tmp_path, [*run, "rounds=50", f"local.lr={lr}"], seed, classes=5)
     sweep = load_sweep("flashback_fig1", [CONF])
-    (setting,) = labelled(sweep, load_runs(tmp_path))
+    (setting,) = labelled(sweep, SweepDirectory(tmp_path).complete)
     assert sorted(method.name for method in setting.methods[:2]) == [
         "FedAvg, local.lr=0.01",
         "FedAvg, local.lr=0.1",
@@ -128,7 +128,9 @@ def test_each_class_has_its_curve_in_the_colour_of_the_legend(tmp_path):
     """However many rounds there are, the colours are those of a few classes."""
     sweep = load_sweep("fedka_fig1", [CONF])
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], rounds=25, classes=5)
-    figure = draw_paper.class_curves(labelled(sweep, load_runs(tmp_path)), sweep.title)
+    figure = draw_paper.class_curves(
+        labelled(sweep, SweepDirectory(tmp_path).complete), sweep.title
+    )
     history = load_run(next(tmp_path.glob("run*"))).history
     for c, (line, key) in enumerate(
         zip(figure.axes[0].lines, figure.legends[0].get_lines(), strict=False)

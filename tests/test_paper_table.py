@@ -13,7 +13,6 @@ from fedexp.analysis.paper_table import Layout, table_of
 from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from fedexp.papers.aggregate import write_tables
-from fedexp.papers.compare import load_runs
 from fedexp.rundir.sweeps import SweepDirectory
 from test_sweep_figures import make_run
 
@@ -55,7 +54,7 @@ METHODS = {
 
 def test_methods_as_rows_and_metrics_as_columns(tmp_path):
     make(tmp_path, METHODS)
-    text = latex(load_runs(tmp_path), Layout())
+    text = latex(SweepDirectory(tmp_path).complete, Layout())
     assert body(text) == [
         ["", r"Accuracy (\%)", "Forgetting"],
         ["FedNTD", r"\textbf{70.00 $\pm$ 0.00}", r"0.200 $\pm$ 0.000"],
@@ -88,20 +87,22 @@ def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
             ]
         },
     )
-    assert body(latex(load_runs(tmp_path), Layout(metrics=("accuracy",)))) == [
+    assert body(latex(SweepDirectory(tmp_path).complete, Layout(metrics=("accuracy",)))) == [
         [r"Accuracy (\%)", "alpha=0.5", "alpha=10"],  # by value
         # by the mean of a row, 70 and 67.5
         ["FedAvg", r"60.00 $\pm$ 0.00", r"\textbf{80.00 $\pm$ 0.00}"],
         ["FedNTD", r"\textbf{65.00 $\pm$ 0.00}", r"70.00 $\pm$ 0.00"],
     ]
-    transposed = body(latex(load_runs(tmp_path), Layout(metrics=("accuracy",), transpose=True)))
+    transposed = body(
+        latex(SweepDirectory(tmp_path).complete, Layout(metrics=("accuracy",), transpose=True))
+    )
     assert transposed == [
         [r"Accuracy (\%)", "FedAvg", "FedNTD"],
         # the best method of each setting still
         ["alpha=0.5", r"60.00 $\pm$ 0.00", r"\textbf{65.00 $\pm$ 0.00}"],
         ["alpha=10", r"\textbf{80.00 $\pm$ 0.00}", r"70.00 $\pm$ 0.00"],
     ]
-    both = latex(load_runs(tmp_path), Layout())
+    both = latex(SweepDirectory(tmp_path).complete, Layout())
     assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=10}" in both
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in both
 
@@ -110,7 +111,9 @@ def test_rows_in_the_order_asked_for(tmp_path):
     make(tmp_path, METHODS)
 
     def first(sort):
-        return [row[0] for row in body(latex(load_runs(tmp_path), Layout(sort=sort)))][1:]
+        return [
+            row[0] for row in body(latex(SweepDirectory(tmp_path).complete, Layout(sort=sort)))
+        ][1:]
 
     assert (
         first("") == first("accuracy") == ["FedNTD", "FedAvg", "FedProx mu=0.1", "FedProx mu=1.0"]
@@ -131,7 +134,7 @@ def test_what_looks_equal_is_equally_bold(tmp_path):
             "algorithm=c": ((0.6,), 0.1),
         },
     )
-    text = latex(load_runs(tmp_path), Layout(metrics=("accuracy",)))
+    text = latex(SweepDirectory(tmp_path).complete, Layout(metrics=("accuracy",)))
     assert [row[1] for row in body(text)][1:] == [r"\textbf{70.00}", r"\textbf{70.00}", "60.00"]
     assert "One seed; best in bold." in text
 
@@ -162,7 +165,7 @@ def test_which_numbers_are_accuracies_and_which_are_better_when_small():
 
 def test_a_single_method_is_not_the_best_of_any(tmp_path):
     make(tmp_path, {"algorithm=fedavg": ((0.5, 0.5), 0.1)})
-    assert "textbf" not in latex(load_runs(tmp_path), Layout())
+    assert "textbf" not in latex(SweepDirectory(tmp_path).complete, Layout())
 
 
 def test_flags_of_the_report(tmp_path, capsys):
@@ -204,7 +207,7 @@ def test_names_are_escaped(tmp_path):
     make(
         tmp_path, {"algorithm=a_b note=5%": ((0.5,), 0.1), "algorithm=b note=#{x}$": ((0.4,), 0.1)}
     )
-    heads = [row[0] for row in body(latex(load_runs(tmp_path), Layout()))]
+    heads = [row[0] for row in body(latex(SweepDirectory(tmp_path).complete, Layout()))]
     assert heads[1:] == [r"a\_b note=5\%", r"b note=\#\{x\}\$"]
 
 
@@ -214,7 +217,7 @@ def test_measures_of_several_kinds_of_runs_have_columns_where_they_are(tmp_path)
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=a", f"algorithm={name}"], accuracy=0.5)
         make_run(tmp_path, ["experiment=b", f"algorithm={name}"], **tasks)
-    assert list(table_of(load_runs(tmp_path), Layout()).table) == [
+    assert list(table_of(SweepDirectory(tmp_path).complete, Layout()).table) == [
         ("a", "Accuracy (%)"),
         ("a", "Forgetting"),
         ("b", "Average accuracy (%)"),
@@ -253,7 +256,9 @@ def test_a_real_latex_compiles_it(tmp_path, transpose):
             for s in (1, 2)
         },
     )
-    (tmp_path / "table.tex").write_text(latex(load_runs(tmp_path), Layout(transpose=transpose)))
+    (tmp_path / "table.tex").write_text(
+        latex(SweepDirectory(tmp_path).complete, Layout(transpose=transpose))
+    )
     document = (
         r"\documentclass{article}\usepackage{booktabs}\begin{document}\begin{table}\input{table}\end{table}"
         r"\end{document}"

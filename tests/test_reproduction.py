@@ -20,7 +20,7 @@ from fedexp.cli.commands import call
 from fedexp.config.options import list_options
 from fedexp.papers import reproduction
 from fedexp.papers.aggregate import write_report, write_tables
-from fedexp.papers.reproduction import document, origin
+from fedexp.papers.reproduction import FOLDER, all_files, origin
 from fedexp.rundir import evidence
 from fedexp.rundir.sweeps import SweepDirectory
 from toy_federation import CONF
@@ -113,6 +113,7 @@ def test_what_a_table_rests_on():
     table = pd.DataFrame(
         {
             "protocol": ["full", "full", "reduced", ""],
+            "reading": "",
             "changes": ["", "", "rounds=5; data: 9 classes, not 10", ""],
             "seeds": ["0", "0 1", "1", ""],
             "commits": ["a", "b", "a", ""],
@@ -125,16 +126,24 @@ def test_what_a_table_rests_on():
     )
 
 
-def test_only_sweeps_with_tables_have_a_section(tmp_path):
+def test_only_sweeps_with_runs_have_a_section(tmp_path):
     """Of two sweeps of one table, the second reading stands in the rows of the first."""
-    for name in ("fedntd_table1", "fedntd_table1_tau3"):
-        (tmp_path / "multirun" / name).mkdir(parents=True)
-        shutil.copy(MULTIRUN / name / "table.csv", tmp_path / "multirun" / name)
-    text = document(tmp_path, "# Title", {"fedntd_table1": [Path("a/b.svg")]})
+    hardware = {"name": "X", "device": "cpu", "precision": "fp32"}
+    run = {"rounds": "cifar10_s2_fedavg_rounds.csv", "commit": "abcdef0", "hardware": hardware}
+    given = ["experiment=fedntd/cifar10_s2", "algorithm=fedntd"]
+    for name, more in (
+        ("fedntd_table1", []),
+        ("fedntd_table1_tau3", ["algorithm.tau=3", "algorithm.tau_squared=false"]),
+    ):
+        run_directory(tmp_path / "multirun" / name / "run", run | {"overrides": given + more})
+    files = all_files(tmp_path)
+    curves = {FOLDER / "fedntd_table1.svg", FOLDER / "fedntd_table1_tau3.svg"}
+    assert set(files) == {Path("REPRODUCTION.md"), *curves}
+    text = files[Path("REPRODUCTION.md")].decode()
     assert text.count("\n### ") == 1
-    assert "`sweep=fedntd_table1`: " in text
-    assert "[All numbers](multirun/fedntd_table1/table.csv)" in text
-    assert "Learning curves: [b](a/b.svg)." in text
+    assert "`sweep=fedntd_table1`: 2 printed values at the full protocol" in text
+    assert "FedNTD (before the release)" in text
+    assert "MOON" not in text
     sweeps = [load_sweep(name, [CONF]) for name in list_options("sweep", [CONF])]
     papers = sum(bool(sweep.paper) for sweep in sweeps)
     assert f"{papers - 2} of {papers} tables and figures have no run here." in text
@@ -159,8 +168,8 @@ def test_a_page_that_cannot_be_written_is_one_message(taken, tmp_path, capsys, m
     (tmp_path / "docs/reproduction").mkdir(parents=True)
     (tmp_path / taken).mkdir() if taken.endswith(".md") else (tmp_path / taken).touch()
     files = {
-        Path("REPRODUCTION.md"): "# Page\n",
-        Path("docs/reproduction/curves/a.svg"): "<svg/>\n",
+        Path("REPRODUCTION.md"): b"# Page\n",
+        Path("docs/reproduction/curves/a.svg"): b"<svg/>\n",
     }
     monkeypatch.setattr(reproduction, "all_files", lambda root: files)
     assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 1

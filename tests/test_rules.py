@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis.rules import Rule, ema, noise, read_rule
+from fedexp.analysis.rules import Rule, ema, read_rule
 from fedexp.analysis.sweep import launches, load_sweep, protocol_of
 from fedexp.config.options import list_options
-from fedexp.papers.compare import cells, load_jobs, values_of
-from fedexp.papers.judge import COLUMN, order, spearman, swapped, tolerance, verdict, with_order
+from fedexp.papers.cells import cells
+from fedexp.papers.judge import COLUMN, order, swapped, tolerance, verdict, with_order
+from fedexp.papers.runs import read_runs
 from fedexp.papers.status import judged_orders
-from fedexp.rundir.reader import RunDirectory
 from test_compare import TABLE8, make_run, one
 from toy_federation import CONF
 
@@ -112,18 +112,6 @@ def test_the_error_of_an_average_of_independent_rounds():
     assert np.std([ema(row.tolist(), 0.6) for row in drawn]) == pytest.approx(0.5, rel=0.05)
 
 
-def test_noise_from_seeds_or_from_one_run():
-    """Seeds 0.4, 0.5, 0.6: s = 0.1, so 0.1 / sqrt(3)."""
-    found = noise([0.4, 0.5, 0.6], [9.0, 9.0, 9.0])
-    assert (found.error, found.source) == (pytest.approx(0.1 / math.sqrt(3)), "seeds")
-    assert noise([0.4], [0.02]) == noise([0.5], [0.02])
-    assert noise([0.4], [0.02]).source == "last ten rounds of one seed"
-    assert (noise([0.4], [None]).error, noise([], []).source) == (None, "")
-    # One value of two runs, of which one has none: whose error it would be is not known.
-    assert noise([0.4], [0.02, 0.03]) == noise([], [0.02]) == noise([], [])
-    assert noise([0.4, 0.6], [0.02]).error == pytest.approx(0.1)  # s = sqrt(0.02), over sqrt(2)
-
-
 def test_the_known_spread_over_seeds_is_the_noise_of_fewer_than_three():
     """By hand: 0.03 of one seed, 0.03 / sqrt(2) of the mean of two; three have their own."""
     rule = read_rule({"value": "last", "spread": {"accuracy": 0.03}})
@@ -146,20 +134,6 @@ def test_noise_is_part_of_the_tolerance():
     assert [tolerance(lost, error) for error in (None, 0.02, 0.04)] == [0.05, 0.05, 0.08]
     rounds = {"unit": "rounds", "metric": "rounds_to_A", "value": "100", "std": ""}
     assert [tolerance(rounds, error) for error in (None, 10.0, 20.0)] == [25.0, 25.0, 40.0]
-
-
-def test_spearman_s_rho():
-    """Ranks 1..5 against 2, 1, 4, 3, 5: d = 1, 1, 1, 1, 0, so rho = 1 - 6 x 4 / (5 x 24) = 0.8.
-    With a tie, 1, 2.5, 2.5, 4 against 1..4: covariance 4.5, variances 4.5 and 5, so 4.5 /
-    sqrt(22.5) = 0.9487."""
-    printed = pd.Series([10.0, 20.0, 30.0, 40.0, 50.0])
-    assert spearman(pd.Series([2.0, 1.0, 4.0, 3.0, 5.0]), printed) == pytest.approx(0.8)
-    assert spearman(printed**3, printed) == pytest.approx(1)
-    assert spearman(-printed, printed) == pytest.approx(-1)
-    assert spearman(pd.Series([1.0, 2.0, 2.0, 9.0]), printed[:4]) == pytest.approx(
-        4.5 / math.sqrt(22.5)
-    )
-    assert spearman(pd.Series([1.0, 1.0, 1.0]), printed[:3]) is None
 
 
 def column(ours, errors, printed, stds):
@@ -236,40 +210,35 @@ def test_a_swap_is_more_than_two_standard_errors():
         (-2.0, "within"),
         (2.01, "outside"),
         (-2.01, "outside"),
-        (None, "not judged: no number"),
+        (math.nan, "not judged: no number"),
     ],
 )
 def test_the_tolerance_itself_is_within(difference, expected):
-    assert (
-        verdict({"note": "", "metric": "accuracy"}, [False], 1, 0, difference, 2.0, reduced=False)
-        == expected
-    )
+    row = {"note": "", "metric": "accuracy", "mean": 50.0, "tolerance": 2.0}
+    assert verdict(row | {"difference": difference}, [False]) == expected
 
 
 def test_a_cell_of_which_half_the_runs_diverged():
     """The other half is judged. What is printed as failed has failed here too only where all runs
     have."""
-    accuracy, half, failed = (
-        {"note": "", "metric": "accuracy"},
-        [True, False],
-        'failed; printed "10.00 (Failure)"',
-    )
-    assert verdict(accuracy, half, 2, 0, 1.0, 2.0, reduced=False) == "within"
-    assert verdict(accuracy, [True, True], 2, 0, 1.0, 2.0, reduced=False) == "outside"
+    accuracy = {"note": "", "metric": "accuracy", "mean": 9.0, "difference": 1.0, "tolerance": 2.0}
+    half, failed = [True, False], 'failed; printed "10.00 (Failure)"'
+    assert verdict(accuracy, half) == "within"
+    assert verdict(accuracy, [True, True]) == "outside"
     printed = accuracy | {"note": failed}
     for runs, mean, expected in (
         (half, 40.0, "outside"),
         ([True, True], 40.0, "failed as printed"),
-        ([True, True], None, "failed as printed"),
+        ([True, True], math.nan, "failed as printed"),
         # 10 +- 2
         (half, 12.0, "failed as printed"),
         (half, 8.0, "failed as printed"),
         (half, 12.5, "outside"),
     ):
-        assert verdict(printed, runs, 2, 0, None, None, reduced=False, mean=mean) == expected
+        assert verdict(printed | {"mean": mean}, runs) == expected
     lost = printed | {"metric": "forgetting"}
-    assert verdict(lost, half, 2, 0, None, None, reduced=False) == "not judged: no printed number"
-    assert verdict(lost, [True, True], 2, 0, None, None, reduced=False) == "failed as printed"
+    assert verdict(lost, half) == "not judged: no printed number"
+    assert verdict(lost, [True, True]) == "failed as printed"
 
 
 def tidy(mean, last10):
@@ -312,7 +281,7 @@ def test_an_order_without_known_noise_is_not_called_reproduced():
     found = order(table)
     assert (found["rho"], found["order"]) == (
         pytest.approx(0.5),
-        "not judged: no seeds or rounds to take the noise of A from",
+        "not judged: no noise is known of A",
     )
     table = table.assign(**dict.fromkeys(COLUMN, "x"), **found)
     assert judged_orders(table) == []
@@ -381,7 +350,7 @@ def test_every_sweep_states_its_rule(name):
 
 def table8(folder):
     return one(
-        cells(load_sweep("fedntd_table8", [CONF]), load_jobs(folder)),
+        cells(load_sweep("fedntd_table8", [CONF]), read_runs([folder])),
         setting="E=5",
         method="FedAvg",
         metric="accuracy",
@@ -411,15 +380,11 @@ def test_one_seed_s_noise_widens_the_tolerance(tmp_path):
     assert (row["mean"], row["error"], row["tolerance"]) == pytest.approx(
         (38, 5 * 2**0.5, 10 * 2**0.5)
     )
-    assert (row["error_from"], row["verdict"]) == ("last ten rounds of one seed", "within")
+    assert row["verdict"] == "within"
 
 
 def test_released_code_stands_beside_the_print(tmp_path):
-    table = cells(load_sweep("fedntd_table1", [CONF]), [])
+    table = cells(load_sweep("fedntd_table1", [CONF]), read_runs([]))
     cell = one(table, dataset="MNIST", partition_param="s=2", method="FedAvg", metric="accuracy")
     assert cell["released"] == "84.5 (plain test, round 110 of 200, seed 1)"
     assert (table["released"] != "").sum() == 2
-
-
-def test_a_run_without_rounds_has_no_values(tmp_path):
-    assert values_of(RunDirectory(tmp_path), Rule(), "accuracy") == []

@@ -21,7 +21,7 @@ from fedexp.cli.preview import Planned, planned, seconds_left, status
 from fedexp.config.build import build
 from fedexp.config.options import list_options, read_sweeps
 from fedexp.core.errors import ConfigError
-from fedexp.papers import compare
+from fedexp.papers import cells
 from fedexp.rundir.fingerprint import essential, group_name, short_hash
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
@@ -30,7 +30,7 @@ from fedexp.training.provenance import peak_memory
 from toy_federation import CONF, composed, is_value
 
 SWEEPS = list_options("sweep", [CONF])
-TABLES = Path(compare.__file__).parent / "published" / "tables.csv"
+TABLES = Path(cells.__file__).parent / "published" / "tables.csv"
 every_sweep = pytest.mark.parametrize("name", SWEEPS)
 
 

@@ -12,7 +12,7 @@ from fedexp.analysis import draw_sweep, sweep_figures
 from fedexp.analysis.view.collect import collect
 from fedexp.metrics.forgetting import local_round_drop, round_drop
 from fedexp.papers.aggregate import write_report, write_tables
-from fedexp.papers.compare import load_runs
+from fedexp.rundir.sweeps import SweepDirectory
 from test_figures import make_run as make_files
 
 
@@ -57,7 +57,7 @@ def make_run(
 
 
 def settings(folder):
-    return {each.name: each for each in sweep_figures.settings(load_runs(folder))}
+    return {each.name: each for each in sweep_figures.settings(SweepDirectory(folder).complete)}
 
 
 def methods(setting):
@@ -150,7 +150,7 @@ def test_a_method_has_one_colour_in_all_figures_of_a_sweep(tmp_path):
         for beta in (0.3, 3):
             make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedntd", f"algorithm.beta={beta}"])
         make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedavg"])
-    runs = load_runs(tmp_path)
+    runs = SweepDirectory(tmp_path).complete
     colours = {}
     for name, draw in sweep_figures.sweep_pictures(runs):
         if "class_accuracy" not in name:
@@ -215,7 +215,7 @@ def test_accuracy_and_forgetting_against_a_parameter(tmp_path):
         for tau in (1, 2):
             make_run(tmp_path, ["experiment=a", "algorithm=fedntd", f"algorithm.tau={tau}"], seed)
     beta, tau = sorted(
-        sweep_figures.parameter_sweeps(load_runs(tmp_path)), key=lambda each: each.key
+        sweep_figures.parameter_sweeps(SweepDirectory(tmp_path).complete), key=lambda each: each.key
     )
     assert (beta.key, tau.key) == ("algorithm.beta", "algorithm.tau")
     ((line, points),) = beta.lines
@@ -279,7 +279,7 @@ def test_a_parameter_of_a_stream_is_shown_by_the_measures_of_tasks(tmp_path):
     for lr, average in ((0.1, 0.6), (0.2, 0.4)):
         overrides = ["algorithm=cfed", f"local.lr={lr}"]
         make_stream(tmp_path, overrides, [0.1, 0.2, 0.3, average], 1 - average)
-    (sweep,) = sweep_figures.parameter_sweeps(load_runs(tmp_path))
+    (sweep,) = sweep_figures.parameter_sweeps(SweepDirectory(tmp_path).complete)
     above, below = draw_sweep.parameter(sweep).axes
     assert above.get_ylabel() == "average accuracy of the tasks"
     assert above.lines[0].get_ydata().tolist() == [0.6, 0.4]
@@ -338,7 +338,7 @@ def test_the_figures_of_a_search_show_what_it_has_measured(tmp_path):
         "validation forgetting F",
     ]
     assert "FedAvg local.lr=0.03 (pruned)" in [method.label for method in setting.methods]
-    (sweep,) = sweep_figures.parameter_sweeps(load_runs(tmp_path))
+    (sweep,) = sweep_figures.parameter_sweeps(SweepDirectory(tmp_path).complete)
     above, _ = draw_sweep.parameter(sweep).axes
     assert above.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7], (
         "without the one that was stopped"

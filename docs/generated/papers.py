@@ -11,7 +11,7 @@ from typing import Any
 from fedexp.analysis.sweep import Sweep
 from fedexp.cli.help import description
 from fedexp.config.options import list_options
-from fedexp.papers.compare import TABLES, printed_cells
+from fedexp.papers.cells import TABLES, printed_cells
 
 from .names import methods, sweeps, title
 from .text import CONF, ROOT, comments, prose, table
@@ -25,11 +25,7 @@ def committed(sweep: str) -> str:
     if not path.exists():
         return "no table committed yet"
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [
-            row
-            for row in csv.DictReader(file)
-            if not row["reading"] and not row["table"].startswith("text")
-        ]
+        rows = [row for row in csv.DictReader(file) if not row["reading"]]
     counts = Counter(row["verdict"] for row in rows)
     return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 

@@ -1,6 +1,7 @@
 """Tables as people read them: laid out like the paper's, in Markdown and LaTeX."""
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
     """Format a number as the papers print it; - where there is none."""
     if value is None or value != value:
         return "-"
+    if math.isinf(value):
+        return "never"
     digits = {"percent": 2, "rounds": 0}.get(unit, 2 if metric == "forgetting" else 3)
     return f"{value:.{digits}f}"
 

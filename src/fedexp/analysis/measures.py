@@ -1,7 +1,7 @@
 """The measures that tables, figures and pages show first, and how their values are written."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,19 +84,16 @@ def title_of(key: str) -> str:
     return f"{words} (%)" if is_accuracy(key) else words
 
 
-def origin(runs: Sequence[RunDirectory]) -> dict[str, str]:
-    """Seeds, commits and hardware of runs, as far as they are known."""
-    seeds = sorted(
-        {int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None}
-    )
-    commits = sorted({str(run.summary["commit"])[:7] for run in runs if run.summary.get("commit")})
-    machines = sorted(
-        {machine(run.summary["hardware"]) for run in runs if run.summary.get("hardware")}
-    )
+def origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return seeds, commits and hardware of runs by their summaries, as far as they are known."""
+    known = list(summaries)
+    seeds = {int(each["seed"]) for each in known if each.get("seed") is not None}
+    commits = {str(each["commit"])[:7] for each in known if each.get("commit")}
+    machines = {machine(each["hardware"]) for each in known if each.get("hardware")}
     return {
-        "seeds": " ".join(map(str, seeds)),
-        "commits": " ".join(commits),
-        "hardware": "; ".join(machines),
+        "seeds": " ".join(map(str, sorted(seeds))),
+        "commits": " ".join(sorted(commits)),
+        "hardware": "; ".join(sorted(machines)),
     }
 
 

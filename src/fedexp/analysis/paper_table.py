@@ -70,7 +70,9 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
 def mean_row(runs: Sequence[RunDirectory], values: Iterable[str]) -> dict[str, Any]:
     """Return what table.csv says of the seeds of a run. values: keys of summary.json."""
     counts = {"n": len(runs), "diverged": sum(run.diverged for run in runs)}
-    row: dict[str, Any] = counts | {"pruned": sum(map(is_pruned, runs))} | origin(runs)
+    row: dict[str, Any] = (
+        counts | {"pruned": sum(map(is_pruned, runs))} | origin(run.summary for run in runs)
+    )
     for value in values:
         every = [run.summary.get(value) for run in runs if not run.diverged]
         found = [each for each in every if each is not None]

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VIEWS = ("plain", "augmented")
-# metric -> column of rounds.csv
-COLUMNS = {"accuracy": "test_accuracy", "forgetting": "forgetting"}
 NOISE_ROUNDS = 10  # the last rounds of a run, from which one seed's noise is estimated
 FORM = re.compile(r"(last|best|mean_of_last\((?P<n>[1-9]\d*)\)|ema\((?P<w>0?\.\d+)\))")
 
@@ -42,11 +40,6 @@ class Rule:
     def __str__(self) -> str:
         text = f"{self.value}, {self.view} test"
         return f"{self.name}: {text}" if self.name else text
-
-    def column(self, metric: str) -> str:
-        """Return the column of rounds.csv that holds a metric (`accuracy` or `forgetting`) in the
-        view of the rule."""
-        return COLUMNS[metric] + ("" if self.view == "plain" else f"_{self.view}")
 
     def reported(self, values: Sequence[float], metric: str) -> float | None:
         """Return the number that the rule reports of the evaluated rounds from 1 on (fractions);
@@ -92,9 +85,6 @@ class Rule:
         return match[name] if match else None
 
 
-PLAIN_LAST, PLAIN_LAST_TEN = Rule("last"), Rule(f"mean_of_last({NOISE_ROUNDS})")
-
-
 def read_rule(node: Mapping[str, Any]) -> Rule:
     """Return the rule of a sweep's file. Raises ValueError or TypeError where it is none."""
     spread = {str(metric): float(value) for metric, value in node.get("spread", {}).items()}
@@ -117,21 +107,3 @@ def ema(values: Sequence[float], weight: float) -> float:
     for value in values[1:]:
         average = weight * average + (1 - weight) * float(value)
     return average
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The standard error of a mean over runs, and what it was taken from."""
-
-    error: float | None  # in the unit of the values; None where one round is all there is
-    source: str  # "seeds", "last ten rounds of one seed", or ""
-
-
-def noise(values: Sequence[float], within: Sequence[float | None]) -> Noise:
-    """Return the noise of the mean of `values`, one a seed: their standard deviation / sqrt(n).
-
-    Of one seed it is the error `within` its run."""
-    if len(values) > 1:
-        return Noise(statistics.stdev(values) / math.sqrt(len(values)), "seeds")
-    own = within[0] if len(within) == 1 and len(values) == 1 else None
-    return Noise(own, "" if own is None else "last ten rounds of one seed")

@@ -6,7 +6,7 @@ each value stand the fields of the printed cells that belong to it (columns of
 published/tables.csv), and `measures` says which of our numbers stands beside which printed metric.
 `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
 `readings` names sweeps that read cells of the same table differently (fedexp.papers.readings),
-`claims` what the paper's text says of the table (fedexp.papers.claims), `pictures` which figures
+`claims` what the paper's text says of the table (fedexp.papers.readings), `pictures` which figures
 of the paper its runs give (fedexp.papers.paper_figures), `choose: best` makes it a search
 (fedexp.papers.aggregate), and `ranks` a benchmark (fedexp.analysis.benchmark), whose fields are
 `method` and `setting`.

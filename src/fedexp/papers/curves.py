@@ -1,166 +1,106 @@
-"""Learning curves of the committed runs of a sweep, one picture a setting, from the files of
-`fedexp report --keep`.
+"""Learning curves of the runs of a sweep, a row of panels for each setting.
 
-A picture has all methods that were run in the setting, with the mean over seeds and a band of one
-standard deviation, and as circles what is known of the papers' released code.
+A panel has the mean over seeds of each method, in a band of one standard deviation, and as circles
+what is known of the papers' released code.
 """
 
-import csv
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+import io
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedexp.analysis.draw_sweep import curve, look
 from fedexp.analysis.naming import names
 from fedexp.analysis.sweep import Sweep
-from fedexp.analysis.sweep_figures import slug
-from fedexp.core.errors import ConfigError
-from fedexp.papers.compare import RELEASED
-from fedexp.papers.svg import Curve, Panel, chart
-from fedexp.rundir import evidence, files
-from fedexp.rundir.revisions import outdated
+from fedexp.data.views import PLAIN
+from fedexp.papers.cells import RELEASED
+from fedexp.rundir.schema import OVER
 
-# Overrides by which runs are not put into different pictures.
-NOT_OF_A_SETTING = ("hardware", "rounds=", "targets=")
-FOLDER = Path("docs", "reproduction", "curves")
-LABELS = {"test_accuracy": "test accuracy", "forgetting": "forgetting F"}
-TASK_LABELS = {
-    "average_accuracy": "average accuracy on the learned tasks",
-    "new_task_accuracy": "new-task accuracy",
-}
 # experiment, algorithm, round, test_accuracy, source
 RELEASED_CURVES = RELEASED.with_name("released_curves.csv")
+# overrides by which runs are not put into different rows
+NOT_OF_A_SETTING = ("hardware", "rounds=", "targets=")
+MOST_POINTS = 50  # of a curve, which keeps the file small
+SVG: Any = {"svg.hashsalt": "fedexp", "svg.fonttype": "none"}
 
 
-@dataclass(frozen=True)
-class KeptRun:
-    """A run as its committed file has it."""
-
-    overrides: Sequence[str]
-    content: Mapping[str, Any]
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        return self.content["summary"]
-
-    @cached_property
-    def views(self) -> int:
-        return len(self.content["config"].get("test_views") or [""])
-
-    def column(self, name: str) -> dict[int, float]:
-        """Return round -> value of a column of rounds.csv, where it has one."""
-        table = self.content["tables"].get(files.ROUNDS, {})
-        pairs = zip(table.get("round", "").split(","), table.get(name, "").split(","), strict=False)
-        return {int(round): float(cell) for round, cell in pairs if cell and cell != "nan"}
-
-
-def kept_runs(sweep: Path) -> Iterator[KeptRun]:
-    """Yield the runs of a sweep's directory, with those of other sweeps that its files name, in the
-    order of names. On which hardware they were made is no part of a setting, as in tables."""
-    for path in sorted((sweep / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
-        content = evidence.read(path)
-        overrides = tuple(
-            text for text in content.get("overrides", ()) if not text.startswith(NOT_OF_A_SETTING)
-        )
-        if "elsewhere" in content:
-            _, _, other, run = str(content["elsewhere"]).split("/")
-            path = sweep.parent / other / evidence.FOLDER / f"{run}{evidence.SUFFIX}"
-            content = evidence.read(path) if path.exists() else {}
-        if "summary" in content:
-            yield KeptRun(overrides, content)
+def learning_curves(sweep: Sweep, runs: pd.DataFrame) -> Figure | None:
+    """Draw accuracy in the plain test and both measures in the view of the paper's rule; None where
+    no run has rounds without tasks. runs: of the sweep, as of `runs.read_runs`."""
+    known = runs[(runs["task"] == 0) & runs["status"].isin(OVER) & (runs["measure"] != "")]
+    if not len(known):
+        return None
+    places = named(known.drop_duplicates("run"))
+    known = known.merge(places, on="run")
+    columns = {("accuracy", PLAIN): None, ("accuracy", sweep.rule.view): None}
+    columns[("forgetting", sweep.rule.view)] = None
+    settings, numbers = sorted(known["setting"].unique()), numbers_of(known)
+    figure = Figure(figsize=(4.2 * len(columns), 2.6 * len(settings)), layout="constrained")
+    grid = figure.subplots(len(settings), len(columns), squeeze=False)
+    for row, setting in zip(grid, settings, strict=True):
+        mine = known[known["setting"] == setting]
+        for axes, (measure, view) in zip(row, columns, strict=True):
+            draw(axes, mine[(mine["measure"] == measure) & (mine["view"] == view)], numbers)
+            axes.set_title(f"{measure}, {view} test", fontsize=8)
+        released(row[0], setting, numbers)
+        row[0].set_ylabel(setting, fontsize=8)
+        row[0].legend(fontsize=5)
+    return figure
 
 
-def pictures(root: Path, sweep: Sweep) -> dict[Path, str]:
-    """Return path -> SVG of a picture for each setting in which runs of a sweep are committed.
-
-    Raises ConfigError for a damaged file."""
-    runs = list(kept_runs(root / "multirun" / sweep.name))
-    try:
-        return {
-            FOLDER / f"{sweep.name}_{slug(name)}.svg": picture(sweep, name, methods)
-            for name, methods in settings(runs).items()
-        }
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"multirun/{sweep.name}/{evidence.FOLDER}: not the files of runs ({error!r})"
-        ) from error
+def named(facts: pd.DataFrame) -> pd.DataFrame:
+    """Return the setting and method of each run (a row)."""
+    told = [SimpleNamespace(**dict(fact)) for _, fact in facts.iterrows()]
+    for fact in told:
+        fact.overrides = [o for o in fact.overrides if not o.startswith(NOT_OF_A_SETTING)]
+    found = pd.DataFrame(names(told), columns=["setting", "method"])
+    return found.assign(run=facts["run"].to_numpy())
 
 
-def settings(runs: Sequence[KeptRun]) -> dict[str, dict[str, list[KeptRun]]]:
-    """Group runs by setting and method; of a seed that was run again with more test views, that one
-    alone."""
-    found: dict[str, dict[str, dict[Any, KeptRun]]] = {}
-    runs = sorted(runs, key=lambda run: run.views)
-    for run, (setting, method) in zip(runs, names(runs), strict=True):
-        label = f"{method} (older code)" if outdated(run.content["config"]) else method
-        found.setdefault(setting, {}).setdefault(label, {})[run.summary.get("seed")] = run
-    return {
-        setting: {method: [*methods[method].values()] for method in sorted(methods)}
-        for setting, methods in sorted(found.items())
-    }
+def numbers_of(known: pd.DataFrame) -> dict[str, int]:
+    """Return the number of each method, which decides its colour in all panels."""
+    return {name: number for number, name in enumerate(sorted(known["method"].unique()))}
 
 
-def picture(sweep: Sweep, setting: str, methods: Mapping[str, Sequence[KeptRun]]) -> str:
-    """Return the SVG of a setting."""
-    runs = [run for group in methods.values() for run in group]
-    labels = TASK_LABELS if any(run.column("average_accuracy") for run in runs) else LABELS
-    views = [
-        "",
-        *(
-            ["_augmented"]
-            if any(run.column(f"{name}_augmented") for run in runs for name in labels)
-            else []
-        ),
-    ]
-    released = released_curves(setting)
-    panels = []
-    for view in views:
-        for name, label in labels.items():
-            curves = [curve(i, group, name + view) for i, group in enumerate(methods.values())]
-            points = released if name + view == "test_accuracy" else {}
-            curves += [
-                Curve(number(methods, method), pairs, marks=True)
-                for method, pairs in points.items()
-            ]
-            panels.append(Panel(f"{label}, {view.removeprefix('_') or 'plain'} test", curves))
-    legend = [
-        (i, f"{method}{f', {len(group)} seeds' if len(group) > 1 else ''}", False)
-        for i, (method, group) in enumerate(methods.items())
-    ]
-    legend += [(number(methods, method), f"{method}, released code", True) for method in released]
-    return chart(f"{sweep.name}: {setting}", panels, legend, len(labels))
+def draw(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> None:
+    """Draw the curves of all methods in one panel, of a seed that was run twice the last one."""
+    for method, group in runs.groupby("method"):
+        seeds = group.drop_duplicates("seed", keep="last")
+        pairs = zip(seeds["values"], seeds["rounds"], strict=True)
+        series = [pd.Series(values, index=rounds) for values, rounds in pairs]
+        table = pd.concat(series, axis="columns", join="inner")
+        table = table.iloc[:: max(1, len(table) // MOST_POINTS)]
+        size = f", {len(seeds)} seeds" if len(seeds) > 1 else ""
+        values = table.to_numpy().T
+        curve(axes, table.index.to_numpy(), values, numbers[str(method)], f"{method}{size}")
+    axes.set_ylim(bottom=0)
 
 
-def curve(index: int, runs: Sequence[KeptRun], column: str) -> Curve:
-    """Return the mean of a column over those runs that have it, in the rounds that all of these
-    have."""
-    found = [values for run in runs if (values := run.column(column))]
-    rounds = sorted(set.intersection(*map(set, found))) if found else []
-    points = [(r, statistics.fmean(values[r] for values in found)) for r in rounds]
-    spread = (
-        [statistics.stdev([values[r] for values in found]) for r in rounds]
-        if len(found) > 1
-        else []
-    )
-    return Curve(index, points, spread)
+def released(axes: Axes, setting: str, numbers: Mapping[str, int]) -> None:
+    """Draw circles for the released code in a setting that is an experiment alone."""
+    table = pd.read_csv(RELEASED_CURVES)
+    for method, number in numbers.items():
+        group = table[(table["experiment"] == setting) & (table["algorithm"] == method)]
+        if len(group):
+            axes.plot(
+                group["round"],
+                group["test_accuracy"],
+                "o",
+                color=look(number)["color"],
+                label=f"{method}, released code",
+                fillstyle="none",
+                markersize=4,
+            )
 
 
-def number(methods: Mapping[str, Any], method: str) -> int:
-    """Return the number of a method's line; the next free one for a method that was not run
-    here."""
-    return [*methods, method].index(method)
-
-
-def released_curves(setting: str) -> dict[str, list[tuple[int, float]]]:
-    """Return algorithm -> (round, test accuracy) of the released code in a setting that begins with
-    an experiment."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    with RELEASED_CURVES.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if setting == row["experiment"]:
-                found.setdefault(row["algorithm"], []).append(
-                    (int(row["round"]), float(row["test_accuracy"]))
-                )
-    return found
+def as_svg(figure: Figure) -> bytes:
+    """Return a figure as SVG without date and random ids: equal figures have equal bytes."""
+    file = io.BytesIO()
+    with mpl.rc_context(SVG):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()

@@ -1,20 +1,20 @@
 """Verdicts: whether a value lies within the tolerance of the print, and whether the methods stand
 in its order."""
 
+import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
-
-from fedexp.analysis.layout import missing
 
 # How far from the printed value is still "within": a fraction of the unit, or of the printed value
 # (rounds, ratios).
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
-NO_VIEW, BY_DEFINITION = "not judged: no {} view", "not judged: by definition"
+REDUCED = "reduced protocol"
 TOLERANCES = (
     f"Within: accuracy by {ABSOLUTE['percent']:g} points, two printed standard deviations or two"
     f" standard errors of ours, whichever is most; forgetting and alignment by {FORGETTING}, rounds"
@@ -37,86 +37,69 @@ COLUMN = (
 def tolerance(row: Mapping[str, str], error: float | None = None) -> float:
     """Return how far our value may lie from a printed one, in its unit; error: the standard error
     of ours, in the same."""
-    noise = 2 * (error or 0.0)
+    noise = 0.0 if error is None or math.isnan(error) else 2 * error
+    if not row["value"]:
+        return math.nan
     if row["unit"] in ("rounds", "ratio"):
         return max(RELATIVE * float(row["value"]), noise)
     least = FORGETTING if row["metric"] in ("forgetting", "alignment") else ABSOLUTE[row["unit"]]
     return max(least, 2 * float(row["std"] or 0), noise)
 
 
-def verdict(
-    row: Mapping[str, str],
-    diverged: list[bool],
-    there: int,
-    never: int,
-    difference: float | None,
-    within: float | None,
-    reduced: bool,
-    missing_view: str = "",
-    mean: float | None = None,
-) -> str:
+def verdict(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> str:
     """Return the verdict: within | outside | failed as printed | not reached as printed | not run |
     not judged: <why>.
 
-    diverged: of each run; there, never: how many runs have a number, and how many never reach their
-    target; within: the tolerance; missing_view: the view of the rule where the runs were not tested
-    through it; mean: our number."""
+    row: of the tidy table; diverged: of each run; why: it cannot be judged, unless all diverged."""
+    note, difference = str(row["note"]), row["difference"]
     if not diverged:
         return "not run"
-    if reduced:
-        return "not judged: reduced protocol"
-    if row["note"].startswith("suspect"):
+    if why == REDUCED:
+        return f"not judged: {why}"
+    if note.startswith("suspect"):
         return "not judged: suspect print"
-    if row["note"].startswith("failed"):
-        return beside_a_failure(row, all(diverged), mean)
+    if note.startswith("failed"):
+        return beside_a_failure(row, all(diverged))
     if all(diverged):
         return "outside"
-    if missing_view:
-        return NO_VIEW.format(missing_view)
-    if there and never:
-        return f"not judged: reached by {there} of {there + never}"
-    if row["note"] == "not_reached" and (there or never):
-        return "not reached as printed" if never else "outside"
-    if never:
-        return "outside"
-    if difference is None or within is None:
+    if why or math.isnan(row["mean"]):
+        return f"not judged: {why or 'no number'}"
+    if note == "not_reached":
+        return "not reached as printed" if math.isinf(row["mean"]) else "outside"
+    if math.isnan(difference):
         return "not judged: no number"
-    return "within" if abs(difference) <= within else "outside"
+    return "within" if abs(difference) <= row["tolerance"] else "outside"
 
 
-def beside_a_failure(row: Mapping[str, str], diverged: bool, mean: float | None) -> str:
+def beside_a_failure(row: Mapping[str, Any], diverged: bool) -> str:
     """Return the verdict on what is printed as failed. Some failures have an accuracy, that of
     chance: a run that ends there has failed as printed, with finite numbers too. A forgetting has
     none, so only a run that diverged is judged.
     """
     if not diverged and row["metric"] == "forgetting":
         return "not judged: no printed number"
-    printed = re.search(r'printed "([0-9.]+)', row["note"])
-    at_chance = (
-        printed and mean is not None and abs(mean - float(printed[1])) <= ABSOLUTE["percent"]
-    )
+    printed = re.search(r'printed "([0-9.]+)', str(row["note"]))
+    at_chance = printed and abs(row["mean"] - float(printed[1])) <= ABSOLUTE["percent"]
     return "failed as printed" if diverged or at_chance else "outside"
 
 
-def with_order(tidy: pd.DataFrame) -> pd.DataFrame:
-    """Return the tidy table with `rho`, `order` and `order_by`: of every column of the paper's
-    table, the verdict on the order of its methods. Prints that are not suspect take part, and runs
-    at the full protocol; where there are none, those that depart from it in their data alone and
-    have the same training and test data: their values are not judged."""
-    found = pd.DataFrame({"rho": None, "order": "", "order_by": ""}, index=tidy.index, dtype=object)
-    known = tidy["printed"].notna() & ~tidy["note"].str.startswith(("suspect", "failed"))
-    full, other = tidy["protocol"] == "full", tidy["changes"].map(other_data)
-    for _, column in tidy[known & (full | (other != ""))].groupby(list(COLUMN), sort=False):
-        whole = column["protocol"] == "full"
-        there = other[column.index]
-        alike = column[whole if whole.any() else there == there.mode()[0]]
-        for key, value in order(alike).items():
-            found.loc[alike.index, key] = (
-                value if whole.any() or key != "order_by" or not value else f"{value}, {DATA}"
-            )
-    return tidy.assign(
-        rho=found["rho"].astype(float), order=found["order"], order_by=found["order_by"]
-    )
+def with_order(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells with `rho`, `order` and `order_by`: the verdict on the order of the methods
+    in each column of the paper's table.
+
+    Prints that are not suspect take part, and runs at the full protocol; where there are none,
+    those that depart from it in their data alone and have the same data."""
+    known = cells["printed"].notna() & ~cells["note"].str.startswith(("suspect", "failed"))
+    data = cells["changes"].map(other_data)
+    full = cells["protocol"] == "full"
+    found = cells.assign(rho=np.nan, order="", order_by="")
+    for _, column in cells[known & (full | (data != ""))].groupby(list(COLUMN), sort=False):
+        whole = bool(full[column.index].any())
+        same = data[column.index].mode()[0]
+        alike = column[full[column.index] if whole else data[column.index] == same]
+        for key, value in order(alike, whole).items():
+            found.loc[alike.index, key] = value
+    return found
 
 
 def other_data(changes: str) -> str:
@@ -127,9 +110,9 @@ def other_data(changes: str) -> str:
     return "; ".join(texts) if all(text.startswith("data: ") for text in texts) else ""
 
 
-def order(column: pd.DataFrame) -> dict[str, Any]:
+def order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
     """Return Spearman's rho between ours and the print, and what is swapped beyond noise, in one
-    column of a table.
+    column of a table. full: at the paper's protocol, not on other data.
 
     Ours is the value under the paper's rule where all methods have it but those that have diverged;
     else, of all of them, the mean of the last ten rounds of the plain test. rho needs three
@@ -139,34 +122,17 @@ def order(column: pd.DataFrame) -> dict[str, Any]:
     ours, error = ("mean", "error") if ruled else ("plain_last10", "plain_error")
     known = column.dropna(subset=ours)
     if len(known) < 3:
-        return {"rho": None, "order": f"not judged: {len(known)} of 3 methods", "order_by": ""}
-    swaps, unknown = swapped(
-        known.rename(columns={ours: "ours", error: "ours_error"}, errors="raise")
-    )
-    unjudged = f"not judged: no seeds or rounds to take the noise of {', '.join(unknown)} from"
-    return {
-        "rho": spearman(known[ours], known["printed"]),
-        "order": (
-            f"swapped: {'; '.join(swaps)}"
-            if swaps
-            else unjudged
-            if unknown
-            else "no swap beyond noise"
-        ),
-        "order_by": (
-            (str(known["rule"].iloc[0]) or TABLE) if ruled else "mean_of_last(10), plain test"
-        ),
-    }
-
-
-def spearman(first: pd.Series, second: pd.Series) -> float | None:
-    """Return Spearman's rank correlation: Pearson's of the ranks, equal values sharing their mean
-    rank; None where all values of a side are equal."""
-    ranks, others = first.rank(), second.rank()
-    spread = float(ranks.std(ddof=0) * others.std(ddof=0))
-    if not spread:
-        return None
-    return float(((ranks - ranks.mean()) * (others - others.mean())).mean()) / spread
+        return {"rho": math.nan, "order": f"not judged: {len(known)} of 3 methods", "order_by": ""}
+    names = {ours: "ours", error: "ours_error"}
+    swaps, unknown = swapped(known.rename(columns=names, errors="raise"))
+    verdict = "no swap beyond noise"
+    if swaps:
+        verdict = f"swapped: {'; '.join(swaps)}"
+    elif unknown:
+        verdict = f"not judged: no noise is known of {', '.join(unknown)}"
+    by = str(known["rule"].iloc[0] or TABLE) if ruled else "mean_of_last(10), plain test"
+    rho = known[ours].corr(known["printed"], method="spearman")
+    return {"rho": rho, "order": verdict, "order_by": by if full else f"{by}, {DATA}"}
 
 
 def swapped(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
@@ -175,19 +141,16 @@ def swapped(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
     stand so, which cannot be judged. Where the print has no error, its difference counts.
 
     methods: columns method, ours, ours_error, printed, printed_std."""
-    rows, found = methods.to_dict("records"), list[str]()
+    found: list[str] = []
     unknown: dict[str, None] = {}
-    for i, one in enumerate(rows):
-        for other in rows[i + 1 :]:
-            high, low = (one, other) if one["ours"] > other["ours"] else (other, one)
-            ours, printed = high["ours"] - low["ours"], low["printed"] - high["printed"]
-            spread = 2 * math.hypot(
-                *(0.0 if missing(r["printed_std"]) else r["printed_std"] for r in (high, low))
-            )
-            if not ours or printed <= spread:
-                continue
-            without = [str(r["method"]) for r in (one, other) if missing(r["ours_error"])]
-            unknown |= dict.fromkeys(without)
-            if not without and ours > 2 * math.hypot(high["ours_error"], low["ours_error"]):
-                found.append(f"{high['method']} above {low['method']}")
+    for pair in itertools.combinations(methods.to_dict("records"), 2):
+        low, high = sorted(pair, key=lambda row: row["ours"])
+        ours, printed = high["ours"] - low["ours"], low["printed"] - high["printed"]
+        spreads = [0.0 if pd.isna(row["printed_std"]) else row["printed_std"] for row in pair]
+        if not ours or printed <= 2 * math.hypot(*spreads):
+            continue
+        without = [str(row["method"]) for row in pair if pd.isna(row["ours_error"])]
+        unknown |= dict.fromkeys(without)
+        if not without and ours > 2 * math.hypot(high["ours_error"], low["ours_error"]):
+            found.append(f"{high['method']} above {low['method']}")
     return found, [*unknown]

@@ -1,175 +1,119 @@
-"""Two readings of a printed value: where text and released code differ, each stands in a row of its
-own.
+"""Tables of a paper with other readings of its cells, and what the paper's text claims of them.
 
-A sweep names the sweeps of other readings by `readings: {<sweep>: <label>}`. Their cells stand
-below those of the first reading, as `MOON (mu=0.1, released)`; they are never averaged, and the
-closer one is named once two are run. A reading that changes no option of the method, but the
-clients or the cohorts of all, has a row where it was run.
+Where text and released code differ, a sweep names the sweeps of other readings by `readings:
+{<sweep>: <label>}`. Their cells stand below those of the first reading, as `MOON (released)`; they
+are never averaged.
 """
 
-import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from fedexp.analysis import layout
 from fedexp.analysis.layout import Section, number
-from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
-from fedexp.papers import compare
-from fedexp.rundir.reader import RunDirectory
+from fedexp.analysis.sweep import Sweep, load_sweep
+from fedexp.config.options import conf_directory
+from fedexp.papers.cells import CELL, cells, printed_cells
+from fedexp.papers.runs import counted_runs
 
-KEY = [*compare.CELL, "metric"]
-OF_ALL = ("partition.", "cohorts.")  # begin of the options that change the federation, not a method
-
-
-def with_readings(
-    tidy: pd.DataFrame,
-    sweep: Sweep,
-    others: Sequence[Sweep],
-    jobs_of: Callable[[Sweep], Sequence[RunDirectory]],
-) -> pd.DataFrame:
-    """Return the tidy table with the rows of other readings below those of the first, and two
-    columns more: `reading` ("" of the first) and `closest`, the method of the row that is closest
-    to the print of those that were run in full, where there are two."""
-    parts = [tidy.assign(reading="")]
-    order = {tuple(key): i for i, key in enumerate(tidy[KEY].to_numpy().tolist())}
-    for other in others:
-        names = rows_of(sweep, other)
-        table = compare.cells(other, jobs_of(other))
-        keys = [tuple(key) for key in table[KEY].to_numpy().tolist()]
-        table = table.assign(
-            reading=[names.get(key, "") for key in keys], rho=None, order="", order_by=""
-        )
-        of_all = table["reading"] == sweep.readings[other.name]
-        parts.append(table[(table["reading"] != "") & ~(of_all & (table["n"] == 0))])
-    keyed = [
-        part.assign(place=[order[tuple(key)] for key in part[KEY].to_numpy().tolist()])
-        for part in parts
-    ]
-    found = (
-        pd.concat([part for part in keyed if len(part)], ignore_index=True)
-        if len(keyed) > 1
-        else keyed[0]
-    )
-    found = found.sort_values("place", kind="stable", ignore_index=True)
-    return with_closest(found).drop(columns="place")
+KEY = [*CELL, "metric"]
+SETTING = ["dataset", "partition_param", "metric"]  # of Flashback's table: a setting and a target
+TARGET = "rounds_to_"
 
 
-def rows_of(sweep: Sweep, other: Sweep) -> dict[tuple[str, ...], str]:
-    """Return the key of every printed value that another sweep reads differently -> the name of
-    that reading, with the options that it changes for this method."""
-    common = {text for block in sweep.blocks for text in block.fixed}
-    printed, found = compare.printed_cells(other), dict[tuple[str, ...], str]()
-    for block in other.blocks:
-        changes = [text.partition("=") for text in block.fixed if text not in common]
-        changed = [
-            f"{key.rpartition('.')[2]}={value}"
-            for key, _, value in changes
-            if not key.startswith(OF_ALL)
-        ]
-        name = ", ".join(filter(None, (*changed, sweep.readings[other.name])))
-        for combination in block.combinations():
-            for i, _ in compare.matches(printed, block, block.fields(combination)):
-                found[tuple(printed[i][column] for column in KEY)] = name
-    return found
+def table_of(sweep: Sweep, directory: Path, everything: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return table.csv of a sweep: its cells, and those of its other readings that were run, whose
+    directories lie beside its own. everything: as of `counted_runs`."""
+    tables = {"": cells(sweep, counted_runs(sweep, directory, everything))}
+    for name, label in sweep.readings.items():
+        other, beside = load_sweep(name, [conf_directory()]), directory.absolute().parent / name
+        tables[label] = cells(other, counted_runs(other, beside, everything))
+    return with_readings(tables)
 
 
-def is_of(other: Sweep, run: RunDirectory) -> bool:
-    """Return whether a run belongs to another reading, at its protocol."""
-    return cell_of(other, run.overrides) is not None and not protocol_of(other, run.overrides)
+def with_readings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the cells of the first reading, those of others below them where they were run.
+
+    tables: by label, the first reading's is empty; all have the same index."""
+    parts = [tables[""].assign(reading="")]
+    for label, table in tables.items():
+        run = table[table["n"] > 0] if label else table[:0]
+        names = run["method"] + f" ({label})"
+        if len(run):
+            parts.append(run.assign(reading=label, method=names, order="", order_by="", rho=np.nan))
+    return pd.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
-def with_closest(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with the column `closest` and with the readings in the names of the
-    methods."""
-    names = table["method"].where(
-        table["reading"] == "", table["method"] + " (" + table["reading"] + ")"
-    )
-    closest = pd.Series("", index=table.index)
-    fit = (table["protocol"] == "full") & table["difference"].notna()
-    for _, group in table.groupby("place", sort=False):
-        run = group[fit[group.index]]
-        if len(run) > 1:
-            distances = run["difference"].astype(float).abs().to_numpy()
-            closest[run.index] = names[run.index].iloc[int(distances.argmin())]
-    return table.assign(method=names, closest=closest)
+def first(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the first reading: one for every printed value."""
+    return table[table["reading"] == ""]
 
 
-def first(tidy: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the first reading."""
-    return tidy[tidy["reading"] == ""] if "reading" in tidy else tidy
+def in_two_readings(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the printed values that were run in full in the first reading (columns with the end
+    _first) and in another one."""
+    full = table[(table["protocol"] == "full") & table["difference"].notna()]
+    ends = " (" + full["reading"] + ")"
+    named = [m.removesuffix(end) for m, end in zip(full["method"], ends, strict=True)]
+    full = full.assign(method=named)
+    others = full[full["reading"] != ""]
+    return others.merge(first(full), on=KEY, suffixes=("", "_first"))
 
 
-def explained(tidy: pd.DataFrame) -> int:
-    """Return how many printed values are outside in the first reading and within in another that
-    was run in full."""
-    if "reading" not in tidy:
-        return 0
-    full = tidy[tidy["protocol"] == "full"].fillna({"reading": ""})
-    mine = full[(full["reading"] == "") & (full["verdict"] == "outside")]
-    other = full[(full["reading"] != "") & (full["verdict"] == "within")]
-    methods = [
-        name.removesuffix(f" ({how})")
-        for name, how in zip(other["method"], other["reading"], strict=True)
-    ]
-    within = set(map(tuple, other.assign(method=methods)[KEY].to_numpy().tolist()))
-    return sum(tuple(key) in within for key in mine[KEY].to_numpy().tolist())
+def explained(table: pd.DataFrame) -> int:
+    """Return how many printed values are outside in the first reading and within in another."""
+    both = in_two_readings(table)
+    found = both[(both["verdict_first"] == "outside") & (both["verdict"] == "within")]
+    return len(found.drop_duplicates(KEY))
 
 
-def distances(mine: pd.DataFrame, name: str) -> tuple[float, float, int]:
-    """Return the mean distance from the print of one reading and of the first, in the cells in
-    which both were run, and the number of these. mine: the rows of a method and metric that were
-    run in full."""
-    place = [column for column in KEY if column != "method"]
-    parts = [mine[mine["method"] == name], mine[mine["reading"] == ""]]
-    own, base = (
-        part.set_index(place)["difference"].astype(float).abs().to_dict() for part in parts
-    )
-    both = [(own[cell], base[cell]) for cell in own if cell in base]
-    far, first_far = np.array(both).mean(0) if both else (math.nan, math.nan)
-    return float(far), float(first_far), len(both)
+def readings_section(table: pd.DataFrame) -> list[Section]:
+    """Return how far from the print each reading is in the mean, beside the first reading in the
+    same cells."""
+    both = in_two_readings(table)
+    rows = {}
+    for (method, reading, metric), group in both.groupby(["method", "reading", "metric"]):
+        unit, far = group["unit"].iloc[0], group[["difference", "difference_first"]].abs()
+        closer = int((far["difference"] < far["difference_first"]).sum())
+        distances = [number(value, unit, str(metric)) for value in far.mean()]
+        rows[f"{method} ({reading}), {metric}"] = [*distances, f"{closer} of {len(group)}"]
+    names = ["mean distance", "of the first reading", "closer to the print"]
+    shown = pd.DataFrame.from_dict(rows, orient="index", columns=names)
+    return [Section("Other readings of printed values", shown)] if rows else []
 
 
-def sections(tidy: pd.DataFrame) -> list[Section]:
-    """Return which reading of a method is closer to the print under the paper's rule, in how many
-    of the cells in which it was run, and how far from the print each is in the mean, beside the
-    first reading in the same cells; [] where no cell has been run in two readings."""
-    known = tidy[tidy["closest"].fillna("") != ""] if "closest" in tidy else tidy[:0]
-    if not len(known):
+def claims_section(sweep: Sweep, table: pd.DataFrame) -> list[Section]:
+    """Return what the paper's text claims of its table: the largest and smallest ratio of the
+    rounds of another method to those of one, beside what the printed table and our runs give. A
+    method that never reaches a target has no ratio, as in the paper."""
+    if not sweep.claims:
         return []
-    known = known.fillna({"reading": ""})
-    ends = [f" ({how})" if how else "" for how in known["reading"]]
-    known = known.assign(
-        base=[name.removesuffix(end) for name, end in zip(known["method"], ends, strict=True)]
-    )
-    rows: dict[str, dict[str, str]] = {}
-    for (method, metric), group in known.groupby(["base", "metric"], sort=False):
-        won = Counter(
-            name
-            for name, closest in zip(group["method"], group["closest"], strict=True)
-            if name == closest
-        )
-        run = Counter(group["method"])
-        names = sorted(run, key=lambda name: -won[name])
-        row = rows.setdefault(str(method), {})
-        row[str(metric)] = ", ".join(f"{name}: {won[name]} of {run[name]}" for name in names)
-        row[f"{metric}, mean distance"] = ", ".join(
-            filter(None, (apart(group, name) for name in names))
-        )
-    return [
-        Section(
-            "Readings of a printed value: the closer one",
-            pd.DataFrame.from_dict(rows, orient="index").fillna(""),
-        )
-    ]
+    rounds = first(table)
+    rounds = rounds[rounds["metric"].str.startswith(TARGET)]
+    rounds = rounds.assign(ours=rounds["mean"].where(rounds["protocol"] == "full"))
+    rows: dict[str, list[str]] = {}
+    for claim in printed_cells(sweep, sweep.claims).to_dict("records"):
+        mine = rounds[(rounds["dataset"] == claim["dataset"]) | (claim["dataset"] == "all")]
+        found = []
+        for of in ("printed", "ours"):
+            wide = mine.pivot(index=SETTING, columns="method", values=of)
+            ratios = wide.drop(columns=claim["method"]).div(wide[claim["method"]], axis=0)
+            known = ratios.stack().replace(np.inf, np.nan).dropna()
+            found.append(known.min() if "minimum" in claim["setting"] else known.max())
+        name = f"{claim['setting'].partition(' (')[0]} ({claim['dataset']})"
+        run = f"{mine['ours'].notna().sum()} of {len(mine)}"
+        rows[name] = [claim["value"], *(number(value, "ratio") for value in found), run]
+    names = ["text", "printed table", "ours", "cells run"]
+    shown = pd.DataFrame.from_dict(rows, orient="index", columns=names)
+    return [Section("What the text claims of speed-ups", shown)]
 
 
-def apart(group: pd.DataFrame, name: str) -> str:
-    """Return in words how far a reading is from the print, and the first reading in the same
-    cells."""
-    far, first_far, cells = distances(group, name)
-    if not cells or name == group["base"].iloc[0]:
-        return ""
-    unit, metric = str(group["unit"].iloc[0]), str(group["metric"].iloc[0])
-    return f"{name}: {number(far, unit, metric)} beside {number(first_far, unit, metric)}"
+def all_sections(
+    sweep: Sweep, table: pd.DataFrame, shown: pd.DataFrame | None = None
+) -> list[Section]:
+    """Return the sections of a sweep's report, made from its table.csv. shown: the rows of the
+    paper's table itself that are shown, where these are not all."""
+    laid_out = layout.all_sections(table if shown is None else shown)
+    return laid_out + readings_section(table) + claims_section(sweep, table)

@@ -16,18 +16,23 @@ rounds, values    arrays [R]: the evaluated rounds from 1 on, and the fraction a
 A run without such a measure has one row with an empty view and measure.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
+from fedexp.config.overrides import key_of
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VIEWS, named
 from fedexp.rundir import evidence, files
+from fedexp.rundir.elsewhere import ROOT
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.revisions import value_of
 from fedexp.rundir.schema import OVER
 from fedexp.rundir.sweeps import SweepDirectory, with_latest
 
@@ -42,6 +47,9 @@ COLUMNS = (
     *("sweep", "run", "made_by", "overrides", "config", "summary", "status", "seed", "precision"),
     *("view", "measure", "task", "rounds", "values"),
 )
+
+SCALARS = (str, int, float)
+Wanted = Callable[[list[str], dict[str, Any]], Any]  # overrides and configuration of a run
 
 
 @dataclass(frozen=True)
@@ -60,17 +68,58 @@ class Record:
         return self.status in OVER
 
 
-def read_runs(directories: Iterable[Path]) -> pd.DataFrame:
+def read_runs(
+    directories: Iterable[Path],
+    wanted: Wanted = lambda overrides, config: True,
+) -> pd.DataFrame:
     """Return the runs of these sweeps' directories; see the columns above.
 
-    Raises ConfigError for an evidence file that is damaged."""
-    rows = [row for directory in directories for row in rows_of(directory)]
+    wanted: which runs, by overrides and configuration. Raises ConfigError for an evidence file that
+    is damaged."""
+    rows = [row for directory in directories for row in rows_of(directory, wanted)]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"task": int})
 
 
-def rows_of(directory: Path) -> Iterator[dict[str, Any]]:
+def counted_runs(
+    sweep: Sweep, directory: Path, everything: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Return the runs of a sweep's directory, and those that other sweeps below the same `multirun`
+    have finished at its protocol, with the overrides of its job; their `run` is <sweep>/<run>.
+
+    everything: all runs there, where they have been read."""
+    if everything is None:
+        own, root = read_runs([directory]), directory.absolute().parent
+        folders = sorted(root.iterdir()) if root.name == ROOT and sweep.paper else []
+        others = [path for path in folders if path.is_dir() and path.name != directory.name]
+        fits = partial(as_job, sweep)
+        return counted_runs(sweep, directory, pd.concat([own, read_runs(others, fits)]))
+    mine = everything["sweep"] == directory.name
+    others_there = everything[~mine & everything["status"].isin(OVER)]
+    jobs: dict[Any, Any] = {}
+    for _, run in others_there.drop_duplicates(["sweep", "run"]).iterrows():
+        jobs[run["sweep"], run["run"]] = as_job(sweep, run["overrides"], run["config"])
+    keys = list(zip(others_there["sweep"], others_there["run"], strict=True))
+    found = others_there.assign(overrides=[jobs[key] for key in keys])
+    found = found[found["overrides"].notna()]
+    found = found.assign(run=found["sweep"] + "/" + found["run"], sweep=directory.name)
+    return pd.concat([everything[mine], found], ignore_index=True)
+
+
+def as_job(sweep: Sweep, overrides: list[str], config: Mapping[str, Any]) -> list[str] | None:
+    """Return the overrides of a run with what its configuration says of the sweep's other keys;
+    None unless it is a run of the sweep at its protocol."""
+    if protocol_of(sweep, overrides):
+        return None
+    given = {key_of(text) for text in overrides}
+    keys = {key for block in sweep.blocks for key in [*block.axes, *map(key_of, block.fixed)]}
+    values = {key: value_of(config, key) for key in sorted(keys - given)}
+    more = [f"{key}={value}" for key, value in values.items() if isinstance(value, SCALARS)]
+    return [*overrides, *more] if cell_of(sweep, [*overrides, *more]) else None
+
+
+def rows_of(directory: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
     """Yield the rows of one sweep's directory."""
-    for name, record in sorted(records(directory).items()):
+    for name, record in sorted(records(directory, wanted).items()):
         common = {
             "sweep": directory.name,
             "run": name,
@@ -87,19 +136,20 @@ def rows_of(directory: Path) -> Iterator[dict[str, Any]]:
             yield common | each
 
 
-def records(directory: Path) -> dict[str, Record]:
+def records(directory: Path, wanted: Wanted) -> dict[str, Record]:
     """Return the runs of a sweep's directory by name; one that is over here counts before its
     evidence file."""
     found = {
         run.directory.name: of_directory(run)
         for run in with_latest(SweepDirectory(directory.absolute()).jobs)
+        if wanted(run.overrides, run.config)
     }
     for path in sorted((directory / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
         name = path.name.removesuffix(evidence.SUFFIX)
         if name in found and found[name].is_over:
             continue
         kept = of_file(path)
-        if kept is not None:
+        if kept is not None and wanted(kept.overrides, kept.config):
             found[name] = kept
     return found
 

@@ -72,8 +72,8 @@ def runs_below(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-# directory of a sweep, its finished runs -> its table beside printed values, where it has one
-BesidePrint = Callable[[Path, list[RunDirectory]], dict[str, Any] | None]
+# directory of a sweep -> its table beside printed values, where it has one
+BesidePrint = Callable[[Path], dict[str, Any] | None]
 
 
 class Pool:
@@ -93,11 +93,11 @@ class Pool:
 
 
 def collect(
-    paths: Sequence[Path], beside_print: BesidePrint = lambda directory, runs: None
+    paths: Sequence[Path], beside_print: BesidePrint = lambda directory: None
 ) -> dict[str, Any]:
     """Collect everything that the page shows. Raises ConfigError where there is no run.
 
-    beside_print: the table of a sweep (its directory, its finished runs) beside printed values."""
+    beside_print: the table of the sweep in a directory beside printed values."""
     directories = runs_below(paths)
     base = Path(
         os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)])
@@ -310,7 +310,7 @@ def tables(
         return None
     targets = rounds_to_targets(known).dropna(axis=1, how="all")
     found = {"title": directory.absolute().name, "targets": frame(targets)}
-    if printed := beside_print(directory.absolute(), runs):
+    if printed := beside_print(directory.absolute()):
         return found | printed
     table = means(paper_table.means(known))
     return found | {"means": table, "sections": benchmark(directory, runs)}
