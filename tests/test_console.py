@@ -90,7 +90,7 @@ def log():
     return logger
 
 
-def test_run_log_begins_with_what_was_logged_before_it_was_opened(tmp_path, log):
+def test_run_log_begins_with_what_was_logged_before_it_was_opened(tmp_path, log, terminal):
     """Of its own run alone: not of the run before in the same process, nor of one in another
     thread."""
     runs = [tmp_path / "first", tmp_path / "second"]
