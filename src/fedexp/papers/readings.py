@@ -29,7 +29,8 @@ def table_of(sweep: Sweep, directory: Path, everything: pd.DataFrame | None = No
     tables = {"": cells(sweep, counted_runs(sweep, directory, everything))}
     for name, label in sweep.readings.items():
         other, beside = load_sweep(name, [conf_directory()]), directory.absolute().parent / name
-        tables[label] = cells(other, counted_runs(other, beside, everything))
+        known = label or name.removeprefix(f"{sweep.name}_")
+        tables[known] = cells(other, counted_runs(other, beside, everything))
     return with_readings(tables)
 
 
