@@ -6,6 +6,7 @@ import pytest
 
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
+from fedexp.papers import readings
 from fedexp.papers.aggregate import write_report, write_tables
 from fedexp.papers.cells import printed_cells
 from fedexp.papers.readings import claims_section, explained, first
@@ -44,6 +45,19 @@ def test_both_readings_of_a_printed_value_stand_in_rows_of_their_own(tmp_path):
     assert len(first(table)) == 196
     (line,) = [line for line in text.splitlines() if line.startswith("| MOON (released), acc")]
     assert line == "| MOON (released), accuracy | 3.49 | 0.49 | 0 of 1 |"
+
+
+def test_a_reading_without_a_label_is_named_after_its_sweep(tmp_path, monkeypatch):
+    """`cfed_table1_lr1e-6` has no label: its rows once replaced those of the first reading."""
+
+    def made(sweep, runs):
+        mean = 1.0 if sweep.name == "cfed_table1" else 2.0
+        return pd.DataFrame({"method": ["A"], "n": [1], "mean": [mean]})
+
+    monkeypatch.setattr(readings, "cells", made)
+    table = readings.table_of(load_sweep("cfed_table1", [CONF]), tmp_path / "cfed_table1")
+    assert table["method"].tolist() == ["A", "A (lr1e-6)"]
+    assert table["mean"].tolist() == [1.0, 2.0]
 
 
 def test_a_value_outside_in_one_reading_and_within_in_another_is_explained(tmp_path):
