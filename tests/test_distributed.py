@@ -61,6 +61,8 @@ def test_several_processes_mean_the_distributed_engine(monkeypatch):
             ConfigError, match=f"hardware.engine={engine}: 8 processes were started"
         ):
             hardware(engine=engine).resolve(vectorises=True, cohort_size=4)
+    with pytest.raises(ConfigError, match=r"hardware\.workers=3: 8 processes were started"):
+        hardware(engine="auto", workers=3).resolve(vectorises=True, cohort_size=4)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert (
         hardware(engine="sequential").resolve(vectorises=True, cohort_size=4).engine == "sequential"

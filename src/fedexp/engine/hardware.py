@@ -120,10 +120,15 @@ class Hardware(Checked, prefix="hardware."):
         if ranks is None and self.engine == "distributed":
             raise ConfigError(f"hardware.engine=distributed: {HOW_TO_START}")
         size = 1 if ranks is None else ranks.size
-        if size > 1 and (self.engine not in ("auto", "distributed") or self.workers):
+        if size > 1 and self.engine not in ("auto", "distributed"):
             raise ConfigError(
                 f"hardware.engine={self.engine}: {size} processes were started; must be auto or"
                 " distributed"
+            )
+        if size > 1 and self.workers:
+            raise ConfigError(
+                f"hardware.workers={self.workers}: {size} processes were started, which train the"
+                " clients; must be null"
             )
         if size > 1 and self.device.startswith("cuda:"):
             raise ConfigError(
