@@ -1,8 +1,9 @@
-"""Optional bases of algorithms: what only some of them do, and the loop asks for by `isinstance`.
+"""Optional bases of algorithms, for hooks that only some algorithms need.
 
-FedAvg (base.py) has the hooks that every algorithm may replace. An algorithm that does more names
-one of these bases, such as `class FedRep(HeadThenBody, Personal)`. The part of continual methods
-whose clients keep examples is in exemplars.py.
+FedAvg (base.py) has the hooks that every algorithm may override. An algorithm that needs more
+inherits from one of these bases, as in `class FedRep(HeadThenBody, Personal)`. The training loop
+checks for the bases with `isinstance`. The base of continual methods whose clients keep examples is
+in exemplars.py.
 """
 
 from abc import ABC, abstractmethod
@@ -29,105 +30,130 @@ from fedexp.core.tree import Params, Tree
 
 
 class OwnModel(FedAvg):
-    """Changes the model, or has to know its layers."""
+    """Base for algorithms that change the model or need to know its layers."""
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
-        """Return the model as this algorithm trains and tests it. Called with torch's generator
-        seeded."""
+        """Return the model as this algorithm trains and tests it.
+
+        torch's generator is seeded before the call.
+        """
         return module
 
     def fitted(self, module: nn.Module) -> Self:
-        """Return the algorithm with what it has to know of the model, such as the names of its
-        layers. Raises ConfigError for a model that it is not defined for."""
+        """Return the algorithm with the facts that it needs about the model, such as its layers'
+        names.
+
+        Raises ConfigError if the algorithm is not defined for this model.
+        """
         return self
 
 
 class OwnStart(FedAvg, ABC):
-    """Clients do not start local training from the global model."""
+    """Base for algorithms whose clients do not start local training from the global model."""
 
     @abstractmethod
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        """Return the parameters from which local training starts; running statistics among them
-        replace the global model's."""
+        """Return the parameters from which local training starts.
+
+        If they include running statistics, these replace the global model's.
+        """
 
 
 class OwnTraining(FedAvg):
-    """Clients train on other examples, for other epochs or at another rate."""
+    """Base for algorithms that choose other examples, epochs or learning rates for local
+    training."""
 
     def training_part(
         self, federation: Federation, client: int
     ) -> np.ndarray | tuple[np.ndarray, ...]:
-        """Return the numbers of the examples that this client trains on; of several sets, each
-        batch comes from one."""
+        """Return the indices of the examples that this client trains on.
+
+        If this is a tuple of several sets, each batch comes from one of them.
+        """
         return federation.parts[client]
 
     def epochs(self, local: LocalTraining) -> int:
-        """Return the number of passes over the local data in a round."""
+        """Return the number of passes over the local data per round."""
         return local.epochs
 
     def local_lr(self, lr: float) -> float:
-        """Return the learning rate of local training, from that of the round."""
+        """Return the learning rate of local training, computed from the round's rate."""
         return lr
 
     def after(self, federation: Federation, local: LocalTraining) -> int:
-        """Return the largest number of batches of another pass over the client's data that `finish`
-        looks at (`base.fresh_pass`)."""
+        """Return the maximum number of batches in the extra pass over the client's data that
+        `finish` makes with `base.fresh_pass`."""
         return 0
 
 
 class Prepared(FedAvg, ABC):
-    """`client_setup` computes the same of every batch of the first pass."""
+    """Base for algorithms whose `client_setup` computes the same for every batch of the first
+    pass."""
 
     @abstractmethod
     def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
-        """Return what `client_setup` would of one batch, where it gives the same of every batch of
-        the first pass, stacked: so an engine need not ask for the padding of shorter clients."""
+        """Return what `client_setup` would compute for one batch.
+
+        `client_setup` must apply the same computation to every batch of the first pass and stack
+        the results. An engine can then skip the padding of shorter clients.
+        """
 
 
 class ServerTraining(FedAvg, ABC):
-    """The server trains the aggregated model."""
+    """Base for algorithms whose server trains the aggregated model."""
 
     @abstractmethod
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Return the server's state after work that follows aggregation, such as distillation;
-        server["buffers"] has been averaged."""
+        """Return the server's state after further work that follows aggregation, such as
+        distillation.
+
+        server["buffers"] has already been averaged.
+        """
 
 
 class Personal(OwnStart, ABC):
-    """Clients have models of their own."""
+    """Base for algorithms whose clients have personal models."""
 
     @abstractmethod
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the model that a client uses for itself, for the personalised test.
+        """Return the client's personal model, which the personalised test evaluates.
 
-        Running statistics among its names replace the global model's. state: what the client keeps,
-        from `client_init` before it first takes part. An algorithm without this hook has no
-        personal models."""
+        If the model includes running statistics, these replace the global model's. state: what the
+        client keeps; before the client first takes part, the result of `client_init`. An algorithm
+        that does not override this hook has no personal models.
+        """
 
     def personal_broadcast(
         self, server: Tree, client: int, kept: Mapping[int, Tree], rng: np.random.Generator
     ) -> Tree:
-        """Return what the server sends to one client alone. `kept`: the states of all clients that
-        have ever taken part, from which a server may use only what it was sent."""
+        """Return what the server sends only to this client.
+
+        kept: the states of all clients that have taken part so far. The server may use only what
+        clients have sent to it.
+        """
         return {}
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return the part of what is sent that counts as traffic. The rest, such as what makes the
-        generic model that is tested, is not sent by the method.
+        """Return the part of the transmitted tree that counts as traffic.
 
-        sent: with up the messages of a cohort, leaves [|S|, ...], else the broadcast with what one
-        client alone is sent under "personal"; both with the "buffers"."""
+        The method does not send the rest, such as the data needed to build the generic model for
+        testing.
+
+        sent: if `up` is true, the messages of a cohort, leaves [|S|, ...]; otherwise the broadcast,
+        with the client's personal broadcast under "personal". Both include the "buffers".
+        """
         return sent
 
 
 class KeepsPart(Personal):
-    """A part of the model stays with each client, which starts with the initial one."""
+    """Base for algorithms in which each client keeps a part of the model, initialised from the
+    initial model."""
 
     @abstractmethod
     def keeps(self, name: str) -> bool:
-        """Return whether a parameter or running statistic is the client's own."""
+        """Return whether the client keeps this parameter or running statistic."""
 
     def kept_part(self, values: Params) -> Params:
         return {name: value for name, value in values.items() if self.keeps(name)}
@@ -157,45 +183,54 @@ class KeepsPart(Personal):
 
 
 class MultiExchange(FedAvg):
-    """A round has several exchanges, or clients with different roles."""
+    """Base for algorithms with several exchanges per round, or with different roles for clients."""
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the exchanges of a round: each sends, has the same cohort train, and aggregates,
-        one after the other."""
+        """Return the exchanges of a round in order.
+
+        In each exchange, the server sends, the same cohort trains, and the server aggregates.
+        """
         return (self,)
 
     def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the exchanges with all clients at the end of a task that another follows."""
+        """Return the exchanges with all clients at the end of a task, if another task follows."""
         return ()
 
     def roles(
         self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
-        """Return the algorithm whose client-side hooks each client of a cohort follows."""
+        """Return, for each client of a cohort, the algorithm whose client-side hooks the client
+        runs."""
         return [self] * len(clients)
 
 
 class Continual(FedAvg):
-    """The server prepares each task after the first."""
+    """Base for algorithms whose server prepares each task after the first."""
 
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        """Return the server's state at the start of a task after the first; `initial`: the initial
-        model with its buffers."""
+        """Return the server's state at the start of a task after the first.
+
+        initial: the initial model with its buffers.
+        """
         return server
 
 
 class TaskHeads(Continual, ABC):
-    """Each task has its outputs of the model, which its test chooses."""
+    """Base for algorithms whose model has separate outputs for each task; the test selects the
+    outputs of the tested task."""
 
     @abstractmethod
     def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
-        """Return which output of the model stands for a class in the test of a task, int [tasks,
-        C], -1: not among the answers; None: output c stands for class c in every task. tasks: the
-        classes of each."""
+        """Return which output of the model represents each class in each task's test, int [tasks,
+        C].
+
+        -1 marks a class that is not a possible answer. If the result is None, output c represents
+        class c in every task. tasks: the classes of each task.
+        """
 
 
 class Rehearsal(Continual, ABC):
-    """The server needs the network at the start of a task."""
+    """Base for algorithms whose server needs the network at the start of a task."""
 
     @abstractmethod
     def rehearse(
@@ -206,8 +241,11 @@ class Rehearsal(Continual, ABC):
         federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
-        """Return the server's state after work that follows `begin_task` and needs the network,
-        such as making images of the old classes."""
+        """Return the server's state after further work that needs the network, such as generating
+        images of the old classes.
+
+        This hook runs after `begin_task`.
+        """
 
 
 def exchanges_of(algorithm: FedAvg, federation: Federation) -> Sequence[FedAvg]:
@@ -220,7 +258,7 @@ def exchanges_of(algorithm: FedAvg, federation: Federation) -> Sequence[FedAvg]:
 def roles_of(
     algorithm: FedAvg, federation: Federation, clients: Sequence[int], rng: np.random.Generator
 ) -> Sequence[FedAvg]:
-    """Return the algorithm that each client of a cohort follows."""
+    """Return, for each client of a cohort, the algorithm that it follows."""
     if isinstance(algorithm, MultiExchange):
         return algorithm.roles(federation, clients, rng)
     return [algorithm] * len(clients)
@@ -236,19 +274,21 @@ def start_of(algorithm: FedAvg, net: Network, data: ClientData, ctx: Context) ->
 def part_of(
     algorithm: FedAvg, federation: Federation, client: int
 ) -> np.ndarray | tuple[np.ndarray, ...]:
-    """Return the numbers of the examples that a client trains on, see `OwnTraining`."""
+    """Return the indices of the examples that a client trains on (see `OwnTraining`)."""
     if isinstance(algorithm, OwnTraining):
         return algorithm.training_part(federation, client)
     return federation.parts[client]
 
 
 def epochs_of(algorithm: FedAvg, local: LocalTraining) -> int:
-    """Return the number of passes over the local data in a round."""
+    """Return the number of passes over the local data per round."""
     return algorithm.epochs(local) if isinstance(algorithm, OwnTraining) else local.epochs
 
 
 def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> Tensor | None:
-    """Return which output stands for a class in each task, int64 [T, C], see `TaskHeads`; None:
-    output c stands for class c in every task."""
+    """Return which output represents each class in each task, int64 [T, C] (see `TaskHeads`).
+
+    If the result is None, output c represents class c in every task.
+    """
     heads = algorithm.heads(tasks) if isinstance(algorithm, TaskHeads) else None
     return None if heads is None else torch.from_numpy(heads)

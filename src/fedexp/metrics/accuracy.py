@@ -4,22 +4,28 @@ import numpy as np
 
 
 def class_accuracy(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """A_c = correct_c / total_c on the global test set, int [..., C] -> float64 [..., C]; nan for
-    an absent class."""
+    """Return A_c = correct_c / total_c on the global test set: int [..., C] -> float64 [..., C].
+
+    The value is nan for a class without test examples.
+    """
     correct, total = np.broadcast_arrays(np.asarray(correct, dtype=np.float64), total)
     return np.divide(correct, total, out=np.full(correct.shape, np.nan), where=total > 0)
 
 
 def overall_accuracy(correct: np.ndarray, total: np.ndarray) -> float:
-    """A = sum_c correct_c / sum_c total_c: the mean of A_c when the test set is balanced; nan
-    without examples."""
+    """Return A = sum_c correct_c / sum_c total_c, or nan if there are no examples.
+
+    This equals the mean of A_c if the test set is balanced.
+    """
     examples = np.sum(total)
     return float(np.sum(correct) / examples) if examples > 0 else float("nan")
 
 
 def class_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis [..., C] -> [...] that leaves out nan (absent classes); nan where all
-    are nan."""
+    """Return the mean over the last axis, [..., C] -> [...], ignoring nan (absent classes).
+
+    The value is nan if all entries are nan.
+    """
     values = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(values)
     return class_accuracy(np.where(present, values, 0.0).sum(-1), present.sum(-1))

@@ -1,5 +1,7 @@
-"""The `analysis` group: what a run measures beside its tests, in chosen rounds, into a file of its
-own each."""
+"""The `analysis` group: measurements that a run makes in chosen rounds in addition to its tests.
+
+Each analysis writes to a separate file.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,60 +34,65 @@ Rounds = Annotated[
 
 @dataclass(frozen=True)
 class Epochs:
-    """Accuracies of local models at P points of their training: before it, which is epoch 0, and
-    after epochs."""
+    """Accuracies of local models at P points of their training: before training (epoch 0) and after
+    epochs."""
 
-    # [S]: the epochs that each client was tested after; none: it was not
+    # [S]: the epochs after which each client was tested; an empty list if the client was not tested
     numbers: Sequence[Sequence[int]]
-    # float64 [S, P, C]: of the classes, on the test set; nan for a class that it lacks
+    # float64 [S, P, C]: class accuracies on the test set; nan for a class that the test set lacks
     accuracy: np.ndarray
-    test_accuracy: np.ndarray  # float64 [S, P]: on the test set
-    # float64 [S, P]: on the client's own training examples, not augmented
+    test_accuracy: np.ndarray  # float64 [S, P]: accuracy on the test set
+    # float64 [S, P]: accuracy on the client's training examples, not augmented
     train_accuracy: np.ndarray
 
 
 @dataclass(frozen=True)
 class Analysed:
-    """A round as its analyses see it: models, data and weights of the S clients that took part."""
+    """A round as the analyses see it: models, data and weights of its S clients."""
 
     round: int
     clients: Sequence[int]
-    counts: np.ndarray  # int [S, C]: their training labels
-    weights: np.ndarray  # [S]: of the aggregation
+    counts: np.ndarray  # int [S, C]: number of training labels per client and class
+    weights: np.ndarray  # [S]: aggregation weights
     start: Params  # the distributed global model
-    # float64 [C], of its classes on the test set; None: it was not evaluated
+    # float64 [C]: class accuracies of the start model on the test set; None: not evaluated
     start_accuracy: np.ndarray | None
-    # the trained models, leaves [S, ...]; None where clients send no whole model
+    # the trained models, leaves [S, ...]; None: the clients do not send a whole model
     local: Params | None
-    epochs: Epochs | None  # None: nobody was tested in the middle of its training
-    # of each client's loss at the distributed model, leaves [S, ...]
+    epochs: Epochs | None  # None: no client was tested during its training
+    # returns the gradient of each client's loss at the distributed model, leaves [S, ...]
     gradients: Callable[[], Params]
-    # of the test examples, [n, D]: of the global model before the round, and after it
+    # returns the test examples' features [n, D] of the global model before and after the round
     features: Callable[[], tuple[Tensor, Tensor]]
 
 
 class Analysis(Checked, prefix="analysis."):
-    """Base of the group. Analyses change nothing in a run: they draw no random numbers and leave
-    all models alone."""
+    """Base of the group.
 
-    file: ClassVar[str] = ""  # of the run directory; empty: none
+    An analysis does not change the run: it draws no random numbers and does not modify any model.
+    """
+
+    file: ClassVar[str] = ""  # name of its file in the run directory; empty: it writes none
 
     @property
     def parts(self) -> "Sequence[Analysis]":
-        """Return the analyses that this option stands for."""
+        """Return the single analyses that this option consists of."""
         return (self,)
 
     def is_due(self, round: int, last: int) -> bool:
-        """Return whether a round is measured; last: the number of rounds."""
+        """Return whether to measure this round.
+
+        last: the number of rounds of the run.
+        """
         return False
 
     def rows(self, found: Analysed) -> list[Row]:
-        """Return the rows of the file for a round; all rounds have the same columns."""
+        """Return the file's rows for a round; the columns are the same in all rounds."""
         raise NotImplementedError
 
 
 class NoAnalysis(Analysis):
-    """Nothing is measured."""
+    """Measure nothing."""
 
     @property
     def parts(self) -> Sequence[Analysis]:
@@ -96,7 +103,8 @@ NO_ANALYSIS = NoAnalysis()
 
 
 class InRounds(Analysis):
-    """An analysis in chosen rounds: those of `rounds`, or every n-th round and the last."""
+    """An analysis in chosen rounds: those in `rounds` or, if `rounds` is None, every n-th round and
+    the last."""
 
     rounds: Rounds | None
     every: Count
@@ -111,10 +119,11 @@ class WeightDivergence(InRounds):
     """`weight_divergence.csv`: distances of each local model from the global model and from the
     other local models.
 
-    A row for each round, client and layer, `total` for all layers together. `l1` and `l2`: from the
-    distributed global model; `others_l1` and `others_l2`: mean over the other clients of the round;
-    `distribution_distance`, of `total`: the distance of the client's labels from the class
-    accuracies of the global model, where that was evaluated.
+    The file has a row for each round, client and layer; `total` is the whole model. `l1` and `l2`
+    are the distances from the distributed global model. `others_l1` and `others_l2` are the mean
+    distances from the round's other clients. `distribution_distance`, in the rows of `total`, is
+    the distance between the client's label distribution and the global model's class accuracies, if
+    these were evaluated.
     """
 
     file = "weight_divergence.csv"
@@ -142,10 +151,11 @@ class GradientDiversity(InRounds):
     """`gradient_diversity.csv`: diversity of the gradients of the round's clients at the
     distributed global model.
 
-    A row for each round and layer, `total` for all layers together. The gradients are those of the
-    mean cross-entropy over all training examples of a client, not augmented, the model in eval
-    mode. `gradient_diversity` has equal weights (Eq. 8), `weighted_gradient_diversity` those of the
-    aggregation; the parts of the former stand beside it.
+    The file has a row for each round and layer; `total` is the whole model. Each gradient is that
+    of the mean cross-entropy over all of a client's training examples, without augmentation and
+    with the model in eval mode. `gradient_diversity` uses equal weights (Eq. 8), and
+    `weighted_gradient_diversity` uses the aggregation weights. `mean_squared_norm` and
+    `squared_norm_of_mean` are the numerator and denominator of `gradient_diversity`.
     """
 
     file = "gradient_diversity.csv"
@@ -169,8 +179,12 @@ class GradientDiversity(InRounds):
 
 
 class CKA(InRounds):
-    """`cka.csv`: linear CKA of the global model's features before and after a round, on the test
-    set: 1 where they are equal up to a rotation and a scale (Kornblith et al., ICML 2019)."""
+    """`cka.csv`: linear CKA between the global model's features before and after a round, on the
+    test set.
+
+    The value is 1 if the features are equal up to a rotation and a scale (Kornblith et al., ICML
+    2019).
+    """
 
     file = "cka.csv"
 
@@ -179,17 +193,17 @@ class CKA(InRounds):
 
 
 class LocalEpochs(InRounds):
-    """`local_epochs.csv`: accuracy of local models before their training and after each of its
-    epochs (FedNTD Fig. 6).
+    """`local_epochs.csv`: accuracy of local models before their training and after each epoch
+    (FedNTD Fig. 6).
 
-    A row for each round, client and epoch, 0 before training: accuracy on the test set, on the
-    client's in-local and out-local distribution (FedNTD Definition 1), and on its own training
-    examples, not augmented.
+    The file has a row for each round, client and epoch; epoch 0 is before training. It contains the
+    accuracies on the test set, on the client's in-local and out-local distributions (FedNTD
+    Definition 1), and on the client's training examples without augmentation.
     """
 
     file = "local_epochs.csv"
-    between: bool  # after every epoch; False: before the first and after the last alone
-    clients: CountOrNone  # the first so many of a round; None: all of them
+    between: bool  # True: test after every epoch; False: only before the first and after the last
+    clients: CountOrNone  # number of clients tested per round, the first of the cohort; None: all
 
     def rows(self, found: Analysed) -> list[Row]:
         epochs = found.epochs
@@ -212,7 +226,8 @@ class LocalEpochs(InRounds):
 
 
 class SeveralAnalyses(InRounds):
-    """Several analyses in one run; each has the same rounds unless its options say otherwise."""
+    """Several analyses in one run, all in the same rounds unless the options of one say
+    otherwise."""
 
     members: list[Analysis]
 

@@ -1,9 +1,9 @@
 """Measures of forgetting: pure functions of class-wise test accuracies.
 
-`cw` [T+1, C] holds the class accuracies of the global model in the evaluated rounds; row 0 is the
-initial model. Where only every i-th round is evaluated, "previous round" means the previous
-evaluated one. nan marks a class that the test set lacks; it is left out of every mean. A measure
-without enough rounds is nan.
+`cw` [T+1, C] contains the global model's class accuracies in the evaluated rounds; row 0 is the
+initial model. If only every i-th round is evaluated, "previous round" means the previous evaluated
+round. nan marks a class that the test set lacks; all means ignore it. A measure that needs more
+rounds than are available is nan.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from fedexp.metrics.accuracy import class_accuracy, class_mean
 
 
 def backward_transfer_per_class(cw: np.ndarray) -> np.ndarray:
-    """max_{1<=t<T} (A_c^(t) - A_c^(T)), float64 [C]; negative for a class that ends above its
-    earlier peak.
+    """Return max_{1<=t<T} (A_c^(t) - A_c^(T)) for each class, float64 [C].
 
-    FedNTD (NeurIPS 2022) Eq. 5 before the mean over classes. The initial model is excluded; all nan
-    while T < 2.
+    This is FedNTD (NeurIPS 2022) Eq. 5 before the mean over classes. The value is negative for a
+    class whose last accuracy is above all earlier ones. The initial model is excluded, so all
+    values are nan while T < 2.
     """
     cw = np.asarray(cw, dtype=np.float64)
     if len(cw) < 3:
@@ -25,61 +25,61 @@ def backward_transfer_per_class(cw: np.ndarray) -> np.ndarray:
 
 
 def backward_transfer(cw: np.ndarray) -> float:
-    """Forgetting F = 1/C sum_c max_{1<=t<T} (A_c^(t) - A_c^(T)), from `cw` [T+1, C]; nan while T <
-    2.
+    """Return the forgetting F = 1/C sum_c max_{1<=t<T} (A_c^(t) - A_c^(T)); nan while T < 2.
 
-    FedNTD (NeurIPS 2022) Eq. 5, printed in its tables. Not clamped at 0. F grows with T: compare
-    equal T only.
+    This is FedNTD (NeurIPS 2022) Eq. 5, as published in its tables. F is not clamped at 0. It grows
+    with T, so compare only runs with equal T.
     """
     return float(class_mean(backward_transfer_per_class(cw)))
 
 
 def local_round_drop(previous: np.ndarray, local: np.ndarray) -> np.ndarray:
-    """F_{k,t} = 1/C sum_c max(0, A_c^(t-1) - A_{k,c}^(t)), in [0, 1].
+    """Return F_{k,t} = 1/C sum_c max(0, A_c^(t-1) - A_{k,c}^(t)), in [0, 1].
 
-    Flashback (arXiv 2402.05558) section 3: `previous` [..., C] is the distributed global model,
-    `local` [..., C] a local model after its training (they broadcast, result [...]). The printed
-    formula min(0, -(A_t - A_{t-1})) would collect gains with a minus sign; the text says "only
-    drops", which is what this is.
+    Flashback (arXiv 2402.05558) section 3. `previous` [..., C] belongs to the distributed global
+    model, `local` [..., C] to a local model after its training. They broadcast; the result is
+    [...]. The published formula min(0, -(A_t - A_{t-1})) would sum the gains with a minus sign. The
+    paper's text says "only drops", and this function follows the text.
     """
     return class_mean(np.maximum(0.0, np.asarray(previous, dtype=np.float64) - local))
 
 
 def round_drop(cw: np.ndarray) -> np.ndarray:
-    """F_t = 1/C sum_c max(0, A_c^(t-1) - A_c^(t)) for t = 2..T, float64 [T-1], from `cw` [T+1, C].
+    """Return F_t = 1/C sum_c max(0, A_c^(t-1) - A_c^(t)) for t = 2..T: `cw` [T+1, C] -> float64
+    [T-1].
 
-    Flashback section 3 (t > 1, so the initial model does not count), with the sign of
-    `local_round_drop`.
+    Flashback section 3 with the sign of `local_round_drop`. Since t > 1, the initial model does not
+    count.
     """
     return local_round_drop(cw[1:-1], cw[2:])
 
 
 def forgetting_degree(global_before: np.ndarray, local: np.ndarray, xi: float = 1e-6) -> np.ndarray:
-    """tau = (A_c(global) - A_c(local)) / (A_c(global) + xi), raw, in (-inf, 1]; > 0 forgotten, 1
-    all lost, < 0 gained.
+    """Return tau = (A_c(global) - A_c(local)) / (A_c(global) + xi), unclipped, in (-inf, 1].
 
-    FedKA (MM 2023) Eq. 1: global model before, local model after local training; [C] and [S, C] ->
-    [S, C]. `xi` is the paper's "small positive constant"; a class the global model does not know
-    gives about -A/xi.
+    FedKA (MM 2023) Eq. 1, for the global model before and the local model after local training: [C]
+    and [S, C] -> [S, C]. A positive value means that accuracy was lost, 1 that all was lost, and a
+    negative value that accuracy was gained. `xi` is the paper's "small positive constant". For a
+    class with global accuracy 0 the value is -A_c(local)/xi.
     """
     before = np.asarray(global_before, dtype=np.float64)
     return (before - local) / (before + xi)
 
 
 def _expected(accuracy: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """sum_c w_c A_c / sum_c w_c over the classes whose accuracy is known."""
+    """Return sum_c w_c A_c / sum_c w_c over the classes whose accuracy is known."""
     known = ~np.isnan(accuracy)
     weights = np.where(known, weights, 0.0)
     return class_accuracy((np.where(known, accuracy, 0.0) * weights).sum(-1), weights.sum(-1))
 
 
 def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy on the in-local and the out-local distribution, each [...].
+    """Return the accuracies on the in-local and the out-local distribution, each [...].
 
     FedNTD (NeurIPS 2022) Definition 1, Eqs. 6-7: in = <A, p>, p_c = n_c / n; out = <A, q>, q_c = (1
     - p_c) / (C - 1). The global test accuracies `accuracy` [..., C] are re-weighted by the training
-    label counts `counts` [..., C]. Weights of classes that the test set lacks are spread over the
-    others. With one class, out is nan; without examples, both are.
+    label counts `counts` [..., C]. The weights of classes that the test set lacks are spread over
+    the other classes. With one class, out is nan; without training examples, both are nan.
     """
     accuracy, counts = np.broadcast_arrays(
         np.asarray(accuracy, dtype=np.float64), np.asarray(counts, dtype=np.float64)
@@ -89,20 +89,22 @@ def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 
 
 def in_out_joint(accuracy: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    """In- and out-local accuracy of the global model [C] on the joint distribution of the sampled
-    clients [S, C].
+    """Return the global model's in- and out-local accuracy on the sampled clients' joint
+    distribution.
 
-    FedNTD Fig. 4: p = sum_k n_k p^k / sum_k n_k, which is the label distribution of their data put
-    together; the same average of the out-local distributions is (1 - p) / (C - 1).
+    accuracy: [C]; counts: [S, C]. FedNTD Fig. 4: p = sum_k n_k p^k / sum_k n_k is the label
+    distribution of the clients' combined data. The same average of their out-local distributions is
+    (1 - p) / (C - 1).
     """
     inside, outside = in_out_local(accuracy, np.asarray(counts).sum(0))
     return float(inside), float(outside)
 
 
 def normalised_heat_map(cw: np.ndarray) -> np.ndarray:
-    """Each round divided by its own sum over classes (FedNTD Fig. 2a, 10), [T+1, C] -> [T+1, C].
+    """Divide each round by its sum over classes (FedNTD Fig. 2a, 10), [T+1, C] -> [T+1, C].
 
-    Rows sum to 1; a round in which nothing is right stays 0; nan (absent class) stays nan.
+    Each row then sums to 1. A round whose accuracies are all 0 stays 0, and nan (absent class)
+    stays nan.
     """
     cw = np.asarray(cw, dtype=np.float64)
     total = np.nansum(cw, -1, keepdims=True)
@@ -110,8 +112,10 @@ def normalised_heat_map(cw: np.ndarray) -> np.ndarray:
 
 
 def consistency(cw: np.ndarray) -> np.ndarray:
-    """Cosine of the class accuracies of consecutive rounds (FedNTD Fig. 2b), [T+1, C] -> [T] for t
-    = 1..T; 0/0 is 0."""
+    """Return the cosine between the class accuracies of consecutive rounds (FedNTD Fig. 2b).
+
+    [T+1, C] -> [T] for t = 1..T. A cosine of 0/0 is 0.
+    """
     cw = np.nan_to_num(np.asarray(cw, dtype=np.float64), nan=0.0)
     norm = np.linalg.norm(cw, axis=-1)
     dot, length = (cw[1:] * cw[:-1]).sum(-1), norm[1:] * norm[:-1]

@@ -15,21 +15,24 @@ from fedexp.metrics.history import History
 
 
 class ForgettingMetric(Checked, prefix="forgetting_metric."):
-    """Base of the group. Keys do not depend on the round; what is not defined yet is nan."""
+    """Base of the group.
+
+    The keys are the same in all rounds; a value that is not defined yet is nan.
+    """
 
     @property
     def needs_local(self) -> bool:
-        """Tell whether local models must be evaluated (`local_evaluation`)."""
+        """Return whether local models must be evaluated (`local_evaluation`)."""
         return False
 
     @property
     def needs_personal(self) -> bool:
-        """Tell whether clients' own models must be evaluated in every evaluated round."""
+        """Return whether the clients' personal models must be tested in every evaluated round."""
         return False
 
     @property
     def needs_neurons(self) -> bool:
-        """Tell whether the neurons of the models of the last round are to be compared."""
+        """Return whether the neurons of the last round's models must be compared."""
         return False
 
     def round_values(self, history: History) -> dict[str, float]:
@@ -37,25 +40,25 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         raise NotImplementedError
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        """Return one value per client, [S] each, for `history.local_rounds[index]`."""
+        """Return values with one entry per client, [S] each, for `history.local_rounds[index]`."""
         return {}
 
     def client_values(self, history: History) -> dict[str, np.ndarray]:
-        """Return the columns of clients.csv for the last recorded round, [S] each, ordered as
+        """Return the columns of clients.csv for the last recorded round, [S] each, in the order of
         `history.sampled[-1]`.
 
-        Empty when the local models of that round are not recorded.
+        The result is empty if the local models of that round were not recorded.
         """
         recorded = bool(history.local_rounds) and history.local_rounds[-1] == history.rounds[-1]
         return self.local_values(history, len(history.local_rounds) - 1) if recorded else {}
 
     def summary(self, history: History) -> dict[str, float]:
-        """Return the values of the whole run for summary.json; by default the values of the last
+        """Return the values for the whole run in summary.json; by default, those of the last
         round."""
         return self.round_values(history)
 
     def _client_mean(self, history: History, key: str) -> float:
-        """Return the mean over the clients of the last round."""
+        """Return the mean over the last round's clients."""
         return _mean(self.client_values(history).get(key, ()))
 
     def _run_mean(self, history: History, key: str) -> float:
@@ -79,9 +82,9 @@ class BackwardTransfer(ForgettingMetric):
 class RoundDrop(ForgettingMetric):
     """`round_forgetting`: drops since the previous evaluated round (Flashback section 3).
 
-    With `local` also `local_round_forgetting`, drops during local training: one value per client,
-    and their mean. Like the former it begins in round 2 (t > 1): the initial model has nothing to
-    forget. The summary holds the means over all rounds.
+    If `local` is true, also `local_round_forgetting`: the drops during local training, one value
+    per client and their mean. Both start in round 2 (t > 1), because the initial model has nothing
+    to forget. The summary contains the means over all rounds.
     """
 
     local: bool
@@ -91,7 +94,7 @@ class RoundDrop(ForgettingMetric):
         return self.local
 
     def round_values(self, history: History) -> dict[str, float]:
-        # the last one alone, however long the run is
+        # compute only the last drop, so that the cost does not grow with the run
         drops = forgetting.round_drop(history.matrix[-3:])
         values = {"round_forgetting": float(drops[-1]) if drops.size else float("nan")}
         if self.local:
@@ -116,12 +119,12 @@ class ForgettingDegree(ForgettingMetric):
     """`forgetting_degree`: share of a class lost in local training (FedKA Eq. 1), mean over classes
     and clients.
 
-    Gains of classes that the global model does not know are about -1/xi; so means are of the degree
-    clipped at -1. Raw values [S, C]: `fedexp.metrics.forgetting.forgetting_degree`. The summary is
-    the mean over rounds.
+    Gains in classes that the global model does not know are about -1/xi, so the degree is clipped
+    at -1 before averaging. `fedexp.metrics.forgetting.forgetting_degree` returns the unclipped
+    values [S, C]. The summary is the mean over rounds.
     """
 
-    xi: Positive  # small constant of the denominator
+    xi: Positive  # small constant in the denominator
 
     @property
     def needs_local(self) -> bool:
@@ -142,9 +145,9 @@ class ForgettingDegree(ForgettingMetric):
 class InOutLocal(ForgettingMetric):
     """In- and out-local accuracy (FedNTD Definition 1, Fig. 4).
 
-    Of the local models: one value per client, their mean and (population) standard deviation over
-    the sampled clients. Of the global model after the round: on the joint distribution of the
-    sampled clients.
+    For local models: one value per client, and the mean and (population) standard deviation over
+    the sampled clients. For the global model after the round: the accuracies on the sampled
+    clients' joint distribution.
     """
 
     @property
@@ -172,10 +175,10 @@ class InOutLocal(ForgettingMetric):
 
 
 class Consistency(ForgettingMetric):
-    """`consistency`: cosine of the class accuracies of this evaluated round and the one before
-    (FedNTD Fig. 2b).
+    """`consistency`: cosine between the class accuracies of this evaluated round and the previous
+    one (FedNTD Fig. 2b).
 
-    The summary holds the mean over all rounds.
+    The summary contains the mean over all rounds.
     """
 
     def round_values(self, history: History) -> dict[str, float]:
@@ -188,8 +191,11 @@ class Consistency(ForgettingMetric):
 
 class Alignment(ForgettingMetric):
     """`alignment` in summary.json: the share of neurons that prefer the same class before and after
-    the local training of the last round, and before and after that round (FedNTD Table 2;
-    `fedexp.training.analysing`)."""
+    the last round (FedNTD Table 2).
+
+    It compares the models before and after local training, and the global models before and after
+    the round (`fedexp.training.analysing`).
+    """
 
     @property
     def needs_neurons(self) -> bool:
@@ -202,10 +208,10 @@ class Alignment(ForgettingMetric):
 def _checked(
     metric: ForgettingMetric, values: object, clients: int | None = None
 ) -> Mapping[str, Any]:
-    """Return the values of a metric. clients: each is one number of each client, [clients]; None:
-    one number.
+    """Return a metric's values after checking that they can be written to a table.
 
-    Raises ConfigError for what a metric of a user's own may give and no table can hold.
+    clients: if given, each value must contain one number per client, [clients]; None: each value
+    must be one number. Raises ConfigError for other values, which a user's metric may return.
     """
     name = f"forgetting_metric: {type(metric).__name__}"
     if not isinstance(values, Mapping):
@@ -226,7 +232,7 @@ def _checked(
 
 
 def are_numbers(values: Any, count: int) -> bool:
-    """Return whether values are so many numbers in a row."""
+    """Return whether the values are a one-dimensional sequence of this many numbers."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):
@@ -235,7 +241,7 @@ def are_numbers(values: Any, count: int) -> bool:
 
 
 def described(value: object) -> str:
-    """Return the type of a value, and the value where it is short."""
+    """Return the type of a value and, if it is short, the value."""
     if value is None:
         return "None"
     text = repr(value)
@@ -243,8 +249,11 @@ def described(value: object) -> str:
 
 
 def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge to one dict; a key that comes twice must have the same value (nan equals nan). Raises
-    ConfigError else, as where a metric of a user's own gives a value the name of another one."""
+    """Merge several results into one dict.
+
+    Raises ConfigError if a key appears twice with different values (nan equals nan), for example if
+    a user's metric uses another metric's key.
+    """
     merged: dict[str, Any] = {}
     for result in results:
         for key, value in result.items():
@@ -257,7 +266,7 @@ def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Composite(ForgettingMetric):
-    """Several metrics as one; keys that two of them share must agree."""
+    """Several metrics combined; a key that two of them share must have the same value in both."""
 
     def parts(self) -> Sequence[ForgettingMetric]:
         raise NotImplementedError
@@ -298,9 +307,9 @@ class Metrics(Composite):
 
 
 class All(Composite):
-    """Every metric of the group that class accuracies give; evaluates local models."""
+    """Every metric that needs only class accuracies; evaluates local models."""
 
-    xi: Positive  # of ForgettingDegree
+    xi: Positive  # see ForgettingDegree
 
     def parts(self) -> Sequence[ForgettingMetric]:
         return (

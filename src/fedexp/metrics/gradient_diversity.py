@@ -9,8 +9,10 @@ from fedexp.metrics.layers import squared_norms
 
 
 def mean_squared_norm(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
-    """sum_k w_k ||g_k||^2 of each layer and in total: leaves [S, ...], weights [S] of sum 1 ->
-    float64 scalars."""
+    """Return sum_k w_k ||g_k||^2 for each layer and in total, as float64 scalars.
+
+    gradients: leaves [S, ...]; weights: [S], with sum 1.
+    """
     return {
         layer: (weights.to(norms) * norms).sum()
         for layer, norms in squared_norms(gradients).items()
@@ -18,8 +20,10 @@ def mean_squared_norm(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
 
 
 def squared_norm_of_mean(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
-    """||sum_k w_k g_k||^2 of each layer and in total: leaves [S, ...], weights [S] of sum 1 ->
-    float64 scalars."""
+    """Return ||sum_k w_k g_k||^2 for each layer and in total, as float64 scalars.
+
+    gradients: leaves [S, ...]; weights: [S], with sum 1.
+    """
     mean = {
         name: torch.tensordot(weights.to(leaf), leaf, 1)[None] for name, leaf in gradients.items()
     }
@@ -27,12 +31,12 @@ def squared_norm_of_mean(gradients: Params, weights: Tensor) -> dict[str, Tensor
 
 
 def gradient_diversity(gradients: Params, weights: Tensor | None = None) -> dict[str, Tensor]:
-    """Lambda = (1/K sum_k ||g_k||^2) / ||1/K sum_k g_k||^2 >= 1 of each layer and in total, float64
-    scalars.
+    """Return Lambda = (1/K sum_k ||g_k||^2) / ||1/K sum_k g_k||^2 >= 1 for each layer and in total.
 
-    FedNTD (NeurIPS 2022) Definition 2, Eq. 8, for K uniformly weighted clients with the gradients
-    g_k of their losses at the same model: leaves [K, ...]. 1: all gradients are equal; nan or inf:
-    their mean is zero. weights [K]: others in the place of 1/K, scaled to sum 1.
+    FedNTD (NeurIPS 2022) Definition 2, Eq. 8, for K clients with equal weights. g_k, leaves [K,
+    ...], are the gradients of their losses at the same model. The values are float64 scalars: 1 if
+    all gradients are equal, nan or inf if their mean is zero. weights [K]: if given, they replace
+    1/K after scaling to sum 1.
     """
     first = next(iter(gradients.values()))
     given = first.new_ones(len(first)) if weights is None else weights
