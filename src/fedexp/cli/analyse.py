@@ -1,4 +1,4 @@
-"""The flags of `fedexp analyse RUN KIND`, and what it calls."""
+"""The flags of `fedexp analyse RUN KIND` and their checks."""
 
 import math
 from argparse import ArgumentParser, Namespace
@@ -74,17 +74,17 @@ def add_common(parser: ArgumentParser) -> None:
 
 
 def rounds_in(text: str) -> list[int]:
-    """Return the numbers of a list with commas."""
+    """Parse a comma-separated list of integers."""
     return [int(part) for part in text.split(",")]
 
 
 def numbers_in(text: str) -> list[float]:
-    """Return the numbers of a list with commas."""
+    """Parse a comma-separated list of numbers."""
     return [float(part) for part in text.split(",")]
 
 
 def check(options: Namespace) -> None:
-    """Raise ConfigError for a flag whose value cannot be."""
+    """Raise ConfigError for a flag with an invalid value."""
     from fedexp.rundir.reader import require_run
 
     for run in (options.run, *getattr(options, "others", ())):
@@ -119,7 +119,7 @@ def check_plane(options: Namespace) -> None:
 
 
 def analyse(options: Namespace) -> list[str]:
-    """Compute and write what the command line asks for; return the lines to print."""
+    """Compute the analysis and write its files; return the lines to print."""
     from fedexp.analysis.after import kinds
     from fedexp.cli.composition import composed
     from fedexp.cli.job import log_to_console

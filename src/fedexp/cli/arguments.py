@@ -1,4 +1,4 @@
-"""The command line before Hydra reads it: its flags, and the plan of what it asks for."""
+"""Read the command line before Hydra does: split off its flags and plan the runs."""
 
 import math
 import re
@@ -20,7 +20,7 @@ from fedexp.config.overrides import check_names, key_of, read_stored
 from fedexp.config.spelling import check_values, normalise, quoted
 from fedexp.core.errors import ConfigError, require_choice
 
-# flag -> its short form, and the values that it takes: () none, None any
+# flag -> (short form, allowed values); () if the flag takes no value, None if it takes any
 FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--help": ("-h", ()),
     "--hydra-help": ("", ()),
@@ -37,7 +37,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--shell-completion": ("-sc", ()),
 }
 OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
-# Mappings that take the keys of another object -> the choice that brings them (None: always).
+# Mappings that accept the keys of another object -> the choice that enables them (None: always).
 OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
 NO_FIGURES = {"figures=false", "figures.draw=false"}
 
@@ -46,10 +46,10 @@ class Plan(NamedTuple):
     """What a command line asks for."""
 
     flags: Mapping[str, str | None]  # by their full names
-    folders: list[Path]  # the user's own groups (`--config-dir`)
-    launches: list[list[str]]  # the overrides of each run of Hydra
-    sweeps: list[str]  # of conf/sweep
-    preview: bool  # nothing is to be run
+    folders: list[Path]  # directories with the user's config groups (`--config-dir`)
+    launches: list[list[str]]  # the overrides of each Hydra run
+    sweeps: list[str]  # names in conf/sweep
+    preview: bool  # only list the jobs
     budget: float | None  # minutes that all jobs together may take
 
     @property
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
         return not NO_FIGURES & {text.lower() for each in self.launches for text in each}
 
     def name_of(self, directory: Path) -> str | None:
-        """The named sweep whose jobs lie in this directory; None where none was asked for."""
+        """Return the named sweep in this directory, or None if no named sweep was given."""
         return directory.name if len(self.sweeps) > 1 else next(iter(self.sweeps), None)
 
 
@@ -74,8 +74,10 @@ def parse(arguments: Sequence[str]) -> Plan:
 
 
 def plan_of(flags: Mapping[str, str | None], overrides: list[str], folders: list[Path]) -> Plan:
-    """Return what the parts of a command line ask for. Raises ConfigError for what can be seen to
-    be wrong before Hydra composes."""
+    """Return the plan for the parts of a command line.
+
+    Raises ConfigError for errors that can be found before Hydra composes.
+    """
     check_hidden(folders)
     searched, multirun = [*folders, conf_directory()], "--multirun" in flags
     ours: dict[str, str] = {}
@@ -106,8 +108,10 @@ def plan_of(flags: Mapping[str, str | None], overrides: list[str], folders: list
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Split into (flags by their full names, overrides), which users write in any order. Raises
-    ConfigError for a flag or a value that cannot be."""
+    """Split arguments into (flags by their full names, overrides). They may be in any order.
+
+    Raises ConfigError for an unknown flag or a value that the flag does not allow.
+    """
     flags: dict[str, str | None] = {}
     overrides, rest = [], deque(arguments)
     while rest:
@@ -136,7 +140,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[s
 
 
 def full_name(written: str, argument: str) -> str:
-    """Return the full name of a flag that is written so, or short, or with its first letters."""
+    """Return the full name of a flag given in full, in its short form or by its first letters."""
     if written == "--experimental-rerun":
         raise ConfigError(
             f"{written}: is refused, since it runs what a pickle holds; resume=DIR continues a run"
@@ -150,15 +154,17 @@ def full_name(written: str, argument: str) -> str:
 
 
 def config_directories(arguments: Sequence[str]) -> list[Path]:
-    """Return the user's own groups (`--config-dir`) of a command line, complete or not."""
+    """Return the `--config-dir` directories of a command line, which may be incomplete."""
     found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
     found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
     return [Path(directory) for directory in found]
 
 
 def check_hidden(directories: Sequence[Path]) -> None:
-    """Raise ConfigError for an option of the user's own with the name of one of fedexp's, which
-    Hydra takes instead. A sweep is no such option: Hydra does not read it."""
+    """Raise ConfigError if a user's option has the same name as one of fedexp's.
+
+    Hydra would use fedexp's option. Sweeps may share a name, since Hydra does not read them.
+    """
     for directory in directories:
         for mine in sorted(directory.glob("*/**/*.yaml")):
             name = mine.relative_to(directory)
@@ -173,7 +179,7 @@ def check_hidden(directories: Sequence[Path]) -> None:
 
 
 def check(overrides: Sequence[str], folders: list[Path]) -> None:
-    """Raise ConfigError for an override that Hydra must not see, or would not understand."""
+    """Raise ConfigError for an override that is unsafe or that Hydra would not understand."""
     groups = list_groups(folders)
     for text in overrides:
         if key_of(text).startswith("hydra") and "_target_" in text:
@@ -192,7 +198,7 @@ def check(overrides: Sequence[str], folders: list[Path]) -> None:
 
 
 def launches_of(names: Sequence[str], own: list[str], folders: list[Path]) -> list[list[str]]:
-    """Return the overrides of each multirun that the named sweeps consist of."""
+    """Return the overrides of each multirun in the named sweeps."""
     from fedexp.analysis.sweep import launches, load_sweep
 
     placed = [text for text in own if text.startswith("hydra.sweep.dir=")]
@@ -206,16 +212,20 @@ def launches_of(names: Sequence[str], own: list[str], folders: list[Path]) -> li
 
 
 def together(overrides: list[str]) -> list[str]:
-    """Write `tracker=[a,b]`, with which Hydra would make one node of both, and
-    `tracker.a.key=value` as overrides of `tracker=several`; likewise `analysis=[a,b]`."""
+    """Rewrite `tracker=[a,b]` and `tracker.a.key=value` as overrides of `tracker=several`.
+
+    Hydra would merge both options into one node. `analysis=[a,b]` is rewritten in the same way.
+    """
     for group in SEVERAL:
         overrides = several(overrides, group)
     return [f"++{o}" if adds_to_a_mapping(o, overrides) else o for o in overrides]
 
 
 def adds_to_a_mapping(override: str, overrides: list[str]) -> bool:
-    """Return whether an override sets keys of a mapping that has none in conf/: Hydra adds them
-    where it begins with `++` only."""
+    """Return whether an override sets keys of a mapping that is empty in conf/.
+
+    Hydra adds such keys only if the override begins with `++`.
+    """
     return any(
         override.startswith((f"{name}=", f"{name}.")) and (choice is None or choice in overrides)
         for name, choice in OPEN.items()
@@ -223,7 +233,7 @@ def adds_to_a_mapping(override: str, overrides: list[str]) -> bool:
 
 
 def several(overrides: list[str], group: str) -> list[str]:
-    """Write the list of options of one group as overrides of its option `several`."""
+    """Rewrite a group's list of options as overrides of its option `several`."""
     given = [text for text in overrides if key_of(text) == group]
     found = re.fullmatch(rf"{group}=\[([\w\s,.-]+)\]", given[-1]) if given else None
     if found is None:
@@ -240,8 +250,10 @@ def several(overrides: list[str], group: str) -> list[str]:
 
 
 def read_budget(text: str, own: list[str], named: bool) -> float:
-    """Minutes. own: the other overrides; named: whether there is a sweep of conf/sweep among what
-    is asked for."""
+    """Return the budget in minutes.
+
+    own: the other overrides. named: whether the command line has `sweep=<name>`.
+    """
     try:
         minutes = float(text)
     except ValueError:
@@ -259,7 +271,7 @@ def read_budget(text: str, own: list[str], named: bool) -> float:
 
 
 def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[str]:
-    """Expand `resume=DIR` to the overrides that DIR was started with, in DIR."""
+    """Replace `resume=DIR` by the overrides that DIR was started with, and run in DIR."""
     from fedexp.rundir.links import require_run_directory
 
     given = [text.split("=", 1)[1] for text in overrides if text.startswith("resume=")]
@@ -272,7 +284,7 @@ def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[s
         raise ConfigError("resume: goes with a single run, not with --multirun")
     try:
         directory = Path(named).expanduser().resolve()
-    # links in a circle, an unknown user after ~
+    # a cycle of links, or an unknown user after ~
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"resume={given[-1]}: not a run directory ({error})") from error
     require_run_directory(directory, given[-1])
@@ -283,19 +295,21 @@ def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[s
             f"{typed['hydra.run.dir']}: does not go with resume=, which names the directory of the"
             " run"
         )
-    # A later override of the same key replaces the stored one, so that check_resume can compare the
+    # An override given now replaces the stored override of the same key. check_resume compares the
     # two.
     stored = directory / ".hydra" / "overrides.yaml"
     kept = read_stored(stored, [*list_groups(folders), *PRESETS], typed.keys())
     path = literal(str(directory))
-    # what this command says stands after resume=, see `typed_now`
+    # overrides given now follow resume=, see `typed_now`
     return [*kept, f"resume={path}", *later, f"hydra.run.dir={path}"]
 
 
 def literal(text: str) -> str:
-    """Write a value so that Hydra and OmegaConf read it as this text, whatever quotes, backslashes
-    or `${` are in it."""
-    # in such a text OmegaConf reads backslashes before `${` and at the end as escapes
+    """Quote a value so that Hydra and OmegaConf read it as this text.
+
+    The text may contain quotes, backslashes and `${`.
+    """
+    # In a text with `${`, OmegaConf reads backslashes before `${` and at the end as escapes.
     if "${" in text:
         text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
         text = re.sub(r"\\+$", lambda found: found[0] * 2, text)

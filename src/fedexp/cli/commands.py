@@ -1,8 +1,8 @@
-"""The subcommands of `fedexp`, such as `fedexp report multirun/x`: a table from each command to its
-function.
+"""The subcommands of `fedexp`, such as `fedexp report multirun/x`.
 
-A function adds its arguments to the parser, whose help text is its docstring, and imports what does
-the work, so that help and completion answer at once.
+`SUBCOMMANDS` maps each name to its function. The function adds its arguments to the parser and then
+imports the modules it needs; late imports keep help and completion fast. Its docstring is the help
+text.
 """
 
 import os
@@ -21,8 +21,10 @@ WORD = re.compile(r"[A-Za-z][\w-]*")
 
 
 def is_called(arguments: Sequence[str]) -> bool:
-    """Return whether a command line is one of a subcommand. Raises ConfigError for a first word
-    that is none."""
+    """Return whether a command line calls a subcommand.
+
+    Raises ConfigError if the first word looks like a subcommand but is not one.
+    """
     if not arguments or not WORD.fullmatch(arguments[0]):
         return False
     if arguments[0] not in SUBCOMMANDS:
@@ -50,18 +52,18 @@ def call(name: str, arguments: Sequence[str]) -> int:
 
 
 def parsed(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    """Parse the arguments once everything is imported: signals are held until then."""
+    """Parse the arguments and release the signals, which are held until the imports are done."""
     interrupts.release()
     return parser.parse_args(arguments)
 
 
 def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Tables and pictures of a sweep, beside the printed values.
+    """Write a sweep's tables and pictures with published values.
 
-    With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and
-    TABLE.md. With `--restore DIR`: run directories DIR/<sweep>/<run> from the files that `--keep`
-    wrote, and no tables. With `--metric NAME,...`: measures of forgetting between tasks beside
-    them, of old runs too.
+    `--out TABLE` writes all runs below the directories to one table (TABLE.csv and TABLE.md) with
+    one row per run. `--restore DIR` makes run directories DIR/<sweep>/<run> from the files that
+    `--keep` wrote, and writes no tables. `--metric NAME,...` adds measures of forgetting between
+    tasks, also for old runs.
     """
     from fedexp.cli.flags import add_layout_flags, add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
@@ -95,9 +97,9 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """A sweep, or runs, as one HTML page.
+    """Write a sweep or several runs as one HTML page.
 
-    The page needs neither server nor network.
+    The page needs no server and no network.
     """
     from fedexp.analysis.view import render
     from fedexp.analysis.view.collect import collect
@@ -122,9 +124,9 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """A kept model of a run on a test set, class by class.
+    """Test a run's saved model and show the accuracy of each class.
 
-    Without `dataset=` it is the run's own test set; with it, the test part of any data set with the
+    The default test set is the run's. `dataset=` chooses the test set of another data set with the
     same classes.
     """
     from fedexp.cli.composition import composed
@@ -157,10 +159,10 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Loss, curvature and features of a run's kept models.
+    """Analyse the loss, curvature and features of a run's models.
 
-    It needs no more than a run of any algorithm; `keep_local_models=[<rounds>]` lets it show local
-    models too. Tables and pictures are written to <run>/analysis/.
+    It works with a run of any algorithm. Local models are included if the run was started with
+    `keep_local_models=[<rounds>]`. Tables and pictures are written to <run>/analysis/.
     """
     from fedexp.cli.analyse import add_arguments, analyse, check
 
@@ -172,7 +174,7 @@ def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """The pictures of a run, drawn again.
+    """Draw a run's pictures again.
 
     The run may be finished or interrupted.
     """
@@ -198,15 +200,17 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """A finished run or sweep to W&B, from its files alone.
+    """Upload a finished run or sweep to W&B.
 
-    DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was tracked or
-    pushed before keeps its id (that of the newest run below DIRECTORY/wandb) and is completed: W&B
-    takes the rounds that it lacks, and the results. `--new` makes a new run instead, for example
-    where the old one has been deleted.
+    DIRECTORY is a run directory or a sweep directory. For a sweep, all its runs and its tables are
+    uploaded. Only files in DIRECTORY are read.
 
-    Exit code 0: all pushed; 1: W&B failed with one; 2: one is not a finished run. The others are
-    pushed.
+    A run that was tracked or pushed before keeps its W&B id (the id of the newest run below
+    DIRECTORY/wandb). W&B then adds the missing rounds and the results. `--new` makes a new W&B run
+    instead, for example if the old one has been deleted.
+
+    The exit code is 0 if everything was pushed, 1 if W&B failed for at least one directory, and 2
+    if a directory is not a finished run. The other directories are pushed in any case.
     """
     from fedexp.cli.job import log_to_console
     from fedexp.cli.push import UPLOAD_SECONDS, expand, push
@@ -232,12 +236,14 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """A W&B workspace with panels for fedexp's runs.
+    """Make a W&B workspace with panels for fedexp's runs.
 
-    Sections for accuracy, classes, forgetting, local training, time and communication, bar charts
-    of the results, and the pictures; runs are grouped by their configuration, so that curves are
-    means over seeds with their standard deviation. `--print` shows the specification instead of
-    saving it; it needs no network and no account. The extra `dashboard` brings the package.
+    The workspace has sections for accuracy, classes, forgetting, local training, time and
+    communication, bar charts of the results, and the pictures. Runs are grouped by their
+    configuration, so curves are means over seeds with the standard deviation.
+
+    `--print` shows the specification instead of saving it, and needs no network and no account. The
+    required package is installed with the extra `dashboard`.
     """
     import json
 
@@ -255,14 +261,15 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """REPRODUCTION.md from the committed tables and runs.
+    """Write REPRODUCTION.md from the committed tables and runs.
 
-    Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written),
-    `multirun/<sweep>/runs` (what `fedexp report --keep` has written), from which it computes
-    the statistics of the first screen and draws its picture and learning curves into
-    `docs/reproduction`. With `--check` nothing is written; the exit code is 1 where a file is not
-    current. `--status` writes nothing and shows what of each table is measured, what that has cost
-    and what the rest would cost.
+    The command reads `multirun/<sweep>/table.csv` (written by `fedexp report`) and
+    `multirun/<sweep>/runs` (written by `fedexp report --keep`). From the runs it computes the
+    statistics on the first screen and draws the picture and the learning curves into
+    `docs/reproduction`.
+
+    `--check` writes nothing; the exit code is 1 if a file is out of date. `--status` writes nothing
+    and shows how much of each table is measured, the cost so far and the cost of the rest.
     """
     from fedexp.papers.reproduction import all_files, check_files, show_status, write_files
 
@@ -286,10 +293,10 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """What each algorithm needs beyond FedAvg.
+    """Show what each algorithm needs beyond FedAvg.
 
-    The table of docs/algorithms/index.md: FedNTD's Table 6 (statefulness, communication, extra
-    data) for all algorithms, from what they declare (`needs`).
+    The output is the table of docs/algorithms/index.md. It extends FedNTD's Table 6 (statefulness,
+    communication, extra data) to all algorithms, using the `needs` that they declare.
     """
     from fedexp.analysis.algorithm_costs import table
     from fedexp.config.options import conf_directory
@@ -299,7 +306,7 @@ def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     return 0
 
 
-# name -> (function, the arguments that it cannot do without)
+# name -> (function, required arguments)
 SUBCOMMANDS = {
     "report": (report, "<dir>"),
     "view": (view, "<dir>"),

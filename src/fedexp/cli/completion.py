@@ -1,11 +1,10 @@
-"""Completion for bash, zsh and fish, behind Hydra's flag: `fedexp --shell-completion
-install=bash|zsh|fish`.
+"""Complete command lines in bash, zsh and fish: `fedexp --shell-completion install=bash|zsh|fish`.
 
-Nothing of it is left to Hydra's own completion, whose answers take three to five times as long (0.6
-to 1.1 s against 0.2 s on two cores): it composes the configuration, where this reads the few yaml
-files that decide what can come next. Nor does Hydra know subcommands, flags, the paths of
-`resume=`, lists of values, and `true` beside `false`; and since a shell asks one program for all of
-a line, parts of both cannot be mixed.
+The flag is Hydra's, but Hydra's completion is not used. It composes the configuration and takes
+three to five times as long (0.6 to 1.1 s instead of 0.2 s on two cores), while this module reads
+only the few yaml files that determine the next words. Hydra also cannot complete subcommands,
+flags, the paths of `resume=`, lists of values or `true` and `false`. The two cannot be combined,
+since a shell asks one program to complete a whole line.
 """
 
 import os
@@ -58,7 +57,7 @@ OF_HYDRA = {
     "hydra/launcher": ("basic", "joblib", "submitit_slurm", "ray"),
     "hydra/sweeper": ("basic", "optuna"),
 }
-OWN = ("hydra.run.dir", "hydra.sweep.dir", *OF_HYDRA)  # of Hydra, what fedexp's users need
+OWN = ("hydra.run.dir", "hydra.sweep.dir", *OF_HYDRA)  # Hydra's keys that users need
 PATHS = (
     *("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root"),
     *("algorithm.embeddings", "hydra.run.dir", "hydra.sweep.dir"),
@@ -70,8 +69,9 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def answer_shell(words: list[str], folders: list[Path]) -> str:
     """Return what `--shell-completion ACTION=SHELL` prints.
 
-    words: of the command line without its flags; folders: with config groups, those of the user's
-    first and conf/ last."""
+    words: the command line without its flags. folders: directories with config groups, the user's
+    first and conf/ last.
+    """
     given = dict(word.split("=", 1) for word in words if "=" in word)
     action = next((name for name in ("install", "query") if name in given), None)
     if action is None:
@@ -83,21 +83,23 @@ def answer_shell(words: list[str], folders: list[Path]) -> str:
         return SCRIPTS[shell].strip()
     line = os.environ.get("COMP_LINE", "")
     typed = line.split()[1:] + [""] * line.endswith(" ")
-    # bash is told not to end words by itself
+    # bash is set (nospace) not to add a space after a word
     whole = " " if shell == "bash" and not is_multirun(typed) else ""
     found = candidates(typed or [""], folders)
     return "\n".join(text if text.endswith(("=", ".", "/")) else text + whole for text in found)
 
 
 def candidates(words: list[str], folders: list[Path]) -> list[str]:
-    """Return the words that the last word can become, up to the next `.`, `=` or `/`; words: of the
-    command line after its name."""
+    """Return the completions of the last word, up to the next `.`, `=` or `/`.
+
+    words: the command line after `fedexp`.
+    """
     *before, word = words
     return sorted({text for text in offers(before, word, folders) if text.startswith(word)})
 
 
 def offers(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
-    """Yield words that may come after those `before`, whether or not they begin with `word`."""
+    """Yield words that may follow `before`. They need not begin with `word`."""
     after = next((FLAGS[name] for name in before[-1:] if name in FLAGS), ("", ()))[1]
     if before and before[0] in SUBCOMMANDS:
         yield from ("--help",) if word.startswith("-") else paths(word)
@@ -122,7 +124,7 @@ def is_multirun(words: Iterable[str]) -> bool:
 
 
 def overrides(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
-    """Yield `group=option` and `key=value`, of keys the part up to the next `.`."""
+    """Yield `group=option` and `key=value`; a key without `=` ends at its next `.`."""
     multirun = is_multirun(before)
     groups = [*list_groups(folders), "experiment", *(ONLY_SWEEP if multirun else ())]
     key, equals, value = word.partition("=")
@@ -131,7 +133,7 @@ def overrides(before: list[str], word: str, folders: list[Path]) -> Iterator[str
             dot = name.find(".", len(word))
             yield f"{name}=" if dot < 0 else name[: dot + 1]
         return
-    done = value[: value.rfind(",") + 1] if multirun else ""  # values of a list that are complete
+    done = value[: value.rfind(",") + 1] if multirun else ""  # the complete values of a list
     last = value.removeprefix(done)
     found: Iterable[str]
     if key in groups and key != "preview":
@@ -147,8 +149,10 @@ def overrides(before: list[str], word: str, folders: list[Path]) -> Iterator[str
 
 
 def values_of(present: object) -> list[str]:
-    """Return what to offer for a key with this value: only plain values, none that the shell would
-    interpret."""
+    """Return the values to offer for a key whose present value is this one.
+
+    Values that the shell would interpret are left out.
+    """
     if isinstance(present, bool):
         return ["true", "false"]
     if isinstance(present, list):
@@ -157,8 +161,7 @@ def values_of(present: object) -> list[str]:
 
 
 def settable(before: list[str], folders: list[Path]) -> dict[str, Any]:
-    """Return the keys that exist beside the options that are chosen in `before`, with their values
-    as yaml has them."""
+    """Return key -> value (as in the yaml files) for the options chosen in `before`."""
     given = dict(text.lstrip("+~").split("=", 1) for text in before if "=" in text)
     groups = {group: option for group, option in given.items() if "." not in group}
     preset, _ = load(folders, "experiment", given.get("experiment", ""))
@@ -176,8 +179,10 @@ def settable(before: list[str], folders: list[Path]) -> dict[str, Any]:
 
 
 def load(folders: list[Path], group: str, name: str) -> tuple[dict[str, Any], bool]:
-    """Load (an option with those that it builds on, whether its keys are at the top); empty where
-    there is none."""
+    """Return (an option merged with its bases, whether its keys are on the top level).
+
+    The option is empty if its file does not exist.
+    """
     files = [folder / group / f"{name}.yaml" for folder in folders]
     path = next((path for path in files if path.is_file()), None)
     if path is None:
@@ -190,7 +195,7 @@ def load(folders: list[Path], group: str, name: str) -> tuple[dict[str, Any], bo
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a mapping; empty where the file has none: completion does not complain."""
+    """Read a mapping from a yaml file. Errors are ignored: the mapping is empty then."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
     except (OSError, ValueError, yaml.YAMLError):
@@ -199,7 +204,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of everything that a user may set."""
+    """Yield (dotted key, value) for every value that a user may set."""
     for key, value in node.items():
         if key in ("_target_", "defaults"):
             continue
@@ -210,7 +215,10 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def paths(begin: str) -> Iterator[str]:
-    """Yield files and, with a slash, directories; hidden ones where a dot is typed."""
+    """Yield the files and directories that complete a path; directories end with a slash.
+
+    Hidden names are included only if the name begins with a dot.
+    """
     folder, _, name = begin.rpartition("/")
     place = Path(f"{folder}/" if "/" in begin else ".").expanduser()
     try:

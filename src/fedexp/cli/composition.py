@@ -1,5 +1,4 @@
-"""Hydra's composition outside its command line: of a subcommand's overrides, and of a run that
-Python starts."""
+"""Compose configurations with Hydra for subcommands and for runs started from Python."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from fedexp.config import composing, run_names
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
 
-# errors of Hydra, OmegaConf and yaml that `explain` puts into words
+# errors of Hydra, OmegaConf and yaml that `explain` turns into messages
 OF_COMPOSING = (
     HydraException,
     OmegaConfBaseException,
@@ -32,12 +31,11 @@ OF_COMPOSING = (
 
 @contextmanager
 def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[DictConfig]:
-    """Yield the configuration that `fedexp <overrides>` runs with, its node `hydra` included; while
-    the block runs, Hydra knows it as the one of this job, and classes that `config_dir` names are
-    trusted.
+    """Yield the configuration that `fedexp <overrides>` would use, including its node `hydra`.
 
-    What Hydra held before is there again afterwards. Raises ConfigError with the messages of the
-    command line.
+    While the block runs, this is Hydra's current configuration, and classes named in `config_dir`
+    are trusted. Hydra's previous state is restored afterwards. Raises ConfigError with the same
+    messages as the command line.
     """
     extra = [] if config_dir is None else [checked(config_dir)]
     plan = parse([*(f"--config-dir={path}" for path in extra), *listed(overrides)])
@@ -55,8 +53,10 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
 
 
 def checked(config_dir: Path) -> Path:
-    """Return the absolute path of a directory of the user's own; raise ConfigError unless it can be
-    read safely."""
+    """Return the absolute path of a user's config directory.
+
+    Raises ConfigError unless the directory can be read safely.
+    """
     from fedexp.core.yaml_files import check_directories
 
     check_directories([config_dir])
@@ -64,8 +64,10 @@ def checked(config_dir: Path) -> Path:
 
 
 def listed(overrides: Sequence[str]) -> list[str]:
-    """Return overrides that Python gives as a list; raise ConfigError for anything else, and for a
-    flag."""
+    """Return the overrides as a list.
+
+    Raises ConfigError if they are not a list of strings or contain a flag.
+    """
     if isinstance(overrides, str):
         raise ConfigError(
             f"{overrides!r}: must be a list of overrides, such as ['algorithm=fedntd', 'rounds=5']"
@@ -80,7 +82,7 @@ def listed(overrides: Sequence[str]) -> list[str]:
 
 
 def compose_all(overrides: Sequence[str], extra: Sequence[Path]) -> DictConfig:
-    """Compose with Hydra, its own node included."""
+    """Compose with Hydra; the result includes the node `hydra`."""
     register()
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
         return compose("config", [*overrides, *search_path(extra)], return_hydra_config=True)
@@ -93,15 +95,17 @@ def register() -> None:
 
 
 def search_path(folders: Sequence[Path]) -> list[str]:
-    """Return the override by which Hydra finds the user's own groups."""
+    """Return the override that tells Hydra where the user's config groups are."""
     places = ",".join(literal(f"file://{folder.resolve()}") for folder in folders)
     return [f"hydra.searchpath=[{places}]"] if folders else []
 
 
 @contextmanager
 def hydra_aside() -> Iterator[None]:
-    """Put what Hydra holds in this process (an application's, a notebook's own) aside while the
-    block runs."""
+    """Clear Hydra's global state while the block runs, and restore it afterwards.
+
+    The state may belong to another Hydra application or to a notebook.
+    """
     application, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().clear()
     try:
@@ -114,7 +118,7 @@ def hydra_aside() -> Iterator[None]:
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
-    """Return the configuration of the run alone."""
+    """Return the configuration without its node `hydra`."""
     own = config.copy()
     with open_dict(own):
         own.pop("hydra", None)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def dataset_of(
     overrides: Sequence[str], config_dir: Path | None = None
 ) -> "tuple[DataSource | None, str | None]":
-    """Return (the data set that overrides choose, None for the run's own; where data lie, None:
-    where they lay).
+    """Return (the data set that the overrides choose, the data directory).
 
-    Raises ConfigError for an override of anything else.
+    The data set is None for the run's data set; the directory is None if it is unchanged. Raises
+    ConfigError for any other override.
     """
     from fedexp.config.overrides import key_of
     from fedexp.config.values import make_target, resolve
@@ -45,7 +45,7 @@ def dataset_of(
 
 
 def table_of(found: "Evaluation") -> str:
-    """Return the result as a table in text."""
+    """Return the result as a text table."""
     names = found.classes["name"].astype(str)
     text = found.classes.to_string(
         columns=["name", "examples", "correct", "accuracy"],

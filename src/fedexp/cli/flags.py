@@ -6,8 +6,7 @@ from fedexp.figures.pictures import FORMATS
 
 
 def add_picture_flags(parser: ArgumentParser) -> None:
-    """Add the flags that say how pictures are drawn; without them: as the configuration of the run
-    says."""
+    """Add the flags for the pictures' style, which override the run's configuration."""
     parser.add_argument(
         "--format", help=f"of the pictures, several with commas: {','.join(FORMATS)}"
     )
@@ -18,7 +17,7 @@ def add_picture_flags(parser: ArgumentParser) -> None:
 
 
 def add_layout_flags(parser: ArgumentParser) -> None:
-    """Add the flags that say how the table of a sweep is laid out."""
+    """Add the flags for the layout of a sweep's table."""
     parser.add_argument("--metrics", help="values of summary.json, such as best_accuracy")
     parser.add_argument("--sort", help="name, or a metric, whose best row comes first")
     parser.add_argument("--transpose", action="store_true", help="rows as columns")

@@ -1,5 +1,7 @@
-"""The texts of `fedexp --help`, made from conf/ itself, so that it is never out of date, and of
-`fedexp --version`. Nothing heavy is imported for the help."""
+"""The texts of `fedexp --help` and `fedexp --version`.
+
+The help is generated from conf/, so it is always current. No slow module is imported for it.
+"""
 
 import platform
 from collections.abc import Iterable
@@ -60,12 +62,12 @@ More: --cfg job (the composed configuration), --config-dir DIR (your own groups)
 
 
 def help_text(conf: Path, extra: list[Path]) -> str:
-    """The whole help; extra: directories given by --config-dir."""
+    """Return the whole help. extra: the directories given by `--config-dir`."""
     return "\n".join([HEADER, subcommands_text(), groups_text(conf, extra), KNOBS, EXAMPLES])
 
 
 def subcommands_text() -> str:
-    """Every subcommand with what it does."""
+    """Return a line for each subcommand with its purpose."""
     lines = ["Subcommands (each has a --help)"]
     for name, (function, arguments) in SUBCOMMANDS.items():
         what = str(function.__doc__).splitlines()[0].rstrip(".")
@@ -74,8 +76,10 @@ def subcommands_text() -> str:
 
 
 def groups_text(conf: Path, extra: list[Path]) -> str:
-    """Return every group with its options and their descriptions, the default starred, and the
-    papers' settings and tables by name."""
+    """Return all groups with their options and descriptions, then the papers' settings and tables.
+
+    A star marks the default option.
+    """
     chosen, folders = defaults(conf), [*extra, conf]
     lines = ["Groups (* = default)"]
     for group in list_groups(folders):
@@ -107,13 +111,13 @@ def entries(group: str, folders: list[Path], default: str | None = None) -> list
 
 
 def names(found: Iterable[str]) -> str:
-    """Return names in lines."""
+    """Wrap names into indented lines."""
     lines = wrap(" ".join(found), WIDTH - 4, break_on_hyphens=False)
     return indent("\n".join(lines), " " * 4)
 
 
 def defaults(conf: Path) -> dict[str, str]:
-    """Return group -> option in the defaults list, read without a yaml parser to stay quick."""
+    """Return group -> option from the defaults list. For speed, no yaml parser is used."""
     chosen = {}
     for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
         if line.startswith("  - ") and ":" in line and "override" not in line:
@@ -123,7 +127,7 @@ def defaults(conf: Path) -> dict[str, str]:
 
 
 def description(path: Path) -> str:
-    """Return the first comment line of an option that is not Hydra's package line."""
+    """Return the first comment line of an option's file, except Hydra's package line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ").strip()
@@ -131,8 +135,7 @@ def description(path: Path) -> str:
 
 
 def version_text() -> str:
-    """Return one line for each of fedexp, the packages that matter, Python, and CUDA as torch sees
-    it."""
+    """Return the versions of fedexp, its main packages, Python and CUDA, one per line."""
     lines = [f"{name} {installed(name)}" for name in PACKAGES]
     return "\n".join(
         [*lines, f"Python {platform.python_version()} ({platform.platform()})", f"CUDA {cuda()}"]
@@ -140,8 +143,10 @@ def version_text() -> str:
 
 
 def installed(name: str) -> str:
-    """Return the version of a package; that of fedexp is its own, which may be run from its source
-    alone."""
+    """Return the version of a package.
+
+    fedexp's version is read from its code, since it may run from source without installation.
+    """
     if name == "fedexp":
         return fedexp.__version__
     try:
@@ -151,7 +156,7 @@ def installed(name: str) -> str:
 
 
 def cuda() -> str:
-    """Return the version of CUDA that torch was built with, and the first device that it finds."""
+    """Return torch's CUDA version and the name of the first CUDA device."""
     import torch
 
     if torch.version.cuda is None:

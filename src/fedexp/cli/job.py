@@ -1,5 +1,4 @@
-"""One job as Hydra hands it over: its directory, its exit code, and its record when it
-fails."""
+"""Run one job that Hydra hands over: set its directory, return its exit code, record failures."""
 
 import json
 import logging
@@ -75,7 +74,7 @@ def run_job(config: Any) -> int:
 
 
 def job_of(config: Any, hydra_config: Any) -> "Job":
-    """Return a job of the command line, in the directory that the command was given in."""
+    """Return a job of the command line; go to the directory where the command was started."""
     from hydra.types import RunMode
 
     from fedexp.cli.launchers import place_of
@@ -116,16 +115,20 @@ def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) ->
 
 
 def plain(node: Any) -> Any:
-    """Return a node of Hydra's as plain values, not resolved: a path may hold what would be an
-    interpolation."""
+    """Return a Hydra node as plain values without resolving them.
+
+    A path may contain `${`, which would be read as an interpolation.
+    """
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(node, resolve=False)
 
 
 def say_stopped(directory: Path) -> int:
-    """Say after which round a job has stopped whose time is over; return the exit code. One that
-    has not begun leaves nothing behind."""
+    """Print after which round the budget stopped a job; return the exit code.
+
+    The empty directory of a job that has not begun is removed.
+    """
     from fedexp.rundir.checkpoint import kept
 
     if (after := kept(directory)) is not None:
@@ -137,8 +140,11 @@ def say_stopped(directory: Path) -> int:
 
 
 def resume_command(directory: Path) -> str:
-    """Return the command that resumes a run: with the user's own groups (`--config-dir`), which it
-    may need, and with the place where it is tracked, see `fedexp.config.trust`."""
+    """Return the command that resumes a run.
+
+    The command repeats `--config-dir`, since the run may need the user's config groups, and the
+    overrides that say where the run is tracked, see `fedexp.config.trust`.
+    """
     folders = [
         f"--config-dir {shlex.quote(str(folder))} " for folder in config_directories(sys.argv[1:])
     ]
@@ -147,7 +153,7 @@ def resume_command(directory: Path) -> str:
 
 
 def say_interrupted(directory: Path) -> None:
-    """Say how to resume, where there is something to resume from."""
+    """Print how to resume, or that there is no saved state to resume from."""
     from fedexp.rundir.checkpoint import kept
 
     if kept(directory) is not None:
@@ -157,9 +163,9 @@ def say_interrupted(directory: Path) -> None:
 
 
 def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> int:
-    """Write down why a job has failed, with one message; return the exit code.
+    """Record why a job failed and print one message; return the exit code.
 
-    new: whether the directory was empty of runs before.
+    new: whether the directory held no run before.
     """
     from fedexp.rundir.lock import Occupied
 
@@ -180,7 +186,10 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
 def say_refused(
     error: ConfigError, job: "Job", hydra_config: Any, notes: Path | None, new: bool
 ) -> int:
-    """Print why a job cannot begin, once for all jobs of a sweep; return the exit code."""
+    """Print why a job cannot begin; return the exit code.
+
+    A message that several jobs of a sweep share is printed once.
+    """
     from fedexp.cli.sweeps import said_before
 
     if notes is not None:
@@ -192,7 +201,7 @@ def say_refused(
 
 
 def how_to_continue(job: "Job") -> str:
-    """Return what is kept of a run that could not write a file, and the command that continues."""
+    """Return a message with the last saved round and the command that continues the run."""
     from fedexp.rundir.checkpoint import kept
 
     after, same = kept(job.directory), job.sweep is not None or not is_begun(job.directory)
@@ -203,8 +212,10 @@ def how_to_continue(job: "Job") -> str:
 
 
 def go_to(directory: Path) -> None:
-    """Go to the directory that the command was given in, where relative paths begin; Ray starts
-    jobs in another one."""
+    """Change to the directory where the command was started.
+
+    Relative paths refer to this directory, but Ray starts jobs in another one.
+    """
     try:
         os.chdir(directory)
     except OSError as error:
@@ -215,8 +226,7 @@ def go_to(directory: Path) -> None:
 
 
 class ToStderr(logging.Handler):
-    """Writes to what sys.stderr is at the time of each line, since the live display redirects
-    it."""
+    """Write each line to the current sys.stderr, which the live display may have redirected."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the line."""
@@ -227,7 +237,7 @@ class ToStderr(logging.Handler):
 
 
 def log_to_console() -> None:
-    """Console logging of this process."""
+    """Set up console logging for this process."""
     logger = logging.getLogger("fedexp")
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -238,38 +248,41 @@ def log_to_console() -> None:
 
 
 def remove_hydras(directory: Path, hydra_config: Any) -> None:
-    """Remove the empty log that Hydra itself makes before a job begins, where it is asked to
-    (hydra/job_logging)."""
+    """Remove the empty log file that Hydra makes before a job begins (hydra/job_logging)."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
         path.unlink()
 
 
 def holds_a_run(directory: Path) -> bool:
-    """Return whether a run is there, which a refused job must not change."""
+    """Return whether a directory holds a run, which a refused job must not change."""
     return (directory / files.CONFIG).exists() or is_begun(directory) or is_finished(directory)
 
 
 def is_begun(directory: Path) -> bool:
-    """Return whether a run has written its first table there, so that a new one is refused and
-    `resume=` continues."""
+    """Return whether a run has written its first table to a directory.
+
+    If so, a new run in this directory is refused, and `resume=` continues the old one.
+    """
     return (directory / files.ROUNDS).exists()
 
 
 def is_finished(directory: Path) -> bool:
-    """Return whether there is a summary that is not the record of a failure."""
+    """Return whether a directory has a summary that does not record a failure."""
     try:
         summary = json.loads(regular(directory / files.SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError):
-        return True  # whatever it is, it is not ours
+        return True  # an unreadable file; do not replace it
     return not isinstance(summary, dict) or summary.get("status") != "failed"
 
 
 def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
-    """Tell the process that launched the sweep what can or must not be written into the job's
-    directory."""
+    """Leave a note for the process that launched the sweep.
+
+    A note is used if the report cannot or must not be written to the job's directory.
+    """
     from fedexp.cli.sweeps import NOTES
 
     if sweep is None or not sweep.is_dir():
@@ -286,11 +299,12 @@ def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
 def record_failure(
     job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True
 ) -> str:
-    """Write error.txt and a summary that says `failed`, in the job's own directory; return where
-    the report is.
+    """Write error.txt and a summary with the status `failed` to the job's directory.
 
-    sweep: the directory of the sweep, which keeps a note where the job's is not there; ours: False
-    for a job that was refused where another run is. What is finished is never written over.
+    Return a text that says where the report is. A finished run is never overwritten.
+
+    sweep: the sweep's directory, which gets a note if nothing can be written to the job's.
+    ours: False if the job was refused because its directory holds another run.
     """
     directory, is_there = job.directory, job.directory.is_dir()
     if not is_there or not ours or is_finished(directory):

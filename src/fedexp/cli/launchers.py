@@ -1,5 +1,6 @@
-"""Launchers of Hydra for the jobs of a sweep, `hydra/launcher=<name>`, with the defaults of
-conf/launcher/."""
+"""Hydra's launchers for the jobs of a sweep (`hydra/launcher=<name>`), with defaults from
+conf/launcher/.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,7 @@ from fedexp.core.packages import how_to_install
 from fedexp.training.gpus import count_gpus
 from fedexp.training.job import Place
 
-# Launcher -> the extra of fedexp that brings it, and the library behind it, after which its plugin
-# is named.
+# Launcher -> (the fedexp extra that installs it, the library after which its plugin is named).
 EXTRAS = {
     "joblib": ("joblib", "joblib"),
     "submitit_local": ("slurm", "submitit"),
@@ -28,22 +28,22 @@ EXTRAS = {
 
 
 def register(conf: Path) -> None:
-    """Give Hydra's launchers the defaults of conf/launcher/<name>.yaml, and add the sweepers of
+    """Give Hydra's launchers the defaults of conf/launcher/<name>.yaml and add the sweepers of
     conf/sweeper.
 
-    They lie there and not in conf/hydra/launcher/, since Hydra would take what the plugin registers
-    under the same name for their schema, which it deprecates. What is registered here travels with
-    Hydra to the processes of the jobs.
+    The files are not in conf/hydra/launcher/, because Hydra would use the plugin's config of the
+    same name as their schema, and it deprecates such automatic schemas. Hydra copies what is
+    registered here to the processes of the jobs.
     """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
     from hydra.plugins.config_source import ConfigLoadError
 
-    Plugins.instance()  # has the plugins register theirs
+    Plugins.instance()  # makes the plugins register their configs
     store = ConfigStore.instance()
     for name in list_options("launcher", [conf]):
         ours = OmegaConf.load(conf / "launcher" / f"{name}.yaml")
-        # not installed: enough to compose and to preview, see `check_installed`
+        # without the plugin, our defaults are enough to compose and preview, see `check_installed`
         with suppress(ConfigLoadError):
             ours = OmegaConf.merge(store.load(f"hydra/launcher/{name}.yaml").node, ours)
         store.store(group="hydra/launcher", name=name, node=ours, provider="fedexp")
@@ -54,8 +54,7 @@ def register(conf: Path) -> None:
 
 
 def check_installed(overrides: Sequence[str]) -> None:
-    """Raise ConfigError where the launcher or the sweeper that is asked for has not been
-    installed."""
+    """Raise ConfigError if the chosen launcher or sweeper is not installed."""
     if "hydra/sweeper=optuna" in overrides and not importable("optuna"):
         raise ConfigError(
             f"hydra/sweeper=optuna: is not installed; {how_to_install('optuna')} brings it"
@@ -74,20 +73,20 @@ def check_installed(overrides: Sequence[str]) -> None:
 def importable(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would lie in
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def settle(config: DictConfig) -> int:
-    """Decide, in the process that launches, what the jobs cannot know; return the number of jobs.
+    """Add the overrides that only the launching process can know; return the number of jobs.
 
-    Each job composes its configuration anew, from Hydra's overrides. To these are added: the
-    directory of the sweep, since a job may start in another working directory (Ray), and how many
-    jobs joblib runs at a time.
+    Each job composes its configuration again from Hydra's overrides. The added overrides are the
+    sweep's absolute directory, since a job may start in another working directory (Ray), and the
+    number of jobs that joblib runs at a time.
     """
     from fedexp.analysis.sweep import expand
 
-    # of a search, whose overrides do not list jobs
+    # set in a search, whose overrides do not list the jobs
     trials = config.hydra.sweeper.get("n_trials")
     jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
     directory = str(Path(config.hydra.sweep.dir).absolute())
@@ -103,7 +102,7 @@ def settle(config: DictConfig) -> int:
 
 
 def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
-    """Return the sentence for the beginning of a sweep."""
+    """Return the sentence to print at the start of a sweep."""
     from fedexp.core.storage import display_path
 
     if launcher == "joblib":
@@ -117,8 +116,10 @@ def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Pa
 
 
 def jobs_at_once(hardware: Mapping[str, Any]) -> int:
-    """Return the number of jobs this machine takes at a time. Values that are wrong count as
-    defaults: the jobs will say so."""
+    """Return how many jobs this machine runs at a time.
+
+    Invalid values are replaced by defaults here; the jobs report them.
+    """
     from fedexp.engine.hardware import cores
 
     device, per_gpu = str(hardware["device"]), hardware.get("jobs_per_gpu")
@@ -130,7 +131,7 @@ def jobs_at_once(hardware: Mapping[str, Any]) -> int:
 
 
 def place_of(launcher: Mapping[str, Any]) -> Place:
-    """Return the place of a job. launcher: the node `hydra.launcher` of a job of a sweep."""
+    """Return the place where a sweep's job runs. launcher: the job's node `hydra.launcher`."""
     match str(launcher["_target_"]).rpartition(".")[2]:
         case "BasicLauncher":
             return Place(finds_gpu=True)
@@ -145,5 +146,5 @@ def place_of(launcher: Mapping[str, Any]) -> Place:
             return Place(launcher["cpus_per_task"])
         case "RayLauncher":
             return Place(max(int(launcher["ray"]["remote"].get("num_cpus") or 1), 1), alone=False)
-        case _:  # a plugin that we do not know
+        case _:  # an unknown plugin
             return Place(alone=False)

@@ -1,8 +1,8 @@
-"""The `fedexp` command: parse, plan, run; the exit code.
+"""The `fedexp` command: parse the command line, plan the runs, run them, return the exit code.
 
-Exit codes: 0 done (a diverged run is a result), 1 failed, 2 bad input, 130 interrupted. torch is
-imported by `fedexp.training.run`, which is imported late, so that help and `--cfg job` answer at
-once.
+Exit codes are 0 for success (a diverged run is a result), 1 for a failure, 2 for bad input and 130
+for an interrupt. `fedexp.training.run` imports torch. It is imported late, so that help and
+`--cfg job` are fast.
 """
 
 import os
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is asked for; return the exit code.
+    """Run the command and return its exit code.
 
-    arguments: None for those of this process, which is then set up for them (signals, environment).
+    arguments: the command line. If None, `sys.argv` is used and the process is set up first
+    (signals, environment).
     """
     if arguments is None:
         set_up_process()
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def answer(arguments: Sequence[str]) -> int:
-    """Call a subcommand, print what is asked for, or run; return the exit code."""
+    """Call a subcommand, print information, or run; return the exit code."""
     if is_called(arguments):
         return call(arguments[0], arguments[1:])
     flags, overrides = split_flags(arguments)
@@ -68,27 +69,30 @@ def answer(arguments: Sequence[str]) -> int:
 
 
 def set_up_process() -> None:
-    """Everything global (signals, environment) is set here and nowhere else."""
+    """Set everything global (signals, environment). No other function does this."""
     if sys.getfilesystemencoding().lower() != "utf-8":
-        # In a locale without UTF-8, paths with other letters cannot be opened: the
-        # same process anew.
+        # In a locale without UTF-8, paths with non-ASCII letters cannot be opened, so start this
+        # process again in UTF-8 mode.
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-    interrupts.hold()  # until everything is imported: `fedexp.cli.job` and below
+    interrupts.hold()  # until `fedexp.cli.job` and its dependencies are imported
     if not {"", working_directory()} & set(sys.path[:1]):
-        # nor do processes that are started from here import from the directory
+        # child processes must not import from the working directory either
         os.environ["PYTHONSAFEPATH"] = "1"
-    # Waiting threads that spin make runs that share cores several times slower; must be set before
-    # torch loads OpenMP.
+    # With threads that spin while they wait, runs that share cores are several times slower. This
+    # must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # else Ray withholds lines of a job that are like those of another
+    # otherwise Ray hides a job's lines that also appear in another job's output
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
 @contextmanager
 def distributed() -> Iterator[Callable[[], int] | None]:
-    """Yield what a process that torchrun has started does instead of the command: all but the first
-    follow that one. None in any other process."""
+    """Yield the function that a follower process of torchrun calls instead of running the command.
+
+    torchrun starts several processes, and all except the first follow the first. Yield None in the
+    first process, and in a process that torchrun did not start.
+    """
     ranks = find_ranks()
     if ranks is None:
         yield None
@@ -104,7 +108,7 @@ def distributed() -> Iterator[Callable[[], int] | None]:
 
 
 def working_directory() -> str:
-    """Return the working directory; an empty text where it has been removed."""
+    """Return the working directory, or an empty string if it has been removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -112,8 +116,7 @@ def working_directory() -> str:
 
 
 def check_readable(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for what is not text, and for a `--config-dir` that cannot be read
-    safely."""
+    """Raise ConfigError for an argument that is not UTF-8 text or an unsafe `--config-dir`."""
     for text in (*arguments, working_directory()):
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are not text
             raise ConfigError(
@@ -128,7 +131,7 @@ def check_readable(arguments: Sequence[str]) -> None:
 def information(
     flags: Mapping[str, str | None], words: list[str], folders: list[Path]
 ) -> str | None:
-    """Return what is printed where no run is asked for; None where one is."""
+    """Return the text to print, or None if the command line asks for a run."""
     if "--help" in flags:
         from fedexp.cli.help import help_text
 
@@ -145,8 +148,10 @@ def information(
 
 
 def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
-    """Hand each launch to Hydra, which calls `run_job` for its jobs; return the exit code. watch:
-    takes what becomes of the sweeps."""
+    """Hand each launch to Hydra, which calls `run_job` for its jobs; return the exit code.
+
+    watch: records the state of the sweeps.
+    """
     import hydra
 
     from fedexp.cli import launchers, sweeps
@@ -193,8 +198,10 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
 
 
 def say_error(error: Exception, watch: "SweepWatch", plan: Plan) -> int:
-    """One message for what Hydra, a launcher or the system has raised, and its exit code; any other
-    error is raised. A job's own errors end in `run_job`."""
+    """Print one message for an error of Hydra, a launcher or the system; return its exit code.
+
+    Any other error is raised again. `run_job` handles the errors of a job.
+    """
     from fedexp.cli.composition import OF_COMPOSING
     from fedexp.cli.messages import explain
     from fedexp.cli.sweeps import broken

@@ -1,5 +1,4 @@
-"""Hydra's and OmegaConf's errors in the words of a fedexp user: what, where, allowed, nearest valid
-name."""
+"""Translate errors of Hydra and OmegaConf for users: what is wrong, where, and what is allowed."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -10,14 +9,14 @@ import yaml
 from fedexp.config.options import ONE_OPTION, known_keys, list_groups, list_options
 from fedexp.core.errors import nearest
 
-# what Hydra's grammar has outside of quotes
+# the characters that Hydra's grammar allows outside of quotes
 UNQUOTED = re.compile(r"""[\w\s/\\+.$%*@?|,:=(){}\[\]'"-]""", re.ASCII)
-HYDRAS = ("See https", "Set the env", "object_type")  # lines that help nobody here
+HYDRAS = ("See https", "Set the env", "object_type")  # starts of lines that do not help users
 INTERPOLATION = re.compile(r"^\w+ raised while resolving interpolation: ")
 
 
 def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
-    """Return one message for an error that was raised while composing the configuration."""
+    """Return the message for an error raised while composing the configuration."""
     text = str(error)
     if isinstance(error, UnicodeDecodeError | RecursionError | yaml.YAMLError):
         for path in sorted(path for folder in extra for path in folder.rglob("*.yaml")):
@@ -37,7 +36,10 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
 
 
 def no_option(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
-    """Return the message for an option that a group lacks; Hydra lists those of hydra/ groups."""
+    """Return the message for an option that does not exist in its group.
+
+    The options of hydra/ groups are read from Hydra's message.
+    """
     group, option = found[1], found[2]
     if group in ("hydra/launcher", "hydra/sweeper"):
         options = ["basic", *list_options(group.removeprefix("hydra/"), [conf])]
@@ -50,12 +52,12 @@ def no_option(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
 
 
 def no_name(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
-    """Return the message for a group that is given something else than the name of an option."""
+    """Return the message for a group whose value is not the name of an option."""
     return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
 
 
 def several_values(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
-    """Return the message for a sweep without `--multirun`, which may have been meant as a list."""
+    """Return the message for several values without `--multirun`, possibly meant as a list."""
     override = found[1] or found[2].split(", ")[0]
     key, _, value = override.partition("=")
     a_list = ""
@@ -68,8 +70,10 @@ def several_values(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
 
 
 def in_words(override: str, problem: str) -> str:
-    """Return what is wrong with an argument that Hydra's parser cannot read; in Hydra's words where
-    a user can read them."""
+    """Return why Hydra's parser cannot read an argument.
+
+    Hydra's message is returned unless it uses terms of the grammar.
+    """
     if "=" not in override:
         return ""
     if re.search("LexerNoViableAlt|no viable alternative|mismatched input|Error parsing", problem):
@@ -84,7 +88,7 @@ def in_words(override: str, problem: str) -> str:
 
 
 def unknown_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
-    """Return the message for a key that the composed configuration lacks."""
+    """Return the message for a key that is not in the composed configuration."""
     key = found[1].split("@")[0]
     if key == "launcher":
         return "launcher: is hydra/launcher"
@@ -101,8 +105,7 @@ def unknown_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
 
 
 def unknown_flag(written: str, flags: Collection[str], conf: Path) -> str:
-    """Return the message for what begins with a dash and is not among the flags: a key, or a
-    misspelt flag."""
+    """Return the message for an unknown flag, which may be a key with dashes or misspelt."""
     flag, _, value = written.partition("=")
     key, known = flag.lstrip("-").replace("-", "_"), known_keys(conf, [])
     if found := key if key in known else meant_by(key, known):
@@ -111,14 +114,16 @@ def unknown_flag(written: str, flags: Collection[str], conf: Path) -> str:
 
 
 def meant_by(key: str, known: Mapping[str, list[str]]) -> str | None:
-    """Return the known key whose last word this is (clients: num_clients, lr: local.lr), one that
-    every run has before others."""
+    """Return the known key that ends with this word (clients: num_clients, lr: local.lr).
+
+    Keys that every run has are preferred. Return None if no key matches.
+    """
     own = [name for name in known if "." not in name and name.endswith(f"_{key}")]
     inside = [name for name in known if name.rpartition(".")[2] == key]
     return next(iter(sorted([*own, *inside], key=lambda name: bool(known[name]))), None)
 
 
-# what Hydra or OmegaConf says -> our words
+# pattern of Hydra's or OmegaConf's message -> function that returns our message
 MESSAGES: dict[str, Callable[[re.Match[str], Path, list[Path]], str]] = {
     r"Could not find '((?:hydra/)?[^'/]+)/([^']+)'": no_option,
     r"Could not override '([^']+)'": unknown_key,

@@ -1,9 +1,11 @@
-"""The jobs of a sweep: which are done, and the time that the others take by the nearest measured
-run (`preview=true`); their start in this order until the time is over (`budget=<minutes>`).
+"""List the jobs of a sweep (`preview=true`) and limit their time (`budget=<minutes>`).
 
-The moment at which a budget is over travels with the overrides of every job, so that each launcher
-knows it. After that moment no job starts, and a running one saves its state and ends before the
-round that it could not save in time (fedexp.training.job).
+The list shows which jobs are done and estimates the time of the others from the most similar
+measured run. With a budget, jobs start in this order until the time is over.
+
+The budget's deadline is added to the overrides of every job, so that it works with every launcher.
+No job starts after the deadline. A running job saves its state and ends before a round that it
+could not save in time (fedexp.training.job).
 """
 
 import statistics
@@ -46,7 +48,7 @@ from fedexp.trackers.progress import duration
 from fedexp.training.job import DEADLINE
 from fedexp.training.stopping import is_over
 
-# A round of one run takes as long as a round of another when these values are equal.
+# If these values are equal, a round of one run takes as long as a round of the other.
 WORK = (
     *("dataset.name", "model", "num_clients", "participation", "scenario._target_"),
     *("local.epochs", "local.batch_size", "local.optimizer", "hardware.precision"),
@@ -58,7 +60,7 @@ class Planned:
     """A job that has been composed but not started."""
 
     directory: Path
-    # resolved; empty where it has a fault, which the job itself reports
+    # resolved; empty if it has an error, which the job reports
     config: Mapping[str, Any]
     overrides: Sequence[str] = ()
 
@@ -69,13 +71,13 @@ class Measured:
 
     work: list[Any]
     algorithm: Any
-    seconds: float  # of a round, median
+    seconds: float  # median time of a round
     tasks: int
-    machine: str = ""  # of a run that only a file of `--keep` tells of
+    machine: str = ""  # set if the run is only known from a file that `--keep` wrote
 
 
 def show_plan(plan: Plan) -> int:
-    """List the jobs of a sweep and run none; return the exit code."""
+    """List the jobs of a sweep without running them; return the exit code."""
     jobs = planned(plan.launches, plan.folders)
     seconds = show(jobs, known_runs(jobs))
     if plan.budget is not None:
@@ -84,12 +86,16 @@ def show_plan(plan: Plan) -> int:
 
 
 def planned(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[Planned]:
-    """Compose all jobs of these multiruns, each directory once. folders: the user's own groups."""
+    """Compose all jobs of these multiruns, with each directory once.
+
+    folders: directories with the user's config groups.
+    """
     search = search_path(folders)
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
         for overrides in launches:
-            sweep: Path | None = None  # by default its name is the time: once, not for each job
+            # By default its name is the time, so read it once and not for each job.
+            sweep: Path | None = None
             for job in expand(overrides):
                 config = compose("config", overrides=[*job, *search], return_hydra_config=True)
                 sweep = sweep or Path(str(config.hydra.sweep.dir))
@@ -102,7 +108,7 @@ def planned(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[
 
 
 def states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
-    """Yield each job with its state and, where a run of another sweep stands for it, which one."""
+    """Yield (job, state, note). The note names the run if a run of another sweep is used."""
     tested = cache(partial(tested_by_kept, folders_of(jobs)))
     finished = cache(finished_by_training)
     for job in jobs:
@@ -118,13 +124,16 @@ def states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
 
 
 def status(job: Planned) -> str:
-    """Return completed, diverged, stopped, failed, damaged, running, `interrupted at r`, or new, as
-    the directory of the job says."""
+    """Return the state of a job, read from its directory.
+
+    The state is completed, diverged, stopped, failed, damaged, running, `interrupted at <round>` or
+    new.
+    """
     if is_occupied(job.directory):
         return "running"
     run = RunDirectory(noted(job.directory) or job.directory)
     if run.has(files.SUMMARY):
-        # a run that `stop` has ended is continued by a job with other limits
+        # a job with other limits continues a run that `stop` ended
         stop = Stop(**(job.config.get("stop") or {}))
         if run.status != "stopped" or not job.config or is_over(run.summary, stop, resumed=False):
             return run.status
@@ -132,12 +141,12 @@ def status(job: Planned) -> str:
 
 
 def folders_of(jobs: Sequence[Planned]) -> list[Path]:
-    """Return the directories below which there may be runs that are like these jobs."""
+    """Return the directories to search for runs that are similar to these jobs."""
     return sorted({job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")})
 
 
 def tested_by_kept(folders: Sequence[Path]) -> dict[tuple[str, Any], list[frozenset[str]]]:
-    """Return, by setting and seed, what was tested in runs that files of `--keep` tell of."""
+    """Return (setting, seed) -> what each kept run tested, read from the files of `--keep`."""
     found: dict[tuple[str, Any], list[frozenset[str]]] = {}
     for content in kept_below(folders):
         config = content["config"]
@@ -146,13 +155,16 @@ def tested_by_kept(folders: Sequence[Path]) -> dict[tuple[str, Any], list[frozen
 
 
 def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the test views of a configuration and whose models it tests."""
+    """Return a configuration's test views and the kinds of models that it tests."""
     return frozenset(views_of(config)) | subjects_of(config)
 
 
 def known_runs(jobs: Sequence[Planned]) -> list[Measured]:
-    """Return the runs with a round below the working directory and the directories of these jobs;
-    first the run directories, then the files of `--keep`, which may be from another machine."""
+    """Return the runs with at least one round in the directories of `folders_of`.
+
+    Run directories come first, then runs from the files of `--keep`, which may be from another
+    machine.
+    """
     folders = folders_of(jobs)
     paths = {path for folder in folders for path in folder.rglob(files.ROUNDS)}
     found = []
@@ -182,13 +194,13 @@ def measure(
 
 
 def work_of(config: Mapping[str, Any]) -> list[Any]:
-    """Return what decides the time of a round, but for the algorithm."""
+    """Return the values that determine the time of a round, except the algorithm."""
     device = device_of(str(value_of(config, "hardware.device")))
     return [device, *(value_of(config, key) for key in WORK)]
 
 
 def device_of(asked: str) -> str:
-    """Return what `hardware.device` is on this machine: cpu or cuda, whichever GPU it is."""
+    """Return the kind of device that `hardware.device` is on this machine: cpu or cuda."""
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return asked.partition(":")[0]
@@ -197,11 +209,14 @@ def device_of(asked: str) -> str:
 def seconds_left(
     job: Planned, state: str, measured: Sequence[Measured]
 ) -> tuple[float, str] | None:
-    """Return (seconds, what to know of them) by the nearest measured run: one that is here before
-    one in a file of `--keep`, then one of the same algorithm; None where there is none."""
+    """Estimate a job's remaining time from the most similar measured run.
+
+    Return (seconds, a note about the estimate), or None if no run is similar. A run directory is
+    preferred to a file of `--keep`; among equals, a run of the same algorithm is preferred.
+    """
     work, algorithm = work_of(job.config), value_of(job.config, "algorithm._target_")
     like = [run for run in measured if run.work == work]
-    # the rounds of one task, where there are several
+    # the rounds of one task if there are several tasks
     rounds = value_of(job.config, "scenario.rounds_per_task") or job.config.get("rounds")
     if not like or not isinstance(rounds, int):
         return None
@@ -214,8 +229,10 @@ def seconds_left(
 
 
 def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | None]:
-    """Print a line for each job, the time that is left, and `N jobs: D done, ...`. Return the
-    seconds of the jobs that are not done, in their order, None where unknown."""
+    """Print a line for each job, the remaining time, and `N jobs: D done, ...`.
+
+    Return the seconds of each unfinished job in order; None if the time is unknown.
+    """
     counts: Counter[str] = Counter()
     seconds: list[float | None] = []
     names = names_of(jobs)
@@ -238,13 +255,16 @@ def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | 
 
 
 def kind_of(state: str) -> str:
-    """Return the word by which jobs in a state are counted."""
+    """Return the word under which a state is counted, such as done or interrupted."""
     return "done" if state in OVER else state.split()[0]
 
 
 def names_of(jobs: Sequence[Planned]) -> list[str]:
-    """Name each job by the overrides that not all of them share, and by its sweep where there are
-    several; a single job by its directory."""
+    """Name each job by the overrides that differ between the jobs.
+
+    The name starts with the sweep if there are several. A job without such overrides is named by
+    its directory.
+    """
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
     several = len({job.directory.parent for job in jobs}) > 1
     names = []
@@ -256,12 +276,15 @@ def names_of(jobs: Sequence[Planned]) -> list[str]:
 
 
 def limited(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
-    """Return the overrides of each multirun with those that hand the deadline to its jobs."""
+    """Return each multirun's overrides plus the override that passes the deadline to its jobs."""
     return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
 
 
 def show_limit(seconds: Sequence[float | None], minutes: float) -> None:
-    """Print how far a budget goes. seconds: of the jobs that are left, None where unknown."""
+    """Print how many jobs fit in a budget.
+
+    seconds: the time of each remaining job; None if it is unknown.
+    """
     known = [each for each in seconds if each is not None]
     whole = sum(total <= 60 * minutes for total in accumulate(known))
     unknown = len(seconds) - len(known)
@@ -273,7 +296,7 @@ def show_limit(seconds: Sequence[float | None], minutes: float) -> None:
 
 
 def show_state(plan: Plan) -> None:
-    """Print the last line of the command: how many jobs are done, and whether there are more."""
+    """Print the command's last line: how many jobs are done, and whether some remain."""
     jobs = planned(plan.launches, plan.folders)
     found = Counter(kind_of(state) for _, state, _ in states(jobs))
     begun = found["interrupted"] + found["running"]

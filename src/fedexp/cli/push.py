@@ -1,4 +1,4 @@
-"""W&B runs from the files of finished runs and sweeps alone (`fedexp push DIRECTORY ...`)."""
+"""Upload finished runs and sweeps to W&B from their files (`fedexp push DIRECTORY ...`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -24,12 +24,12 @@ from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables
 from fedexp.trackers.several import Guarded
 from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
 
-TABLES = ("table.csv", "rounds_to_target.csv")  # of a sweep
-UPLOAD_SECONDS = 600.0  # a push has nothing else to do than to wait for it
+TABLES = ("table.csv", "rounds_to_target.csv")  # a sweep's tables
+UPLOAD_SECONDS = 600.0  # longer than in a run, since a push only waits for the upload
 
 
 def expand(directories: Sequence[Path]) -> list[Path]:
-    """Expand a sweep to its runs and itself."""
+    """Replace each sweep by its runs followed by the sweep."""
     found: list[Path] = []
     for directory in directories:
         if is_sweep(directory):
@@ -43,8 +43,10 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push a directory; return whether W&B has taken all of it. Raises ConfigError for a link out
-    of the directory: what it leads to would be uploaded."""
+    """Push a directory; return whether W&B received all of it.
+
+    Raises ConfigError if a link leads out of the directory, since its target would be uploaded.
+    """
     require_no_way_out(directory)
     if is_sweep(directory):
         return push_tables(directory, changes, new)
@@ -55,7 +57,7 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
 
 
 def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push the tables of a sweep as a W&B run of their own; return whether W&B has taken them."""
+    """Push a sweep's tables as a separate W&B run; return whether W&B received them."""
     name = directory.absolute().name
     paths = [directory / file for file in TABLES if (directory / file).exists()]
     tables = {path.stem: read_table(path) for path in paths}
@@ -71,7 +73,7 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
         classes=(),
         wandb_id=None if new else former_id(directory),
     )
-    # What a user calls single runs would be wrong for the table.
+    # The user's names for single runs would be wrong for the table.
     changes = {"name": None, "group": None, "job_type": None, **changes}
     tracker = WandbTracker(make_config(config_of_sweep(directory), changes))
     guarded = Guarded([tracker])
@@ -81,7 +83,7 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
 
 
 def config_of_sweep(directory: Path) -> dict[str, Any]:
-    """The configuration of the newest run of a sweep whose configuration can be read."""
+    """Return the configuration of a sweep's newest run with a readable configuration."""
     paths = sorted(
         directory.glob(f"*/{files.CONFIG}"), key=lambda path: path.stat().st_mtime, reverse=True
     )
@@ -89,7 +91,7 @@ def config_of_sweep(directory: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A table of a sweep. Raises ConfigError."""
+    """Read a table of a sweep. Raises ConfigError if it cannot be read."""
     try:
         return pd.read_csv(regular(path))
     except (OSError, ValueError) as error:
@@ -97,8 +99,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def load_finished(directory: Path) -> RunDirectory:
-    """Return a run that has come to its end. Raises ConfigError naming what is missing or
-    damaged."""
+    """Return a finished run. Raises ConfigError that names what is missing or damaged."""
     run = RunDirectory(directory)
     if not run.has(files.SUMMARY):
         raise ConfigError(f"{directory}: no finished run there (it lacks {files.SUMMARY})")
@@ -110,8 +111,10 @@ def load_finished(directory: Path) -> RunDirectory:
 
 
 def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> None:
-    """Tell a tracker all of a finished run again. Raises ConfigError, before it tells anything,
-    where a file is damaged."""
+    """Log a finished run to a tracker.
+
+    Raises ConfigError, before anything is logged, if a file is damaged.
+    """
     rows, told = list(records(run)), run_info(run, wandb_id)
     tracker.start(told)
     for record in rows:
@@ -123,8 +126,10 @@ def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> 
 
 
 def run_info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
-    """Return what a tracker is told first. Raises ConfigError where the configuration lacks what
-    labels are made of."""
+    """Return the run information for a tracker.
+
+    Raises ConfigError if the configuration lacks values that the labels need.
+    """
     config = run.config
     try:
         rounds = (config.get("scenario") or {}).get("rounds_per_task") or config.get("rounds", 0)
@@ -144,7 +149,7 @@ def run_info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
 
 
 def records(run: RunDirectory) -> Iterator[RoundRecord]:
-    """Yield what a tracker is told of each round. Raises ConfigError where a file is damaged."""
+    """Yield the record of each round for a tracker. Raises ConfigError if a file is damaged."""
     histories = {view: load_history(run.directory, view) for view in run.views}
     tests = histories.pop(PLAIN, None)
     accuracy = {} if tests is None else dict(zip(tests.rounds, tests.class_accuracy, strict=True))
@@ -169,8 +174,10 @@ def records(run: RunDirectory) -> Iterator[RoundRecord]:
 
 
 def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the node by which a run with this configuration is logged to W&B, alone or among
-    others; empty where it is not."""
+    """Return the configuration's W&B tracker node, or an empty dict if W&B is not used.
+
+    The node may be the only tracker or one of several.
+    """
     node = config.get("tracker") or {}
     target = f"{Wandb.__module__}.{Wandb.__qualname__}"
     for each in (node, *(node.get("members") or ())):
@@ -180,7 +187,7 @@ def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
-    """Return the tracker of a run's configuration, else the default one, with changes."""
+    """Return the W&B tracker from a run's configuration, or the default one, with changes."""
     default = conf_directory() / "tracker" / "wandb.yaml"
     values = yaml.safe_load(default.read_text(encoding="utf-8")) | wandb_node(config) | changes
     known = {field.name: values[field.name] for field in fields(Wandb)}
@@ -188,8 +195,10 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
 
 
 def former_id(directory: Path) -> str | None:
-    """Return the id of the newest W&B run below a directory: of `run-<time>-<id>` or
-    `offline-run-<time>-<id>`."""
+    """Return the id of the newest W&B run below a directory, or None if there is no W&B run.
+
+    The id is read from the name `run-<time>-<id>` or `offline-run-<time>-<id>`.
+    """
     folders = (directory / "wandb").glob("*run-*-*")
     parts = [path.name.removeprefix("offline-").split("-") for path in folders]
     newest = max(parts, default=None, key=lambda each: each[1])

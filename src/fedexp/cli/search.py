@@ -1,9 +1,9 @@
-"""`fedexp --multirun hydra/sweeper=optuna ...`: a search for the values of options; each trial is a
-run.
+"""Search for option values with Optuna: `fedexp --multirun hydra/sweeper=optuna ...`.
 
-The study is the file study.db in the directory of the sweep, so that the same command continues it:
-a trial that had begun resumes from its checkpoint. hydra-optuna-sweeper is made for Optuna 2.10
-and hands no trial to its job, so that it cannot prune.
+Each trial is a run. The study is saved as study.db in the sweep's directory, so the same command
+continues it, and an unfinished trial resumes from its checkpoint. This module replaces
+hydra-optuna-sweeper, which requires Optuna 2.10 and cannot prune, because its jobs do not receive
+their trial.
 """
 
 from collections import Counter
@@ -46,20 +46,22 @@ class Options(Checked, prefix="hydra.sweeper."):
 
     @classmethod
     def of(cls, node: Any) -> "Options":
-        """Return the checked options of a node of the configuration."""
+        """Return the checked options from a configuration node."""
         values: dict[str, Any] = OmegaConf.to_container(node)  # type: ignore[assignment]
         values.pop("_target_", None)
         return make(cls, values, cls.prefix)
 
 
 def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[Any]:
-    """Run the trials of a study; return what the launcher has returned.
+    """Run the trials of a study; return the launcher's results.
 
-    config: the composed configuration with its node `hydra`; arguments: the overrides of the
-    command. Raises ConfigError for a study that cannot be."""
+    config: the composed configuration including its node `hydra`. arguments: the command's
+    overrides. Raises ConfigError if there is no objective or nothing to search for, or if the
+    directory holds another study.
+    """
     options, directory = Options.of(config.hydra.sweeper), Path(config.hydra.sweep.dir)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
-    if objective is None:  # test data are used where they are asked for alone
+    if objective is None:  # test data are used only on request
         raise ConfigError(
             "hydra/sweeper=optuna: a search needs an objective: validation.fraction=0.1 has it"
             " search for the best validation_accuracy; objective=accuracy searches on the test data"
@@ -90,8 +92,10 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
 
 
 def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return (key -> what values it may take, the other overrides). An interval of Hydra is one of
-    numbers, any other sweep a choice."""
+    """Return (key -> distribution of its values, the other overrides).
+
+    A Hydra interval becomes a range of numbers; any other sweep becomes a choice.
+    """
     space: dict[str, Any] = {}
     fixed = []
     for override in OverridesParser.create().parse_overrides(list(arguments)):
@@ -117,8 +121,10 @@ def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> optuna.Study:
-    """Return the study of the directory, with a sampler, a new one where there is none. Raises
-    ConfigError where there is one of something else."""
+    """Load or create the study in the sweep's directory and set its sampler.
+
+    Raises ConfigError if the directory holds a different study.
+    """
     directory, options = Path(config.hydra.sweep.dir), Options.of(config.hydra.sweeper)
     direction = direction_of(objective, config.get("objective_direction"))
     others = short_hash(resolve(without_hydra(config)))
@@ -136,7 +142,7 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
         direction="maximize" if direction == "max" else "minimize",
         load_if_exists=True,
     )
-    seed = options.seed + len(study.trials)  # a fresh one for a command that continues
+    seed = options.seed + len(study.trials)  # a new seed if the command continues a study
     startup = 2 * options.startup_trials
     study.sampler = (
         samplers.TPESampler(seed=seed, n_startup_trials=startup)
@@ -151,14 +157,17 @@ def store_of(directory: Path) -> str:
 
 
 def assigned(study: optuna.Study, number: int) -> list[str]:
-    """Return the overrides that give the options the values of a trial."""
+    """Return the overrides that set the options to a trial's values."""
     return [f"{key}={value}" for key, value in study.trials[number].params.items()]
 
 
 def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
-    """Note how a trial has ended: by its directory, since a launcher may have run it elsewhere."""
-    _ = result.return_value  # raises what the launcher has caught
-    # not resolved: a path may hold what would be an interpolation
+    """Record a trial's result in the study.
+
+    The result is read from the run directory, since another process may have run the trial.
+    """
+    _ = result.return_value  # raises the error that the launcher caught
+    # not resolved, since a path may contain `${`
     runtime: Any = OmegaConf.to_container(result.hydra_cfg.hydra.runtime, resolve=False)
     directory = Path(runtime["output_dir"])
     run = standing_in(RunDirectory(directory))
@@ -174,7 +183,7 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
 
 
 def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
-    """Return what is told of the rounds of a trial, and says whether it is pruned."""
+    """Return a function that reports a trial's rounds and returns whether to prune the trial."""
     options, directory = hydra_config.sweeper, Path(hydra_config.sweep.dir)
     pruner: Any = pruners.NopPruner()
     if options.pruner == "median":
@@ -182,7 +191,7 @@ def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
     study = optuna.load_study(study_name=None, storage=store_of(directory), pruner=pruner)
     trial = reopened(study, int(hydra_config.job.env_set[TRIAL]))
     objective = str(objective_name(config))
-    reported = set(study.trials[trial.number].intermediate_values)  # where the trial is resumed
+    reported = set(study.trials[trial.number].intermediate_values)  # non-empty after a resume
 
     def watch(round: int, summary: Mapping[str, Any]) -> bool:
         value = value_of(summary, objective)
@@ -195,7 +204,7 @@ def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
 
 
 def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
-    """Write trials.csv, and print which trial is the best."""
+    """Write trials.csv and print the best trial."""
     table = study.trials_dataframe(("number", "state", "value", "user_attrs", "params"))
     table.columns = table.columns.str.replace("^(params|user_attrs)_", "", regex=True)
     table = table.rename(columns={"number": "trial", "value": objective})

@@ -1,7 +1,6 @@
-"""Sweeps as the command line sees them: Hydra's callback at both ends, reports, and what failed
-jobs mean for the exit code.
+"""Follow the sweeps of a command: Hydra's callback, the reports, and the exit codes of failed jobs.
 
-Hydra's launchers may run the jobs in other processes, on other machines.
+Hydra's launchers may run the jobs in other processes or on other machines.
 """
 
 import json
@@ -23,28 +22,27 @@ from fedexp.core.storage import display_path, regular, remove_if_empty
 from fedexp.rundir.files import ERROR, SUMMARY
 
 Mark = tuple[int, int]  # inode, time of writing
-# the configuration of a sweep, which is there before the jobs are checked
+# a sweep's configuration, which Hydra writes before the jobs are checked
 OF_HYDRA = "multirun.yaml"
-NOTES = ".failed"  # of a sweep: what jobs could not write into their own directories
+NOTES = ".failed"  # folder of a sweep with the notes of jobs that could not write a report
 
 
 @dataclass
 class SweepWatch:
     """The sweeps of one command, by their directories."""
 
-    begun: dict[Path, dict[Path, Mark]] = field(default_factory=dict)  # its failures as it began
-    made: set[Path] = field(default_factory=set)  # those that were not there before
-    running: dict[Path, str] = field(default_factory=dict)  # the launcher of each that is not over
+    begun: dict[Path, dict[Path, Mark]] = field(default_factory=dict)  # failures before the start
+    made: set[Path] = field(default_factory=set)  # directories that are new
+    running: dict[Path, str] = field(default_factory=dict)  # running sweep -> its launcher
     ended: list[Path] = field(default_factory=list)
-    said: set[str] = field(default_factory=set)  # messages of jobs, which many of them may share
+    said: set[str] = field(default_factory=set)  # messages printed for jobs
 
     @contextmanager
     def handed_over(self) -> Iterator[None]:
-        """Inside, Hydra's callback reports here.
+        """While the block runs, Hydra's callback reports to this object.
 
-        Hydra makes the callback from the class name in conf/config.yaml, with plain values alone,
-        so that it can be given no object; a context variable is the way that is left, and ends with
-        the command.
+        Hydra makes the callback from the class name in conf/config.yaml and plain values, so it
+        cannot receive an object. It finds this one in a context variable.
         """
         token = _current.set(self)
         try:
@@ -53,8 +51,10 @@ class SweepWatch:
             _current.reset(token)
 
     def take_back(self, here: Path) -> None:
-        """Remove what Hydra has made for sweeps that were refused before their first job; of
-        parents only those below `here`."""
+        """Remove the directories of sweeps that were refused before their first job.
+
+        Empty parents are removed too if they are below `here`.
+        """
         for directory in self.made:
             if directory.is_dir() and [path.name for path in directory.iterdir()] == [OF_HYDRA]:
                 (directory / OF_HYDRA).unlink()
@@ -65,8 +65,7 @@ _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None
 
 
 def said_before(message: str) -> bool:
-    """Return whether another job of this command has said the same, as far as this process
-    knows."""
+    """Return whether this process has already printed a message for another job of the command."""
     watch = _current.get()
     if watch is None:
         return False
@@ -79,13 +78,15 @@ class Sweeps(Callback):
     """The callback that conf/config.yaml names."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Stop in time: Hydra would write its files over those of a run that is there, before it
-        can be refused."""
+        """Keep Hydra from writing its files.
+
+        It would overwrite the files of an existing run before fedexp can refuse the new one.
+        """
         with read_write(config), open_dict(config):
             config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Note what was in the directory before, and say where the jobs run."""
+        """Record the directory's earlier failures and print where the jobs run."""
         directory, launcher = (
             Path(config.hydra.sweep.dir).absolute(),
             config.hydra.runtime.choices["hydra/launcher"],
@@ -103,7 +104,7 @@ class Sweeps(Callback):
             print(launchers.sentence(launcher, config.hydra.launcher, jobs, directory), flush=True)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Note that its jobs are over."""
+        """Record that the sweep has ended."""
         directory = Path(config.hydra.sweep.dir).absolute()
         if watch := _current.get():
             watch.running.pop(directory, None)
@@ -111,16 +112,20 @@ class Sweeps(Callback):
 
 
 def failures(sweep: Path) -> dict[Path, Mark]:
-    """Return the reports of failed jobs, with what tells a new one from an old one, whatever the
-    clock says."""
+    """Return the reports of failed jobs -> (inode, time of writing).
+
+    The inode tells a new report from an old one even if the clock is wrong.
+    """
     paths = [*sweep.glob(f"*/{ERROR}"), *sweep.glob(f"{NOTES}/*.json")]
     found = ((path, path.stat()) for path in paths)
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
-    """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of
-    conf/sweep."""
+    """Write a sweep's tables and pictures, and print its table.
+
+    name: the name of the sweep in conf/sweep, or None.
+    """
     from fedexp.cli.push import config_of_sweep, push_tables, wandb_node
     from fedexp.papers.aggregate import write_report
     from fedexp.rundir.sweeps import SweepDirectory
@@ -136,10 +141,10 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
 
 
 def finish(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
-    """Write the reports of the sweeps that have ended; return the exit codes of their failures, and
-    of reports that cannot be written.
+    """Write the reports of the sweeps that have ended.
 
-    elsewhere: as for `failed`.
+    Return the exit codes of failed jobs and of reports that cannot be written. elsewhere: see
+    `failed`.
     """
     codes = []
     for sweep in dict.fromkeys(watch.ended):
@@ -155,9 +160,11 @@ def finish(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
 
 
 def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
-    """Return the exit codes of the jobs of a sweep that have failed anew. before: `failures` as it
-    began; elsewhere: the jobs ran in other processes, so that what is in
-    no directory of a job is said here."""
+    """Return the exit codes of the sweep's jobs that failed in this command.
+
+    before: the value of `failures` before the sweep. elsewhere: whether the jobs ran in other
+    processes; if so, errors that are not in a job's directory are printed here.
+    """
     codes = []
     for path, mark in failures(sweep).items():
         if mark == before.get(path):
@@ -175,7 +182,7 @@ def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> 
 
 
 def failure(path: Path) -> tuple[int, str]:
-    """Return the exit code and the error of a failed job as `record_failure` has left them."""
+    """Return the exit code and the error that `record_failure` wrote for a failed job."""
     try:
         found = json.loads(regular(path).read_text(encoding="utf-8"))
         return int(found["exit_code"]), str(found["error"])
@@ -184,7 +191,7 @@ def failure(path: Path) -> tuple[int, str]:
 
 
 def broken(error: Exception, directory: Path, launcher: str) -> str:
-    """Return the message for an error of the launcher itself; those of jobs end in `run_job`."""
+    """Return the message for an error of the launcher; `run_job` handles the errors of jobs."""
     reason = (str(error).strip() or "no reason given").splitlines()[0]
     return (
         f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher cannot work, or"

@@ -1,7 +1,7 @@
-"""Standard output and error as views of a run: what cannot be shown there is lost, and never the
-run.
+"""Keep a run alive if standard output or error cannot be written.
 
-A terminal may be closed, a disk that holds the output be full, an encoding lack a letter of a path.
+The terminal may be closed, the disk with the output may be full, or the encoding may lack a letter
+of a path. The output is then lost and the run continues.
 """
 
 import os
@@ -10,15 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-# the logger of a line for every round, for run.log; the console has its own
+# logger for one line per round in run.log; the console shows rounds in another way
 ROUNDS_LOG = "fedexp.rounds"
 
 problem: str | None = None  # the first thing that went wrong in this process, for run.log
 
 
 class View:
-    """A text stream whose `write` and `flush` never raise OSError or UnicodeError; None swallows
-    everything."""
+    """A text stream whose `write` and `flush` never raise OSError or UnicodeError.
+
+    If the underlying stream is None, everything written is discarded.
+    """
 
     def __init__(self, stream: Any):
         self.stream = stream
@@ -50,7 +52,7 @@ class View:
             note(error)
 
     def give_up(self) -> None:
-        """Send whatever is still written nowhere, also at the end of the process."""
+        """Discard all further output, also at the end of the process."""
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stream.fileno())
@@ -69,8 +71,7 @@ def note(error: Exception) -> None:
 
 
 def install() -> None:
-    """Install the views: for the processes of launchers; use `views` for the process of the command
-    line."""
+    """Install the views in a launcher's process. The command line's process uses `views`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         setattr(sys, name, stream if isinstance(stream, View) else View(stream))
@@ -90,7 +91,7 @@ def views() -> Iterator[None]:
                 try:
                     view.stream.flush()
                 except (OSError, ValueError, AttributeError):
-                    view.give_up()  # else the interpreter would try once more, and exit with 120
+                    view.give_up()  # otherwise the interpreter tries again and exits with 120
         sys.stdout, sys.stderr = before
 
 

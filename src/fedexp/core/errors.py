@@ -1,4 +1,4 @@
-"""Errors that a user can mend: shown as one message without a traceback, exit code 2."""
+"""Errors that a user can fix. They are shown as one message without a traceback (exit code 2)."""
 
 import difflib
 import errno
@@ -7,28 +7,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes beside 0
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes other than 0
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
 class ConfigError(ValueError):
-    """A setting, file or option that fedexp cannot work with. `str(error)` is the whole message for
-    the user."""
+    """An invalid setting, file or option. `str(error)` is the whole message for the user."""
 
 
 class RunFailed(RuntimeError):
-    """A ConfigError in a run that has begun: a failure, which is recorded."""
+    """A ConfigError in a run that has begun. It is recorded as a failure."""
 
 
 class BudgetSpent(Exception):
-    """The time that a command may take is over for this job. What it has saved is kept: no
-    failure."""
+    """The command's time budget is over. The job keeps its saved state and has not failed."""
 
 
 class StorageError(OSError):
-    """A file of a run that cannot be written: no space left, a limit, a directory that was
-    removed."""
+    """A run's file cannot be written, because of a full disk, a limit or a removed directory."""
 
     def __init__(self, path: object, error: OSError):
         super().__init__(error.errno, error.strerror or str(error), str(path))
@@ -38,8 +35,11 @@ class StorageError(OSError):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether the system refused memory, address space (`ulimit -v`) or a thread, in the
-    words of whoever asked."""
+    """Return whether an error means that the system refused memory or a thread.
+
+    This includes address space (`ulimit -v`). Libraries raise different types, so messages are
+    compared too.
+    """
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
     ):
@@ -57,29 +57,36 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def say_no_memory(error: BaseException) -> int:
-    """Print one message; return the exit code."""
+    """Print that memory is missing; return the exit code."""
     return say(f"the system gives no more memory ({str(error) or type(error).__name__})", FAILED)
 
 
 def say(message: str, code: int = BAD_INPUT) -> int:
-    """Print one message; return the exit code, that of bad input unless another is given.
+    """Print one message to stderr; return the exit code.
 
-    Control characters from a foreign file cannot reach the terminal."""
+    Control characters are escaped, so that text from other people's files cannot control the
+    terminal.
+    """
     shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
     print(f"fedexp: {''.join(shown)}", file=sys.stderr)
     return code
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return a hint ` (nearest: 'x')` for a misspelt name, in whatever case, or an empty string."""
+    """Return a hint ` (nearest: 'x')` for a misspelt name, or an empty string if none is similar.
+
+    Upper and lower case are not distinguished.
+    """
     by_letters = {candidate.lower(): candidate for candidate in reversed(list(candidates))}
     match = difflib.get_close_matches(name.lower(), list(reversed(by_letters)), n=1, cutoff=0.5)
     return f" (nearest: '{by_letters[match[0]]}')" if match else ""
 
 
 def require(condition: bool, key: str, value: object, allowed: str) -> None:
-    """Raise ConfigError(`key=value: must be <allowed>`) unless the condition holds; see
-    `collecting`."""
+    """Raise ConfigError(`key=value: must be <allowed>`) unless the condition is true.
+
+    Inside `collecting`, the error is raised at the end of the block.
+    """
     if condition:
         return
     message, collected = f"{key}={value}: must be {allowed}", _collected.get()
@@ -90,14 +97,13 @@ def require(condition: bool, key: str, value: object, allowed: str) -> None:
 
 @contextmanager
 def collecting() -> Iterator[None]:
-    """Collect every failed `require` inside, and raise all of them as one ConfigError at the
-    end."""
+    """Collect every failed `require` in the block and raise one ConfigError for all at the end."""
     messages: list[str] = []
     token = _collected.set(messages)
     try:
         yield
     except Exception:
-        if not messages:  # else it may only be a consequence of the value that has been noted
+        if not messages:  # otherwise a value in `messages` may be the cause
             raise
     finally:
         _collected.reset(token)
@@ -106,8 +112,10 @@ def collecting() -> Iterator[None]:
 
 
 def require_choice(key: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ConfigError naming the allowed values and the nearest one unless `value` is one of
-    `choices`."""
+    """Raise ConfigError unless `value` is one of `choices`.
+
+    The message has the allowed values and the nearest one.
+    """
     choices = list(choices)
-    if value not in choices:  # looking for the nearest one takes longer than all else here
+    if value not in choices:  # finding the nearest value is slow, so do it only if needed
         require(False, key, value, f"one of {', '.join(choices)}{nearest(str(value), choices)}")

@@ -1,28 +1,28 @@
-"""Signals that ask the command to stop: noted while modules are imported, KeyboardInterrupt from
-then on.
+"""Delay signals that stop the command until all modules are imported.
 
-An exception that a signal raises within an import is swallowed by some libraries, and leaves half a
-module behind that ends in a RecursionError.
+Some libraries catch an exception that a signal raises during their import. The half-imported module
+then causes a RecursionError. So signals are only recorded during imports, and raise
+KeyboardInterrupt after them.
 """
 
 import signal
 
-_noted: list[int] = []  # signals that have come while they were held
+_noted: list[int] = []  # signals received while they were held
 
 
 def hold() -> None:
-    """Note signals only from now on, until `release`."""
+    """Record signals, without raising, until `release` is called."""
     _noted.clear()
     for number in RAISING:
-        # a shell lets `&` ignore Ctrl+C
+        # for commands started with `&`, a shell makes the process ignore Ctrl+C
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _note)
 
 
 def release() -> None:
-    """Raise KeyboardInterrupt for what was noted; from now on signals raise it by themselves.
+    """Raise KeyboardInterrupt if a signal was recorded. Later signals raise it immediately.
 
-    In a process that never held them, such as that of a job of a launcher, this does nothing.
+    In a process that never called `hold`, such as a launcher's job, this does nothing.
     """
     for number, handler in RAISING.items():
         if signal.getsignal(number) is _note:

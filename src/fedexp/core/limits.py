@@ -1,5 +1,7 @@
-"""Limits of the fields of a dataclass, stated by their annotations: `rate: Positive` for a number,
-`variant: Literal["released", "paper"]` for a choice."""
+"""Check the fields of a dataclass against limits in their annotations.
+
+Examples are `rate: Positive` for a number and `variant: Literal["released", "paper"]` for a choice.
+"""
 
 import math
 from collections.abc import Callable, Container
@@ -12,7 +14,7 @@ from fedexp.core.errors import require, require_choice
 
 @dataclass(frozen=True)
 class Limit:
-    """A condition on a value, and its words in a message."""
+    """A condition on a value and the words that describe it in a message."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -44,8 +46,11 @@ Counts = Annotated[
 
 
 def check_limits(owner: Any, prefix: str, top: Container[str] = ()) -> None:
-    """Raise ConfigError unless every field of a dataclass is what its annotation allows. prefix: of
-    the fields' keys, but for those in `top`, which stand on the top level of the configuration."""
+    """Raise ConfigError unless every field of a dataclass has a value that its annotation allows.
+
+    prefix: the prefix of the fields' keys in messages. The fields in `top` have no prefix, since
+    they are on the top level of the configuration.
+    """
     for field in fields(owner):
         value = getattr(owner, field.name)
         key = field.name if field.name in top else prefix + field.name
@@ -61,7 +66,7 @@ def check_limits(owner: Any, prefix: str, top: Container[str] = ()) -> None:
 
 
 def without_none(annotation: Any) -> tuple[Any, bool]:
-    """Return (kind, True) for `kind | None`, (annotation, False) for any other."""
+    """Return (kind, True) for `kind | None` and (annotation, False) for any other annotation."""
     kinds = get_args(annotation)
     if len(kinds) == 2 and NoneType in kinds:
         return kinds[kinds[0] is NoneType], True
@@ -70,18 +75,21 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Checked:
-    """Makes every subclass a dataclass, frozen and with keyword-only fields; their limits are
-    checked when an object is made. prefix: of the fields' names in messages."""
+    """Make every subclass a frozen dataclass with keyword-only fields and checked limits.
+
+    The limits are checked when an object is made. prefix: the prefix of the fields' names in
+    messages.
+    """
 
     prefix: ClassVar[str] = ""
-    top: ClassVar[Container[str]] = ()  # fields that stand on the top level of the configuration
+    top: ClassVar[Container[str]] = ()  # fields on the top level of the configuration
 
     def __init_subclass__(cls, prefix: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         if prefix is not None:
             cls.prefix = prefix
         dataclass(frozen=True, kw_only=True)(cls)
-        # Those of this class serve; without their own, subclasses may be decorated once more.
+        # The methods of Checked are enough. A subclass that defines them cannot be decorated again.
         del cls.__setattr__, cls.__delattr__
 
     def __post_init__(self) -> None:
@@ -95,7 +103,7 @@ class Checked:
 
 
 def without_limits(annotation: Any) -> Any:
-    """Return the plain type behind an annotation."""
+    """Return the annotation's type without its limits."""
     kind, optional = without_none(annotation)
     if optional:
         return without_limits(kind) | None

@@ -1,6 +1,7 @@
-"""Files that are whole or not there: written beside their place, synced and moved to it.
+"""Write files atomically: to a temporary file, which is synced and then renamed.
 
-torch is imported late: figures and tables are made without it.
+A file is therefore complete or does not exist. torch is imported late, since figures and tables do
+not need it.
 """
 
 import errno
@@ -19,20 +20,24 @@ from fedexp.core.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from fedexp.core.tree import Tree
 
-# bytes in memory for one in a file; fedexp packs none, and numbers seldom pack by more than 20
+# Largest allowed ratio of bytes in memory to bytes in a file. fedexp does not compress its files,
+# and compression rarely makes numbers more than 20 times smaller.
 RATIO = 200
-SMALL = 2**26  # bytes that are harmless whatever their ratio
+SMALL = 2**26  # up to this many bytes, any ratio is allowed
 
 
 def display_path(path: Path) -> Path:
-    """Return the path as one would type it: relative where it lies below the working directory."""
+    """Return the path to show to users, relative if it is below the working directory."""
     path = path.absolute()
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def regular(path: Path) -> Path:
-    """Return the path of a file that is to be read. Raises OSError for whatever else is there: in
-    a foreign directory it may be a named pipe, which would be waited for, or a device."""
+    """Return the path if it is a regular file.
+
+    Raises OSError otherwise. A directory from another person may contain a device or a named pipe,
+    and reading a pipe could block forever.
+    """
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -43,7 +48,7 @@ def regular(path: Path) -> Path:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Raise what the system says against writing a file as StorageError."""
+    """Raise StorageError for an OSError in the block, which writes `path`."""
     try:
         yield
     except StorageError:
@@ -54,8 +59,10 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def temporary_of(path: Path) -> Iterator[Path]:
-    """Yield a hidden name beside the file, to be moved to its place when complete; see
-    `remove_temporaries`."""
+    """Yield a hidden path in the file's folder, to be renamed to the file when complete.
+
+    See `remove_temporaries`.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -65,18 +72,17 @@ def temporary_of(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> None:
-    """Write a file that is either the old one or the whole new one, also after a crash or a loss of
-    power.
+    """Write a file so that it has either the old or the complete new content.
 
-    sync_folder: its new entry in the folder, too, is on the disk before this returns. Raises
-    StorageError.
+    This also holds after a crash or a power failure. sync_folder: also sync the file's folder
+    before returning. Raises StorageError.
     """
     with storing(path):
         make_folder(path.parent)
         with temporary_of(path) as temporary:
             with suppress(FileNotFoundError):
                 temporary.unlink()
-            # never through a foreign link
+            # "x" fails if a link exists, so nothing is written through it
             with open(temporary, "xb") as file:
                 file.write(content)
                 file.flush()
@@ -87,7 +93,7 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; their entries are on the disk before this returns."""
+    """Make a folder and its parents, and sync their entries to the disk."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -95,16 +101,18 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_above(folder: Path, levels: int) -> None:
-    """The entries of the folders above one, which may be as new as it is: else all that is synced
-    in it is lost with its name. One that cannot be opened is left out."""
+    """Sync the entries of up to `levels` parents of a folder.
+
+    If the parents are new and not synced, a power failure can lose the folder and everything in it.
+    A parent that cannot be opened is skipped.
+    """
     for above in list(folder.absolute().parents)[:levels]:
         with suppress(OSError):
             sync(above)
 
 
 def sync(folder: Path) -> None:
-    """Sync the entries of a folder, so that a file that was moved there stays there after a loss of
-    power."""
+    """Sync a folder's entries, so that a file moved to it survives a power failure."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows, where folders cannot be opened
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -127,8 +135,11 @@ def save_tree(path: Path, value: "Tree", sync_folder: bool = True) -> None:
 
 
 def load_tree(path: Path, mapped: bool = False) -> "Tree":
-    """Load a tree, checked, unless mapped: then it is read from the file when looked at, and never
-    kept in memory for good."""
+    """Load a tree of tensors to the CPU. Raises ConfigError if the file is not a valid checkpoint.
+
+    mapped: map the file instead of reading it. Values are then read on access and the checksums are
+    not checked.
+    """
     import torch
 
     from fedexp.core import tree
@@ -150,8 +161,10 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
 
 
 def check_tree(path: Path) -> None:
-    """Raise ConfigError unless the file is there and its records are those that were written
-    (CRC-32), which torch does not compress."""
+    """Raise ConfigError unless the file exists and its records have the right CRC-32 checksums.
+
+    Compressed records are refused too, since torch does not compress.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             if any(record.compress_type for record in archive.infolist()):
@@ -166,14 +179,16 @@ def check_tree(path: Path) -> None:
 
 
 def check_size(size: int, packed: int) -> None:
-    """Raise ValueError where so few bytes of a file stand for more than the memory may hold."""
+    """Raise ValueError if `packed` bytes of a file would expand to too many bytes in memory."""
     if size > SMALL and size > RATIO * packed:
         raise ValueError(f"{packed:,} bytes stand for {size:,}, more than {RATIO} times as many")
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:
-    """Take back the directories that Hydra made for a run or sweep that never began; of parents
-    only those below `here`."""
+    """Remove the empty directories that Hydra made for a run or sweep that did not begin.
+
+    Empty parents are removed too if they are below `here`.
+    """
     for candidate in (directory, *directory.parents):
         if candidate != directory and here not in candidate.parents:
             return

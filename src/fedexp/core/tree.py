@@ -1,4 +1,4 @@
-"""Trees of tensors: nested dicts that hold everything a client or the server keeps."""
+"""Trees of tensors: nested dicts with the state of a client or the server."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Params = dict[str, torch.Tensor]
 
 
 def map(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Apply a function to the leaves of trees of one shape."""
+    """Apply a function to the leaves of trees with the same structure."""
     return tree_map(function, *trees)
 
 
@@ -21,7 +21,10 @@ def zeros_like(tree: Tree) -> Tree:
 
 
 def room_for(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """Return an empty [count, ...] for a leaf [...], each in the memory layout of the leaf."""
+    """Return an uninitialised tensor [count, ...] for a leaf [...].
+
+    Each of its `count` parts has the memory layout of the leaf.
+    """
     shape, strides = (count, *leaf.shape), (leaf.numel(), *leaf.stride())
     return torch.empty_strided(shape, strides, dtype=leaf.dtype, device=leaf.device)
 
@@ -32,12 +35,15 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
-    """Undo `stack`; the parts own their memory."""
+    """Split a stacked tree into `count` trees, the inverse of `stack`. The leaves are copies."""
     return [tree_map(lambda leaf, i=i: leaf[i].clone(), tree) for i in range(count)]
 
 
 def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
-    """Average leaves [C, ...] -> [...], weighted by weights [C], which need not sum to one."""
+    """Return the weighted mean over the first dimension of the leaves, [C, ...] -> [...].
+
+    weights: [C]; they need not sum to one.
+    """
 
     def mean(leaf: torch.Tensor) -> torch.Tensor:
         share = (weights / weights.sum()).to(leaf)
@@ -47,8 +53,11 @@ def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
 
 
 def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
-    """Average running statistics [C, ...] like parameters; integer buffers (batch counts) take the
-    largest."""
+    """Average buffers [C, ...] -> [...].
+
+    Running statistics are averaged like parameters. For integer buffers (batch counts) the maximum
+    is returned.
+    """
     return {
         k: weighted_mean(v, weights) if v.is_floating_point() else v.amax(0)
         for k, v in stacked.items()
@@ -56,13 +65,15 @@ def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
 
 
 def squared_distance(a: Params, b: Params) -> torch.Tensor:
-    """Return ||a - b||_2^2 over all entries of two trees of parameters; a scalar. By one operation
-    with its gradient: subtraction and square apart cost up to three times as much."""
+    """Return ||a - b||_2^2 over all entries of two trees of parameters, a scalar tensor.
+
+    `mse_loss` is one operation; a separate subtraction and square take up to three times as long.
+    """
     return torch.stack([F.mse_loss(a[k], b[k], reduction="sum") for k in a]).sum()
 
 
 def dot(a: Params, b: Params) -> torch.Tensor:
-    """Return the inner product of two trees of parameters; a scalar."""
+    """Return the inner product of two trees of parameters, a scalar tensor."""
     return torch.stack([(a[k] * b[k]).sum() for k in a]).sum()
 
 
@@ -75,12 +86,12 @@ def add(a: Params, b: Params) -> Params:
 
 
 def added(a: Params, stacked: Params, factor: float = 1.0) -> Params:
-    """Return a + factor * the sum over the first dimension of the leaves of `stacked`."""
+    """Return a + factor * sum(stacked), with the sum over the leaves' first dimension."""
     return {k: a[k] + factor * stacked[k].sum(0) for k in a}
 
 
 def row(stacked: Tree, i: int) -> Tree:
-    """Return one of the stacked trees, as views: leaves [C, ...] -> those of one."""
+    """Return tree i of the stacked trees as views: leaves [C, ...] -> [...]."""
     return tree_map(lambda leaf: leaf[i], stacked)
 
 
@@ -90,10 +101,10 @@ def leaves(tree: Tree) -> list[torch.Tensor]:
 
 
 def num_bytes(tree: Tree) -> int:
-    """Return the bytes of all tensors in a tree, as they would be sent."""
+    """Return the number of bytes needed to send all tensors of a tree."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def is_finite(tree: Tree) -> bool:
-    """Return True where no floating-point leaf holds NaN or Inf."""
+    """Return whether no floating-point leaf contains NaN or Inf."""
     return all(bool(leaf.isfinite().all()) for leaf in leaves(tree) if leaf.is_floating_point())

@@ -1,8 +1,7 @@
-"""Yaml of any origin: plain values, and no more of them than the file has
-room for.
+"""Read yaml files from untrusted sources as plain values, with limits on depth and aliases.
 
-A file of a few lines whose aliases refer to aliases can mean billions of values (a `billion laughs`
-file). It loads at once and then keeps whoever walks through it busy for ever.
+A few lines with aliases of aliases can represent billions of values (the "billion laughs" attack).
+Such a file loads at once, but code that visits all of its values never ends.
 """
 
 import math
@@ -15,17 +14,20 @@ import yaml
 from fedexp.core.errors import ConfigError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-LIMIT = 10_000  # values of a file with aliases, once these are written out
-DEEPEST = 200  # lists and mappings within each other; deeper ones may end the process
+LIMIT = 10_000  # most values of a file with expanded aliases
+DEEPEST = 200  # deepest nesting of lists and mappings; deeper nesting may crash the process
 
 
 class TooManyAliases(ValueError):
-    """Aliases stand for more than LIMIT values."""
+    """The file's aliases expand to more than LIMIT values."""
 
 
 def load(text: str) -> Any:
-    """Return the values. Raises ValueError for a text that is not yaml, is nested too deeply, or
-    has aliases for more than LIMIT values."""
+    """Return the values of a yaml text.
+
+    Raises ValueError if the text is not yaml, is nested too deeply, or has aliases that expand to
+    more than LIMIT values.
+    """
     try:
         check(text)
         return yaml.load(text, Loader=LOADER)
@@ -34,11 +36,13 @@ def load(text: str) -> Any:
 
 
 def check(text: str) -> None:
-    """Raise ValueError for values that are nested too deeply, or too many once aliases are written
-    out. Nothing is built: the parser only tells where values begin and end."""
+    """Raise ValueError for deep nesting or for aliases that expand to too many values.
+
+    No values are built; only the parser's events are read.
+    """
     total = 0.0
     begun: list[tuple[str | None, float]] = []  # anchor of each open node, values before it
-    sizes: dict[str | None, float] = {}  # by anchor; without limit while its node is open
+    sizes: dict[str | None, float] = {}  # by anchor; infinite while the anchor's node is open
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = begun.pop()
@@ -58,8 +62,7 @@ def check(text: str) -> None:
 
 
 def check_directories(folders: Iterable[Path]) -> None:
-    """Raise ConfigError for what would stop or hang everybody who reads the yaml files of a user's
-    directories."""
+    """Raise ConfigError if reading a user's yaml files would fail or hang for every command."""
     for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
         if path.is_dir():
             continue
@@ -70,4 +73,4 @@ def check_directories(folders: Iterable[Path]) -> None:
         except TooManyAliases as error:
             raise ConfigError(f"{path}: {error}") from error
         except (OSError, ValueError):
-            continue  # who chooses this option will be told
+            continue  # the error is reported if the option is used
