@@ -1,14 +1,14 @@
-"""FedAvg, and with it the hooks by which every other algorithm states what it does differently.
+"""FedAvg, and the hooks that every other algorithm overrides.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
-2017, Algorithm 1: each sampled client runs E epochs of SGD from the global model, the server
-averages the local models. Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is
-the 1/|S_t| of FedNTD Algorithm 1.
+2017, Algorithm 1: each sampled client runs E epochs of SGD from the global model, and the server
+averages the local models. The weights p_k are proportional to n_k (FedNTD Eq. 2);
+`weighting=uniform` is the 1/|S_t| of FedNTD Algorithm 1.
 
 Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no
-`if tensor`, no indexing by boolean masks, no in-place writes to trees that they were given. What
-they are given is explained in interfaces.py. Algorithms that do more than replace these
-hooks name an optional base of families.py.
+`if tensor`, no indexing by boolean masks, no in-place writes to the trees that they receive. See
+interfaces.py for their arguments. An algorithm that needs further hooks inherits from one of the
+optional bases in families.py.
 """
 
 from collections.abc import Iterator
@@ -37,20 +37,22 @@ from fedexp.core.tree import Params, Tree
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of each example, [B], of logits [B, C] and labels [B]."""
+    """Return the cross-entropy of each example, [B], for logits [B, C] and labels [B]."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of values [B] over the rows that are examples; 0 when there is none."""
+    """Return the mean of values [B] over the rows that are examples; 0 if no row is an example."""
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def one_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor:
-    """Return the losses [B]. Raises ConfigError for another shape: of a mean the engine could not
-    leave out padding."""
+    """Return the losses [B] after checking their shape.
+
+    Raises ConfigError for any other shape: the engine could not exclude padding from a mean.
+    """
     if not isinstance(losses, Tensor) or losses.shape != batch.y.shape:
         found = (
             f"the shape {[*losses.shape]}"
@@ -65,23 +67,25 @@ def one_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor
 
 
 def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, Tensor]]:
-    """Return the batches of the first of `epochs` passes over a client's data, and their masks [B],
-    never None.
+    """Yield the batches of the first of `epochs` passes over a client's data, and their masks [B].
 
-    A client that is trained together with longer ones has its later batches at the end; their masks
-    are 0.
+    The masks are never None. If a client is trained together with clients that have more batches,
+    its extra batches come last and have mask 0.
     """
     own = ctx.steps / epochs
     for batch in data.batches():
-        if batch.step >= -(-data.steps // epochs):  # past the first pass even of the longest
+        # the first pass is over even for the longest client
+        if batch.step >= -(-data.steps // epochs):
             return
         ones = torch.ones(len(batch.y), dtype=ctx.steps.dtype, device=batch.y.device)
         yield batch, (ones if batch.mask is None else batch.mask) * (batch.step < own)
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield the batches that `OwnTraining.after` has asked for, shuffled and augmented anew, and
-    their masks [B]."""
+    """Yield the batches that `OwnTraining.after` requested, and their masks [B].
+
+    The examples are shuffled and augmented again.
+    """
     index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
     for step in range(len(index)):
         mask = masks[step].to(ctx.steps.dtype)
@@ -90,22 +94,28 @@ def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]
 
 
 def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
-    """Return a plan for `ClientData.take`: example numbers (at least one) padded to `size`, and
-    their mask."""
+    """Return a plan for `ClientData.take`: example indices padded to `size`, and their mask.
+
+    numbers: at least one index.
+    """
     padded, mask = np.full(size, numbers[0]), np.zeros(size)
     padded[: len(numbers)], mask[: len(numbers)] = numbers, 1
     return {"numbers": padded, "mask": mask}
 
 
 def rows_of_step(step: int, size: int, total: int, like: Tensor) -> Tensor:
-    """Return which of `total` rows a local step takes, `size` or all of them, int64: the next ones,
-    and from the beginning again at the end. like: on the device that they are for."""
+    """Return the rows that a local step uses: `size` of `total` rows, or all if there are fewer,
+    int64.
+
+    Each step takes the next rows and continues from the first row after the last. like: a tensor on
+    the device of the result.
+    """
     count = min(size, total)
     numbers = torch.arange(count, device=like.device)
     return (torch.as_tensor(step, device=like.device) * count + numbers) % total
 
 
-# Hook -> its optional base in families.py, without which it would never be called.
+# Hook -> its optional base in families.py. Without this base, the hook would never be called.
 OPTIONAL = {
     "adapt": "OwnModel",
     "fitted": "OwnModel",
@@ -131,10 +141,11 @@ OPTIONAL = {
 
 
 class FedAvg(Checked, prefix="algorithm."):
-    """The base of all algorithms: every hook with its FedAvg meaning."""
+    """Base class of all algorithms; every hook has its FedAvg meaning."""
 
-    optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # that suit its local training
-    # why its server's step cannot be that of `server.optimizer`; empty: it can
+    # the values of `local.optimizer` that it supports
+    optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS
+    # why it cannot be combined with `server.optimizer`; empty: it can
     own_step: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]] = (
         "none",
@@ -142,26 +153,31 @@ class FedAvg(Checked, prefix="algorithm."):
         "domain_incremental",
         "rotations",
     )
-    # only where all clients train on one task at a time, and on no other's
+    # whether it requires all clients to train on the same task, and on that task only
     separate_tasks: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
-    # what its clients train is the global model, with its running statistics
+    # whether its clients train the global model, including its running statistics
     trains_model: ClassVar[bool] = True
-    hint: ClassVar[str] = ""  # what to change where a run diverges or does not learn; said then
-    # names of parameters that it treats apart, so they cannot be frozen
+    # what to change if a run diverges or does not learn; shown in that case
+    hint: ClassVar[str] = ""
+    # names of parameters that it treats separately, which therefore cannot be frozen
     must_train: ClassVar[tuple[str, ...]] = ()
-    needs_features: ClassVar[bool] = False  # of the model, beyond its logits
-    needs_head: ClassVar[bool] = False  # its last layer; what is in must_train needs it too
-    # its clients keep running statistics: `client_init` gets the initial ones too
+    # whether it reads the model's features in addition to the logits
+    needs_features: ClassVar[bool] = False
+    # whether it needs the model's last layer, as must_train also does
+    needs_head: ClassVar[bool] = False
+    # whether its clients keep running statistics; `client_init` then receives the initial ones too
     keeps_buffers: ClassVar[bool] = False
-    augments: ClassVar[bool] = True  # its training examples, where the data set says how
-    # names in the server's state that every client of a round is sent, those that are there
+    # whether its training examples are augmented, if the data set defines how
+    augments: ClassVar[bool] = True
+    # names in the server's state that are sent to every client of a round, if they exist
     sends: ClassVar[tuple[str, ...]] = ("params",)
 
-    paradigm: str = "federated"  # or centralized: one client holds all training data
+    paradigm: str = "federated"  # or "centralized": one client holds all training data
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise ConfigError for an optional hook without its base."""
+        """Raise ConfigError if a subclass defines an optional hook without inheriting from its
+        base."""
         super().__init_subclass__(**options)
         bases = {base.__name__ for base in cls.__mro__}
         for name, base in OPTIONAL.items():
@@ -176,39 +192,45 @@ class FedAvg(Checked, prefix="algorithm."):
     def needs(self) -> Needs:
         return Needs()
 
-    # --- what is kept and sent
+    # --- state and messages
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
-        """Return the server's state; `params` is the initial global model. Extra names in it are
-        trained and averaged too."""
+        """Return the server's state; `params` is the initial global model.
+
+        Additional names in "params" are trained and averaged too.
+        """
         return {"params": params}
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
-        """Return what one client keeps between rounds, before it first takes part. `params`: the
-        initial server's."""
+        """Return the state that a client keeps between rounds, as it is before the client first
+        takes part.
+
+        params: the parameters in the server's initial state.
+        """
         return {}
 
     def broadcast(self, server: Tree) -> Tree:
-        """Return what the server sends to every client of a round; the rest of its state stays
-        where it is."""
+        """Return what the server sends to every client of a round; the rest of its state is not
+        sent."""
         return {name: server[name] for name in self.sends if name in server}
 
     # --- host side, before training
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return numpy arrays such as extra example numbers or roles of this round, of one shape
-        for all clients."""
+        """Return numpy arrays for this round, such as extra example indices or roles.
+
+        The arrays have the same shapes for all clients.
+        """
         return {}
 
     # --- on the client
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the constants of one client's round, such as outputs of a teacher on fixed
-        inputs."""
+        """Return constants for one client's round, such as a teacher's outputs on fixed inputs."""
         return {}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """Return the loss of each example, [B], not reduced: the engine reduces and masks."""
+        """Return the loss of each example, [B]; the engine applies the mask and the mean."""
         return cross_entropies(net(params, batch.x).logits, batch.y)
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor | float:
@@ -216,20 +238,22 @@ class FedAvg(Checked, prefix="algorithm."):
         return 0.0
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
-        """Return the gradient to be used, changed before weight decay and momentum."""
+        """Return the gradient to use; the engine adds weight decay and momentum afterwards."""
         return grads
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """Return what a local step minimises: mean of the example losses plus the penalty; a
-        scalar."""
+        """Return the scalar that a local step minimises: the mean of the example losses plus the
+        penalty."""
         losses = one_per_example(self, self.example_loss(net, params, batch, ctx), batch)
         return masked_mean(losses, batch.mask) + self.penalty(net, params, ctx)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take one step of the optimizer, whose state is `memory`; return (params, memory,
-        loss)."""
+        """Take one optimizer step; return (params, memory, loss).
+
+        memory: the optimizer's state.
+        """
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         grads = self.transform_grads(grads, params, batch, ctx)
         params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
@@ -238,11 +262,14 @@ class FedAvg(Checked, prefix="algorithm."):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Return, after training, (message to the server, new client state)."""
+        """Return (message to the server, new client state) after training."""
         return {"params": params}, ctx.client
 
     # --- on the server
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Return the new server state. messages: leaves [|S|, ...] in the order of the cohort."""
+        """Return the new server state.
+
+        messages: leaves [|S|, ...] in the order of the cohort.
+        """
         return server | {"params": tree.weighted_mean(messages["params"], round.weights)}

@@ -1,4 +1,4 @@
-"""The input of every metric: class accuracies of the global and, where evaluated, of the local
+"""The input of every metric: class accuracies of the global model and, if evaluated, of the local
 models."""
 
 import csv
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# of local_class_accuracy.npz: name of an array -> field of a history; the last may be missing
+# names of arrays in local_class_accuracy.npz -> fields of a history; the last may be missing
 LOCAL = {
     "rounds": "local_rounds",
     "sampled": "sampled",
@@ -32,14 +32,14 @@ LOCAL = {
 class History:
     """The class accuracies of one run so far.
 
-    The model distributed in round r is the one evaluated in round r - 1. Where that round was not
-    evaluated, or local models were tested on a part of the test set, its accuracies on the same
-    examples are recorded with theirs.
+    The model distributed in round r is the model evaluated in round r - 1. If round r - 1 was not
+    evaluated, or the local models were tested on only a part of the test set, the distributed
+    model's accuracies on the same examples are recorded in `distributed_accuracy`.
     """
 
-    # int64 [K, C]: training labels of each client; [tasks or changes, K, C] where these change
+    # int64 [K, C]: training labels of each client; [tasks or changes, K, C] if they change
     counts: np.ndarray
-    rounds_per_task: int = 0  # of a scenario of several tasks
+    rounds_per_task: int = 0  # rounds per task in a scenario with several tasks
     # evaluated rounds, ascending; the first is 0, the initial model
     rounds: list[int] = field(default_factory=list)
     # float64 [C] each, nan for an absent class
@@ -48,16 +48,16 @@ class History:
     # int64 [S] each: the clients of a local round
     sampled: list[np.ndarray] = field(default_factory=list)
     local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
-    # float64 [C] each: of the model distributed in a local round; empty: that of `rounds` counts
+    # float64 [C] each: the model distributed in a local round; empty: see `class_accuracy`
     distributed_accuracy: list[np.ndarray] = field(default_factory=list)
-    # Of clients' own models, float64 [K, C], where they are tested: now, after which round, and the
-    # best before that.
+    # The clients' personal models, float64 [K, C], if they are tested: the latest accuracies, their
+    # round, and the best accuracies before that round.
     personal_accuracy: np.ndarray | None = None
     personal_round: int = 0
     personal_peak: np.ndarray | None = None
-    # first round of each row of counts, where the clients' data change within a run
+    # first round of each row of `counts`, if the clients' data change within a run
     starts: tuple[int, ...] = ()
-    # `matrix` as it was last stacked
+    # cached `matrix`
     _matrix: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
 
     def add(self, round: int, class_accuracy: np.ndarray) -> None:
@@ -73,9 +73,11 @@ class History:
         class_accuracy: np.ndarray,
         distributed: np.ndarray | None = None,
     ) -> None:
-        """Record the models that the sampled clients [S] trained in `round`, class accuracies [S,
-        C]. distributed: class accuracies [C] of the model that they started from, where it was
-        tested with them."""
+        """Record the models that the sampled clients [S] trained in `round`.
+
+        class_accuracy: [S, C]. distributed: class accuracies [C] of the model from which the
+        clients started, if it was tested on the same examples.
+        """
         assert not self.local_rounds or round > self.local_rounds[-1], (
             "rounds are recorded in order"
         )
@@ -86,8 +88,8 @@ class History:
             self.distributed_accuracy.append(np.asarray(distributed, dtype=np.float64))
 
     def add_personal(self, round: int, class_accuracy: np.ndarray) -> None:
-        """Record the class accuracies [K, C] of the clients' own models after `round`; nan: not
-        tested."""
+        """Record the class accuracies [K, C] of the clients' personal models after `round`; nan:
+        not tested."""
         found = np.array(class_accuracy, dtype=np.float64)
         if self.personal_accuracy is None or self.personal_peak is None:
             self.personal_peak = np.full_like(found, np.nan)
@@ -97,14 +99,14 @@ class History:
 
     @property
     def personal_drop(self) -> np.ndarray:
-        """max_{1<=t<T} A_kc^(t) - A_kc^(T) of the clients' own models, float64 [K, C]; nan while T
-        < 2."""
+        """Return max_{1<=t<T} A_kc^(t) - A_kc^(T) of the personal models, float64 [K, C]; nan while
+        T < 2."""
         assert self.personal_accuracy is not None, "recorded in every evaluated round"
         assert self.personal_peak is not None
         return self.personal_peak - self.personal_accuracy
 
     def upto(self, round: int) -> "History":
-        """Return the history as it was after a round."""
+        """Return the history as it was after `round`."""
         evaluated, local = bisect_right(self.rounds, round), bisect_right(self.local_rounds, round)
         return replace(
             self,
@@ -118,14 +120,15 @@ class History:
 
     @property
     def matrix(self) -> np.ndarray:
-        """`cw` of the metrics, float64 [evaluated rounds, C]."""
+        """Return `cw`, the input of the metrics, float64 [evaluated rounds, C]."""
         rows = len(self.class_accuracy)
         if self._matrix is None or len(self._matrix) != rows:
             self._matrix = np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
         return self._matrix
 
     def counts_in(self, round: int) -> np.ndarray:
-        """int64 [K, C]: training labels of each client in a round from 1."""
+        """Return the number of training labels per client and class in a round from 1, int64 [K,
+        C]."""
         if self.starts:
             return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
         if self.counts.ndim == 2:
@@ -133,19 +136,22 @@ class History:
         return self.counts[(round - 1) // self.rounds_per_task]
 
     def counts_until(self, round: int) -> np.ndarray:
-        """int64 [K, C]: training labels of each client in all tasks that have begun when a round is
-        over; before the first, in the first task. Where the data change within a run: those of the
-        round."""
+        """Return the training labels of each client in all tasks that have begun by the end of a
+        round.
+
+        int64 [K, C]. Round 0 belongs to the first task. If the data change within a run, these are
+        the labels in that round.
+        """
         if self.counts.ndim == 2 or self.starts:
             return self.counts_in(round)
         return self.counts[: max(round - 1, 0) // self.rounds_per_task + 1].sum(0)
 
     def sampled_counts(self, index: int) -> np.ndarray:
-        """int64 [S, C]: training labels of the clients of `local_rounds[index]`."""
+        """Return the training labels of the clients of `local_rounds[index]`, int64 [S, C]."""
         return self.counts_in(self.local_rounds[index])[self.sampled[index]]
 
     def distributed(self, round: int) -> np.ndarray:
-        """Return the class accuracies [C] of the global model that clients started from in
+        """Return the class accuracies [C] of the global model from which clients started in
         `round`."""
         if self.distributed_accuracy:
             return self.distributed_accuracy[bisect_left(self.local_rounds, round)]
@@ -154,7 +160,7 @@ class History:
         return self.class_accuracy[index]
 
     def to_tree(self) -> "dict[str, torch.Tensor]":
-        """Return a dict of tensors, for a checkpoint that torch.load(weights_only=True) reads."""
+        """Return a dict of tensors for a checkpoint; torch.load(weights_only=True) can read it."""
         import torch
 
         arrays = self._arrays() | {
@@ -175,8 +181,11 @@ class History:
         return cls._from_arrays({key: tensor.cpu().numpy() for key, tensor in tree.items()})
 
     def save_local(self, path: Path) -> None:
-        """Write local_class_accuracy.npz: rounds [T], sampled [T, S], accuracy [T, S, C] and, where
-        it is recorded, distributed [T, C]."""
+        """Write local_class_accuracy.npz.
+
+        It contains rounds [T], sampled [T, S], accuracy [T, S, C] and, if recorded, distributed [T,
+        C].
+        """
         arrays = self._arrays()
         save_npz(path, **{name: arrays[key] for name, key in LOCAL.items() if key in arrays})
 
@@ -214,11 +223,11 @@ class History:
 
 
 def load_history(run_dir: Path, view: str = PLAIN) -> History:
-    """Rebuild the history from a run directory, so that any metric can be computed after the run.
+    """Load the history from a run directory, so that any metric can be computed after the run.
 
-    Reads class_accuracy.csv, partition.npz and, if it is there, local_class_accuracy.npz; for
-    another view of the test set, its files of accuracies. Raises ConfigError naming a file that is
-    missing or damaged.
+    Reads class_accuracy.csv, partition.npz and, if it exists, local_class_accuracy.npz; for another
+    view of the test set, it reads that view's accuracy files. Raises ConfigError with the name of a
+    missing or damaged file.
     """
     run_dir = Path(run_dir)
     changes = changed_partitions(run_dir)
@@ -253,8 +262,10 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
 
 
 def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read the tidy file `round,class,accuracy` as rounds [T+1], accuracies [T+1, C]; an empty
-    accuracy is nan."""
+    """Read the tidy file `round,class,accuracy` and return rounds [T+1] and accuracies [T+1, C].
+
+    An empty accuracy becomes nan.
+    """
     table: dict[int, np.ndarray] = {}
     try:
         with open(regular(path), newline="", encoding="utf-8") as file:

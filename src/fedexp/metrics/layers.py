@@ -1,4 +1,4 @@
-"""The layers of a model: norms over its parameters, layer by layer and in total."""
+"""Norms of a model's parameters, for each layer and in total."""
 
 from collections.abc import Iterable
 
@@ -11,8 +11,11 @@ TOTAL = "total"  # all layers together
 
 
 def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return layer -> names of its parameters, in the order of the model: `conv.weight` and
-    `conv.bias` are of `conv`; a parameter without a dot in its name is a layer by itself."""
+    """Return layer -> names of its parameters, in the order of the model.
+
+    `conv.weight` and `conv.bias` belong to the layer `conv`. A parameter whose name has no dot is a
+    separate layer.
+    """
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(name.rpartition(".")[0] or name, []).append(name)
@@ -20,8 +23,8 @@ def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def sums(stacked: Params) -> dict[str, Tensor]:
-    """Return layer -> sum over the entries of its parameters, and `total`: leaves [S, ...] ->
-    float64 [S] each."""
+    """Return layer -> sum over its parameters' entries, and `total`: leaves [S, ...] -> float64 [S]
+    each."""
     each = {
         name: leaf.reshape(len(leaf), -1).sum(1, dtype=torch.float64)
         for name, leaf in stacked.items()
@@ -34,18 +37,18 @@ def sums(stacked: Params) -> dict[str, Tensor]:
 
 
 def l1_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return layer -> sum_i |w_i| of its parameters, and `total`: leaves [S, ...] -> float64 [S]
+    """Return layer -> sum_i |w_i| over its parameters, and `total`: leaves [S, ...] -> float64 [S]
     each."""
     return sums({name: leaf.abs() for name, leaf in stacked.items()})
 
 
 def squared_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return layer -> sum_i w_i^2 of its parameters, and `total`: leaves [S, ...] -> float64 [S]
+    """Return layer -> sum_i w_i^2 over its parameters, and `total`: leaves [S, ...] -> float64 [S]
     each."""
     return sums({name: leaf**2 for name, leaf in stacked.items()})
 
 
 def l2_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return layer -> sqrt(sum_i w_i^2) of its parameters, and `total`: leaves [S, ...] -> float64
-    [S] each."""
+    """Return layer -> sqrt(sum_i w_i^2) over its parameters, and `total`: leaves [S, ...] ->
+    float64 [S] each."""
     return {layer: value.sqrt() for layer, value in squared_norms(stacked).items()}

@@ -1,10 +1,10 @@
-"""Personalised test: what a model is worth to each client, on test data with the client's own
-labels.
+"""Personalised test: each model's accuracy on test data with the client's label distribution.
 
-A client's own distribution is its share of the test set by its label distribution p_k, p_kc = n_kc
-/ n_k over its training examples; in a stream of tasks, over those of all tasks up to the round.
-Test examples of a class count alike for every client, so the expectation over that distribution is
-a weighted mean of the class accuracies, exact and without another pass over the test set.
+A client's test distribution is the test set re-weighted by the client's label distribution p_k,
+p_kc = n_kc / n_k over its training examples; in a stream of tasks, over its examples of all tasks
+up to the round. All clients use the same test examples of a class, so the expectation over the
+distribution is a weighted mean of the class accuracies. It is exact and needs no further pass over
+the test set.
 """
 
 import numpy as np
@@ -13,15 +13,16 @@ from fedexp.metrics import forgetting
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.metrics.history import History
 
-WORST = 0.1  # of the clients
+WORST = 0.1  # share of the clients
 
 
 def personal_accuracy(accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """A_k = sum_c p_kc A_kc, [..., K], for class accuracies [..., K, C] (or [C], one model for all)
-    and counts [K, C].
+    """Return A_k = sum_c p_kc A_kc for each client, [..., K].
 
-    FedNTD (NeurIPS 2022) Definition 1, Eq. 6, of each client's own model. Weights of classes that
-    the test set lacks are spread over the others; nan where it has none of the client's.
+    accuracy: class accuracies [..., K, C], or [C] for one model; counts: [K, C]. FedNTD (NeurIPS
+    2022) Definition 1, Eq. 6, for each client's personal model. The weights of classes that the
+    test set lacks are spread over the other classes; the value is nan if it lacks all of the
+    client's classes.
     """
     accuracy = np.asarray(accuracy, dtype=np.float64)
     counts = np.asarray(counts, dtype=np.float64)
@@ -31,21 +32,21 @@ def personal_accuracy(accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def personal_forgetting(drop: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """F_k = sum_c p_kc (max_{1<=t<T} A_kc^(t) - A_kc^(T)), [K], from the differences [K, C] (or
-    [C]) and counts [K, C].
+    """Return F_k = sum_c p_kc (max_{1<=t<T} A_kc^(t) - A_kc^(T)) for each client, [K].
 
-    FedNTD Eq. 5 with the client's label distribution in the place of the mean over classes. Not
-    clamped at 0; nan while T < 2.
+    drop: the differences, [K, C] or [C]; counts: [K, C]. FedNTD Eq. 5 with the client's label
+    distribution instead of the mean over classes. The value is not clamped at 0; it is nan while T
+    < 2.
     """
     return personal_accuracy(drop, counts)
 
 
 def spread(values: np.ndarray, low_is_bad: bool) -> tuple[float, float, float]:
-    """Return mean, (population) standard deviation, and mean over the worst tenth of the clients,
-    [K] -> three numbers.
+    """Return the mean, the (population) standard deviation and the mean of the worst tenth of
+    values [K].
 
-    The worst tenth are the ceil(K / 10) clients with the lowest values, or the highest where those
-    are bad. nan is left out; all three are nan where nothing else is there.
+    The worst tenth are the ceil(K / 10) clients with the lowest values if `low_is_bad`, otherwise
+    with the highest. nan values are ignored; all three results are nan if all values are.
     """
     known = np.sort(np.asarray(values, dtype=np.float64))
     known = known[~np.isnan(known)]
@@ -57,7 +58,8 @@ def spread(values: np.ndarray, low_is_bad: bool) -> tuple[float, float, float]:
 
 
 def columns(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str, float]:
-    """Return the columns of one kind of model, from what each client has of it, [K] and [K]."""
+    """Return the columns for one kind of model from the clients' accuracies [K] and forgetting
+    [K]."""
     found: dict[str, float] = {}
     for key, values, low_is_bad in (("accuracy", accuracy, True), ("forgetting", forgotten, False)):
         mean, deviation, worst = spread(values, low_is_bad)
@@ -70,17 +72,17 @@ def columns(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str,
 
 
 class Personal(ForgettingMetric):
-    """`personal_*`: accuracy and forgetting of each client's own model on its own distribution,
-    over all clients.
+    """`personal_*`: accuracy and forgetting of each client's personal model on the client's
+    distribution, over all clients.
 
-    Where the algorithm has no personal models, it is the global model. Where it has,
-    `personal_global_*` says the same of the global model. With local evaluation `personal_local_*`
-    is of the models that the clients of the round have trained: accuracy, and what of their own
-    distribution they lost in local training (Flashback's drop with p_k).
+    If the algorithm has no personal models, the global model is tested instead. If it has them,
+    `personal_global_*` are the same values for the global model. With local evaluation,
+    `personal_local_*` describe the models that the round's clients have trained: their accuracy,
+    and the drop on the client's distribution during local training (Flashback's drop with p_k).
     """
 
-    own: bool  # the algorithm gives clients models of their own
-    local: bool  # local models are evaluated
+    own: bool  # whether the algorithm has personal models
+    local: bool  # whether local models are evaluated
 
     @property
     def needs_personal(self) -> bool:

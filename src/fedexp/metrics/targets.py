@@ -11,12 +11,13 @@ def rounds_to_target(
     targets: Sequence[float],
     fractions: Sequence[float],
 ) -> dict[str, int | None]:
-    """R = min{t >= 1: A^(t) >= target}: the first crossing of the raw accuracy among the evaluated
-    rounds.
+    """Return R = min{t >= 1: A^(t) >= target} for each target, the first evaluated round that
+    reaches it.
 
-    `rounds` and `accuracy` [T+1] belong together; None or nan is "not evaluated". Keys: "0.5" for
-    an absolute target, "0.9*best" for a fraction of this run's best accuracy after round 0. None
-    when the run never gets there.
+    `rounds` and `accuracy` [T+1] correspond; an accuracy of None or nan means "not evaluated". The
+    accuracy is not smoothed. The keys are "0.5" for an absolute target and "0.9*best" for a
+    fraction of the run's best accuracy after round 0. The value is None if the run never reaches
+    the target.
     """
     number, value = np.asarray(rounds, dtype=np.int64), np.asarray(accuracy, dtype=np.float64)
     known = (number >= 1) & ~np.isnan(value)
@@ -27,7 +28,7 @@ def rounds_to_target(
     }
 
     def first(target: float) -> int | None:
-        reached = number[value >= target - 1e-12]  # f * best may round above a value that equals it
+        reached = number[value >= target - 1e-12]  # f * best may be rounded to above an equal value
         return int(reached[0]) if reached.size else None
 
     return {key: first(target) for key, target in wanted.items()}

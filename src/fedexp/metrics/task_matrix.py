@@ -1,9 +1,9 @@
-"""Every published measure of forgetting and transfer between tasks, from one matrix of accuracies.
+"""All published measures of forgetting and transfer between tasks, from one matrix of accuracies.
 
-a[t, s], fractions of 1, is the test accuracy on task s of the global model after task t has been
-learned; T tasks have been learned. As arrays: `matrix` [T, T'], row t - 1 after task t, column s -
-1 for task s, T' >= T (columns of tasks that are still to come are left out); `initial` [T'] is the
-accuracy of the initial model. nan where a measure needs a second task, or any, and there is none.
+a[t, s], in [0, 1], is the test accuracy on task s of the global model after task t was learned; T
+tasks have been learned. `matrix` is [T, T']: row t - 1 is after task t, column s - 1 is task s.
+Columns of tasks that have not been learned yet (T' > T) are ignored. `initial` [T'] is the initial
+model's accuracy. A measure is nan if it needs more tasks than have been learned.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def _learned(matrix: np.ndarray) -> np.ndarray:
-    """Return the columns of the tasks that have been learned: [T, T]."""
+    """Return the columns of the learned tasks: [T, T]."""
     return matrix[:, : len(matrix)]
 
 
@@ -21,62 +21,78 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Mean over s < T of max_{t < T} a[t, s] - a[T, s]: against the best accuracy before the last
-    task; negative where the last task improved an old one (Chaudhry et al., "Riemannian Walk", ECCV
-    2018)."""
+    """Return the mean over s < T of max_{t < T} a[t, s] - a[T, s].
+
+    This is the drop from the best accuracy before the last task. It is negative if the last task
+    improved the earlier ones (Chaudhry et al., "Riemannian Walk", ECCV 2018).
+    """
     a = _learned(matrix)
     return _mean([a[:-1, s].max() - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Mean over s < T of max_{t <= T} a[t, s] - a[T, s]: as above with the last model among the
-    candidates, so never negative (Boschini et al., "Class-Incremental Continual Learning Into the
-    eXtended DER-Verse", 2022). A task's accuracy before it was learned counts where it is higher;
-    Mammoth's code (`forgetting` in utils/metrics.py) has 0 for tasks that it did not test then, so
-    its value can be smaller."""
+    """Return the mean over s < T of max_{t <= T} a[t, s] - a[T, s].
+
+    Unlike `forgetting_from_best`, the maximum includes the last model, so the value is never
+    negative (Boschini et al., "Class-Incremental Continual Learning Into the eXtended DER-Verse",
+    2022). The maximum also includes a task's accuracy before the task was learned. Mammoth's code
+    (`forgetting` in utils/metrics.py) uses 0 for tasks that were not tested at that time, so its
+    value can be smaller.
+    """
     a = _learned(matrix)
     return _mean([a[:, s].max() - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Mean over s < T of a[s, s] - a[T, s]: against the moment at which a task was learned; the
-    negative of backward transfer (`task_forgetting` of a run; CFeD's argument, IJCAI 2022, section
-    5.2)."""
+    """Return the mean over s < T of a[s, s] - a[T, s], the negative of backward transfer.
+
+    This is the drop from the accuracy just after a task was learned (`task_forgetting` of a run;
+    CFeD, IJCAI 2022, section 5.2).
+    """
     return -backward_transfer(matrix, initial)
 
 
 def forgetting_over_tasks(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Mean over t <= T of max_{s <= t} a[t, s] - a[T, t], as LANDER's code computes it (CVPR 2024,
-    forgetting_calculator/forgetting_cal.py): the maximum runs over the tasks of a row, not over the
-    rows of a task, and the last task counts too. It mixes what different tasks reach; use it only
-    beside LANDER's numbers."""
+    """Return the mean over t <= T of max_{s <= t} a[t, s] - a[T, t], as LANDER's code computes it.
+
+    CVPR 2024, forgetting_calculator/forgetting_cal.py. The maximum is over the tasks of a row, not
+    over the rows of a task, and the last task counts too. The measure mixes the accuracies of
+    different tasks; use it only to compare with LANDER's values.
+    """
     lower = np.tril(_learned(matrix))
     tasks = range(len(lower)) if len(lower) > 1 else ()
     return _mean([lower[t].max() - lower[-1, t] for t in tasks])
 
 
 def backward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Mean over s < T of a[T, s] - a[s, s] (Lopez-Paz and Ranzato, "Gradient Episodic Memory",
-    NeurIPS 2017)."""
+    """Return the mean over s < T of a[T, s] - a[s, s] (Lopez-Paz and Ranzato, "Gradient Episodic
+    Memory", NeurIPS 2017)."""
     a = _learned(matrix)
     return _mean([a[-1, s] - a[s, s] for s in range(len(a) - 1)])
 
 
 def forward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Mean over s from 2 to T of a[s - 1, s] - b[s] with b the initial model's accuracy: what
-    earlier tasks give to a task before it is learned (Lopez-Paz and Ranzato, NeurIPS 2017)."""
+    """Return the mean over s from 2 to T of a[s - 1, s] - b[s], where b is the initial model's
+    accuracy.
+
+    It measures how much earlier tasks help a task before it is learned (Lopez-Paz and Ranzato,
+    NeurIPS 2017).
+    """
     a = _learned(matrix)
     return _mean([a[s - 1, s] - initial[s] for s in range(1, len(a))])
 
 
 def average_incremental_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """1/T sum_t A_t with A_t = 1/t sum_{s <= t} a[t, s]: the mean of the average accuracies after
-    each task (Rebuffi et al., "iCaRL", CVPR 2017, there over classes)."""
+    """Return 1/T sum_t A_t with A_t = 1/t sum_{s <= t} a[t, s].
+
+    This is the mean of the average accuracies after each task (Rebuffi et al., "iCaRL", CVPR 2017,
+    where it is over classes).
+    """
     return _mean([row[: t + 1].mean() for t, row in enumerate(_learned(matrix))])
 
 
 def last_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """A_T = 1/T sum_s a[T, s]: the average accuracy after the last task (CFeD's average
+    """Return A_T = 1/T sum_s a[T, s], the average accuracy after the last task (CFeD's average
     accuracy)."""
     return _mean(_learned(matrix)[-1:].ravel())
 

@@ -1,10 +1,9 @@
 """Metrics of continual learning over a sequence of tasks (CFeD, IJCAI 2022, section 5.2).
 
-a[t, s] is the test accuracy on task s of the global model after task t has been learned. Where
-clients meet the tasks in different orders (`scenario.order=per_client`), t counts stages, and each
-client k has a matrix a_k[t, s] = the accuracy after stage t on the task that k meets at
-stage s. Every value is then the mean over all clients of what the formula gives for theirs; with
-one order for all it is the value of that one.
+a[t, s] is the test accuracy on task s of the global model after task t was learned. If clients meet
+the tasks in different orders (`scenario.order=per_client`), t counts stages, and client k has a
+matrix a_k[t, s]: the accuracy after stage t on the task that client k meets at stage s. Each value
+is then the mean of the formula over all clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,20 +16,22 @@ TASK_COLUMNS = ("average_accuracy", "new_task_accuracy", "task_forgetting")
 
 
 def average_accuracy(accuracies: np.ndarray, learned: int) -> float:
-    """1/t sum_{s <= t} a_{t,s} of accuracies [T], unweighted over the tasks; nan before the
-    first."""
+    """Return 1/t sum_{s <= t} a_{t,s} for accuracies [T], or nan before the first task."""
     return float(np.mean(accuracies[:learned])) if learned else float("nan")
 
 
 def new_task_accuracy(accuracies: np.ndarray, learned: int) -> float:
-    """a_{t,t}; nan before the first task."""
+    """Return a_{t,t}, or nan before the first task."""
     return float(accuracies[learned - 1]) if learned else float("nan")
 
 
 def task_forgetting(matrix: np.ndarray, accuracies: np.ndarray) -> float:
-    """Loss on the earlier tasks: mean over s < t of a_{s,s} - a_{t,s}, the negative of backward
-    transfer (Lopez-Paz and Ranzato, NeurIPS 2017). matrix [t - 1, T]: a after each task before;
-    accuracies [T]: now; nan for the first task."""
+    """Return the mean over s < t of a_{s,s} - a_{t,s}, the accuracy lost on the earlier tasks.
+
+    This is the negative of backward transfer (Lopez-Paz and Ranzato, NeurIPS 2017). matrix [t - 1,
+    T]: accuracies after each earlier task; accuracies [T]: the current ones. The value is nan for
+    the first task.
+    """
     before = len(matrix)
     return (
         float(np.mean(np.diag(matrix[:, :before]) - accuracies[:before]))
@@ -42,9 +43,12 @@ def task_forgetting(matrix: np.ndarray, accuracies: np.ndarray) -> float:
 def over_clients(
     formula: Callable[..., float], orders: np.ndarray | None, *accuracies: np.ndarray
 ) -> float:
-    """Return the mean of a formula over clients, of arrays [..., T] with their columns in the order
-    of each client. orders: int [K, T] from 0, which task a client meets at which stage; None: all
-    in the order of the columns."""
+    """Return the mean of a formula over clients.
+
+    accuracies: arrays [..., T], passed to the formula with their columns in the client's order.
+    orders: int [K, T] from 0, the task that a client meets at each stage; None: all clients have
+    the order of the columns.
+    """
     if orders is None:
         return formula(*accuracies)
     different, counts = np.unique(orders, axis=0, return_counts=True)
@@ -54,7 +58,7 @@ def over_clients(
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """Accuracies on all tasks in the rounds that were evaluated."""
+    """Accuracies on all tasks in the evaluated rounds."""
 
     rounds: np.ndarray  # int [E], from 0
     accuracy: np.ndarray  # [E, T]
@@ -68,7 +72,7 @@ class TaskHistory:
         rounds_per_task: int,
         orders: np.ndarray | None = None,
     ) -> "TaskHistory":
-        """Build the history from (round, accuracies) in order."""
+        """Build the history from (round, accuracies) pairs in order of rounds."""
         rounds = np.array([number for number, _ in records], dtype=np.int64)
         accuracy = np.array([list(values) for _, values in records], dtype=np.float64)
         return cls(rounds, accuracy, rounds_per_task, orders)
@@ -79,7 +83,7 @@ class TaskHistory:
         return -(-int(self.rounds[-1]) // self.rounds_per_task)
 
     def matrix(self) -> np.ndarray:
-        """a [t, T]: rows of the tasks that are over (their last rounds are always evaluated)."""
+        """Return a, [t, T]: one row per completed task, whose last round is always evaluated."""
         ends = (self.rounds > 0) & (self.rounds % self.rounds_per_task == 0)
         return self.accuracy[ends]
 
@@ -90,8 +94,11 @@ class TaskHistory:
         return self.values_at(before, now, learned)
 
     def values_at(self, before: np.ndarray, now: np.ndarray, learned: int) -> dict[str, float]:
-        """Return the values of a round. before [t - 1, T]: the ends of the tasks before; now [T];
-        learned: t."""
+        """Return the values of a round.
+
+        before [t - 1, T]: the accuracies at the end of each earlier task; now [T]: the accuracies
+        of this round; learned: t.
+        """
         return {
             "average_accuracy": over_clients(
                 lambda a: average_accuracy(a, learned), self.orders, now
@@ -103,7 +110,7 @@ class TaskHistory:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the values of the last round, and those at the end of each task."""
+        """Return the values of the last round and the accuracies at the end of each task."""
         values: dict[str, Any] = {k: None if np.isnan(v) else v for k, v in self.values().items()}
         matrix = self.matrix()
         ends = []

@@ -1,8 +1,8 @@
-"""Weight divergence: how far local models are from the global model and from one another (FedNTD
-section 5.2).
+"""Weight divergence: the distances of local models from the global model and from one another
+(FedNTD section 5.2).
 
-Models are trees of parameters; those of S clients are stacked, leaves [S, ...]. Every function is
-made of torch's operations alone, so that it also works inside `torch.func.vmap`.
+Models are trees of parameters. The models of S clients are stacked, leaves [S, ...]. The functions
+of models use only torch operations, so they also work inside `torch.func.vmap`.
 """
 
 import numpy as np
@@ -18,21 +18,20 @@ NORMS = {"l1": l1_norms, "l2": l2_norms}
 
 
 def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str, Tensor]:
-    """||w_G - w_k|| of each layer and in total: `local` [S, ...], `reference` [...] -> float64 [S]
-    each.
+    """Return ||w_G - w_k|| for each layer and in total, float64 [S] each.
 
-    FedNTD (NeurIPS 2022) Fig. 8: w_G is the distributed global model, w_k client k's after local
-    training. norm: `l1`, as Table 3 of its appendix has it, or `l2`; section 5.2 leaves it open.
+    FedNTD (NeurIPS 2022) Fig. 8: w_G is the distributed global model (`reference`, leaves [...]),
+    and w_k is client k's model after local training (`local`, leaves [S, ...]). norm: `l1`, as in
+    Table 3 of the paper's appendix, or `l2`; section 5.2 does not specify the norm.
     """
     return NORMS[norm]({name: leaf - reference[name] for name, leaf in local.items()})
 
 
 def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
-    """1/(S-1) sum_{j != k} ||w_j - w_k|| of each layer and in total: leaves [S, ...] -> float64 [S]
-    each.
+    """Return 1/(S-1) sum_{j != k} ||w_j - w_k|| for each layer and in total, float64 [S] each.
 
-    The mean distance of client k's local model from those of the other clients of the round; nan
-    where S = 1.
+    This is the mean distance between client k's local model and those of the round's other clients.
+    local: leaves [S, ...]. The value is nan if S = 1.
     """
     count = len(next(iter(local.values())))
     rows = [
@@ -44,11 +43,12 @@ def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
 
 
 def distribution_distance(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """||A_G - p_k||_1 = sum_c |A_c / sum_c' A_c' - n_kc / n_k|, float64 [S], in [0, 2].
+    """Return ||A_G - p_k||_1 = sum_c |A_c / sum_c' A_c' - n_kc / n_k|, float64 [S], in [0, 2].
 
-    FedNTD (NeurIPS 2022) section 5.2, Fig. 8: class accuracies [C] of the distributed global model,
-    divided by their sum (0 where all are 0; a class that the test set lacks counts as 0), and the
-    clients' training labels [S, C]; nan for a client without examples.
+    FedNTD (NeurIPS 2022) section 5.2, Fig. 8. class_accuracy: class accuracies [C] of the
+    distributed global model, which are divided by their sum (0 if all are 0; a class that the test
+    set lacks counts as 0). counts: the clients' training labels [S, C]. The value is nan for a
+    client without examples.
     """
     known = np.nan_to_num(np.asarray(class_accuracy, dtype=np.float64))
     labels = np.asarray(counts, dtype=np.float64)

@@ -15,28 +15,31 @@ class Output(NamedTuple):
 
     features: Tensor  # [B, D]: the input of the classifier (penultimate layer)
     logits: Tensor  # [B, C]
-    # input and output [B, D, h, w] of the last stage, where the model keeps them
+    # input and output [B, D, h, w] of the last stage, if the model keeps them
     maps: tuple[Tensor, ...] = ()
 
 
 class Model(Checked, ABC, prefix="model."):
-    """Base of the `model` group: what a network is made of, and what the engines have to know of
-    it."""
+    """Base of the `model` group: the architecture's options, and what the engines need to know
+    about it."""
 
-    reads: ClassVar[str] = "images"  # or text
-    has_neurons: ClassVar[bool] = False  # its network has `hidden_activations`
+    reads: ClassVar[str] = "images"  # or "text"
+    has_neurons: ClassVar[bool] = False  # whether its network has `hidden_activations`
 
     @property
     @abstractmethod
     def mixes_examples(self) -> bool:
-        """Tell whether a layer looks across the batch, as batch norm does."""
+        """Return whether a layer mixes the examples of a batch, as batch norm does."""
 
     @property
     @abstractmethod
     def vectorises(self) -> bool:
-        """Tell whether torch.func.vmap knows every layer and, in training, padding changes no other
-        example: batch norm may be one of torch's, dropout may not, since it draws from a generator
-        that all clients would share."""
+        """Return whether clients can be trained together with torch.func.vmap.
+
+        vmap must support every layer, and padding must not change any other example in training.
+        Torch's batch norm is allowed. Dropout is not, because it draws from a generator that all
+        clients would share.
+        """
 
     @abstractmethod
     def build(self, shape: Any, num_classes: int) -> nn.Module:
@@ -56,19 +59,25 @@ def classifier_of(module: nn.Module) -> nn.Linear:
 
 @runtime_checkable
 class Staged(Protocol):
-    """A model whose last stage of convolutions can be run alone and narrower (FedAlign)."""
+    """A model whose last stage of convolutions can be run separately with fewer channels
+    (FedAlign)."""
 
-    keeps_maps: bool  # set: `Output.maps` is filled
+    keeps_maps: bool  # if True, the model fills `Output.maps`
 
     def slim(self, params: Params, x: Tensor, width: float) -> Tensor:
-        """Return the output [B, ., h, w] of the last stage with the first `width` of the output
-        channels of every convolution in it, and the first of its input channels. x: the first
-        channels of the stage's input. Batch norm, where there is any, takes batch statistics, and
-        scale and shift of the channels that are left."""
+        """Return the output [B, ., h, w] of the last stage, computed with fewer channels.
+
+        Each convolution of the stage uses only the first `width` (a fraction) of its output
+        channels, and the corresponding first input channels. x: the first channels of the stage's
+        input. Batch norm, if any, uses batch statistics, and the scale and shift of the remaining
+        channels.
+        """
 
 
 def slim_channels(channels: int, width: float) -> int:
-    """Return the share `width` of a number of channels, rounded to a multiple of 8 (few: to at
-    least 1)."""
+    """Return the fraction `width` of a number of channels, rounded to a multiple of 8.
+
+    If the result would be 0, return the unrounded fraction rounded to an integer, at least 1.
+    """
     eights = int(channels * width / 8 + 0.5) * 8
     return eights or max(round(channels * width), 1)

@@ -15,7 +15,7 @@ from fedexp.models import Model, Output, slim_channels
 
 
 class CNN(Model):
-    """Convolutions, each followed by a 2x2 max-pool and a ReLU, then fully connected layers and a
+    """Convolutions, each followed by 2x2 max-pooling and ReLU, then fully connected layers and a
     classifier.
 
     The fully connected part adapts to the image size.
@@ -25,17 +25,18 @@ class CNN(Model):
     has_neurons = True  # hidden_activations
 
     channels: Counts  # output channels of each convolution
-    kernel: Count  # side of the convolution kernels, pixels
+    kernel: Count  # side length of the convolution kernels, pixels
     padding: int  # zero padding of the convolutions on every side, pixels
     hidden: Counts  # width of each fully connected layer; the last one gives the features
     unit_features: Annotated[
         int | None, Limit("at least 2, or null", lambda n: n is None or n >= 2)
     ] = None
-    """D: one more layer without ReLU, whose outputs are put onto the unit sphere of D dimensions
-    and are the features (FedNTD appendix N, whose network is not printed); None: no such
+    """D: add a layer without ReLU whose outputs are normalised to the unit sphere in D dimensions
+    and are the features (FedNTD appendix N, which does not publish its network); None: no such
     layer."""
     batch_norm: bool = False
-    """Batch norm (Ioffe and Szegedy, ICML 2015) after each convolution, which then has no bias."""
+    """Add batch norm (Ioffe and Szegedy, ICML 2015) after each convolution, which then has no
+    bias."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,12 +45,13 @@ class CNN(Model):
 
     @property
     def mixes_examples(self) -> bool:
-        """Tell whether a layer looks across the batch: batch norm does, no other layer."""
+        """Return whether a layer mixes the examples of a batch; only batch norm does."""
         return self.batch_norm
 
     @property
     def smallest_image(self) -> int:
-        """Return the smallest side in pixels that leaves one pixel after the last pooling."""
+        """Return the smallest side length in pixels that leaves one pixel after the last
+        pooling."""
         side = 1
         for _ in self.channels:
             side = 2 * side + self.kernel - 1 - 2 * self.padding
@@ -71,7 +73,7 @@ class CNN(Model):
 
 
 class CNNModule(nn.Module):
-    """The network that `CNN.build` makes."""
+    """The network that `CNN.build` returns."""
 
     def __init__(self, spec: CNN, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
@@ -98,15 +100,16 @@ class CNNModule(nn.Module):
         self.classifier = nn.Linear(spec.unit_features or width, num_classes)
 
     def hidden_activations(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the post-ReLU output [B, D] of every fully connected layer for images x [B, C, H,
-        W]; features last.
+        """Return the post-ReLU outputs [B, D] of all fully connected layers; the features are the
+        last.
 
-        These are the neurons of FedNTD's weight alignment (Table 2, Eq. 19).
+        x: images [B, C, H, W]. These are the neurons of FedNTD's weight alignment (Table 2, Eq.
+        19).
         """
         return self._connected(self._convolved(x)[-1])
 
     def _convolved(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return input and output of the last convolution with its pooling and ReLU."""
+        """Return the input and output of the last convolution with its pooling and ReLU."""
         before = x
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             before, x = x, pooled(norm(convolution(x)))
@@ -143,8 +146,10 @@ class CNNModule(nn.Module):
 
 
 def pooled(x: Tensor) -> Tensor:
-    """ReLU of 2 x 2 max-pooling of x [N, C, H, W]: ReLU is monotone, so it commutes with max, 4
-    times fewer of them."""
+    """Return the ReLU of the 2x2 max-pooling of x [N, C, H, W].
+
+    ReLU is monotone and commutes with max, so pooling first leaves 4 times fewer values for ReLU.
+    """
     if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
         ordinary = torch.is_grad_enabled() or in_transform() or x.device.type != "cpu"
         if not ordinary and x.is_contiguous(memory_format=torch.channels_last):
@@ -153,8 +158,10 @@ def pooled(x: Tensor) -> Tensor:
 
 
 def _maxima(x: Tensor) -> Tensor:
-    """torch's pooling notes where each maximum was, which only a gradient needs: a third of the
-    time without."""
+    """Return the 2x2 max-pooling without the positions of the maxima.
+
+    Only a gradient needs these positions. Without them, pooling takes a third of the time.
+    """
     n, c, h, w = x.shape
     rows = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)
     pairs = torch.maximum(rows[:, :, 0], rows[:, :, 1]).view(n, h // 2, w // 2, 2, c)

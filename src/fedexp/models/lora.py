@@ -1,12 +1,14 @@
 """Low-rank adapters: E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR
 2022), equation 3.
 
-h = W x + (alpha / r) B A x, where W stays as it is and A [r, in], B [out, r] are trained; B begins
-at zero. Adapted are linear layers and convolutions (A a convolution like W's with r outputs, B one
-of 1 x 1). The names are of our own making, the numbers those of the library peft with
-`init_lora_weights=True`, which a test compares where peft is installed. peft itself wraps whole
-models, chooses and saves adapters by name, and needs transformers; of all that a federation needs
-these lines alone.
+h = W x + (alpha / r) B A x. W is frozen; A [r, in] and B [out, r] are trained, and B is initialised
+with zeros. Linear layers and convolutions can be adapted: for a convolution, A is a convolution
+like W's with r outputs, and B is a 1 x 1 convolution.
+
+The parameter names differ from those of the library peft, but the values are those of peft with
+`init_lora_weights=True`; a test compares them if peft is installed. peft also wraps whole models,
+selects and saves adapters by name, and requires transformers. A federation needs only the code
+below.
 """
 
 import math
@@ -19,16 +21,18 @@ from torch import Tensor, nn
 from fedexp.core.errors import ConfigError, nearest, require
 from fedexp.core.limits import Checked, CountFrom0
 
-Layer = nn.Linear | nn.Conv2d  # what can be adapted
+Layer = nn.Linear | nn.Conv2d  # layers that can be adapted
 
 
 class LoRA(Checked, prefix="model.lora."):
-    """Layers that have adapters, and their size. All else but the head is frozen."""
+    """Which layers have adapters, and the adapters' size; all other parameters except the head are
+    frozen."""
 
     rank: CountFrom0 = 0  # r; 0: no adapters
-    alpha: float | None = None  # scale times r; None: r, a scale of 1
-    targets: tuple[str, ...] = ()  # ends of the names of layers; (): all linear layers but the head
-    # only B is trained, so that the mean of products is that of B (FFA-LoRA)
+    alpha: float | None = None  # scale times r; None: alpha = r, which is a scale of 1
+    targets: tuple[str, ...] = ()  # ends of layer names; (): all linear layers except the head
+    # train only B, so that the mean of the products B A is the product of the mean B and A
+    # (FFA-LoRA)
     freeze_a: bool = False
 
     def __post_init__(self) -> None:
@@ -37,8 +41,10 @@ class LoRA(Checked, prefix="model.lora."):
         require(good, "model.lora.alpha", self.alpha, "greater than 0, or null")
 
     def adapt(self, network: nn.Module, head: str | None) -> None:
-        """Freeze a network but for its head, and put adapters into it. Raises ConfigError where the
-        head is not known, or a target is not a layer that can be adapted."""
+        """Freeze a network except its head, and insert adapters.
+
+        Raises ConfigError if the head is not known or a target is not a layer that can be adapted.
+        """
         if head is None:
             raise ConfigError(
                 "model.lora.rank: the head is trained beside the adapters; name it with model.head"
@@ -88,8 +94,11 @@ REFUSED = (
 
 
 def adaptable(network: nn.Module, name: str, layer: nn.Module) -> bool:
-    """Return whether an adapter in the place of a layer is called: torch's attention does not call
-    its projection."""
+    """Return whether an adapter that replaces this layer is called.
+
+    torch's attention reads its projection's weights and does not call the layer; grouped
+    convolutions are not supported.
+    """
     parent = network.get_submodule(name.rpartition(".")[0])
     return not isinstance(parent, nn.MultiheadAttention) and getattr(layer, "groups", 1) == 1
 
@@ -118,7 +127,7 @@ class LowRank(nn.Module):
         else:
             self.down = nn.Linear(base.in_features, rank, bias=False)
             self.up = nn.Linear(rank, base.out_features, bias=False)
-        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))  # as torch begins a linear layer
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))  # as in torch's nn.Linear
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,15 +135,17 @@ class LowRank(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
-        """Return the layer alone, with W + scale B A as its weights."""
+        """Return the layer without its adapter, with weights W + scale B A."""
         change = torch.einsum("or,r...->o...", self.up.weight.flatten(1), self.down.weight)
         self.base.weight += self.scale * change
         return self.base
 
 
 def merge(network: nn.Module) -> nn.Module:
-    """Return a network with all adapters merged into their layers, in place; its names are those
-    without adapters."""
+    """Merge all adapters of a network into their layers in place, and return the network.
+
+    The parameter names are then those without adapters.
+    """
     for name, module in list(network.named_modules()):
         if isinstance(module, LowRank):
             parent, _, own = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The recurrent network of LEAF for the next character (Caldas et al., arXiv 1812.01097;
+"""LEAF's recurrent network for next-character prediction (Caldas et al., arXiv 1812.01097;
 shakespeare/stacked_lstm)."""
 
 import torch
@@ -10,25 +10,26 @@ from fedexp.models import Model, Output
 
 
 class LSTM(Model):
-    """Vectors of the characters, layers of an LSTM, and a classifier on the last output of the
-    uppermost one."""
+    """Character embeddings, LSTM layers, and a classifier on the top layer's last output."""
 
     reads = "text"
-    mixes_examples = False  # no layer looks across the batch
-    vectorises = False  # torch.func.vmap does not know torch's LSTM
+    mixes_examples = False  # no layer mixes the examples of a batch
+    vectorises = False  # torch.func.vmap does not support torch's LSTM
 
-    dimension: Count  # of the characters' vectors, unless the data set brings pre-trained ones
-    hidden: Count  # units of each layer
+    dimension: Count  # size of the embeddings, unless the data set provides pre-trained ones
+    hidden: Count  # units per layer
     layers: Count
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for texts of `shape`; its vectors begin as
-        pre-trained, if any."""
+        """Return a freshly initialised network for texts of `shape`.
+
+        The embeddings start from the pre-trained ones, if any.
+        """
         return LSTMModule(self, shape, num_classes)
 
 
 class LSTMModule(nn.Module):
-    """The network that `LSTM.build` makes."""
+    """The network that `LSTM.build` returns."""
 
     def __init__(self, spec: LSTM, shape: TextShape, num_classes: int) -> None:
         super().__init__()
@@ -42,8 +43,10 @@ class LSTMModule(nn.Module):
                 self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: torch.Tensor) -> Output:
-        """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, which this
-        network does not have."""
+        """Return the output for x, int64 [B, length] or [B, length + 1].
+
+        The extra column contains the example's dropout key; this network ignores it.
+        """
         outputs, _ = self.recurrent(self.embedding(x[:, : self.length]))
         features = outputs[:, -1]
         return Output(features, self.classifier(features))

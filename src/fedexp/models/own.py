@@ -1,9 +1,8 @@
-"""Models made of any nn.Module that returns logits: what fedexp adds so that every algorithm can
-work with it.
+"""Models built from any nn.Module that returns logits, with what fedexp's algorithms need.
 
-Algorithms that look at features or treat the classifier apart need to know the last layer, the
-head. Named (`head: fc`), it is taken out of the network: its input are the features, and it is
-called `classifier` as in fedexp's own models.
+Algorithms that use features or treat the classifier separately need to know the last layer, the
+head. If it is named (`head: fc`), it is removed from the network and called `classifier`, as in
+fedexp's built-in models; its inputs are the features.
 """
 
 from abc import abstractmethod
@@ -24,16 +23,16 @@ from fedexp.models.lora import LoRA
 class OwnModel(Model):
     """Base for a model whose `network` is any nn.Module that returns logits [B, C]."""
 
-    # where the network has batch normalisation, which is looked up
+    # applies only if the network has batch norm, which the run looks up
     mixes_examples: ClassVar[bool] = True
     # True: the network has neither batch normalisation nor dropout
     vectorises: ClassVar[bool] = False
 
-    # name of the last layer, a linear one; None: features and head are not known
+    # name of the last layer, which is linear; None: features and head are not known
     head: str | None = None
-    # parts of the network or parameters that are not trained; backbone: all but the head
+    # modules or parameters that are not trained; backbone: all except the head
     freeze: tuple[str, ...] = ()
-    lora: LoRA = field(default_factory=LoRA)  # low-rank adapters, or none
+    lora: LoRA = field(default_factory=LoRA)  # low-rank adapters, if any
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,12 +40,16 @@ class OwnModel(Model):
 
     @abstractmethod
     def network(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for data of `shape` (images: channels, height,
-        width; see `Data.shape`)."""
+        """Return a freshly initialised network for data of `shape`.
+
+        shape: (channels, height, width) for images; see `Data.shape`.
+        """
 
     def build(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return the network with features and head where the head is named. Raises ConfigError
-        where it is not the last layer, or where a frozen part does not exist."""
+        """Return the network, separated into features and head if the head is named.
+
+        Raises ConfigError if the head is not the last layer or a part to freeze does not exist.
+        """
         return self.finished(self.network(shape, num_classes), self.head, shape, num_classes)
 
     def finished(
@@ -57,8 +60,10 @@ class OwnModel(Model):
         num_classes: int,
         reading: "Reading | None" = None,
     ) -> "Headed | LogitsOnly":
-        """Freeze parts of a network, put adapters into it and separate its head from the rest.
-        reading: what happens to its input first."""
+        """Freeze parts of a network, insert adapters and separate its head from the rest.
+
+        reading: a module that processes the input first.
+        """
         freeze_parts(network, self.freeze, head)
         if self.lora.rank:
             self.lora.adapt(network, head)
@@ -85,7 +90,7 @@ class OwnModel(Model):
 
 
 def headed(network: nn.Module, head: str, reading: "Reading | None" = None) -> "Headed":
-    """Take the last layer of a network out of it."""
+    """Separate the last layer from a network."""
     layer = network.get_submodule(head)
     assert isinstance(layer, nn.Linear)
     parent, _, own = head.rpartition(".")
@@ -99,7 +104,10 @@ def is_image(shape: Any) -> bool:
 
 @torch.no_grad()
 def probed(network: nn.Module, x: Tensor, reading: "Reading | None") -> Tensor:
-    """Return what a network in eval mode says to x. Raises ConfigError where it cannot read it."""
+    """Return the output of a network in eval mode for x.
+
+    Raises ConfigError if the network cannot process x.
+    """
     with evaluating(network):
         try:
             return network(x if reading is None else reading(x))
@@ -108,8 +116,8 @@ def probed(network: nn.Module, x: Tensor, reading: "Reading | None") -> Tensor:
 
 
 def is_last(split: "Headed", x: Tensor, before: Any) -> bool:
-    """Return whether the head, taken out, gives the same on its features [B, D] as the whole
-    network gave."""
+    """Return whether the separated head, applied to its features [B, D], returns what the whole
+    network returned."""
     with evaluating(split), torch.no_grad():
         try:
             features, logits, _ = split(x)
@@ -120,8 +128,7 @@ def is_last(split: "Headed", x: Tensor, before: Any) -> bool:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """While the block runs, a network is in eval mode; its parts are then in the modes that they
-    were in."""
+    """Switch a network to eval mode, and restore the modes of all its modules on exit."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
@@ -132,7 +139,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def cannot_read(x: Tensor, error: Exception) -> ConfigError:
-    """Return the error of a network that fails on examples x [B, ...]."""
+    """Return the error for a network that fails on examples x [B, ...]."""
     size = " x ".join(map(str, x.shape[1:]))
     kind = "images of {} (channels x height x width)" if x.dim() == 4 else "examples of {} numbers"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -140,7 +147,7 @@ def cannot_read(x: Tensor, error: Exception) -> ConfigError:
 
 
 def must_be_linear(network: nn.Module, head: str | None) -> str:
-    """Return what a head has to be, with the candidates of a network."""
+    """Return a description of a valid head, with the network's candidates."""
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     shown = ", ".join(names[-8:]) or "none"
     hint = nearest(head, names) if head is not None else ""
@@ -148,8 +155,10 @@ def must_be_linear(network: nn.Module, head: str | None) -> str:
 
 
 def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> None:
-    """Set requires_grad=False for parameters by the names of their modules or their own. Raises
-    ConfigError for a name that there is not."""
+    """Set requires_grad=False for the given parameters or for all parameters of the given modules.
+
+    Raises ConfigError for an unknown name.
+    """
     parameters = dict(network.named_parameters())
     names = {
         name
@@ -172,7 +181,7 @@ def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> 
 
 
 class Reading(nn.Module):
-    """The input as a backbone wants it: three channels (grey is repeated), its size, its
+    """Convert images to the input of a backbone: three channels (grey is repeated), size and
     normalisation."""
 
     def __init__(
@@ -182,16 +191,18 @@ class Reading(nn.Module):
         std: Sequence[float] | None,
         interpolation: str = "bilinear",
     ):
-        """size: height and width in pixels, None: unchanged. mean, std: per channel on the scale
-        0..1, of the training of the weights; None: the data set's normalisation stays."""
+        """Store the backbone's image size and normalisation.
+
+        size: height and width in pixels; None: unchanged. mean, std: per channel on the scale 0..1,
+        as in the training of the weights; None: keep the data set's normalisation.
+        """
         super().__init__()
         self.size, self.mean, self.std, self.interpolation = size, mean, std, interpolation
         self.scale: list[float] | None = None
         self.shift: list[float] = []
 
     def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Note how the data set normalises images: (pixel - mean) / std, of one channel or
-        three."""
+        """Store the data set's normalisation, (pixel - mean) / std, of one channel or three."""
         if self.mean is None or self.std is None:
             return
         means, stds = (list(values) * (3 // len(values)) for values in (mean, std))
@@ -215,7 +226,7 @@ class Reading(nn.Module):
 
 
 class Headed(nn.Module):
-    """A network whose head is kept apart, so that its input can be returned."""
+    """A network with a separate head, so that the head's input can be returned."""
 
     def __init__(self, backbone: nn.Module, classifier: nn.Linear, reading: Reading | None = None):
         super().__init__()
@@ -229,7 +240,7 @@ class Headed(nn.Module):
 
 
 class LogitsOnly(nn.Module):
-    """A network that returns logits; nothing else is known about it."""
+    """A network that returns only logits; its features and head are not known."""
 
     def __init__(self, network: nn.Module, reading: Reading | None = None):
         super().__init__()
@@ -238,5 +249,5 @@ class LogitsOnly(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         logits = self.network(x if self.reading is None else self.reading(x))
-        # no algorithm that reads features gets this far
+        # fedexp refuses algorithms that read features before this point
         return Output(None, logits)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Networks of torchvision and timm by name, with random or published weights, whole or partly
-frozen."""
+"""Networks of torchvision and timm by name, with random or published weights, fully or partly
+trained."""
 
 import os
 import warnings
@@ -17,24 +17,27 @@ from fedexp.core.packages import how_to_install
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
 from fedexp.models.resnet import load_weights
 
-# as model.weights: those that the library recommends, downloaded into its cache
+# value of model.weights: the library's recommended weights, downloaded into its cache
 DEFAULT = "DEFAULT"
-# Of the weights that torchvision publishes for classification, but for those of OF_HALVES.
+# for the weights that torchvision publishes for classification, except those of OF_HALVES
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # their auxiliary outputs are left out
-# Their weights come from TensorFlow, with pixels from -1 to 1. With weights torchvision's own
-# GoogLeNet and Inception change an image that is normalised as for ImageNet to that
+WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # networks whose auxiliary outputs are removed
+# The weights of these networks come from TensorFlow and expect pixels from -1 to 1. torchvision's
+# GoogLeNet and Inception with weights convert images from ImageNet's normalisation to this range
 # (`transform_input`).
 OF_HALVES = ("efficientnet_v2_l", *WITHOUT_BRANCHES)
 HALVES = (0.5, 0.5, 0.5)
-# of torch.load: the first makes any call as with weights_only=True, and does not go with the second
+# Variables of torch.load: the first forces weights_only=True; it cannot be combined with the
+# second.
 ONLY, ALL = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 @contextmanager
 def weights_only() -> Iterator[None]:
-    """While the block runs, files of weights are read as tensors and plain values alone, whatever
-    the library that reads them asks for (older versions of timm unpickle anything)."""
+    """Read files of weights only as tensors and plain values inside the block.
+
+    This overrides the library that reads the files; older versions of timm unpickle any object.
+    """
     before = {name: os.environ.pop(name, None) for name in (ONLY, ALL)}
     os.environ[ONLY] = "1"
     try:
@@ -45,11 +48,11 @@ def weights_only() -> Iterator[None]:
 
 
 class Pretrained(OwnModel):
-    """A network of a library, by its name: the base of both options."""
+    """Base of the networks that a library provides by name."""
 
     name: str
-    weights: str | None  # a file, DEFAULT or None: random ones
-    image_size: CountOrNone  # pixels to which images are resized
+    weights: str | None  # a file, DEFAULT, or None: random weights
+    image_size: CountOrNone  # height and width in pixels to which images are resized
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,12 +71,15 @@ class Pretrained(OwnModel):
 
 
 class Torchvision(Pretrained):
-    """A classification network of torchvision. Images keep their size unless `image_size` says
-    otherwise; with weights they are normalised as for these, without as the data set has them."""
+    """A classification network of torchvision.
+
+    Images keep their size unless `image_size` is given. With weights, images are normalised as in
+    the training of the weights; without, as the data set defines.
+    """
 
     def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
-        """Return the network for images of `shape` (channels, height, width), its last layer
-        new."""
+        """Return the network for images of `shape` (channels, height, width), with a new last
+        layer."""
         self.require_colours(shape)
         network = self.network(shape, num_classes)
         head = self.head or last_linear(network, num_classes)
@@ -85,7 +91,7 @@ class Torchvision(Pretrained):
         return self.finished(network, head, shape, num_classes, reading)
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the mean and standard deviation of the channels in the training of the published
+        """Return the mean and standard deviation per channel used in the training of the published
         weights."""
         return (HALVES, HALVES) if self.name in OF_HALVES else (IMAGENET_MEAN, IMAGENET_STD)
 
@@ -118,11 +124,15 @@ class Torchvision(Pretrained):
 
 
 class Timm(Pretrained):
-    """Any network of the library timm. Images are resized and normalised as it wants them."""
+    """Any network of the library timm; images are resized and normalised as the network
+    requires."""
 
     def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
-        """Return the network for images of `shape` (channels, height, width), its last layer new.
-        Raises ConfigError where timm is not installed."""
+        """Return the network for images of `shape` (channels, height, width), with a new last
+        layer.
+
+        Raises ConfigError if timm is not installed.
+        """
         self.require_colours(shape)
         network = self.network(shape, num_classes)
         from timm.data import resolve_model_data_config
@@ -148,7 +158,7 @@ class Timm(Pretrained):
                 f"model.name={self.name}: no network of"
                 f" timm{nearest(self.name, timm.list_models())}"
             )
-        # else only its size is asked for
+        # on the meta device, only the network's size matters
         pretrained = self.weights is not None and not torch.empty(0).is_meta
         options: dict[str, Any] = {"num_classes": num_classes, "pretrained": pretrained}
         of_file = self.weights not in (None, DEFAULT)
@@ -163,7 +173,7 @@ class Timm(Pretrained):
                 return network
         except ConfigError:
             raise
-        except Exception as error:  # timm raises many types for a file of another kind
+        except Exception as error:  # timm raises many types for an invalid file
             if self.weights == DEFAULT:
                 raise not_downloaded(self.name, error) from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
@@ -171,8 +181,11 @@ class Timm(Pretrained):
             raise ConfigError(f"{where}: cannot be made into {self.name} ({reason})") from error
 
     def require_all(self, network: nn.Module, num_classes: int) -> None:
-        """Raise ConfigError unless the file of weights has all parameters but those of the head:
-        timm loads what it finds, and leaves the rest unchanged."""
+        """Raise ConfigError unless the file of weights contains all parameters except those of the
+        head.
+
+        timm loads the parameters that it finds and leaves the others unchanged.
+        """
         from timm.models import load_state_dict
 
         head = f"{self.head or last_linear(network, num_classes)}."
@@ -185,21 +198,20 @@ class Timm(Pretrained):
             )
 
     def create(self, options: dict[str, Any]) -> nn.Module:
-        """Make the network; those of a fixed size, such as vision transformers, for
-        `image_size`."""
+        """Create the network; a network with a fixed input size, such as a vision transformer, is
+        created for `image_size`."""
         import timm
 
         if self.image_size is not None:
             try:
                 return timm.create_model(self.name, img_size=self.image_size, **options)
-            except TypeError:  # it reads images of any size
+            except TypeError:  # this network reads images of any size
                 pass
         return timm.create_model(self.name, **options)
 
 
 def last_linear(network: nn.Module, num_classes: int) -> str | None:
-    """Return the name of the last linear layer with an output for each class; None where there is
-    none."""
+    """Return the name of the last linear layer with one output per class; None if there is none."""
     found = None
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear) and layer.out_features == num_classes:

@@ -1,5 +1,5 @@
-"""Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's, and torchvision's with random
-initialisation."""
+"""Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's ResNet, and torchvision's
+ResNets."""
 
 from pathlib import Path
 from typing import Any
@@ -20,31 +20,34 @@ DEPTHS = (18, 34, 50, 101, 152)
 def _normed(
     before: int, after: int, kernel: int, stride: int = 1, running: bool = True
 ) -> nn.Sequential:
-    """Return a convolution without bias that keeps the size up to its stride, then batch norm; with
-    running statistics, or on those of the batch at hand."""
+    """Return a convolution without bias followed by batch norm.
+
+    With stride 1 the convolution keeps the image size. running: whether batch norm keeps running
+    statistics; if False, it always uses batch statistics.
+    """
     convolution = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(after, track_running_stats=running))
 
 
 class CifarResNet(Model):
-    """3x3 stem without pooling, one basic block a stage, every batch norm on the statistics of the
-    batch at hand.
+    """3x3 stem without pooling, one basic block per stage, and batch norm that always uses batch
+    statistics.
 
-    The norms keep no running statistics, in training and in evaluation alike: the model has no
-    buffers, nothing but weights is averaged, and its test accuracy depends (slightly) on how the
-    test set is cut into batches.
+    Batch norm keeps no running statistics, in training or in evaluation. The model therefore has no
+    buffers, only weights are averaged, and its test accuracy depends slightly on how the test set
+    is split into batches.
     """
 
     mixes_examples = True  # batch norm
     vectorises = True
 
-    widths: Counts  # channels of each stage; every stage after the first halves the image
+    widths: Counts  # channels per stage; each stage after the first halves the image
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Return a freshly initialised network for images of `shape` (channels, height, width).
 
-        Raises ConfigError when the last stage would see a single pixel: there, the batch statistics
-        of one example (a last batch of size 1) are undefined.
+        Raises ConfigError if the last stage's input would be a single pixel: the batch statistics
+        of one example (a last batch of size 1) would be undefined.
         """
         _, height, width = shape
         smallest = 2 ** (len(self.widths) - 1) + 1
@@ -57,7 +60,7 @@ class CifarResNet(Model):
 
 
 class CifarResNetModule(nn.Module):
-    """The network that `CifarResNet.build` makes."""
+    """The network that `CifarResNet.build` returns."""
 
     def __init__(self, widths: tuple[int, ...], channels: int, num_classes: int) -> None:
         super().__init__()
@@ -78,8 +81,7 @@ class CifarResNetModule(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape
-    changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -95,18 +97,18 @@ class _BasicBlock(nn.Module):
 
 
 class TorchvisionResNet(Model):
-    """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random
-    initialisation or with weights from a file.
+    """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random weights
+    or weights from a file.
 
     Batch norm keeps running statistics (buffers). An image of at most 32 x 32 pixels reaches the
-    last stage as one pixel, so PyTorch refuses a training batch of a single example there.
+    last stage as one pixel, so PyTorch refuses a training batch of a single example in that case.
     """
 
     mixes_examples = True  # batch norm
     vectorises = True
 
     depth: int  # number of layers: 18, 34, 50, 101 or 152
-    # file of torchvision's weights to begin with, but for the last layer; None: random ones
+    # file of torchvision's weights to start from, except the last layer; None: random weights
     weights: str | None
 
     def __post_init__(self) -> None:
@@ -127,7 +129,7 @@ class TorchvisionResNet(Model):
             network.conv1 = nn.Conv2d(
                 shape[0], stem.out_channels, kernel_size=7, stride=2, padding=3, bias=False
             )
-            # as torchvision does
+            # the same initialisation as in torchvision
             nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         if self.weights is not None and not network.conv1.weight.is_meta:
             load_weights(network, self.weights, "fc", "torchvision's network of this model.depth")
@@ -135,17 +137,19 @@ class TorchvisionResNet(Model):
 
 
 def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any = None) -> None:
-    """Read a state dict as torchvision publishes it into a network, but for its last layer `head`.
-    of: the network, in words; found: the content of the file where it was read already. Raises
-    ConfigError where the file is none, or is that of another network (also where the images are not
-    in colour)."""
+    """Load a state dict in torchvision's format into a network, except its last layer `head`.
+
+    of: the network's name for error messages; found: the file's content, if it has already been
+    read. Raises ConfigError if the file is not a valid file of weights or belongs to another
+    network (also if the network's images are not in colour).
+    """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True) if found is None else found
-    except Exception as error:  # torch raises many types for a file of another kind
+    except Exception as error:  # torch raises many types for an invalid file
         raise ConfigError(
             f"model.weights={path}: is not a file of weights ({type(error).__name__})"
         ) from error
-    # and auxiliary outputs, which no network here has
+    # also skip auxiliary outputs, which no network here has
     left_out = (f"{head}.", "aux1.", "aux2.", "AuxLogits.")
     own = {k: v for k, v in network.state_dict().items() if not k.startswith(left_out[0])}
     items = found.items() if isinstance(found, dict) else ()
@@ -167,15 +171,15 @@ class BottleneckResNet(Model):
     """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with
     ordinary batch norm.
 
-    `blocks` of 6 in 3 stages make ResNet-56. Convolutions begin normal with variance 2 / fan-out,
-    as in its code.
+    Three stages with `blocks=6` make ResNet-56. Convolutions are initialised from a normal
+    distribution with variance 2 / fan-out, as in FedAlign's code.
     """
 
     mixes_examples = True  # batch norm
     vectorises = True
 
-    widths: Counts  # inner channels of each stage; every stage after the first halves the image
-    blocks: Count  # of each stage
+    widths: Counts  # inner channels per stage; each stage after the first halves the image
+    blocks: Count  # blocks per stage
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Return a freshly initialised network for images of `shape` (channels, height, width) of
@@ -187,7 +191,7 @@ EXPANSION = 4
 
 
 class BottleneckResNetModule(nn.Module):
-    """The network that `BottleneckResNet.build` makes."""
+    """The network that `BottleneckResNet.build` returns."""
 
     def __init__(
         self, widths: tuple[int, ...], blocks: int, channels: int, num_classes: int
@@ -244,7 +248,7 @@ class BottleneckResNetModule(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution and a shortcut, projected by a 1x1 convolution where the shape
+    """1x1, 3x3 and 1x1 convolution and a shortcut, which is a 1x1 convolution if the shape
     changes."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:

@@ -1,5 +1,5 @@
-"""TextCNN of CFeD (Ma et al., IJCAI 2022; the network is Y. Kim's, EMNLP 2014) with a dropout that
-can be repeated."""
+"""TextCNN of CFeD (Ma et al., IJCAI 2022; the network is Y. Kim's, EMNLP 2014) with reproducible
+dropout."""
 
 from typing import Any
 
@@ -16,31 +16,31 @@ from fedexp.models import Model, Output
 
 
 class TextCNN(Model):
-    """Vectors of the characters, convolutions of several heights side by side, each with ReLU and
-    maximum over the text, dropout, a linear layer without activation (the features) and a
+    """Character embeddings, parallel convolutions of several heights, dropout, a linear layer and a
     classifier.
 
-    Padding is a character like any other. Weights begin Xavier-normal and biases at zero, as in
-    CFeD's code.
+    Each convolution is followed by ReLU and the maximum over the text. The linear layer has no
+    activation; its outputs are the features. Padding is treated like any other character. Weights
+    are initialised Xavier-normal and biases with zeros, as in CFeD's code.
     """
 
     reads = "text"
     mixes_examples = False  # no layer looks across the batch
     vectorises = True  # dropout is a function of each example's key
 
-    filters: Count  # of each height
-    heights: Counts  # characters that a filter sees
-    hidden: Count  # width of the features
+    filters: Count  # number of filters of each height
+    heights: Counts  # filter heights in characters
+    hidden: Count  # number of features
     dropout: (
         ShareBelow1  # probability that an output of the convolutions is set to zero in training
     )
-    dimension: Count  # of the characters' vectors, unless the data set brings pre-trained ones
+    dimension: Count  # size of the embeddings, unless the data set provides pre-trained ones
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for texts of `shape`; its vectors begin as
-        pre-trained, if any.
+        """Return a freshly initialised network for texts of `shape`.
 
-        Raises ConfigError when the texts are shorter than the highest filter.
+        The embeddings start from the pre-trained ones, if any. Raises ConfigError if the texts are
+        shorter than the highest filter.
         """
         if shape.length < max(self.heights):
             raise ConfigError(
@@ -51,7 +51,7 @@ class TextCNN(Model):
 
 
 class TextCNNModule(nn.Module):
-    """The network that `TextCNN.build` makes."""
+    """The network that `TextCNN.build` returns."""
 
     def __init__(self, spec: TextCNN, shape: TextShape, num_classes: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class TextCNNModule(nn.Module):
         self.hidden = nn.Linear(spec.filters * len(spec.heights), spec.hidden)
         self.classifier = nn.Linear(spec.hidden, num_classes)
         for layer in (*self.convolutions, self.hidden, self.classifier):
-            # of a convolution: fan-out is filters * height * width
+            # for a convolution, fan-out is filters * height * width
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
         if shape.vectors is not None:
@@ -72,8 +72,10 @@ class TextCNNModule(nn.Module):
                 self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: Tensor) -> Output:
-        """x int64 [B, length], or [B, length + 1] with the key of the example's dropout, which is
-        used in training."""
+        """Return the output for x, int64 [B, length] or [B, length + 1].
+
+        The extra column contains the example's dropout key, which is used only in training.
+        """
         words, keys = x[:, : self.length], x[:, self.length :]
         maps = self._convolved(self.embedding(words))
         if self.training and self.dropout and keys.shape[1]:
@@ -82,11 +84,10 @@ class TextCNNModule(nn.Module):
         return Output(features, self.classifier(features))
 
     def _convolved(self, vectors: Tensor) -> Tensor:
-        """Return the maximum over the text of every filter's ReLU, [B, filters * heights], for
-        vectors [B, length, D].
+        """Return the maximum over the text of each filter's ReLU, [B, filters * heights].
 
-        A product of all windows with the filters: on a CPU twice as fast as conv1d or conv2d. ReLU
-        commutes with max.
+        vectors: [B, length, D]. All windows are multiplied with the filters in one product: on a
+        CPU, this is twice as fast as conv1d or conv2d. ReLU commutes with max.
         """
         best = []
         for convolution in self.convolutions:
@@ -101,9 +102,9 @@ class TextCNNModule(nn.Module):
 
 
 def maxima(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the maximum over the windows of each filter, [B, F].
+    """Return the maximum over the windows for each filter, [B, F].
 
-    windows: [B, W, K], for each text its W windows of K numbers; weight: [F, K]; bias: [F].
+    windows: [B, W, K], the W windows of each text with K numbers each; weight: [F, K]; bias: [F].
     """
     if not torch.is_grad_enabled():
         return F.linear(windows, weight, bias).amax(1)
@@ -113,17 +114,17 @@ def maxima(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Maxima(Function):
-    """One of W windows gives a filter its maximum and alone has a gradient; products with the
-    others are spared.
+    """Maximum over windows whose backward pass skips windows without a gradient.
 
-    Both gradients are sums of rows with weights, for which torch has `embedding_bag`: one of the B
-    best windows of a filter, one of the filters that found their maximum in a window. Where the
-    gradient is to have a gradient, it is computed by ordinary operations.
+    For each filter, only the window with the maximum has a gradient. Both gradients are weighted
+    sums of rows, computed with torch's `embedding_bag`: for a filter, the sum over its B best
+    windows; for a window, the sum over the filters whose maximum it is. If the gradient itself
+    needs a gradient, it is computed with ordinary operations.
     """
 
     @staticmethod
     def forward(ctx: Any, windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        # autocast's are bf16, whose max is slow
+        # autocast returns bf16, whose max is slow
         products = F.linear(windows, weight, bias).to(windows.dtype)
         values, places = products.max(1)
         ctx.save_for_backward(windows, weight, places)
@@ -150,8 +151,11 @@ class _Maxima(Function):
 
 
 def _by_row(rows: Tensor, grad: Tensor, weight: Tensor, number: int) -> Tensor:
-    """Return for each of so many rows the sum of grad * weight[filter] over the filters [B, F] that
-    name it."""
+    """Return, for each of `number` rows, the sum of grad * weight[filter] over the filters that
+    point to it.
+
+    rows: [B, F], the row that each filter points to.
+    """
     named, order = rows.flatten().sort(stable=True)
     begins = torch.searchsorted(named, torch.arange(number))
     filters = order % weight.shape[0]
@@ -161,12 +165,11 @@ def _by_row(rows: Tensor, grad: Tensor, weight: Tensor, number: int) -> Tensor:
 
 
 def kept(keys: Tensor, units: int, dropout: float) -> Tensor:
-    """Return which units dropout keeps, bool [..., units], a pure function of the key int64 [...,
-    1] and unit's number.
+    """Return which units dropout keeps, bool [..., units].
 
-    A unit is kept when its 64-bit hash is at least `dropout` * 2^64. The hash is that of SplitMix64
-    (Steele, Lea and Flood, OOPSLA 2014) at the unit's position of the sequence that starts at the
-    hash of the key.
+    The result is a pure function of the key, int64 [..., 1], and the unit's number. A unit is kept
+    if its 64-bit hash is at least `dropout` * 2^64. The hash is that of SplitMix64 (Steele, Lea and
+    Flood, OOPSLA 2014) at the unit's position in the sequence that starts at the hash of the key.
     """
     numbers = torch.arange(1, units + 1, device=keys.device)
     hashed = _mixed(_mixed(keys) + numbers * _signed(0x9E3779B97F4A7C15))
@@ -174,7 +177,7 @@ def kept(keys: Tensor, units: int, dropout: float) -> Tensor:
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """Apply the finaliser of SplitMix64 on 64-bit integers; products wrap around."""
+    """Apply the finaliser of SplitMix64 to 64-bit integers; products wrap around."""
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
     return z ^ _shifted(z, 31)
@@ -186,5 +189,5 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """Return an unsigned 64-bit number as the signed one of the same bits."""
+    """Return the signed 64-bit number with the same bits as an unsigned one."""
     return number - (number >> 63 << 64)
