@@ -26,7 +26,7 @@ Pixels = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 
 
 
 class Augmentation(Checked, prefix="dataset.augmentation."):
-    """Random changes to each training example. Every part has a value that switches it off."""
+    """Random changes to each training example. Each change has a value that turns it off."""
 
     changes_inputs: ClassVar[bool] = True
 
@@ -44,11 +44,11 @@ class Augmentation(Checked, prefix="dataset.augmentation."):
         return bool(self.crop_padding or self.flip or self.cutout or self.rotation)
 
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
-        """Return the random numbers of `n` examples: int64 [n, DRAWS], one row per example, 0 where
-        a part is off.
+        """Return random numbers for `n` examples, int64 [n, DRAWS].
 
-        Columns: crop offsets dy, dx in 0..2 * crop_padding; flip 0 or 1; cutout centre cy, cx
-        anywhere in the image; angle in 1/1000 degree in -rotation..rotation. The first rows do not
+        The columns are the crop offsets dy and dx, from 0 to 2 * crop_padding; flip, 0 or 1; the
+        cutout centre cy and cx, anywhere in the image; and the angle in 1/1000 degree, from
+        -rotation to rotation. A column is 0 if its change is turned off. The first rows do not
         depend on `n`.
         """
         side = min(height, width)
@@ -64,14 +64,14 @@ class Augmentation(Checked, prefix="dataset.augmentation."):
 
 @dataclass(frozen=True)
 class Normalise:
-    """(pixel / max_value - mean) / std, per channel."""
+    """Normalisation (pixel / max_value - mean) / std per channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     max_value: int = 255
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):  # any sequence becomes a tuple: hashable
+        for name in ("mean", "std"):  # tuples are hashable
             object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))
 
 
@@ -79,8 +79,10 @@ class Normalise:
 def _scale_and_shift(
     normalise: Normalise, width: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return constants [width * C] of `pixel * scale + shift`, repeated along a row of pixels (long
-    inner loops are fast)."""
+    """Return the constants of `pixel * scale + shift`, each [width * C].
+
+    They are repeated along a row of pixels, because long inner loops are faster.
+    """
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (normalise.mean, normalise.std))
     constants = torch.stack([1 / (normalise.max_value * std), -mean / std])
     scale, shift = constants.repeat(1, width).to(device, dtype)
@@ -95,12 +97,17 @@ def load_batch(
     normalise: Normalise,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Return the examples `idx` of `images`, augmented and normalised.
+    """Return the examples `images[idx]`, augmented and normalised.
 
-    images uint8 [N, H, W, C]; idx int64 [..., B]; draws int64 [..., B, DRAWS] from
-    `Augmentation.draw`, or None (with augmentation None) to normalise only. Returns `dtype` [...,
-    B, C, H, W] whose memory is channels-last. Arithmetic is in float64 for float64, else float32.
-    Pure; may be vmapped over idx and draws.
+    The function is pure and may be vmapped over idx and draws.
+
+    images: uint8 [N, H, W, C].
+    idx: int64 [..., B].
+    draws: int64 [..., B, DRAWS] from `Augmentation.draw`. If None (with augmentation None), images
+    are only normalised.
+
+    Returns `dtype` [..., B, C, H, W] in channels-last memory format. Arithmetic is in float64 if
+    `dtype` is float64, and otherwise in float32.
     """
     _, height, width, channels = images.shape
     work = dtype if dtype == torch.float64 else torch.float32
@@ -130,11 +137,11 @@ def load_batch(
 def _sources(
     draws: torch.Tensor, augmentation: Augmentation, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return the stored pixel that each output pixel shows: rows, cols, and masks of the pixels
-    that exist at all.
+    """Return the stored pixel that each output pixel shows: rows, columns, and masks of valid
+    pixels.
 
-    Output is rotate(flip(crop(pad(image)))), so a position is traced back through rotation, flip
-    and crop. Shapes broadcast to [..., B, H, W].
+    The output is rotate(flip(crop(pad(image)))), so a position is traced back through rotation,
+    flip and crop. Shapes broadcast to [..., B, H, W].
     """
     dy, dx, flip = (draws[..., k, None, None] for k in (DY, DX, FLIP))
     rows = torch.arange(height, device=draws.device)[:, None]
@@ -159,8 +166,10 @@ def _sources(
 def _rotate(
     rows: torch.Tensor, cols: torch.Tensor, angle: torch.Tensor, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return source positions of a counter-clockwise rotation about the image centre, nearest
-    neighbour; may lie outside."""
+    """Return the source positions of a counter-clockwise rotation about the image centre.
+
+    Positions are rounded to the nearest pixel and may lie outside the image.
+    """
     radians = angle.to(torch.float32) * (torch.pi / 180 / UNITS_PER_DEGREE)
     sin, cos = radians.sin(), radians.cos()
     y, x = rows - (height - 1) / 2, cols - (width - 1) / 2
@@ -169,8 +178,10 @@ def _rotate(
 
 
 def turned(images: torch.Tensor, degrees: float) -> torch.Tensor:
-    """Return images [n, height, width, channels] turned counter-clockwise about their centre,
-    nearest neighbour; pixels from outside are 0."""
+    """Return images [n, height, width, channels] rotated counter-clockwise about their centre.
+
+    The nearest pixel is used. Pixels from outside the image are 0.
+    """
     _, height, width, _ = images.shape
     angle = torch.tensor(degrees * UNITS_PER_DEGREE)
     rows, cols = _rotate(
@@ -185,13 +196,15 @@ def _within(position: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _reflect(position: torch.Tensor, size: int) -> torch.Tensor:
-    """Mirror at the border pixels without repeating them: -1 -> 1, size -> size - 2."""
+    """Mirror positions at the border pixels without repeating them: -1 -> 1, size -> size - 2."""
     return (size - 1) - ((size - 1) - position.abs()).abs()
 
 
 def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
-    """Repeat per channel, [..., W] -> [..., W * channels], or unchanged where the last dimension
-    broadcasts."""
+    """Repeat a mask for each channel, [..., W] -> [..., W * channels].
+
+    The mask is returned unchanged if its last dimension broadcasts.
+    """
     if mask.shape[-1] == 1:
         return mask
     return mask[..., None].expand(*mask.shape, channels).flatten(-2)
@@ -200,8 +213,10 @@ def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
 def _hole(
     draws: torch.Tensor, side: int, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square, rows cy -
-    side // 2 onwards."""
+    """Return the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square.
+
+    The square's first row is cy - side // 2, and its first column cx - side // 2.
+    """
     first_row, first_col = (draws[..., k, None, None] - side // 2 for k in (CY, CX))
     rows = _within(torch.arange(height, device=draws.device)[:, None] - first_row, side)
     cols = _within(torch.arange(width, device=draws.device)[None, :] - first_col, side)

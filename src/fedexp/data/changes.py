@@ -1,8 +1,8 @@
-"""Changes of the clients' data within a run (config node `schedule`): another partition, fewer
-examples of a class.
+"""Changes of the clients' data during a run (config node `schedule`).
 
-A change is named by the first round that is trained with it. Everything is drawn by the seed of the
-partition, so that a run that is resumed has the same data.
+A change sets a new partition or reduces the examples of a class. It is identified by the first
+round that uses it. All random numbers come from the partition's seed, so a resumed run has the same
+data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from fedexp.data.partitioned import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class NewPartition:
-    """A partition from a round on."""
+    """A partition that applies from a given round on."""
 
     round: int
     partition: Partitioner
@@ -28,8 +28,10 @@ class NewPartition:
 
 @dataclass(frozen=True, kw_only=True)
 class NewShares:
-    """Shares of the examples of classes that clients keep from a round on: class -> share of those
-    of the partition."""
+    """The share of each class's examples that clients keep from a given round on.
+
+    shares: class -> share of the partition's examples.
+    """
 
     round: int
     shares: dict[int, float]
@@ -41,11 +43,11 @@ Clients = Annotated[
 
 
 class DataSchedule(Checked, prefix="schedule."):
-    """All changes of a run."""
+    """All changes of a run's data."""
 
     partition: list[NewPartition]
     classes: list[NewShares]
-    clients: Clients | None  # whose classes are reduced; None: those of all clients
+    clients: Clients | None  # clients that keep fewer examples; None: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,12 +57,12 @@ class DataSchedule(Checked, prefix="schedule."):
 
     @property
     def rounds(self) -> list[int]:
-        """Return the rounds in which something changes, ascending."""
+        """Return the rounds in which the data change, ascending."""
         changes: list[NewPartition | NewShares] = [*self.partition, *self.classes]
         return sorted({each.round for each in changes})
 
     def check_rounds(self, last: int) -> None:
-        """Raise ConfigError for a change after the last round."""
+        """Raise ConfigError if a change comes after the last round."""
         for name, changes in (("partition", self.partition), ("classes", self.classes)):
             latest = max((each.round for each in changes), default=0)
             if latest > last:
@@ -69,12 +71,14 @@ class DataSchedule(Checked, prefix="schedule."):
                 )
 
     def partition_at(self, round: int) -> NewPartition | None:
-        """Return the last change of the partition up to a round; None: there was none."""
+        """Return the latest change of the partition up to a round, or None if there is no such
+        change.
+        """
         begun = [each for each in self.partition if each.round <= round]
         return max(begun, key=lambda each: each.round, default=None)
 
     def shares_at(self, round: int) -> dict[int, float]:
-        """Return class -> share in a round: the last one that was set for each class."""
+        """Return class -> share in a round. The latest share set for a class applies."""
         found: dict[int, float] = {}
         for each in sorted(self.classes, key=lambda each: each.round):
             found |= each.shares if each.round <= round else {}
@@ -92,12 +96,14 @@ def reduced(
     num_classes: int,
     seed: int,
 ) -> Partition:
-    """Return the partition with fewer examples of some classes: of n examples of a class, a client
-    keeps share * n, rounded, half up.
+    """Return the partition with fewer examples of some classes.
 
-    A smaller share keeps a part of what a larger one keeps. labels: int [N] of all training
-    examples. Raises ConfigError for a class or client that there is not, and where a client would
-    be left without examples.
+    If a client has n examples of a class, it keeps share * n of them, rounded half up. The examples
+    kept at a smaller share are a subset of those kept at a larger one.
+
+    labels: int [N], of all training examples.
+
+    Raises ConfigError if a class or client does not exist, or if a client would have no examples.
     """
     if wrong := [c for c in shares if c >= num_classes]:
         raise ConfigError(
@@ -122,7 +128,7 @@ def reduced(
 
 
 def in_words(partition: Partition) -> str:
-    """Return what the clients hold after a change, and which shares of classes are kept."""
+    """Return a sentence about the clients' data after a change, including the shares of classes."""
     shares = [
         f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()
     ]
@@ -132,7 +138,7 @@ def in_words(partition: Partition) -> str:
 def left_out(
     part: np.ndarray, labels: np.ndarray, label: int, share: float, seed: int, client: int
 ) -> np.ndarray:
-    """Return the examples of a class that a client does not keep."""
+    """Return the examples of a class that a client drops."""
     own = part[labels[part] == label]
     order = generator_for(seed, "share of a class", client, label).permutation(own)
     return order[int(np.floor(share * len(own) + 0.5)) :]

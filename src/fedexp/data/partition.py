@@ -1,8 +1,8 @@
-"""Partitions: which training examples each client holds.
+"""Partition schemes, which decide the training examples that each client holds.
 
 Sources: FedNTD (NeurIPS 2022) appendix B.5 for sharding and LDA, LEAF (arXiv 1812.01097) for
 natural clients. A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function of
-the labels and a generator.
+the labels and a random generator.
 """
 
 import math
@@ -18,17 +18,16 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, Seed32
 from fedexp.data.partitioned import Partition
 
-# numbers of the examples of each client, and what else is worth recording
+# each client's example indices, and further information for the record
 Assigned = tuple[list[np.ndarray], dict[str, Any]]
 
 
 class Partitioner(Checked, prefix="partition."):
-    """Base of the `partition` group. A scheme implements `assign`."""
+    """Base class of the `partition` group. A scheme implements `assign`."""
 
     top: ClassVar = ("alpha", "min_size", "shards_per_client")
     numbers_all: ClassVar[bool] = False
-    """Its indices count all training examples, those of a public set and of a surrogate set
-    included."""
+    """Whether the indices refer to all training examples, including public and surrogate ones."""
 
     def split(
         self,
@@ -41,9 +40,12 @@ class Partitioner(Checked, prefix="partition."):
     ) -> Partition:
         """Split the training set among `num_clients` clients.
 
-        labels int [N] in 0..C-1, or -1 for a surrogate example, which no client may hold
-        (`numbers_all`); owners int [N] (natural client of each example) or None; C = `num_classes`,
-        by default the largest label + 1. Raises ConfigError when the settings cannot be met.
+        labels: int [N], from 0 to C - 1, or -1 for a surrogate example, which no client may hold
+        (see `numbers_all`).
+        owners: int [N], each example's natural client, or None.
+        num_classes: C. Defaults to the largest label + 1.
+
+        Raises ConfigError if the settings cannot be met.
         """
         labels = np.asarray(labels)
         require(num_clients >= 1, "num_clients", num_clients, "at least 1")
@@ -69,19 +71,21 @@ class Partitioner(Checked, prefix="partition."):
 
     @property
     def source(self) -> str:
-        """Return who gives the parts, for messages."""
+        """Return what the partition comes from, for use in messages."""
         return f"partition: {type(self).__name__}"
 
     def eligible(
         self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None
     ) -> np.ndarray | None:
-        """Return the numbers of the examples, ascending, of which a public set and the clients are
-        made; None: of all."""
+        """Return the indices of the examples that may be given to clients or to a public set,
+        ascending.
+
+        None means all examples.
+        """
         return None
 
     def remark(self) -> str:
-        """Return what is easily overlooked about these settings, to be said when a run begins;
-        empty: nothing."""
+        """Return a remark on these settings that is logged when a run starts, or an empty string."""
         return ""
 
     def assign(
@@ -92,16 +96,20 @@ class Partitioner(Checked, prefix="partition."):
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> Assigned:
-        """Return the indices of each client (disjoint, none empty) and what else is worth
-        recording."""
+        """Return each client's example indices (disjoint, none empty) and a dict of further
+        information.
+        """
         raise NotImplementedError
 
 
 def checked_parts(
     parts: Iterable[Any], examples: int, num_clients: int, source: str
 ) -> list[np.ndarray]:
-    """Return the parts as arrays. Raises ConfigError unless every client has examples, of those
-    from 0 to `examples` - 1, that no other one has."""
+    """Return the parts as arrays.
+
+    Raises ConfigError unless every client has at least one example, all indices are from 0 to
+    `examples` - 1, and no two clients share an example.
+    """
     try:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError) as error:
@@ -135,7 +143,7 @@ def checked_parts(
 
 
 def require_none(parts: Iterable[np.ndarray], what: str) -> None:
-    """Raise ConfigError where a client holds examples that it must not."""
+    """Raise ConfigError if any client holds one of these examples, which clients must not hold."""
     for client, part in enumerate(parts):
         if part.size:
             raise ConfigError(
@@ -152,10 +160,11 @@ def make_partition(
     owners: np.ndarray | None,
     public: np.ndarray,
 ) -> Partition:
-    """Return `partitioner.split` of the examples that are not `public` (int [M], may be empty), by
-    their numbers in labels [N].
+    """Return `partitioner.split` of the examples that are not public, as indices into `labels`.
 
-    num_classes: of the data set; `labels` may lack some.
+    labels: int [N].
+    num_classes: number of classes of the data set; `labels` may lack some of them.
+    public: int [M], indices of the public examples, may be empty.
     """
     if partitioner.numbers_all or not len(public):
         partition = partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)

@@ -1,17 +1,17 @@
-"""A client's replay buffer: examples of earlier tasks that it goes on training on
-(`scenario.replay`).
+"""Replay buffers of a client: examples from earlier tasks that it keeps training on.
 
-Rehearsal as in centralised continual learning, on every client for itself; no example leaves its
-client. A buffer of task t holds what the client chose among its examples of the tasks before t,
-whether or not it took part in a round.
-    reservoir       every example seen so far is in the buffer with the same probability: algorithm
-    R (Vitter, "Random
-                    Sampling with a Reservoir", ACM Transactions on Mathematical Software 1985), one
-                    pass a task
-    class_balanced  of each class seen so far the same number, size // classes, or all where a class
-    has fewer; every
-                    example of a class with the same probability, whichever of the tasks it came
-                    with
+This is rehearsal as in centralised continual learning (`scenario.replay`), but separately on every
+client; no example leaves its client. The buffer for task t holds examples that the client chose
+from its examples of the tasks before t, whether or not it took part in a round.
+
+Policies:
+
+- `reservoir`: every example seen so far is in the buffer with the same probability. This is
+  algorithm R (Vitter, "Random Sampling with a Reservoir", ACM Transactions on Mathematical Software
+  1985), with one pass per task.
+- `class_balanced`: the buffer holds size // classes examples of each class seen so far, or all of
+  them if the class has fewer. Every example of a class is in the buffer with the same probability,
+  whichever task it came with.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +26,13 @@ def buffers(
     policy: str,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Return what one client's buffer holds when each task begins: example numbers, ascending;
-    empty for the first.
+    """Return the contents of one client's buffer at the start of each task, as ascending indices.
 
-    parts: its examples of each task, int [n_t]; labels int [N] of all examples; size: examples, at
-    least 0.
+    The first buffer is empty.
+
+    parts: the client's examples of each task, int [n_t].
+    labels: int [N], of all examples.
+    size: largest number of examples in the buffer, at least 0.
     """
     grow = reservoir if policy == "reservoir" else class_balanced
     held = [np.zeros(0, np.int64), *grow(parts, labels, size, rng)]
@@ -56,9 +58,11 @@ def reservoir(
 def class_balanced(
     parts: Sequence[np.ndarray], labels: np.ndarray, size: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield the buffer after each task. A class that loses room loses examples at random, and gets
-    none back."""
-    held: dict[int, np.ndarray] = {}  # in random order: the first ones are a uniform sample too
+    """Yield the buffer after each task.
+
+    A class whose quota shrinks loses random examples and never regains them.
+    """
+    held: dict[int, np.ndarray] = {}  # in random order, so that the first n are a uniform sample
     seen: dict[int, int] = {}  # examples of each class so far
     for part in parts:
         shuffled = rng.permutation(part)
@@ -76,12 +80,14 @@ def class_balanced(
 def joined(
     old: np.ndarray, seen: int, new: np.ndarray, quota: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return a uniform sample of at most `quota` of `seen` earlier examples and the new ones [n],
-    in random order.
+    """Return a uniform sample of at most `quota` examples from `seen` earlier and all new examples.
 
-    old: a uniform sample of the earlier ones, all or at least `quota`, in random order, as the new
-    ones are. How many of the earlier ones a uniform sample has is hypergeometric; which ones does
-    not matter.
+    The sample is in random order. The number of earlier examples in a uniform sample follows a
+    hypergeometric distribution.
+
+    old: a uniform sample of the earlier examples in random order, with all or at least `quota` of
+    them.
+    new: the new examples [n], in random order.
     """
     count = min(quota, seen + len(new))
     earlier = int(rng.hypergeometric(seen, len(new), count))

@@ -1,9 +1,9 @@
-"""Domains made from one data set of images: each task shows all of them, turned by another angle.
+"""Domains made from one image data set: each task shows all images rotated by another angle.
 
-After the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4), a stream of domains
-that needs no second data set. An image is for training in all tasks or for testing in all tasks, so
-that no test image has been trained on at another angle. The same holds for the validation set
-(fedexp.training.division).
+This follows the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4) and gives a
+stream of domains without a second data set. An image is used either for training in all tasks or
+for testing in all tasks, so that no test image is trained on at another angle. The same holds for
+the validation set (fedexp.training.division).
 """
 
 from typing import Annotated
@@ -24,16 +24,15 @@ Angles = Annotated[
 
 
 class Rotations(Several):
-    """Each task is the data set turned by one angle, with the same classes."""
+    """Tasks that show the data set rotated by one angle each, with the same classes."""
 
     name = "rotations"
     repeats_examples = True
 
-    angles: Angles  # counter-clockwise, one a task
+    angles: Angles  # in degrees counter-clockwise, one per task
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
-        """Return one task for each angle, all with the same division into training and test
-        images."""
+        """Return one task per angle, all with the same split into training and test images."""
         data = dataset.load()
         if not isinstance(data, ImageData):
             raise ConfigError(

@@ -1,5 +1,4 @@
-"""Streams in which tasks are mixed: blurred boundaries, and clients that meet the tasks in
-different orders."""
+"""Task streams with blurred boundaries, or with a different task order for each client."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +10,14 @@ from fedexp.data.types import Task
 
 
 def blurred(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
-    """Return the tasks after round(share * n) training examples of each, drawn at random, have been
-    dealt in turn to the other tasks. Tasks of equal size keep it, but for rounding, and so `share`
-    of a task's examples come from others. Names, classes and test examples stay those of before.
-    Raises ConfigError for a single task, whose examples have nowhere to go."""
+    """Return the tasks after a share of each task's training examples has moved to the other tasks.
+
+    From each task with n examples, round(share * n) are drawn at random and dealt in turn to the
+    other tasks. Tasks of equal size keep their size up to rounding, so `share` of a task's examples
+    come from other tasks. Names, classes and test examples do not change.
+
+    Raises ConfigError if there is only one task.
+    """
     require(len(tasks) > 1, "scenario.blur", share, "0 where there is only one task")
     kept, arrived = [], [[np.zeros(0, np.int64)] for _ in tasks]
     for number, task in enumerate(tasks):
@@ -29,9 +32,11 @@ def blurred(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tu
 
 
 def task_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
-    """Return which task each client meets at which stage, int [K, T] from 0: random orders, dealt
-    so that at every stage all tasks are met by equally many clients, but for one. Of each T clients
-    in turn, the orders are the T rotations of one random order."""
+    """Return the task that each client learns at each stage, int [K, T], numbered from 0.
+
+    The orders are random, but at every stage the numbers of clients per task differ by at most one.
+    Each group of T clients has the T rotations of one random order.
+    """
     rows = []
     for client in range(clients):
         if client % tasks == 0:
@@ -41,8 +46,11 @@ def task_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarra
 
 
 def reordered(parts: Sequence[Sequence[np.ndarray]], orders: np.ndarray) -> list[list[np.ndarray]]:
-    """Return what each client holds at each stage, [T][K]. parts: what it holds of each task,
-    [T][K]; orders [K, T]."""
+    """Return the examples that each client holds at each stage, [T][K].
+
+    parts: each client's examples of each task, [T][K].
+    orders: int [K, T], see `task_orders`.
+    """
     stages = range(len(parts))
     return [
         [parts[order[stage]][client] for client, order in enumerate(orders)] for stage in stages

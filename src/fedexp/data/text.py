@@ -1,8 +1,9 @@
-"""Texts as sequences of characters: the data sets of CFeD (Ma et al., IJCAI 2022) and any others in
-their formats.
+"""Texts as character sequences: CFeD's data sets (Ma et al., IJCAI 2022) and others in their
+formats.
 
-A text is its first `length` characters, each as its number in a vocabulary; `<UNK>` stands for a
-character that the vocabulary does not have, `<PAD>` fills up short texts. Nothing is normalised.
+A text is encoded as its first `length` characters, each as its number in a vocabulary. `<UNK>`
+replaces characters that are not in the vocabulary, and `<PAD>` fills up short texts. Nothing is
+normalised.
 """
 
 import json
@@ -36,26 +37,26 @@ Names = Annotated[tuple[str, ...], Limit("different names", lambda v: len(v) == 
 
 
 class DropoutKeys:
-    """A random number for each example and use, from which a model makes its dropout mask (see
-    models.textcnn).
+    """A random number per example and use, from which a model makes its dropout mask
+    (models.textcnn).
 
-    Stands where an image data set has its Augmentation, so that dropout, like augmentation, is a
-    function of the seed, the round and the client and not of the order in which clients are
-    trained.
+    This class takes the place of an image data set's Augmentation. It makes dropout, like
+    augmentation, depend on the seed, the round and the client, but not on the order in which
+    clients are trained.
     """
 
     changes_inputs: ClassVar[bool] = False
     active: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:
-        """Draw int64 [n, 1], all values as likely. The first rows do not depend on `n`."""
+        """Draw uniform random keys, int64 [n, 1]. The first rows do not depend on `n`."""
         low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         return rng.integers(low, high, size=(n, 1), dtype=np.int64, endpoint=True)
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Content of the files of a data set."""
+    """Contents of a data set's files."""
 
     train: Texts
     test: Texts
@@ -65,18 +66,20 @@ class Labelled:
 
 
 class TextSource(DataSource):
-    """Base of the data sets of texts. `load` raises ConfigError where files are missing or
-    damaged."""
+    """Base class of text data sets.
+
+    `load` raises ConfigError if files are missing or damaged.
+    """
 
     kind: ClassVar[str] = "text"
-    augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # what is drawn for each training example
+    augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # random numbers for each training example
 
-    # characters of an example
+    # characters per example
     length: Annotated[int, Limit("from 1 to 65536 characters", lambda v: 1 <= v <= 65536)]
     max_words: Count  # size of a vocabulary made from the training texts, without <UNK> and <PAD>
     # json file {character: number} in <data_dir>/<name>; None: made from the training texts
     vocabulary: str | None
-    # npz file of a vector for each entry of `vocabulary`, in <data_dir>/<name>; None: none
+    # npz file in <data_dir>/<name> with a vector for each entry of `vocabulary`, or None
     vectors: str | None
 
     def __post_init__(self) -> None:
@@ -91,11 +94,13 @@ class TextSource(DataSource):
 
     @abstractmethod
     def read(self, length: int) -> Labelled:
-        """Return the texts, cut to `length` characters, and their labels."""
+        """Return the labelled texts, cut to `length` characters."""
 
     def load(self, like: TextData | None = None) -> TextData:
-        """Encode the texts with an own vocabulary, or with the vocabulary, length and vectors of
-        another data set."""
+        """Return the encoded texts.
+
+        like: if given, use this data set's vocabulary, length and vectors.
+        """
         read = self.read(self.length if like is None else like.shape.length)
         if like is None:
             vocabulary, vectors = self._vocabulary(read.train.texts)
@@ -118,7 +123,7 @@ class TextSource(DataSource):
         )
 
     def with_vocabulary(self, texts: Sequence[Path]) -> list[Path]:
-        """Return files of texts, and those of the vocabulary and its vectors that are there."""
+        """Return the text files, and the vocabulary and vector files that exist."""
         named = [self.folder / name for name in (self.vocabulary, self.vectors) if name]
         return [*texts, *filter(Path.is_file, named)]
 
@@ -139,12 +144,12 @@ class TextSource(DataSource):
 
 
 class TextDataset(TextSource):
-    """Labelled texts for training and testing in <data_dir>/<name>, in one of the layouts of
-    `find_files`."""
+    """Labelled training and test texts in <data_dir>/<name>, in one of the layouts of `find_files`."""
 
-    # names in the order of their numbers; None: class.txt, or what the labels say
+    # class names in the order of their numbers; None: from class.txt, or else from the labels
     classes: Names | None
-    layout: Literal["txt", "csv", "class_il", "domain_il"] | None  # None: the first with a file
+    # None: the first layout that has a file
+    layout: Literal["txt", "csv", "class_il", "domain_il"] | None
 
     @property
     def paths(self) -> Sequence[Path]:
@@ -172,8 +177,10 @@ class TextDataset(TextSource):
 
 
 class UnlabelledTexts(TextSource):
-    """Texts without labels (all -1), for training only: a surrogate set. A column of labels is not
-    read."""
+    """Texts without labels (all -1) for training only, used as a surrogate set.
+
+    If the file has a label column, it is ignored.
+    """
 
     file: str  # csv file, relative to data_dir
 
@@ -193,8 +200,10 @@ class UnlabelledTexts(TextSource):
 
 
 def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.ndarray:
-    """Return the first `length` characters of each text as numbers of a vocabulary with <UNK> and
-    <PAD>: int32 [N, length]."""
+    """Return the first `length` characters of each text as vocabulary numbers, int32 [N, length].
+
+    vocabulary: must contain <UNK> and <PAD>.
+    """
     numbers = np.full(sys.maxunicode + 1, vocabulary.index(UNK), np.int32)  # of each code point
     for number, word in enumerate(vocabulary):
         if len(word) == 1:
@@ -208,19 +217,21 @@ def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.n
 
 
 def most_frequent(texts: Sequence[str], limit: int) -> tuple[str, ...]:
-    """Return the `limit` most frequent characters, most frequent first; of equally frequent ones
-    the lower code point."""
+    """Return the `limit` most frequent characters, most frequent first.
+
+    Ties are ordered by code point.
+    """
     counts = Counter("".join(texts))
     return tuple(sorted(counts, key=lambda character: (-counts[character], character))[:limit])
 
 
 def complete(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Add <UNK> and <PAD> at the end where they are missing."""
+    """Append <UNK> and <PAD> if they are missing."""
     return words + tuple(word for word in (UNK, PAD) if word not in words)
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """Return the words of a json file {word: number} in the order of their numbers."""
+    """Return the words of a json file {word: number}, ordered by number."""
     try:
         numbers = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -238,7 +249,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
 
 
 def read_vectors(path: Path) -> np.ndarray:
-    """Read float32 [V, D]: the array `embeddings` of an npz file, or its only matrix."""
+    """Return float32 [V, D] from an npz file: the array `embeddings`, or the only matrix."""
     if not path.is_file():
         raise ConfigError(
             f"{path}: is missing; dataset.vectors=null does without pre-trained vectors"
@@ -262,7 +273,7 @@ def read_vectors(path: Path) -> np.ndarray:
 
 
 def _complete_vectors(words: tuple[str, ...], vectors: np.ndarray) -> np.ndarray:
-    """Add rows for <UNK> (the mean of all) and <PAD> (zeros) where they are missing."""
+    """Append rows for <UNK> (the mean of all rows) and <PAD> (zeros) if they are missing."""
     added = {UNK: vectors.mean(0, dtype=np.float64), PAD: np.zeros(vectors.shape[1])}
     rows = [added[word] for word in complete(words)[len(words) :]]
     return np.concatenate([vectors, *(row[None].astype(np.float32) for row in rows)])

@@ -1,4 +1,4 @@
-"""The files of labelled texts: where those of a data set lie, and reading them line by line."""
+"""Find and read the files of labelled texts."""
 
 import csv
 import re
@@ -16,28 +16,28 @@ UNNAMED = {"0": "title", "1": "body", "2": "label"}
 
 @dataclass(frozen=True)
 class Texts:
-    """The examples of some files in their order; all lists are as long."""
+    """The examples from some files, in file order. All lists have the same length."""
 
     texts: list[str]
-    labels: list[str]  # as they stand in the file; "" where they are not read
-    places: list[tuple[Path, int]]  # file and line (from 1) where an example begins
+    labels: list[str]  # as in the file, or "" if labels are not read
+    places: list[tuple[Path, int]]  # the file and line (from 1) at which an example begins
 
 
 LAYOUTS = {
     "txt": "{}.txt",
     "csv": "{}.csv",
-    "class_il": "*_{}_classIL*.csv",  # these two: the files of CFeD's code
+    "class_il": "*_{}_classIL*.csv",  # this layout and the next: the files of CFeD's code
     "domain_il": "*_{}_domainIL.csv",
 }
 
 
 def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], list[Path]]:
-    """Return the training and test files in a folder: in this layout, or else in the first one of
-    which it has a file.
+    """Return the training and test files in a folder.
 
-    The validation files that CFeD's code ships beside the others (`eval`) count as training files,
-    since a scenario divides all examples anew. Raises ConfigError where there is none or training
-    or test files are missing.
+    If `layout` is None, use the first layout that has a file in the folder. Validation files of
+    CFeD's code (`eval`) count as training files, because a scenario divides all examples itself.
+
+    Raises ConfigError if there are no files, or if only training or only test files exist.
     """
     for name in LAYOUTS if layout is None else [layout]:
         pattern = LAYOUTS[name]
@@ -64,7 +64,7 @@ def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], lis
 
 
 def read_texts(paths: list[Path], length: int, labelled: bool = True) -> Texts:
-    """Return the texts of txt or csv files, stripped and cut to their first `length` characters."""
+    """Return the texts in txt or csv files, stripped and cut to their first `length` characters."""
     read: list[tuple[str, str, tuple[Path, int]]] = []
     for path in paths:
         before = len(read)
@@ -84,7 +84,7 @@ def read_texts(paths: list[Path], length: int, labelled: bool = True) -> Texts:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file that are not blank, stripped."""
+    """Return a text file's non-blank lines, stripped."""
     try:
         return [line.strip() for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError as error:

@@ -17,22 +17,23 @@ from fedexp.data.marks import SourceFile
 
 
 class Draws(Protocol):
-    """Random numbers for every training example: an Augmentation of images draws them, or
-    DropoutKeys."""
+    """Source of the random numbers for each training example: an image Augmentation, or
+    DropoutKeys.
+    """
 
-    changes_inputs: ClassVar[bool]  # also as a model in eval mode sees them
+    changes_inputs: ClassVar[bool]  # whether inputs also change for a model in eval mode
 
     @property
     def active(self) -> bool:
-        """Tell whether there is anything to draw."""
+        """Return whether any random numbers are drawn."""
 
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int, /) -> np.ndarray:
-        """Return the draws of n examples, [n, ...]; the first rows do not depend on n."""
+        """Return the random numbers for n examples, [n, ...]; the first rows do not depend on n."""
 
 
 @dataclass(frozen=True)
 class Data(ABC):
-    """Labelled examples for training and testing, as they are stored."""
+    """Labelled training and test examples in their stored form."""
 
     name: str
     x_train: torch.Tensor  # [N, ...]
@@ -41,16 +42,19 @@ class Data(ABC):
     y_test: torch.Tensor  # int64 [M]
     classes: tuple[str, ...]  # names; index = label
     owners: np.ndarray | None = field(default=None, kw_only=True)
-    """int64 [N]: natural client of each training example (LEAF), numbered from 0."""
+    """int64 [N]: each training example's natural client (LEAF), numbered from 0."""
     test_tasks: torch.Tensor | None = field(default=None, kw_only=True)
-    """int64 [M]: task of each test example, from 0, in a scenario of several."""
+    """int64 [M]: each test example's task, numbered from 0, if the scenario has several tasks."""
     validation: torch.Tensor | None = field(default=None, kw_only=True)
-    """int64 [V]: numbers of the training examples that are the validation set."""
+    """int64 [V]: indices of the training examples that form the validation set."""
     validation_tasks: torch.Tensor | None = field(default=None, kw_only=True)
-    """int64 [V]: task of each of them, where `test_tasks` is given."""
+    """int64 [V]: each validation example's task, if `test_tasks` is given."""
     checksum: str | None = field(default=None, kw_only=True)
-    """Of the inputs as they were read; None where they come from files, whose bytes are compared:
-    other versions of a decoder may make other inputs of them."""
+    """Checksum of the inputs as they were read, or None if they come from files.
+
+    The bytes of files are compared instead, because another version of a decoder may return other
+    inputs for the same file.
+    """
 
     @property
     def num_classes(self) -> int:
@@ -58,17 +62,17 @@ class Data(ABC):
 
     @property
     def num_tasks(self) -> int:
-        """Return the number of tasks; 1 without a scenario."""
+        """Return the number of tasks, or 1 without a scenario."""
         return 1 if self.test_tasks is None else int(self.test_tasks.max()) + 1
 
     @property
     @abstractmethod
     def shape(self) -> Any:
-        """Return the shape for which a model is built."""
+        """Return the input shape that a model is built for."""
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Return (height, width); (0, 0) for texts."""
+        """Return (height, width), or (0, 0) for texts."""
         return 0, 0
 
     @abstractmethod
@@ -80,8 +84,13 @@ class Data(ABC):
         augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the examples index [...] of `stored` (x_train or x_test) as a model reads them,
-        augmented where draws are given. Safe under vmap."""
+        """Return the examples `stored[index]` as model inputs.
+
+        The examples are augmented if `draws` is given. The function is safe under vmap.
+
+        stored: x_train or x_test.
+        index: int64 [...].
+        """
 
     def to(self, device: torch.device | str) -> Self:
         names = (
@@ -98,20 +107,23 @@ class Data(ABC):
         )
 
     def tested_on_validation(self) -> Self:
-        """Return the data with the validation set in the place of the test set."""
+        """Return a copy of the data that has the validation set as its test set."""
         assert self.validation is not None, "checked when the run was prepared"
         x, y = self.x_train[self.validation], self.y_train[self.validation]
         return replace(self, x_test=x, y_test=y, test_tasks=self.validation_tasks)
 
     def tested_on(self, numbers: torch.Tensor) -> Self:
-        """Return the data with these test examples alone, by number, int64 [m]."""
+        """Return a copy of the data with only the given test examples.
+
+        numbers: int64 [m], indices into the test set.
+        """
         tasks = None if self.test_tasks is None else self.test_tasks[numbers]
         x, y = self.x_test[numbers], self.y_test[numbers]
         return replace(self, x_test=x, y_test=y, test_tasks=tasks)
 
 
 class DataSource(Checked, ABC, prefix="dataset."):
-    """Base of the `dataset` group: where a data set lies and how it is read."""
+    """Base class of the `dataset` group: where a data set is stored and how it is read."""
 
     kind: ClassVar[str]  # images | text
     in_words: ClassVar[str] = "the name of a data set"
@@ -119,34 +131,42 @@ class DataSource(Checked, ABC, prefix="dataset."):
     name: Annotated[str, Limit("letters, digits, _ . -", re.compile(r"[\w.-]+").fullmatch)]
     data_dir: str
 
-    if TYPE_CHECKING:  # at run time it would be the default of a subclass's field of that name
+    if TYPE_CHECKING:  # at run time it would become the default of a subclass's field
 
         @property
         def augmentation(self) -> Draws:
-            """Return the source of what is drawn for each training example."""
+            """Return the source of the random numbers for each training example."""
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the files that `load` reads; none where it reads no files. Raises ConfigError
-        where they are missing."""
+        """Return the files that `load` reads, or an empty sequence if it reads no files.
+
+        Raises ConfigError if files are missing.
+        """
         return ()
 
     @property
     def files(self) -> Sequence[SourceFile]:
-        """Return `paths`. Raises ConfigError or OSError where one is missing."""
+        """Return `paths` as SourceFiles.
+
+        Raises ConfigError or OSError if a file is missing.
+        """
         return [SourceFile.of(path) for path in self.paths]
 
     @abstractmethod
     def load(self) -> Data:
-        """Return the data set; raises ConfigError where files are missing or damaged."""
+        """Return the data set.
+
+        Raises ConfigError if files are missing or damaged.
+        """
 
 
 @dataclass(frozen=True)
 class ImageData(Data):
-    """A decoded image data set; x_* are uint8 [., height, width, channels].
+    """A decoded image data set, whose x_* are uint8 [., height, width, channels].
 
-    Pixels are integers 0..max_value in channels-last layout; normalised as (pixel / max_value -
-    mean) / std.
+    Pixels are integers from 0 to max_value in channels-last layout. They are normalised as (pixel /
+    max_value - mean) / std.
     """
 
     mean: tuple[float, ...]  # per channel, on the scale 0..1
@@ -155,7 +175,7 @@ class ImageData(Data):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return (channels, height, width), the order in which models see an image."""
+        """Return (channels, height, width), the order in which models read an image."""
         _, height, width, channels = self.x_train.shape
         return channels, height, width
 
@@ -175,7 +195,7 @@ class ImageData(Data):
         augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the images [..., channels, height, width] of `dtype`."""
+        """Return images of shape [..., channels, height, width] and type `dtype`."""
         augmentation = augmentation if draws is not None else None
         assert augmentation is None or isinstance(augmentation, Augmentation)
         return load_batch(stored, index, draws, augmentation, self.normalise, dtype)
@@ -183,24 +203,24 @@ class ImageData(Data):
 
 @dataclass(frozen=True)
 class Task:
-    """A part of a data set that is learned for some rounds (see fedexp.data.tasks)."""
+    """A part of a data set that the clients learn for some rounds (see fedexp.data.tasks)."""
 
     name: str
-    classes: tuple[int, ...]  # labels of its examples, ascending
-    train: np.ndarray  # numbers of its training examples, ascending
+    classes: tuple[int, ...]  # labels of the task's examples, ascending
+    train: np.ndarray  # indices of the task's training examples, ascending
 
 
 class TextShape(NamedTuple):
-    """Shape for which a model that reads text is built."""
+    """Input shape that a text model is built for."""
 
-    length: int  # characters of an example, padding included
+    length: int  # characters per example, including padding
     words: int  # size of the vocabulary
-    vectors: torch.Tensor | None  # [words, D] to begin with; None: the model's own initialisation
+    vectors: torch.Tensor | None  # [words, D], initial embeddings; None: the model's initialisation
 
 
 @dataclass(frozen=True)
 class TextData(Data):
-    """Texts as numbers of a vocabulary; x_* are int32 [., length]."""
+    """Texts encoded as vocabulary numbers; x_* are int32 [., length]."""
 
     vocabulary: tuple[str, ...]  # characters, <UNK> and <PAD>; index = number
     vectors: torch.Tensor | None = None  # float32 [V, D]: pre-trained
@@ -217,7 +237,10 @@ class TextData(Data):
         augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the texts as int64 [..., length], or [..., length + 1] with the draws of
-        text.DropoutKeys as last column."""
+        """Return texts as int64 [..., length].
+
+        If `draws` is given, they are appended as the last column, so the shape is [..., length + 1]
+        (see text.DropoutKeys).
+        """
         words = stored[index].long()
         return words if draws is None else torch.cat([words, draws], -1)

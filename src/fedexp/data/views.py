@@ -1,9 +1,10 @@
-"""Views of what a model is tested on: test images, plain or through the transform of training
-(`test_views`), and the validation set (`validation`, `evaluate_on`).
+"""Views, which are the sets that a model is tested on.
 
-The first view of the test images has the columns, keys and files that every run has; those of the
-augmented one have its name at their end. Columns and keys of the validation set begin with its
-name, its files end with it.
+Views of the test images are `plain` and `augmented`, which applies the training transform
+(`test_views`). The third view is the validation set (`validation`, `evaluate_on`).
+
+The plain view has the columns, keys and files that every run has. The augmented view appends its
+name to them. Columns and keys of the validation set begin with its name; its files end with it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,14 +21,15 @@ EVALUATE_ON = (TEST, VALIDATION, BOTH)
 
 
 def suffix(view: str) -> str:
-    """Return what stands at the end of a file, or of a name in W&B, of a view: nothing for the
-    plain one."""
+    """Return the suffix of a view's files and W&B names, which is empty for the plain view."""
     return "" if view == PLAIN else f"_{view}"
 
 
 def named(name: str, view: str) -> str:
-    """Return the name that a column or key has in a view: test_accuracy, test_accuracy_augmented or
-    validation_accuracy."""
+    """Return a column's or key's name in a view.
+
+    Examples: test_accuracy, test_accuracy_augmented, validation_accuracy.
+    """
     return (
         f"{VALIDATION}_{name.removeprefix('test_')}"
         if view == VALIDATION
@@ -36,28 +38,26 @@ def named(name: str, view: str) -> str:
 
 
 def all_named(values: Mapping[str, Any], view: str) -> dict[str, Any]:
-    """Return the values under the names that they have in a view."""
+    """Return the values with their keys changed to the view's names."""
     return {named(name, view): value for name, value in values.items()}
 
 
 def file_of(name: str, view: str) -> str:
-    """Return the name of a file of a view: class_accuracy.csv becomes
-    class_accuracy_augmented.csv."""
+    """Return a view's file name: class_accuracy.csv becomes class_accuracy_augmented.csv."""
     path = Path(name)
     return str(path.with_name(f"{path.stem}{suffix(view)}{path.suffix}"))
 
 
 def require_views(views: Sequence[str]) -> None:
-    """Raise ConfigError unless the test views are known and different, and the plain one is the
-    first."""
+    """Raise ConfigError unless the test views are known and different, with the plain view first."""
     require_list("test_views", views, TEST_VIEWS, "view ")
 
 
 def require_list(key: str, values: Sequence[str], choices: Sequence[str], noun: str = "") -> None:
-    """Raise ConfigError unless the values of a list are among the choices and different, with the
-    first choice first.
+    """Raise ConfigError unless all values are allowed and different, with the first choice first.
 
-    noun: what a value is called in messages, with a space."""
+    noun: what messages call a value, followed by a space.
+    """
     for value in values:
         require_choice(key, value, choices)
     named = f"[{','.join(values)}]"
@@ -73,7 +73,7 @@ def require_list(key: str, values: Sequence[str], choices: Sequence[str], noun: 
 
 
 def others(views: Iterable[str]) -> tuple[str, ...]:
-    """Return the views beside the plain one."""
+    """Return all views except the plain view."""
     return tuple(view for view in views if view != PLAIN)
 
 
@@ -82,15 +82,18 @@ def evaluated(
 ) -> tuple[str, ...]:
     """Return the views in which a run is evaluated, the test views first.
 
-    evaluate_on: None is the validation set where there is one (held_out), else the test set: test
-    data are never used unasked."""
+    evaluate_on: if None, the validation set if there is one (held_out), and otherwise the test set,
+    so that test data are used only on request.
+    """
     on = evaluate_on or (VALIDATION if held_out else TEST)
     return (*(() if on == VALIDATION else test_views), *(() if on == TEST else (VALIDATION,)))
 
 
 def views_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return `evaluated` of a configuration as plain values; one from before there were any views
-    has the plain one."""
+    """Return `evaluated` of a plain configuration.
+
+    Configurations that are older than views are evaluated in the plain view.
+    """
     validation = config.get("validation")
     fraction = validation.get("fraction") if isinstance(validation, Mapping) else None
     held_out = isinstance(fraction, int | float) and fraction > 0
@@ -98,6 +101,8 @@ def views_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def choosing(views: Sequence[str]) -> str:
-    """Return the view whose accuracy chooses the best round and says when a target is reached: the
-    validation set where a run is evaluated on it."""
+    """Return the view whose accuracy decides the best round and whether a target is reached.
+
+    This is the validation set if the run is evaluated on it.
+    """
     return VALIDATION if VALIDATION in views else views[0]

@@ -1,5 +1,7 @@
-"""Input and output of every engine: the clients of one round in, their messages and new states
-out."""
+"""Input and output of every engine.
+
+An engine trains the clients of one round and returns their messages and new states.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,38 +27,39 @@ from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import BatchSchedule
 from fedexp.models import Output
 
-# so few that what a layer gives is still in a cache when the next one reads it
+# so small that a layer's output is still in the CPU cache when the next layer reads it
 EVALUATION_BATCH = 100
-EVALUATION_BATCH_CUDA = 1000  # there each batch costs launches
+EVALUATION_BATCH_CUDA = 1000  # larger, because each batch costs kernel launches
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The local steps after which a client's model is tested, and the training examples that it is
-    tested on too."""
+    """Local steps after which a client's model is tested, and the training examples used for the
+    test.
+    """
 
-    marks: tuple[int, ...]  # ascending, 0: before the first; empty: it is not tested
-    epochs: tuple[int, ...]  # of its local training that end there
-    numbers: Tensor  # int64 [n]
+    marks: tuple[int, ...]  # local steps, ascending; 0: before the first; empty: no test
+    epochs: tuple[int, ...]  # the local epochs that end at the marks
+    numbers: Tensor  # int64 [n], indices of the training examples
     room: int  # the largest number of marks in the cohort
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The sampled clients of one round; all sequences in the order of `clients`."""
+    """The sampled clients of one round. All sequences are in the order of `clients`."""
 
     round: int
     clients: Sequence[int]
-    roles: Sequence[FedAvg]  # whose client-side hooks each follows
+    roles: Sequence[FedAvg]  # the algorithm whose client-side hooks each client uses
     schedules: Sequence[BatchSchedule]
     states: Sequence[Tree]
     plans: Sequence[Tree]
-    personals: Sequence[Tree]  # what the server sent to each alone
-    # when each is tested in the middle of its training; empty: nobody is
+    personals: Sequence[Tree]  # what the server sent to this client only
+    # when each client's model is tested during training; empty: never
     probes: Sequence[Probe] = ()
 
     def take(self, positions: Sequence[int]) -> "Cohort":
-        """Return a part of the cohort."""
+        """Return the part of the cohort at the given positions."""
         part: dict[str, Any] = {}
         for name, values in vars(self).items():
             if name != "round" and len(values):
@@ -64,12 +67,14 @@ class Cohort:
         return replace(self, **part)
 
     def longest_first(self) -> list[int]:
-        """Return the positions in the order of falling numbers of steps."""
+        """Return the positions of the clients, those with the most local steps first."""
         return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
 
     def shares(self, count: int) -> list[list[int]]:
-        """Return positions dealt to `count` processes so that their numbers of steps are about
-        even; none is empty."""
+        """Deal the positions to at most `count` processes with about equal numbers of steps.
+
+        No share is empty.
+        """
         piles: list[list[int]] = [[] for _ in range(min(count, len(self.clients)))]
         steps = [0] * len(piles)
         for position in self.longest_first():
@@ -81,36 +86,43 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Trained:
-    """The results that came back from a cohort or a part of it."""
+    """The results of training a cohort or a part of it."""
 
     messages: Tree  # leaves [|S|, ...]
     states: list[Tree]
     losses: Tensor  # [|S|]: mean objective over the local steps
     buffers: Params  # leaves [|S|, ...]: running statistics of the local models
     class_correct: dict[str, Tensor] | None
-    """Test view -> int64 [|S|, C]: right answers of the local models on the test set."""
-    evaluation_seconds: float = 0.0  # spent on the latter, and on probes
+    """Test view -> int64 [|S|, C]: correct predictions of the local models on the test set."""
+    evaluation_seconds: float = 0.0  # time for `class_correct` and for probes
     probed: dict[str, Tensor] | None = None
-    """Right answers at the marks of the probes: `test` int64 [|S|, room, C], `train` [|S|, room];
-    -1: not tested."""
+    """Correct predictions at the probes' marks: `test` int64 [|S|, room, C], `train` [|S|, room].
+
+    The value -1 means not tested.
+    """
 
 
-# of Trained: trees whose leaves begin with the client
+# fields of Trained whose leaves have the clients as their first dimension
 STACKED = ("messages", "losses", "buffers", "class_correct", "probed")
 
 
 class Gather:
-    """Puts the parts of a cohort together in its order, each into its place, so that no model is
-    held twice."""
+    """Collects the parts of a cohort's results in the cohort's order.
+
+    Each part is copied to its place, so that no model is stored twice.
+    """
 
     def __init__(self, count: int):
         self.count = count
         self._states: list[Tree] = [None] * count
-        self._stacked: dict[str, Tree] = {}  # of Trained -> leaves [count, ...]
+        self._stacked: dict[str, Tree] = {}  # field of Trained -> leaves [count, ...]
         self._seconds = 0.0
 
     def add(self, positions: Sequence[int], part: Trained) -> None:
-        """Add a part of the results. `positions`: where its clients stand in the cohort."""
+        """Add the results of a part of the cohort.
+
+        positions: positions of the part's clients in the cohort.
+        """
 
         def put(room: Tensor | None, leaf: Tensor | None) -> None:
             if room is not None and leaf is not None:
@@ -129,30 +141,37 @@ class Gather:
         return None if leaf is None else leaf.new_empty(self.count, *leaf.shape[1:])
 
     def result(self, parallel: int = 1) -> Trained:
-        """Return the whole cohort's results. `parallel`: parts trained at the same time, which
-        divides the time spent on evaluation."""
+        """Return the results of the whole cohort.
+
+        parallel: number of parts that were trained at the same time. The evaluation time is divided
+        by it.
+        """
         seconds = self._seconds / parallel
         return Trained(states=self._states, evaluation_seconds=seconds, **self._stacked)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Right answers and losses on the test set, or on some batches of it."""
+    """Numbers of correct predictions, and losses, on the test set or on some of its batches."""
 
     class_correct: Tensor  # int64 [C]
-    task_correct: Tensor  # int64 [T], of the test examples of each task
+    task_correct: Tensor  # int64 [T]
     losses: Tensor  # float64 [batches]: sum of the cross-entropy over each batch
-    examples: int  # of the whole test set
+    examples: int  # size of the whole test set
 
     @property
     def loss(self) -> Tensor:
-        """Return the mean cross-entropy over the test set; a scalar."""
+        """Return the mean cross-entropy over the test set, a scalar."""
         return self.losses.sum() / self.examples
 
     @classmethod
     def joined(cls, parts: "Sequence[Evaluation]") -> "Evaluation":
-        """Return that of the whole test set, of parts in the order of its batches: the same numbers
-        however the batches were split."""
+        """Return the evaluation on the whole test set.
+
+        The result does not depend on how the batches were split.
+
+        parts: evaluations in the order of the batches.
+        """
         correct = torch.stack([part.class_correct for part in parts]).sum(0)
         tasks = torch.stack([part.task_correct for part in parts]).sum(0)
         return cls(correct, tasks, torch.cat([part.losses for part in parts]), parts[0].examples)
@@ -160,7 +179,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClientRuntime:
-    """Model, data and local training of a run, on its device."""
+    """A run's model, data and local training, on one device."""
 
     net: FunctionalNetwork
     data: Data
@@ -168,9 +187,9 @@ class ClientRuntime:
     local: LocalTraining
     dtype: torch.dtype
     heads: Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
-    views: tuple[str, ...] = (PLAIN,)  # of what is tested on, see fedexp.data.views
-    seed: int = 0  # of the draws of the augmented view
-    # int64 [m] by view: the test examples that local models are tested on; all of other views
+    views: tuple[str, ...] = (PLAIN,)  # test views, see fedexp.data.views
+    seed: int = 0  # for the augmented view
+    # view -> int64 [m], the test examples for local models; all examples of views not listed
     local_examples: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -178,21 +197,21 @@ class ClientRuntime:
         return self.data.x_train.device
 
     def load_train(self, index: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return training examples by number, index [..., B]: (x, y), augmented where draws are
-        given."""
+        """Return (x, y) of the training examples `index` [..., B], augmented if `draws` is given."""
         x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
         return x, self.data.y_train[index]
 
     def load_test(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return test examples by number, index [B]: (x, y), augmented where draws of all test
-        examples are given."""
+        """Return (x, y) of the test examples `index` [B], augmented if `draws` is given.
+
+        draws: random numbers for all test examples, see `test_draws`.
+        """
         drawn = None if draws is None else draws[index]
         x = self.data.inputs(self.data.x_test, index, drawn, self.augmentation, self.dtype)
         return x, self.data.y_test[index]
 
     def tested_on(self, view: str) -> "ClientRuntime":
-        """Return the runtime whose test set is what a view shows: itself, or that with the
-        validation set."""
+        """Return the runtime for a view: one that tests on the validation set, or this one."""
         return self._on_validation if view == VALIDATION else self
 
     @cached_property
@@ -200,8 +219,7 @@ class ClientRuntime:
         return replace(self, data=self.data.tested_on_validation())
 
     def local_test(self, view: str, round: int) -> "tuple[ClientRuntime, Tensor | None]":
-        """Return the runtime whose test set local models are tested on in a view, and the draws of
-        its examples (`test_draws`)."""
+        """Return the runtime on which local models are tested in a view, and its `test_draws`."""
         draws, numbers = self.test_draws(view, round), self.local_examples.get(view)
         if numbers is None:
             return self.tested_on(view), draws
@@ -216,9 +234,11 @@ class ClientRuntime:
         }
 
     def test_draws(self, view: str, round: int) -> Tensor | None:
-        """Return the random numbers of the augmentation for all test examples, int64 [M, D]: the
-        same for every model that is tested in a round, and others in the next one. None for any
-        other view."""
+        """Return the augmentation's random numbers for all test examples, int64 [M, D].
+
+        They are the same for all models that are tested in a round, and change from round to round.
+        Return None unless the view is the augmented one.
+        """
         if view != AUGMENTED:
             return None
         assert self.augmentation is not None, "checked when the run was prepared"
@@ -227,7 +247,7 @@ class ClientRuntime:
         return torch.from_numpy(draws).to(self.device)
 
     def to(self, device: torch.device) -> "ClientRuntime":
-        """Return a copy on another device."""
+        """Return this runtime on a device, as a copy if the device is another one."""
         if device == self.device:
             return self
         return replace(
@@ -240,23 +260,29 @@ class ClientRuntime:
 
     @property
     def evaluation_batch(self) -> int:
-        """Return the number of examples that are evaluated at a time: where it is part of the
-        result, the same on every device."""
+        """Return the number of examples per evaluation batch.
+
+        It is the same on every device if the model uses batch statistics, because it then affects
+        the results.
+        """
         if self.device.type == "cuda" and not uses_batch_statistics(self.net.module):
             return EVALUATION_BATCH_CUDA
         return EVALUATION_BATCH
 
     @property
     def evaluation_batches(self) -> int:
-        """Return the number of batches into which the test set is cut."""
+        """Return the number of batches in the test set."""
         return -(-len(self.data.y_test) // self.evaluation_batch)
 
     @torch.no_grad()
     def evaluate(
         self, params: Params, draws: Tensor | None = None, batches: range | None = None
     ) -> Evaluation:
-        """Return class-wise right answers and losses on the test set, or on consecutive batches of
-        it. draws: see `test_draws`."""
+        """Return class-wise correct predictions and losses on the test set.
+
+        draws: see `test_draws`.
+        batches: if given, evaluate only these consecutive batches.
+        """
         self.net.hold(params)
         batches = range(self.evaluation_batches) if batches is None else batches
         labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
@@ -278,19 +304,24 @@ class ClientRuntime:
         return Evaluation(correct, task_correct, losses, len(labels))
 
     def class_logits(self, outputs: Tensor, index: Tensor) -> Tensor:
-        """Return the logits of test examples by number, [B, outputs] -> [B, C]: by the head of each
-        example's task."""
+        """Return the class logits of the test examples `index`, [B, outputs] -> [B, C].
+
+        If each task has a head, an example's logits come from its task's head.
+        """
         if self.heads is None or self.data.test_tasks is None:
             return outputs
         return by_head(outputs, self.heads[self.data.test_tasks[index]])
 
     def logits(self, model: Params, numbers: Tensor) -> Tensor:
-        """Return the logits of a model (with its buffers) on training examples by number, not
-        augmented: [n, C]."""
+        """Return a model's logits on training examples without augmentation, [n, C].
+
+        model: parameters and buffers.
+        numbers: indices of the training examples.
+        """
         return torch.cat([output.logits for output in self._outputs(model, numbers)])
 
     def features(self, model: Params, numbers: np.ndarray) -> Tensor:
-        """Return the features of training examples, likewise: [n, D]."""
+        """Return a model's features of training examples without augmentation, [n, D]."""
         found = self._outputs(model, torch.as_tensor(numbers))
         return torch.cat([output.features for output in found])
 
@@ -301,8 +332,7 @@ class ClientRuntime:
 
 
 class ScheduledData:
-    """One client's batches in the order of its schedule (the ClientData of the hooks); no
-    padding."""
+    """One client's batches in the order of its schedule, without padding (the hooks' ClientData)."""
 
     def __init__(self, runtime: ClientRuntime, schedule: BatchSchedule):
         self.runtime = runtime
@@ -325,44 +355,50 @@ class ScheduledData:
 
 
 def has_own_step(algorithm: FedAvg) -> bool:
-    """Return whether an algorithm replaces FedAvg's local step."""
+    """Return whether an algorithm overrides FedAvg's local step."""
     return type(algorithm).local_step is not FedAvg.local_step
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The values that all clients of a cohort, or of a part of one, have in common."""
+    """Values that are the same for all clients of a cohort or of a part of it."""
 
     algorithm: FedAvg
     runtime: ClientRuntime
-    server: Tree  # what was sent to all, with the "buffers" of its model
+    server: Tree  # the broadcast, with the model's "buffers"
     lr: float
 
 
 class Engine(ABC):
-    """Base of the engines: how the clients of a round are trained and models are evaluated."""
+    """Base class of the engines, which train a round's clients and evaluate models."""
 
     def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027 (most have nothing)
-        """Do what takes time once, such as starting processes, so that no round counts it as
-        training. server: a model and its "buffers"."""
+        """Do slow work once, such as starting processes, so that no round counts it as training
+        time.
+
+        server: a model with its "buffers".
+        """
 
     @abstractmethod
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
-        """Return the results of the cohort, in its order."""
+        """Return the cohort's results, in the cohort's order."""
 
     def evaluate(
         self, runtime: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
     ) -> Evaluation:
-        """Evaluate the global model on what a view shows in a round."""
+        """Evaluate the global model in a view in a round."""
         runtime.net.set_buffers(server["buffers"])
         return runtime.tested_on(view).evaluate(server["params"], runtime.test_draws(view, round))
 
     def logits(
         self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Return the logits of each model (with its buffers) on training examples by number, not
-        augmented: [n_i, C] each."""
+        """Return each model's logits on its training examples without augmentation, [n_i, C] each.
+
+        models: parameters and buffers of each model.
+        numbers: indices of the training examples for each model.
+        """
         return [runtime.logits(model, each) for model, each in zip(models, numbers, strict=True)]
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
-        """Give back what the engine holds, such as processes."""
+        """Release the engine's resources, such as processes."""

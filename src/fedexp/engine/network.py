@@ -18,20 +18,22 @@ from fedexp.engine.batch_norm import has_batch_norm, keeps_statistics, leaving_o
 from fedexp.engine.teachers import Kept
 from fedexp.models import Output
 
-LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
+LAYOUT = torch.channels_last  # oneDNN and cuDNN convolve fastest in it
 
 
 class FunctionalNetwork:
-    """`net(params, x)` in eval mode with the buffers last given to `set_buffers`.
+    """`net(params, x)` in eval mode, with the buffers last given to `set_buffers`.
 
-    Logits and features come back in the dtype of the parameters, also where the forward pass runs
-    in bf16. `params` are those in training; parameters that came with requires_grad=False are no
-    part of them and keep their values here.
+    Logits and features have the dtype of the parameters, even if the forward pass runs in bf16.
+    `params` are the trained parameters. Parameters with requires_grad=False are not part of them
+    and keep their values in this object.
     """
 
     def __init__(self, module: nn.Module, precision: str, trained: frozenset[str] | None = None):
-        """Take over a model. trained: names of the parameters in training; None: those of `module`
-        with requires_grad."""
+        """Take over a model.
+
+        trained: names of the trained parameters. None: all parameters with requires_grad.
+        """
         without_compiler()
         self.trained = frozenset(trainable(module)) if trained is None else trained
         self.module = module.eval().requires_grad_(False)
@@ -40,7 +42,7 @@ class FunctionalNetwork:
         self.names = frozenset(self.module.state_dict())
         self._held: Params | None = None
         self._cast: Params = {}
-        self._training: nn.Module | None = None  # the module in train mode, where it is called so
+        self._training: nn.Module | None = None  # a copy in train mode, made when needed
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         weights = self.own(self._cast if params is self._held else params)
@@ -49,9 +51,9 @@ class FunctionalNetwork:
     def in_training(
         self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None
     ) -> Output:
-        """Return the output in train mode with these running statistics, which change in place."""
+        """Return the output in train mode. The running statistics `buffers` are updated in place."""
         if self._training is None:
-            with outside_transforms():  # what a transform wraps is of no use after it
+            with outside_transforms():  # a tensor that a transform wraps is unusable afterwards
                 self._training = copy.deepcopy(self.module).train()
         module, values = self._training, self.own(params) | buffers
         return self._forward(lambda: functional_call(module, values, (x,)), x, mask)
@@ -59,17 +61,18 @@ class FunctionalNetwork:
     def copy(
         self, device: torch.device | None = None, precision: str | None = None
     ) -> "FunctionalNetwork":
-        """Return a copy, on another device or in another precision where they are given."""
+        """Return a copy, on another device or in another precision if given."""
         module = copy.deepcopy(self.module).to(device)
         return FunctionalNetwork(module, precision or self.precision, self.trained)
 
     def parameters(self) -> Params:
-        """Return the parameters in training, as they lie in the module."""
+        """Return the module's trained parameters, not copies."""
         return {k: v for k, v in self.module.named_parameters() if k in self.trained}
 
     def own(self, params: Params) -> Params:
-        """Return the parameters without what an algorithm trains beside the model, such as a second
-        head."""
+        """Return the model's parameters, without those that an algorithm adds, such as a second
+        head.
+        """
         if params.keys() <= self.names:
             return params
         return {k: v for k, v in params.items() if k in self.names}
@@ -81,27 +84,33 @@ class FunctionalNetwork:
         return grad_and_value(function)(params)
 
     def hold(self, params: Params) -> None:
-        """Keep the weights of a model that will be called often in the precision of the forward
-        pass.
+        """Keep a model's weights in the precision of the forward pass, because it will be called
+        often.
 
-        Autocast would cast them again in every call. Vectors (biases, batch norm) stay as they are:
-        cheap, and batch norm wants them in fp32. `params` must not be changed in place while it is
-        held.
+        Autocast would cast the weights again in every call. Vectors (biases, batch norm) are not
+        cast: casting them is cheap, and batch norm needs them in fp32. `params` must not be changed
+        in place while they are held.
         """
         if self.precision == "bf16":
             self._held = params
             self._cast = {k: v.to(torch.bfloat16) if v.dim() > 1 else v for k, v in params.items()}
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
-        """Return the last stage alone with fewer channels, of a model that has one (see
-        models.Staged); never in bf16."""
+        """Return the output of the last stage with fewer channels, for models that support it
+        (models.Staged).
+
+        The stage never runs in bf16.
+        """
         whole = dict(self.module.named_parameters()) | params
         with leaving_out_padding(mask):
             return self.module.slim(whole, x, width)  # type: ignore[operator]
 
     def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
-        """Return the output in eval mode, and for each batch norm layer with running statistics
-        (mean, variance) of its input over x and (running mean, running variance)."""
+        """Return the output in eval mode, and statistics of every batch norm layer's input.
+
+        For each batch norm layer with running statistics, they are the mean and variance of the
+        input over x, the running mean and the running variance.
+        """
         found: list[tuple[Tensor, ...]] = []
 
         def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -116,14 +125,16 @@ class FunctionalNetwork:
             return self(params, x), found
 
     def hidden_activations(self, params: Params, x: Tensor) -> tuple[Tensor, ...]:
-        """Return hidden activations [B, d] after the ReLU of every fully connected hidden layer, of
-        a model that has them (`has_neurons`)."""
+        """Return the activations [B, d] after the ReLU of every fully connected hidden layer.
+
+        The model must have such layers (`has_neurons`).
+        """
         weights = {f"module.{name}": value for name, value in self.own(params).items()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             return functional_call(Neurons(self.module), weights, (x,))
 
     def set_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Set the received global model's buffers (running statistics of batch norm)."""
+        """Set the buffers (running statistics of batch norm) to those of the received global model."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
 
@@ -142,12 +153,12 @@ class FunctionalNetwork:
 
 
 def trainable(module: nn.Module) -> Params:
-    """Return the parameters that are trained, averaged and sent: those with requires_grad."""
+    """Return the parameters with requires_grad, which are trained, averaged and sent."""
     return {k: v for k, v in module.named_parameters() if v.requires_grad}
 
 
 class Neurons(nn.Module):
-    """A model as the function that gives its hidden activations."""
+    """Wrapper of a model that returns its hidden activations."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -158,11 +169,11 @@ class Neurons(nn.Module):
 
 
 class LiveNetwork(FunctionalNetwork):
-    """A model in training: called with its own `params` it is the module itself, in train mode.
+    """A model in training. A call with its own `params` runs the module itself in train mode.
 
     The module's parameters are tensors of `params`, so the optimizer's in-place updates need no
-    copies. So is a tree that `gradient` differentiates by; any other (a teacher, a previous model)
-    goes through the frozen network.
+    copies. A tree that `gradient` differentiates by is also evaluated in train mode. All other
+    parameters (a teacher, a previous model) go through the frozen network.
     """
 
     def __init__(self, frozen: FunctionalNetwork):
@@ -175,7 +186,7 @@ class LiveNetwork(FunctionalNetwork):
         self._own: Params = trainable(self.module)
         self.params: Params = self._own
         self._moving: Params | None = None
-        self.kept: Kept | None = None  # outputs of references, while a client is trained
+        self.kept: Kept | None = None  # outputs of reference models while a client trains
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if params is self.params:
@@ -197,7 +208,7 @@ class LiveNetwork(FunctionalNetwork):
         self._moving = {name: value.detach().requires_grad_() for name, value in params.items()}
         with torch.enable_grad():
             value = function(self._moving)
-            # Zeros for what the function does not use, as torch.func.grad has them.
+            # Zeros for unused parameters, as in torch.func.grad.
             grads = torch.autograd.grad(value, list(self._moving.values()), materialize_grads=True)
         self._moving = None
         with torch.no_grad():
@@ -207,10 +218,10 @@ class LiveNetwork(FunctionalNetwork):
 
     @torch.no_grad()
     def load(self, params: Params, buffers: Mapping[str, Tensor]) -> None:
-        """Start from this model; running statistics among `params` go before `buffers`."""
+        """Start from this model. Running statistics in `params` take precedence over `buffers`."""
         for name, parameter in self._own.items():
             parameter.copy_(params[name])
-        # what an algorithm trains beside the model
+        # parameters that an algorithm adds to the model
         names = params.keys() - self._own.keys() - buffers.keys()
         extra = {k: v.clone().requires_grad_() for k, v in params.items() if k in names}
         self.params = self._own | extra if extra else self._own
@@ -218,28 +229,35 @@ class LiveNetwork(FunctionalNetwork):
             buffer.copy_(params.get(name, buffers[name]))
 
     def snapshot(self) -> Params:
-        """Return the parameters as tensors of their own, without gradient."""
+        """Return a copy of the parameters without gradients."""
         return {name: parameter.detach().clone() for name, parameter in self.params.items()}
 
 
 @contextlib.contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Seed torch's global generators for a while, such as for initialisation or dropout. That of
-    the CPU is restored afterwards; those of GPUs, from which nothing else draws, keep what was
-    left."""
+    """Seed torch's global random generators while the block runs, e.g. for initialisation or
+    dropout.
+
+    The CPU generator is restored afterwards. The generators of GPUs keep their state, because
+    nothing else draws from them.
+    """
     with torch.random.fork_rng(devices=[]):
         if torch.cuda.is_available():
             torch.manual_seed(seed)
-        else:  # where that would note the seed for later, with a trace of all calls: milliseconds
+        else:
+            # without CUDA, torch.manual_seed also stores a stack trace, which takes milliseconds
             torch.default_generator.manual_seed(seed)
         yield
 
 
 @contextlib.contextmanager
 def subnormals_as_zero() -> Iterator[None]:
-    """Treat numbers below 1e-38 (fp32) as zero for a while: some CPUs are so slow with them that a
-    round took 1.2 times as long. It holds for this thread and those of torch's that it begins;
-    other libraries may want such numbers, so it is not left on."""
+    """Treat numbers below 1e-38 (fp32) as zero while the block runs.
+
+    Some CPUs are so slow with such numbers that a round took 1.2 times as long. The setting applies
+    to this thread and to threads that torch starts from it. It is restored afterwards, because
+    other libraries may need such numbers.
+    """
     before = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)
     try:
@@ -249,14 +267,13 @@ def subnormals_as_zero() -> Iterator[None]:
 
 
 def require_room(make: Callable[[], torch.nn.Module]) -> None:
-    """Raise ConfigError for a model that does not fit into the free memory, before it is given
-    any."""
+    """Raise ConfigError if a model does not fit into the free memory, before memory is allocated."""
     try:
         with torch.device("meta"):
             size = tree.num_bytes(dict(make().state_dict()))
     except Exception as error:
         if "overflow" not in str(error):
-            # it cannot be made without memory, or at all: then making it in earnest says why
+            # if the model cannot be made on "meta", making it for real reports the reason
             return
         size = 2**63
     free = free_memory()

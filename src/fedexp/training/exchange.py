@@ -1,8 +1,8 @@
-"""Exchanges of server and clients: sample, send, train, send back, aggregate.
+"""Exchanges between server and clients: sample, send, train, send back, aggregate.
 
-`exchange` and `role` are algorithms too: almost always the run's own. A method with several
-exchanges a round, or with clients of several kinds, says by the hooks `exchanges` and `roles` whose
-other hooks count in which of them.
+`exchange` and `role` are algorithms as well, and usually the run's algorithm. A method with several
+exchanges per round, or with several kinds of clients, returns from its hooks `exchanges` and
+`roles` the algorithms whose other hooks apply to each.
 """
 
 import time
@@ -34,27 +34,27 @@ from fedexp.training.simulation import Simulation
 
 
 class Clock:
-    """Seconds of each phase of a round."""
+    """Seconds that each phase of a round takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Count everything since the last lap as this phase."""
+        """Add the time since the last lap to a phase."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
     def move(self, phase: str, other: str, seconds: float) -> None:
-        """Count some of the seconds of a phase as those of another one."""
+        """Move seconds from one phase to another."""
         self.seconds[phase] -= seconds
         self.seconds[other] += seconds
 
 
 @dataclass(frozen=True)
 class CohortResult:
-    """Results that came back from a cohort."""
+    """The results of a cohort's exchange."""
 
     cohort: Cohort
     trained: Trained
@@ -62,7 +62,7 @@ class CohortResult:
     round: ServerRound
     bytes_up: int
     bytes_down: int
-    sent: Tree  # to all: `params` and `buffers`
+    sent: Tree  # `params` and `buffers` of the broadcast
 
 
 def run_exchange(
@@ -75,8 +75,10 @@ def run_exchange(
     clock: Clock,
     evaluate_local: bool = False,
 ) -> CohortResult:
-    """Send, and train the clients. kept: client -> its state, of those that have taken part
-    before."""
+    """Send the broadcast to the clients and train them.
+
+    kept: client -> state, for clients that have taken part before.
+    """
     cohort = assemble(simulation, exchange, server, kept, number, clients)
     if exchange.trains_model:
         cohort = replace(
@@ -86,7 +88,7 @@ def run_exchange(
     clock.lap("sampling")
     sent = broadcast(exchange, server)
     trained = train(simulation, sent, cohort, evaluate_local)
-    losses = trained.losses.tolist()  # waits for the device, so that the clock is true
+    losses = trained.losses.tolist()  # waits for the device, so that the timing is correct
     clock.lap("train")
     messages = trained.messages | {"buffers": trained.buffers}
     broadcasts = [sent | {"personal": personal} for personal in cohort.personals]
@@ -103,7 +105,7 @@ def run_exchange(
 def aggregate(
     optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answers: CohortResult
 ) -> Tree:
-    """Return the server's state after aggregation and the step of the server's optimizer."""
+    """Return the server's state after aggregation and the server optimizer's step."""
     new = exchange.aggregate(server, answers.trained.messages, answers.round)
     if exchange.trains_model:
         buffers = tree.average_buffers(answers.trained.buffers, answers.round.weights)
@@ -119,11 +121,12 @@ def aggregate_all(
     number: int,
     clock: Clock,
 ) -> tuple[Tree, list[CohortResult]]:
-    """Run an exchange with all clients, as many at a time as a cohort has; return the server's
-    state, and what came back.
+    """Run an exchange with all clients, one cohort-sized group at a time.
 
-    The messages of each group are averaged at once, so that `aggregate` sees one message with one
-    weight per group: all that a weighted mean needs, at the memory of a cohort.
+    Each group's messages are averaged at once, so that `aggregate` receives one message and one
+    weight per group. A weighted mean needs no more, and the memory used is that of one cohort.
+
+    Returns the server's state and the groups' results.
     """
     total, size = simulation.stages[0].federation.num_clients, simulation.settings.cohort_size
     groups, means = [], []
@@ -141,7 +144,7 @@ def aggregate_all(
 
 
 def not_finite(done: Sequence[CohortResult]) -> list[int]:
-    """Return the clients whose loss, message or running statistics hold NaN or Inf."""
+    """Return the clients whose loss, message or running statistics contain NaN or Inf."""
     found: set[int] = set()
     for answers in done:
         whole = torch.isfinite(torch.tensor(answers.losses))
@@ -156,7 +159,7 @@ def not_finite(done: Sequence[CohortResult]) -> list[int]:
 
 
 def train(simulation: Simulation, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
-    """Train a cohort, those with one role together."""
+    """Train a cohort. Clients with the same role are trained together."""
     runtime, engine, rate = simulation.runtime, simulation.engine, simulation.lr_at(cohort.round)
 
     def lr_of(role: FedAvg) -> float:
@@ -178,8 +181,10 @@ def train(simulation: Simulation, sent: Tree, cohort: Cohort, evaluate_local: bo
 
 
 def sample(simulation: Simulation, number: int) -> list[int]:
-    """Return the clients of a round, uniformly without replacement, or those of the file
-    `cohorts.path`; ascending."""
+    """Return the clients of a round, ascending.
+
+    They are drawn uniformly without replacement, or read from the file `cohorts.path`.
+    """
     if simulation.cohorts is not None:
         return simulation.cohorts[number]
     total, size = simulation.stages[0].federation.num_clients, simulation.settings.cohort_size
@@ -195,7 +200,7 @@ def assemble(
     number: int,
     clients: Sequence[int],
 ) -> Cohort:
-    """Decide who does what, and prepare the work of each client."""
+    """Assign a role to each client and prepare its schedule, state and plan."""
     seed, runtime, federation = (
         simulation.seeds.training,
         simulation.runtime,
@@ -226,7 +231,7 @@ def assemble(
 
 
 def first_state(simulation: Simulation, role: FedAvg, federation: Federation) -> Tree:
-    """Return what a client keeps before it first takes part."""
+    """Return a client's state before it first takes part."""
     initial = simulation.initial
     return role.client_init(
         initial | simulation.initial_buffers if role.keeps_buffers else initial, federation
@@ -234,8 +239,10 @@ def first_state(simulation: Simulation, role: FedAvg, federation: Federation) ->
 
 
 def federation_at(simulation: Simulation, server: Tree, number: int) -> Federation:
-    """Return what the server knows of its clients in a round, with the examples of earlier tasks
-    that they keep."""
+    """Return what the server knows about its clients in a round.
+
+    It includes the examples of earlier tasks that clients keep.
+    """
     federation = simulation.stage_of(number).federation
     if isinstance(simulation.algorithm, Exemplars):
         return simulation.algorithm.with_kept(server, federation)
@@ -251,8 +258,10 @@ def schedule_of(
     epochs: int | None = None,
     again: str = "",
 ) -> BatchSchedule:
-    """Return the schedule of a client in a round: in `epochs` passes, None: as many as its role
-    has."""
+    """Return a client's schedule in a round.
+
+    epochs: number of local epochs. None: the number that the client's role has.
+    """
     runtime = simulation.runtime
     return make_schedule(
         part=part_of(role, federation, client),
@@ -270,7 +279,7 @@ def schedule_of(
 def plan_after(
     simulation: Simulation, role: FedAvg, federation: Federation, number: int, client: int
 ) -> Tree:
-    """Return the batches of OwnTraining.after as a part of a client's plan."""
+    """Return the batches of `OwnTraining.after` as a part of a client's plan."""
     steps = role.after(federation, simulation.runtime.local) if isinstance(role, OwnTraining) else 0
     if not steps:
         return {}
@@ -281,13 +290,17 @@ def plan_after(
 
 
 def broadcast(exchange: FedAvg, server: Tree) -> Tree:
-    """Return what every client of the next exchange receives, with the running statistics of the
-    model in it."""
+    """Return what every client of the next exchange receives, including the model's running
+    statistics.
+    """
     return {"buffers": server["buffers"]} | exchange.broadcast(server)
 
 
 def describe(simulation: Simulation, server: Tree, cohort: Cohort, trained: Trained) -> ServerRound:
-    """Return the round as the server's hooks see it. `server` is its state before the exchange."""
+    """Return the round as the server's hooks receive it.
+
+    server: the server's state before the exchange.
+    """
     stage, federation = (
         simulation.stage_of(cohort.round),
         federation_at(simulation, server, cohort.round),
@@ -318,9 +331,13 @@ def client_weights(
 def probes_of(
     simulation: Simulation, cohort: Cohort, parts: Sequence[np.ndarray]
 ) -> Sequence[Probe]:
-    """Return a probe for each client of the cohort, with a mark before its training and after each
-    of its epochs; empty where the round is not measured. parts: the training examples of every
-    client, with those that it keeps."""
+    """Return a probe for each client of the cohort, or an empty sequence if the round is not
+    measured.
+
+    The marks are before training and after each local epoch.
+
+    parts: every client's training examples, including those that it keeps.
+    """
     number, last = cohort.round, simulation.rounds
     due = [
         part
@@ -344,8 +361,11 @@ def probes_of(
 
 
 def points_of(steps: int, epochs: int, between: bool) -> list[tuple[int, int]]:
-    """Return (local steps, epoch) before training and after each epoch, or the first and the last
-    of them: all epochs have as many steps."""
+    """Return (local steps, epoch) before training and after each epoch.
+
+    If `between` is False, return only the first and the last point. All epochs have the same number
+    of steps.
+    """
     if not steps:
         return [(0, 0)]
     return [

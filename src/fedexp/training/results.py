@@ -1,4 +1,4 @@
-"""Results of a finished run: pictures, and summary.json last."""
+"""Results of a finished run: figures, and summary.json last."""
 
 import logging
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ log = logging.getLogger("fedexp")
 def write_results(
     directory: Path, state: State, summary: dict[str, Any], look: Pictures
 ) -> list[Path]:
-    """Write summary.json last: a run that has one is complete, whenever it was killed."""
+    """Draw the figures and write summary.json last, so that a run with a summary.json is complete."""
     for view, tested in state.tested.items():
         if tested.history.local_rounds:
             tested.history.save_local(directory / file_of(files.LOCAL, view))
@@ -32,7 +32,7 @@ def write_results(
 
 
 def draw(directory: Path, summary: dict[str, Any], look: Pictures | None = None) -> list[Path]:
-    """Draw a picture; one that fails does not lose a run."""
+    """Draw the figures. A figure that fails does not end the run."""
     try:
         return make_figures(directory, summary, look)
     except OSError as error:
@@ -43,7 +43,7 @@ def draw(directory: Path, summary: dict[str, Any], look: Pictures | None = None)
 
 
 def draw_missing(directory: Path, summary: dict[str, Any]) -> None:
-    """Draw the pictures of a finished run that a full disk has kept from being written."""
+    """Draw the figures of a finished run that could not be written, e.g. because the disk was full."""
     try:
         lost = missing_figures(directory)
     except (ConfigError, OSError):
@@ -71,7 +71,9 @@ def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
 
 
 def data_of(simulation: "Simulation") -> dict[str, int]:
-    """Return the numbers of a run that stand against the expected ones, for its summary."""
+    """Return the sizes of a run's data for its summary, where they are compared with expected
+    sizes.
+    """
     import torch
 
     data, federation = simulation.runtime.data, simulation.stages[0].federation

@@ -1,5 +1,7 @@
-"""The round loop: sample, train, aggregate, refine, evaluate, record. It knows no algorithm by
-name."""
+"""The round loop: sample, train, aggregate, refine, evaluate, record.
+
+It contains no code for particular algorithms.
+"""
 
 import logging
 import math
@@ -62,8 +64,10 @@ def run_rounds(
 ) -> State:
     """Run from the state's round to the last one, or until `stop` or `watch` ends the run.
 
-    An interrupted run saves the state after its last whole round. Raises BudgetSpent, after saving
-    likewise, before a round that cannot be saved by the deadline."""
+    An interrupted run saves the state after its last complete round.
+
+    Raises BudgetSpent, after saving the state, before a round that cannot be saved by the deadline.
+    """
     deadline = deadline or Deadline()
     stopping = Stopping(simulation, watch, partial(summary_of, simulation))
     first = state.round + 1
@@ -72,7 +76,7 @@ def run_rounds(
         if not state.accuracy:
             record_initial(simulation, state, recorder)
         if state.status == "running" and stopping.out_of_patience(state):
-            stop(state, recorder, stopping.reason(state, 0.0))  # resumed, and still out of patience
+            stop(state, recorder, stopping.reason(state, 0.0))  # resumed, but still out of patience
         if state.status == "running":
             simulation.engine.start(simulation.runtime, model_of(state.server))
         while state.status == "running":
@@ -91,7 +95,7 @@ def run_rounds(
 
 
 def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> None:
-    """Test and record the initial model, as round 0."""
+    """Test and record the initial model as round 0."""
     scores = scores_of(simulation, evaluate(simulation, state.server, 0))
     with uninterrupted():
         state.add_scores(0, scores)
@@ -104,7 +108,7 @@ def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> 
 
 
 def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
-    """Move the state to the end of a round and write it; Ctrl+C waits until that is done."""
+    """Move the state to the end of a round and write it. Ctrl+C takes effect only afterwards."""
     with uninterrupted():
         result.seconds["writing"] = recorder.writing_seconds
         state.advance(result)
@@ -112,7 +116,10 @@ def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
 
 
 def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
-    """End the run after a round that has been recorded. why: see `State.stopped`."""
+    """End the run after a round that has been recorded.
+
+    why: see `State.stopped`.
+    """
     with uninterrupted():
         state.stop(why)
         recorder.save_checkpoint(state)
@@ -121,8 +128,7 @@ def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
 def profiling(
     simulation: Simulation, directory: Path, number: int, first: int
 ) -> AbstractContextManager[None]:
-    """Profile the second round of this command (the first one warms up), where `profile` asks for
-    it."""
+    """Profile the second round of this command if `profile` is set; the first round warms up."""
     profiled_round = min(first + 1, simulation.rounds)
     if simulation.settings.profile and number == profiled_round:
         return profiled(directory, number)
@@ -131,7 +137,7 @@ def profiling(
 
 @subnormals_as_zero()
 def play_round(simulation: Simulation, state: State) -> RoundResult:
-    """Compute one round from a state, which stays unchanged."""
+    """Compute one round from a state, which is not changed."""
     clock, number = Clock(), state.round + 1
     algorithm, federation = simulation.algorithm, simulation.stage_of(number).federation
     if number in dict(simulation.changes):
@@ -167,7 +173,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
             server = algorithm.refine(LiveNetwork(net), server, messages, described)
     clock.lap("refinement")
 
-    # 3. At the end of a task that another follows, ask all clients.
+    # 3. At the end of a task, except the last one, run the closing exchanges with all clients.
     closes_task = simulation.ends_task(number) and number < simulation.rounds
     if closes_task and isinstance(algorithm, MultiExchange):
         for exchange in algorithm.closing_exchanges(federation):
@@ -188,9 +194,12 @@ def collect_result(
     done: Sequence[CohortResult],
     clock: Clock,
 ) -> RoundResult:
-    """Return the result of the round after `state`, with the measurements that are due in it.
+    """Return the result of the round after `state`, with the measurements that are due in the
+    round.
 
-    server, client_states: after the round. done: its exchanges, the cohort's first."""
+    server, client_states: after the round.
+    done: results of the round's exchanges, those of the cohort first.
+    """
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
     evaluated = simulation.is_evaluated(number)
@@ -232,8 +241,10 @@ def collect_result(
 def diverged_clients(
     number: int, train_loss: float, server: Tree, done: Sequence[CohortResult]
 ) -> list[int] | None:
-    """Return the clients whose loss or model is not finite, empty where only the global model is
-    not; None where all is finite. Waits for the device."""
+    """Return the clients whose loss or model is not finite, or None if everything is finite.
+
+    The list is empty if only the global model is not finite. The function waits for the device.
+    """
     if math.isfinite(train_loss) and tree.is_finite(server["params"]):
         return None
     clients = not_finite(done)
@@ -248,7 +259,7 @@ def diverged_clients(
 
 
 def scores_of(simulation: Simulation, evaluations: Mapping[str, Evaluation]) -> dict[str, Scores]:
-    """Return the accuracies of evaluations of the global model, by view."""
+    """Return the global model's accuracies by view."""
     results = {}
     for view, evaluation in evaluations.items():
         of_classes, of_tasks = simulation.test_counts[view]
@@ -266,8 +277,11 @@ def scores_of(simulation: Simulation, evaluations: Mapping[str, Evaluation]) -> 
 
 
 def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict[str, np.ndarray]:
-    """Return the class accuracies of the cohort's local models, [|S|, C] by view, in the last
-    exchange that evaluated them; empty where none did."""
+    """Return the class accuracies of the cohort's local models by view, [|S|, C] each.
+
+    They come from the last exchange that evaluated local models. Return an empty dict if no
+    exchange did.
+    """
     for each in reversed(done):
         if (correct := each.trained.class_correct) is not None:
             return {
@@ -278,8 +292,11 @@ def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict
 
 
 def distributed_accuracy(simulation: Simulation, server: Tree, number: int) -> dict[str, Any]:
-    """Return the class accuracies of the model before round `number`, [C] by view, on the examples
-    of the local models; empty where the test of the round before says them, or there are none."""
+    """Return the class accuracies of the model before round `number` by view, [C] each.
+
+    The test examples are those of the local models. Return an empty dict if local models are not
+    tested in this round or the previous round's test already gives these values.
+    """
     if not (simulation.tests_local(number) and simulation.tests_distributed):
         return {}
     runtime, found = simulation.runtime, {}
@@ -320,7 +337,7 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
 
 def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Evaluation]:
     """Test the global model after round `number` in each test view."""
-    # once: an engine of several processes sends each object that it has not seen
+    # made once, because an engine with several processes sends every new object
     model = model_of(server)
     runtime = simulation.runtime
     return {
@@ -331,7 +348,7 @@ def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Eva
 def align(
     simulation: Simulation, before: Tree, after: Tree, done: Sequence[CohortResult]
 ) -> list[dict[str, Any]]:
-    """Compute the alignment of neurons over this round, where a metric asks for it."""
+    """Compute the alignment of neurons over this round if a metric needs it."""
     if not simulation.metrics.needs_neurons:
         return []
     runtime = simulation.runtime.tested_on(simulation.runtime.views[0])
@@ -339,5 +356,5 @@ def align(
 
 
 def model_of(server: Tree) -> Tree:
-    """Return the model alone, without the server's other state."""
+    """Return the server's model without the rest of the server's state."""
     return {name: server[name] for name in ("params", "buffers")}

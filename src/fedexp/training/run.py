@@ -1,5 +1,7 @@
-"""One run from its configuration to its finished directory; imported late, since it brings torch
-with it."""
+"""One run, from its configuration to its finished directory.
+
+This module is imported late, because it imports torch.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -50,15 +52,18 @@ log = logging.getLogger("fedexp")
 
 
 def train_run(job: Job) -> dict[str, Any]:
-    """Train a run to its end and return its summary. User errors raise ConfigError and leave
-    nothing behind; once the run has begun, RunFailed."""
+    """Train a run to its end and return its summary.
+
+    User errors raise ConfigError and leave no files behind. Once the run has begun, they raise
+    RunFailed.
+    """
     job = at_its_place(job)
     built = build(job.config)
     built.tracker.check()
     container = built.values | {"choices": dict(job.choices)}
     with ExitStack() as held:
         early = held.enter_context(early_lines())
-        # A job of a sweep may wait for a GPU, and nobody shall begin it meanwhile.
+        # A sweep's job may wait for a GPU, and no other process may start it meanwhile.
         if ours := job.sweep is not None or (job.directory / files.CONFIG).exists():
             require_no_way_out(job.directory)
             make_directory(job.directory)
@@ -69,7 +74,7 @@ def train_run(job: Job) -> dict[str, Any]:
         if summary is not None:
             return summary
         require_named(built.tracker, job.overrides, job.directory)
-        # a job of a sweep that has begun goes on as it was asked for, and a search tries everything
+        # a sweep's job that has begun continues unchanged, and a search tries everything
         if job.watch is None and (not goes_on or job.sweep is None):
             check_used(container, typed_now(job.overrides))
         if job.sweep is not None:
@@ -86,7 +91,7 @@ def train_run(job: Job) -> dict[str, Any]:
         make_directory(job.directory)
         if not ours:
             held.enter_context(occupied(job.directory))
-            check_new(job.directory)  # nobody has been quicker
+            check_new(job.directory)  # another process may have been faster
         simulation = prepared.simulation
         saved = (
             checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
@@ -111,8 +116,7 @@ def train_run(job: Job) -> dict[str, Any]:
 
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """Hold a GPU that few other jobs of this machine use while the block runs, where there are
-    some."""
+    """Hold a GPU that few other jobs on this machine use while the block runs, if there are GPUs."""
     hardware = built.hardware
     names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
     if not names:
@@ -131,8 +135,10 @@ def recording(
     info: RunInfo,
     saved: checkpoint.Saved | None,
 ) -> Iterator[tuple[Recorder, list[Tracker]]]:
-    """While the block runs, its rounds are recorded and tracked; closes all of it whatever
-    happens."""
+    """Record and track the run's rounds while the block runs.
+
+    The recorder, the trackers and the engine are closed even if the block fails.
+    """
     tracker: Tracker = Guarded([built.tracker.create()])
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
     going_on = None if saved is None else saved.state
@@ -160,7 +166,7 @@ def summarise(
     prepared: Prepared,
     state: State,
 ) -> dict[str, Any]:
-    """Return what summary.json holds."""
+    """Return the contents of summary.json."""
     summary = merged(
         files.SUMMARY,
         {"status": state.status},
@@ -186,7 +192,7 @@ def finish_run(
     trackers: Sequence[Tracker],
     info: RunInfo,
 ) -> None:
-    """Write the results of the last round, hand them to the trackers and print them."""
+    """Write the results of the last round, pass them to the trackers and print them."""
     pictures = write_results(job.directory, state, summary, built.figures)
     for watching in trackers:
         watching.finish(summary, pictures, final_tables(job.directory))
@@ -213,8 +219,11 @@ def run_info(
 
 
 def sweep_of(job: Job) -> str | None:
-    """Return the name of the sweep that the job belongs to, also where it is resumed alone: Hydra
-    has left its file above."""
+    """Return the name of the job's sweep, or None.
+
+    A job that is resumed alone belongs to its sweep if Hydra's file multirun.yaml is in a directory
+    above.
+    """
     above = (
         path
         for path in list(job.directory.absolute().parents)[:2]

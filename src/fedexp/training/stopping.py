@@ -1,8 +1,7 @@
-"""The end of a run before its last round: its patience or its minutes are over, or a search has no
-more use for it.
+"""Reasons that end a run before its last round: patience, minutes, or a search that prunes the run.
 
-What ended it stands in the state and in summary.json (`stopped`: `by`, and the value of the
-option). Such a run is over, as the options ask for; a command that asks for more continues it.
+The reason is stored in the state and in summary.json (`stopped`: `by`, and the option's value).
+Such a run counts as finished. A command that asks for more continues it.
 """
 
 import time
@@ -17,28 +16,32 @@ if TYPE_CHECKING:
     from fedexp.training.state import State
 
 PATIENCE, MINUTES, SEARCH = "patience", "minutes", "search"
-TRIAL = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the number of the trial of a search
-# (round, summary so far) -> whether the run is of no more use
+TRIAL = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the search's trial number
+# (round, summary so far) -> whether the search ends the run
 Watch = Callable[[int, Mapping[str, Any]], bool]
 
 
 def view_of(stop: Stop) -> str:
-    """Return the view whose accuracy the patience is about."""
+    """Return the view whose accuracy the patience refers to."""
     return PLAIN if stop.metric == "test_accuracy" else VALIDATION
 
 
 def waited(accuracy: Sequence[tuple[int, float]]) -> int:
-    """Return the number of evaluated rounds since the first one with the highest accuracy; round 0
-    does not count.
+    """Return the number of evaluated rounds since the first one with the highest accuracy.
 
-    accuracy: (round, accuracy) of the evaluated rounds."""
+    Round 0 does not count.
+
+    accuracy: (round, accuracy) of the evaluated rounds.
+    """
     values = [value for number, value in accuracy if number >= 1]
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
 class Stopping:
-    """Says after each round whether the run ends with it. The time runs from the making of the
-    object."""
+    """Decides after each round whether the run ends.
+
+    The time limit starts when the object is created.
+    """
 
     def __init__(
         self,
@@ -46,14 +49,19 @@ class Stopping:
         watch: Watch | None,
         summary: Callable[["State"], Mapping[str, Any]],
     ):
-        """summary: what summary.json would hold after a state."""
+        """Set the conditions.
+
+        summary: function from a state to the contents of summary.json.
+        """
         self.stop, self.watch, self.summary = simulation.stop, watch, summary
         minutes = simulation.stop.minutes
         self.end = None if minutes is None else time.perf_counter() + 60 * minutes
 
     def reason(self, state: "State", seconds: float) -> dict[str, Any]:
-        """Return what ends the run after this state (`State.stopped`); {} where it continues.
-        seconds: that the next round would take."""
+        """Return why the run ends after this state (`State.stopped`), or {} if it continues.
+
+        seconds: expected duration of the next round.
+        """
         if self.out_of_patience(state):
             return {"by": PATIENCE, "patience": self.stop.patience}
         evaluated = state.accuracy[-1][0] == state.round
@@ -71,8 +79,11 @@ class Stopping:
 
 
 def is_over(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
-    """Return whether a run whose summary this is has nothing left to do for a command that asks for
-    `stop`; resumed: by its name, not as a job of a sweep."""
+    """Return whether a run with this summary is finished for a command with the given `stop`
+    options.
+
+    resumed: whether the command resumes the run by name, not as a job of a sweep.
+    """
     if summary.get("status") != "stopped":
         return True
     why = summary.get("stopped") or {}
@@ -82,7 +93,7 @@ def is_over(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
 
 
 def why_stopped(summary: Mapping[str, Any]) -> str:
-    """Say what has ended a run."""
+    """Return a sentence that says why a run stopped."""
     why = summary.get("stopped") or {}
     cause = {
         PATIENCE: f"stop.patience={why.get(PATIENCE)}",
