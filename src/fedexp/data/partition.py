@@ -85,7 +85,7 @@ class Partitioner(Checked, prefix="partition."):
         return None
 
     def remark(self) -> str:
-        """Return a remark on these settings that is logged when a run starts, or an empty string."""
+        """Return a remark on these settings to log when a run starts, or an empty string."""
         return ""
 
     def assign(

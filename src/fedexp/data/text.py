@@ -144,7 +144,10 @@ class TextSource(DataSource):
 
 
 class TextDataset(TextSource):
-    """Labelled training and test texts in <data_dir>/<name>, in one of the layouts of `find_files`."""
+    """Labelled training and test texts in <data_dir>/<name>.
+
+    The files have one of the layouts of `find_files`.
+    """
 
     # class names in the order of their numbers; None: from class.txt, or else from the labels
     classes: Names | None

@@ -49,7 +49,7 @@ def file_of(name: str, view: str) -> str:
 
 
 def require_views(views: Sequence[str]) -> None:
-    """Raise ConfigError unless the test views are known and different, with the plain view first."""
+    """Raise ConfigError unless the test views are known and different, and the first is plain."""
     require_list("test_views", views, TEST_VIEWS, "view ")
 
 

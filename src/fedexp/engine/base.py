@@ -197,7 +197,10 @@ class ClientRuntime:
         return self.data.x_train.device
 
     def load_train(self, index: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (x, y) of the training examples `index` [..., B], augmented if `draws` is given."""
+        """Return (x, y) of the training examples `index` [..., B].
+
+        The examples are augmented if `draws` is given.
+        """
         x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
         return x, self.data.y_train[index]
 
@@ -332,7 +335,10 @@ class ClientRuntime:
 
 
 class ScheduledData:
-    """One client's batches in the order of its schedule, without padding (the hooks' ClientData)."""
+    """One client's batches in the order of its schedule, without padding.
+
+    This is the ClientData that the hooks receive.
+    """
 
     def __init__(self, runtime: ClientRuntime, schedule: BatchSchedule):
         self.runtime = runtime

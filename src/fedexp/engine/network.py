@@ -51,7 +51,7 @@ class FunctionalNetwork:
     def in_training(
         self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None
     ) -> Output:
-        """Return the output in train mode. The running statistics `buffers` are updated in place."""
+        """Return the output in train mode, and update the running statistics `buffers` in place."""
         if self._training is None:
             with outside_transforms():  # a tensor that a transform wraps is unusable afterwards
                 self._training = copy.deepcopy(self.module).train()
@@ -134,7 +134,7 @@ class FunctionalNetwork:
             return functional_call(Neurons(self.module), weights, (x,))
 
     def set_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Set the buffers (running statistics of batch norm) to those of the received global model."""
+        """Set the buffers (running statistics of batch norm) to the global model's."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
 
@@ -267,7 +267,7 @@ def subnormals_as_zero() -> Iterator[None]:
 
 
 def require_room(make: Callable[[], torch.nn.Module]) -> None:
-    """Raise ConfigError if a model does not fit into the free memory, before memory is allocated."""
+    """Raise ConfigError if a model needs more than the free memory, without allocating it."""
     try:
         with torch.device("meta"):
             size = tree.num_bytes(dict(make().state_dict()))

@@ -1,4 +1,4 @@
-"""Checks that the parts of a configuration fit together, before data are loaded."""
+"""Checks that the parts of a configuration fit together, made before data are loaded."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -25,8 +25,8 @@ from fedexp.training import stopping
 
 ADAPTIVE = ("server.optimizer=adam", "server.optimizer=yogi")
 SET = ("surrogate.dataset", "surrogate.fraction")
-# Options that only some runs use: key -> the values, or the keys that are set, with one of which
-# they have an effect.
+# Options that only some runs use: key -> conditions (a value, or a key that is set). The option has
+# an effect if one of the conditions holds.
 USED_WITH: Mapping[str, tuple[str, ...]] = {
     "local.step_rounds": ("local.schedule=step",),
     "local.lr_min": ("local.schedule=cosine",),
@@ -47,10 +47,12 @@ USED_WITH: Mapping[str, tuple[str, ...]] = {
 
 
 def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
-    """Raise ConfigError for options that were typed and that nothing in the run uses. Values that a
-    preset brings are not judged: it may be made for other choices than those of this run.
+    """Raise ConfigError for typed options that have no effect in the run.
 
-    values: the resolved configuration."""
+    Values from a preset are not checked, because a preset may be made for other choices.
+
+    values: the resolved configuration.
+    """
     keys = dict.fromkeys(key for text in typed for key, _ in assigned(text) if key in USED_WITH)
     wrong = [
         f"{key}={value_at(values, key)}: only has an effect with {' or '.join(USED_WITH[key])}"
@@ -62,22 +64,27 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
 
 
 def holds(values: Mapping[str, Any], condition: str) -> bool:
-    """Return whether a key has the value of `key=value`, or, of a key alone, is set."""
+    """Return whether a condition holds.
+
+    condition: `key=value`, or a key alone, which must be set.
+    """
     key, equals, wanted = condition.partition("=")
     value = value_at(values, key)
     return str(value) == wanted if equals else bool(value)
 
 
 def value_at(node: Any, key: str) -> Any:
-    """Return the value of a dotted key in nested mappings; None where there is none."""
+    """Return the value of a dotted key in nested mappings, or None if the key does not exist."""
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
     return node
 
 
 def check(built: Built, metrics: Metrics) -> None:
-    """Raise ConfigError for what does not fit together whatever the data are, before they are
-    loaded or even downloaded."""
+    """Raise ConfigError if parts of the configuration do not fit together, whatever the data are.
+
+    The check runs before data are loaded or downloaded.
+    """
     problems = (
         of_training(built, metrics),
         of_tasks(built),
@@ -90,7 +97,7 @@ def check(built: Built, metrics: Metrics) -> None:
 
 
 def of_training(built: Built, metrics: Metrics) -> Iterator[str]:
-    """Yield what does not fit together of algorithm, model, optimizers and metrics."""
+    """Yield problems between the algorithm, the model, the optimizers and the metrics."""
     algorithm, local = built.algorithm, built.local
     name, rounds = type(algorithm).__name__, built.scenario.rounds_per_task
     yield from of_local_evaluation(built, metrics)
@@ -108,8 +115,11 @@ def of_training(built: Built, metrics: Metrics) -> Iterator[str]:
 
 
 def of_local_evaluation(built: Built, metrics: Metrics) -> Iterator[str]:
-    """Yield where tests of local models are thinned that there are none of, or are asked for in
-    rounds in which nothing is tested."""
+    """Yield problems of `local_evaluation`.
+
+    Its options need a metric that tests local models, and rounds in which the global model is
+    tested.
+    """
     every, interval = built.local_evaluation.every, built.settings.eval_interval
     for name, value in vars(built.local_evaluation).items():
         if value is not None and not metrics.needs_local:
@@ -122,7 +132,7 @@ def of_local_evaluation(built: Built, metrics: Metrics) -> Iterator[str]:
 
 
 def of_server(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
-    """Yield where a server optimizer cannot take the step of the algorithm's server."""
+    """Yield a problem if a server optimizer cannot replace the algorithm's server step."""
     why = algorithm.own_step
     if algorithm.paradigm == "centralized":
         why = "algorithm.paradigm=centralized has one client and nothing to average"
@@ -131,7 +141,7 @@ def of_server(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
 
 
 def of_tasks(built: Built) -> Iterator[str]:
-    """Yield what does not fit together of data set, model, scenario and algorithm."""
+    """Yield problems between the data set, the model, the scenario and the algorithm."""
     algorithm, model, dataset, scenario = (
         built.algorithm,
         built.model,
@@ -172,7 +182,7 @@ def of_tasks(built: Built) -> Iterator[str]:
 
 
 def of_domains(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
-    """Yield where a domain has images and the first one texts, or the other way round."""
+    """Yield a problem if images and texts are mixed in the domains."""
     domains = scenario.domains if isinstance(scenario, DomainIncremental) else []
     if others := [domain.name for domain in domains if domain.kind != dataset.kind]:
         names = ",".join(domain.name for domain in domains)
@@ -184,8 +194,10 @@ def of_domains(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
 
 
 def of_surrogate(built: Built) -> Iterator[str]:
-    """Yield where a scenario divides a data set anew that is the surrogate set too: its training
-    images there may be test images here."""
+    """Yield a problem if a scenario splits a data set that is also the surrogate set.
+
+    The surrogate set's training images could then be test images of the scenario.
+    """
     scenario, surrogate = built.scenario, built.surrogate.dataset
     if surrogate is None or not isinstance(scenario, Several) or scenario.split is None:
         return
@@ -200,17 +212,17 @@ def of_surrogate(built: Built) -> Iterator[str]:
 
 
 def source_of(dataset: DataSource) -> tuple[object, ...]:
-    """Return what says where the examples of a data set come from."""
+    """Return a key that identifies where a data set's examples come from."""
     keys = ("name", "root", "path", "subset", "split")
     return type(dataset), *(getattr(dataset, key, None) for key in keys)
 
 
 def mixing(scenario: Scenario, algorithm: FedAvg) -> str:
-    """Return the option by which clients would train on examples of other tasks than the present
-    one; empty: none.
+    """Return the option that makes clients train on examples of other tasks, or an empty string.
 
-    A replay buffer is none for methods that choose examples to keep themselves: their losses count
-    old classes."""
+    A replay buffer does not count for methods that choose exemplars themselves, because their
+    losses include old classes.
+    """
     if not isinstance(scenario, Several):
         return ""
     if scenario.blur:
@@ -222,7 +234,7 @@ def mixing(scenario: Scenario, algorithm: FedAvg) -> str:
 
 
 def of_data(built: Built) -> Iterator[str]:
-    """Yield where the validation set or the public set cannot be, or is asked for and not there."""
+    """Yield problems of the validation set and the public set."""
     fraction, on, scenario = (
         built.validation.fraction,
         built.settings.evaluate_on,
@@ -251,7 +263,7 @@ def of_data(built: Built) -> Iterator[str]:
 
 
 def of_schedule(built: Built) -> Iterator[str]:
-    """Yield where the run cannot have the changes that `schedule` asks for."""
+    """Yield problems if the run cannot make the changes in `schedule`."""
     schedule, scenario = built.schedule, built.scenario.name
     if not schedule.rounds:
         return
@@ -278,7 +290,7 @@ def of_schedule(built: Built) -> Iterator[str]:
 
 
 def of_measures(built: Built, metrics: Metrics) -> Iterator[str]:
-    """Yield where the run is to be judged by what it does not measure."""
+    """Yield problems if views, stopping or the objective need values that the run does not have."""
     dataset, settings, stop = built.dataset, built.settings, built.stop
     why = ""
     if dataset.kind != "images":
@@ -305,7 +317,10 @@ def of_measures(built: Built, metrics: Metrics) -> Iterator[str]:
 
 
 def check_kept(settings: Settings, last: int) -> None:
-    """Raise ConfigError for a model that is to be kept after the last round. last: of all tasks."""
+    """Raise ConfigError if a model is to be kept after the last round.
+
+    last: the last round of all tasks.
+    """
     for key in ("keep_models", "keep_local_models"):
         chosen = getattr(settings, key)
         if isinstance(chosen, list) and max(chosen) > last:

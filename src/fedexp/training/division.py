@@ -1,4 +1,4 @@
-"""Loads the data and divides the examples among server and clients, task by task."""
+"""Load the data and divide the examples among the server and the clients for each task."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,19 +28,19 @@ from fedexp.training.simulation import Stage
 
 @dataclass(frozen=True)
 class Division:
-    """The division of the examples of one task: which client holds which."""
+    """The examples that each client and the server hold in one task."""
 
     partition: Partition
     federation: Federation
-    server_unlabelled: np.ndarray  # numbers of the surrogate examples that the server holds
+    server_unlabelled: np.ndarray  # indices of the server's surrogate examples
     changes: "tuple[tuple[int, Division], ...]" = ()  # (first round, the division from then on)
 
     def telling(self, **facts: Any) -> "Division":
-        """Return the division with other facts that the server knows of its clients."""
+        """Return the division with changed fields of the federation (what the server knows)."""
         return replace(self, federation=replace(self.federation, **facts))
 
     def holding(self, partition: Partition) -> "Division":
-        """Return the division with other examples for each client."""
+        """Return the division with another partition."""
         part = replace(self, partition=partition)
         return part.telling(parts=partition.parts, counts=partition.counts)
 
@@ -53,12 +53,11 @@ class Division:
 
 
 def divide(built: Built) -> tuple[Data, list[Division]]:
-    """Load the data; decide who holds which training examples: the server first, then the
-    clients."""
+    """Load the data and divide the training examples, first to the server, then to the clients."""
     seed, scenario = built.seeds.partition, built.scenario
     sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     tasks, held = held_out_of_all(built, sequence.tasks)
-    # the task of each example, before any is dealt to another
+    # each example's task before blurring
     origin = np.zeros(len(sequence.data.y_train), np.int64)
     for number, task in enumerate(sequence.tasks):
         origin[task.train] = number
@@ -73,7 +72,8 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
         shards = built.surrogate.deal(unlabelled, built.settings.num_clients, rng)
     parts, held_out, labels = [], [], data.y_train.numpy()
     for number, task in enumerate(tasks):
-        key = (number,) if number else ()  # the first task is drawn as a run without tasks
+        # the first task uses the same random numbers as a run without tasks
+        key = (number,) if number else ()
         partition = partition_of(built, data, task, key, held=held[number])
         own = np.full_like(labels, -1)
         own[task.train] = labels[task.train]
@@ -104,10 +104,12 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
 def held_out_of_all(
     built: Built, tasks: Sequence[Task]
 ) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
-    """Return (tasks, validation examples of each) where all tasks show the same examples: one that
-    is in the validation set of one task is in that of all, so that nobody trains on it in another
-    form. Else the tasks as they are, and None for each, whose validation examples are drawn by
-    themselves."""
+    """Return (tasks, validation examples of each task).
+
+    If all tasks show the same examples, they also have the same validation set, so that no client
+    trains on a validation example in another form. Otherwise the tasks are unchanged, and the
+    validation examples are None, because they are drawn for each task separately.
+    """
     if (
         not built.validation.fraction
         or not isinstance(built.scenario, Several)
@@ -122,23 +124,24 @@ def held_out_of_all(
 
 
 def orders_of(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
-    """Return which task each client meets at which stage, int [K, T]; None: all meet the tasks in
-    one order."""
+    """Return the task that each client learns at each stage, int [K, T].
+
+    None means that all clients learn the tasks in the same order.
+    """
     if not isinstance(scenario, Several) or scenario.order == "shared":
         return None
     return task_orders(clients, tasks, generator_for(seed, "task orders"))
 
 
 def with_orders(built: Built, parts: list[Division]) -> list[Division]:
-    """Return the division of the examples at each stage, where clients meet the tasks in orders of
-    their own."""
+    """Return the divisions at each stage if clients learn the tasks in different orders."""
     orders = orders_of(
         built.scenario, built.settings.num_clients, len(parts), built.seeds.partition
     )
     if orders is None:
         return parts
     federation = parts[0].federation
-    # of all tasks: some client is in each
+    # from all tasks, because each task has clients at every stage
     known = np.max([part.federation.shared for part in parts], axis=0)
     stages = reordered([part.partition.parts for part in parts], orders)
     made = []
@@ -149,8 +152,7 @@ def with_orders(built: Built, parts: list[Division]) -> list[Division]:
 
 
 def with_met(built: Built, parts: list[Division]) -> list[Division]:
-    """Note of which classes clients have held examples before each stage, where clients mix the
-    tasks."""
+    """Record the classes that clients held before each stage, if clients mix the tasks."""
     if not isinstance(built.scenario, Several) or not built.scenario.mixes_tasks:
         return parts
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
@@ -159,8 +161,10 @@ def with_met(built: Built, parts: list[Division]) -> list[Division]:
 
 
 def with_replay(built: Built, parts: list[Division]) -> list[Division]:
-    """Add to each client's training examples those of its replay buffer (`scenario.replay`). The
-    partitions stay those of the new examples."""
+    """Add the examples in each client's replay buffer to its training examples (`scenario.replay`).
+
+    The partitions still contain only the new examples.
+    """
     scenario = built.scenario
     if not isinstance(scenario, Several) or not scenario.replay:
         return parts
@@ -179,9 +183,11 @@ def with_replay(built: Built, parts: list[Division]) -> list[Division]:
 
 
 def with_validation(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarray) -> Data:
-    """Return the data with the validation set of all tasks. held_out: numbers of the training
-    examples of each; origin int [N]: the task that a training example belongs to, also where tasks
-    are blurred, as test examples do."""
+    """Return the data with the validation set of all tasks.
+
+    held_out: indices of each task's validation examples.
+    origin: int [N], the task that a training example belonged to before tasks were blurred.
+    """
     numbers = np.concatenate(held_out)
     if not len(numbers):
         return data
@@ -202,9 +208,13 @@ def partition_of(
     name: str = "",
     held: np.ndarray | None = None,
 ) -> Partition:
-    """Return the partition of a task's examples. The partitioner sees them alone, and their classes
-    numbered anew. name: of other random numbers than those of the first partition of a run; held:
-    the validation examples, which are none of the task's, where they have been drawn before."""
+    """Return the partition of a task's examples.
+
+    The partitioner receives only these examples, with their classes renumbered from 0.
+
+    name: suffix for other random numbers than those of the run's first partition.
+    held: the task's validation examples if they are already drawn; `task` does not contain them.
+    """
     seed, settings = built.seeds.partition, built.settings
     partitioner, rng, numbers = (
         built.partition,
@@ -221,13 +231,13 @@ def partition_of(
     if validation.fraction and not validation.per_client and held is None:
         chosen = validation.choose(len(numbers), generator_for(seed, "validation", *key))
         central, numbers = numbers[chosen], np.delete(numbers, chosen)
-    # With blurred boundaries there are examples of other tasks' classes too.
+    # With blurred boundaries, a task also has examples of other tasks' classes.
     classes = np.union1d(task.classes, np.unique(data.y_train.numpy()[numbers]))
     labels = np.searchsorted(classes, data.y_train.numpy()[numbers])
     public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
     if built.public.fraction:
         check_public(built, len(public), len(labels))
-    # its numbers count the surrogate examples too
+    # the partitioner's indices also count the surrogate examples
     if partitioner.numbers_all and built.surrogate.fraction:
         every = np.arange(len(data.y_train))
         labels = np.where(
@@ -253,8 +263,10 @@ def partition_of(
 
 
 def check_public(built: Built, found: int, examples: int) -> None:
-    """Raise ConfigError where the public set has fewer examples than the algorithm needs, or none.
-    examples: from which it was drawn."""
+    """Raise ConfigError if the public set is empty or smaller than the algorithm needs.
+
+    examples: number of examples that the public set was drawn from.
+    """
     asked, algorithm = f"public.fraction={built.public.fraction}", built.algorithm
     if not found:
         raise ConfigError(f"{asked}: less than one of {examples} training examples")
@@ -268,7 +280,7 @@ def check_public(built: Built, found: int, examples: int) -> None:
 def of_clients(
     validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the numbers of the validation examples where each client gives some of its own."""
+    """Return the indices of the validation examples if each client holds out some examples."""
     chosen = [
         part[validation.choose(len(part), generator_for(seed, "validation", *key, client))]
         for client, part in enumerate(partition.parts)
@@ -278,11 +290,11 @@ def of_clients(
 
 @dataclass(frozen=True)
 class PublicSet:
-    """The PublicData of the hooks: training examples that no client holds, never augmented."""
+    """Training examples that no client holds, never augmented (the hooks' PublicData)."""
 
     runtime: ClientRuntime
-    numbers: torch.Tensor  # int64 [n], of the training examples
-    engine: Engine  # which asks models
+    numbers: torch.Tensor  # int64 [n], indices of training examples
+    engine: Engine  # computes the models' logits
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -307,8 +319,10 @@ class PublicSet:
 
 
 def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a random training example of each class, int64 [C]; -1 for a class that has none
-    (FedKA's shared set)."""
+    """Return a random training example of each class, int64 [C] (FedKA's shared set).
+
+    The value is -1 for a class without examples.
+    """
     chosen = np.full(num_classes, -1, dtype=np.int64)
     for c in range(num_classes):
         numbers = np.flatnonzero(labels == c)
@@ -323,8 +337,10 @@ def changed(
     seed: int,
     draw: Callable[[Partitioner, str], Partition],
 ) -> tuple[tuple[int, Division], ...]:
-    """Return, for each round in which something changes, that round and the division from then on.
-    draw: the partition by a partitioner; its second argument names the random numbers."""
+    """Return (round, division from then on) for each round in which the data change.
+
+    draw: function from a partitioner and a name for its random numbers to a partition.
+    """
     found, federation = [], first.federation
     drawn: dict[int, Partition] = {0: first.partition}
     for number in schedule.rounds:

@@ -1,5 +1,4 @@
-"""A job as the command line hands it over: what it runs, where its launcher has put it, and until
-when it may work."""
+"""A job as the command line passes it on: its configuration, its place and its deadline."""
 
 import math
 import time
@@ -20,36 +19,36 @@ DEADLINE = "FEDEXP_DEADLINE"  # key of hydra.job.env_set: seconds since the epoc
 
 @dataclass(frozen=True)
 class Deadline:
-    """The moment by which a job has saved its state and ended."""
+    """The time by which a job must have saved its state and exited."""
 
     # seconds since the epoch: the clocks of all machines of a sweep must agree
     at: float = math.inf
 
     def check(self, seconds: float = 0.0) -> None:
-        """Raise BudgetSpent unless what takes so many seconds is over before the deadline."""
+        """Raise BudgetSpent if work that takes `seconds` would end after the deadline."""
         if time.time() + seconds >= self.at:
             raise BudgetSpent
 
 
 def deadline_of(hydra_config: Any) -> Deadline:
-    """Return the deadline of a job, as its overrides have brought it along."""
+    """Return a job's deadline, which its overrides set."""
     given: Mapping[str, Any] = hydra_config.job.get("env_set") or {}
     return Deadline(float(given[DEADLINE])) if DEADLINE in given else Deadline()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Facts that a job knows about where its launcher has put it."""
+    """What a job knows about where its launcher runs it."""
 
-    cores: int | None = None  # that it may use; None: all that its process may
-    # no scheduler has given it one: the jobs of this machine share them out (see gpus.py)
+    cores: int | None = None  # cores that the job may use; None: all cores of its process
+    # True if no scheduler assigns GPUs, so that this machine's jobs share them (see gpus.py)
     finds_gpu: bool = False
     alone: bool = True  # no other job writes to the same terminal at the same time
 
 
 @dataclass(frozen=True)
 class Job:
-    """Facts that the command line knows about a job."""
+    """What the command line knows about a job."""
 
     config: DictConfig
     directory: Path
@@ -58,4 +57,4 @@ class Job:
     sweep: str | None  # name of the sweep this job belongs to
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
-    watch: "Watch | None" = None  # of a search, which may end the run
+    watch: "Watch | None" = None  # a search's function that may end the run

@@ -1,5 +1,4 @@
-"""From a checked configuration to a simulation: loads the data, partitions it, makes model and
-engine."""
+"""Prepare a simulation from a checked configuration: load data, partition them, make the model."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -47,10 +46,12 @@ class Prepared:
 
 
 def prepare(built: Built, share: int | None = None, before: str | None = None) -> Prepared:
-    """Load and assemble everything; raise ConfigError where data and settings do not fit together.
+    """Load and assemble all parts of a run.
 
-    share: cores that the run may use; None: all of them. before: the precision that a resumed run
-    began with.
+    share: number of cores that the run may use. None: all cores.
+    before: precision that a resumed run started with.
+
+    Raises ConfigError if the data and the settings do not fit together.
     """
     built = in_one_place(built)
     metrics = metrics_of(built)
@@ -62,7 +63,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     cohorts = cohorts_of(built, len(divided))
     module, algorithm = make_model(built, data, first)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
-    # Batches are padded to their size; more than there are examples is all of them.
+    # Batches are padded to this size, so it is at most the number of training examples.
     local = replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train)))
     check_frozen(module, algorithm)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
@@ -115,14 +116,13 @@ def resolve(built: Built, share: int | None) -> Resolved:
 
 
 def cohorts_of(built: Built, tasks: int) -> Rounds | None:
-    """Return the cohorts that a file names, read and checked; None: they are sampled."""
+    """Return the cohorts from the file `cohorts.path`, or None if cohorts are sampled."""
     rounds = built.scenario.rounds_per_task * tasks
     return built.cohorts.read(rounds, built.settings.num_clients, built.settings.cohort_size)
 
 
 def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Module, FedAvg]:
-    """Return the initial model as the algorithm changes it, and the algorithm fitted to the
-    model."""
+    """Return the initial model, adapted by the algorithm, and the algorithm fitted to it."""
     model, algorithm = built.model, built.algorithm
 
     def build() -> nn.Module:
@@ -143,7 +143,7 @@ def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Mod
 def runtime_of(
     built: Built, module: nn.Module, data: Data, federation: Federation, hardware: Resolved
 ) -> ClientRuntime:
-    """Return what every client trains and is tested with."""
+    """Return the runtime with which all clients are trained and tested."""
     settings = built.settings
     heads = families.heads_of(built.algorithm, federation.tasks)
     return ClientRuntime(
@@ -159,8 +159,11 @@ def runtime_of(
 
 
 def metrics_of(built: Built) -> Metrics:
-    """Return what every run measures, what the group `forgetting_metric` chooses, and the
-    personalised test where it is asked for."""
+    """Return the run's metrics.
+
+    They are those of every run, those of the group `forgetting_metric`, and the personalised test
+    if it is requested.
+    """
     chosen: list[ForgettingMetric] = [
         BackwardTransfer(),
         RoundDrop(local=False),
@@ -173,8 +176,11 @@ def metrics_of(built: Built) -> Metrics:
 
 
 def in_one_place(built: Built) -> Built:
-    """Return the configuration with one client, which holds all training data, where
-    `algorithm.paradigm=centralized`."""
+    """Return the configuration with one client that has all training data if the run is
+    centralized.
+
+    Other configurations (see `algorithm.paradigm`) are returned unchanged.
+    """
     if built.algorithm.paradigm != "centralized":
         return built
     if built.cohorts.path is not None:
@@ -191,6 +197,6 @@ def in_one_place(built: Built) -> Built:
 
 
 def augmentation_of(dataset: DataSource, wanted: bool) -> Draws | None:
-    """Return what is drawn for every training example; None where there is nothing to draw."""
+    """Return the source of random numbers for training examples, or None if none are needed."""
     augmentation = dataset.augmentation
     return augmentation if augmentation.active and (wanted or dataset.kind == "text") else None

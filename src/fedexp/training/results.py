@@ -22,7 +22,7 @@ log = logging.getLogger("fedexp")
 def write_results(
     directory: Path, state: State, summary: dict[str, Any], look: Pictures
 ) -> list[Path]:
-    """Draw the figures and write summary.json last, so that a run with a summary.json is complete."""
+    """Draw the figures, then write summary.json, so that a run that has one is complete."""
     for view, tested in state.tested.items():
         if tested.history.local_rounds:
             tested.history.save_local(directory / file_of(files.LOCAL, view))
@@ -43,7 +43,7 @@ def draw(directory: Path, summary: dict[str, Any], look: Pictures | None = None)
 
 
 def draw_missing(directory: Path, summary: dict[str, Any]) -> None:
-    """Draw the figures of a finished run that could not be written, e.g. because the disk was full."""
+    """Draw the figures of a finished run that could not be written because the disk was full."""
     try:
         lost = missing_figures(directory)
     except (ConfigError, OSError):

@@ -1,5 +1,4 @@
-"""The beginning of a run: in a new directory, or in one that holds the same run, begun or
-complete."""
+"""The start of a run, in a new directory or in one that already has the same run."""
 
 import logging
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ log = logging.getLogger("fedexp")
 
 
 def at_its_place(job: Job) -> Job:
-    """Return a job that is resumed, with relative paths of data as it was started with them."""
+    """Return a resumed job with data paths that are relative to where the run was started."""
     if job.sweep is not None or job.config.get("resume") is None:
         return job
     typed = [key_of(override) for override in typed_now(job.overrides)]
@@ -40,8 +39,7 @@ def at_its_place(job: Job) -> Job:
 def find_start(
     job: Job, built: Built, container: Mapping[str, Any]
 ) -> tuple[bool, dict[str, Any] | None]:
-    """Return (whether there is something to resume from, the summary of a run that is over or
-    None)."""
+    """Return (whether the run can be resumed, the summary of a finished run or None)."""
     resumed = built.settings.resume is not None
     if job.sweep is None and not resumed:
         if built.settings.accept_changed_data:
@@ -54,7 +52,7 @@ def find_start(
     if not resumed:
         begin_again_where_damaged(job.directory, job.overrides)
     if not resumed and not checkpoint.exists(job.directory):
-        # a job of a sweep that is new, or that ended before it had anything to resume from
+        # a sweep's job that is new, or that ended before its first checkpoint
         return False, None
     check_resume(job.directory, container, alone=job.sweep is None)
     summary = finished_summary(job.directory)
@@ -78,8 +76,10 @@ def find_start(
 
 
 def find_elsewhere(job: Job, built: Built, container: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the summary of the same run where another sweep has made it, which is noted; None
-    where none has."""
+    """Return the summary of the same run from another sweep, or None if no sweep has it.
+
+    The other run's directory is recorded in this job's directory.
+    """
     other = elsewhere.complete(
         job.directory, container, marks=lambda: origin.marks_of(container, built.sources)
     )
@@ -91,7 +91,7 @@ def find_elsewhere(job: Job, built: Built, container: Mapping[str, Any]) -> dict
 
 
 def precision_before(directory: Path) -> str | None:
-    """Return the precision that a run began with; None where it was not noted."""
+    """Return the precision that a run started with, or None if it was not recorded."""
     return origin.mapping_of(origin.read(directory), "way").get("precision")
 
 
@@ -102,8 +102,10 @@ def first_state(
     saved: checkpoint.Saved | None,
     marks: Mapping[str, str],
 ) -> State:
-    """Return the state that the rounds begin from: a saved one, if the run and its data are still
-    the same, or new."""
+    """Return the state that the rounds start from: the saved state, or a new one.
+
+    Raises ConfigError if there is a saved state, but the run's data or partitions have changed.
+    """
     simulation = prepared.simulation
     if saved is None or saved.state is None:
         return simulation.initial_state()
@@ -125,8 +127,11 @@ def check_new(directory: Path) -> None:
 
 
 def check_resume(directory: Path, container: Mapping[str, Any], alone: bool = False) -> None:
-    """Make sure that the run there was begun with this configuration; alone: not as a job of a
-    sweep, so that it may be given more rounds. A job that has been given some counts with them."""
+    """Raise ConfigError unless the run in the directory was started with this configuration.
+
+    alone: whether the run is resumed by name, not as a job of a sweep. Such a run may be given more
+    rounds. A job that was extended this way still counts as a job of its sweep.
+    """
     differing = origin.differences(directory, read_config(directory), container)
     if differing and alone and extension.allows(differing):
         extension.check(directory, read_config(directory), container)
@@ -151,7 +156,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def check_partition(directory: Path, simulation: Simulation) -> None:
-    """Raise ConfigError unless the data still give the partitions that the run began with."""
+    """Raise ConfigError unless the data give the partitions that the run started with."""
     for name, stage in partition_files(simulation).items():
         if Partition.load(directory / name).hash != stage.partition.hash:
             raise ConfigError(

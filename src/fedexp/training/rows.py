@@ -1,4 +1,4 @@
-"""The rows that a round adds to the tidy tables."""
+"""The rows that a round adds to the tables of a run."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from fedexp.training.exchange import federation_at
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, Scores, State, Tested
 
-# The phases of a round, in order. "writing" is that of the previous round: a round's own is not
-# over when its row is written.
+# The phases of a round, in order. "writing" is the previous round's time, because a round's row is
+# written before its writing ends.
 PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
 TAIL = (
     "bytes_up",
@@ -33,8 +33,11 @@ def round_row(
     scores: Mapping[str, Scores],
     result: RoundResult | None,
 ) -> Row:
-    """Return the row of rounds.csv; None where a value is undefined. scores: by view; empty: not
-    evaluated. result: None for the initial model."""
+    """Return the row of rounds.csv. Undefined values are None.
+
+    scores: by view, empty if the round is not evaluated.
+    result: None for the initial model.
+    """
     of_views = {view: test_values(simulation, each) for view, each in state.tested.items()}
     for view, values in of_views.items():
         if view in scores:
@@ -56,7 +59,7 @@ def round_row(
 
 
 def test_values(simulation: Simulation, tested: Tested) -> Row:
-    """Return the columns of rounds.csv for the last test in one view."""
+    """Return the columns of rounds.csv with the last test results in one view."""
     values: Row = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
     if simulation.has_tasks:
         values |= task_history(simulation, tested).values()
@@ -64,7 +67,7 @@ def test_values(simulation: Simulation, tested: Tested) -> Row:
 
 
 def training_values(result: RoundResult) -> Row:
-    """Return the columns of rounds.csv that say how a round was trained."""
+    """Return the columns of rounds.csv about a round's training."""
     return {
         "train_loss": result.train_loss,
         "lr": result.lr,
@@ -77,15 +80,17 @@ def training_values(result: RoundResult) -> Row:
 
 
 def task_history(simulation: Simulation, tested: Tested) -> TaskHistory:
-    """Return the history of the last round and of the ends of the tasks before it, from which all
-    measures of tasks are computed."""
+    """Return the history of the last round and of the last round of each earlier task.
+
+    All task metrics are computed from it.
+    """
     length = simulation.rounds_per_task
     ends = [each for each in tested.tasks[:-1] if each[0] % length == 0]
     return TaskHistory.of([*ends, *tested.tasks[-1:]], length, simulation.task_orders)
 
 
 def class_rows(state: State, view: str) -> Iterator[Row]:
-    """Yield the rows of class_accuracy.csv, or of the file of another view."""
+    """Yield the rows of class_accuracy.csv, or of another view's file."""
     for number, accuracy in enumerate(state.tested[view].history.class_accuracy[-1].tolist()):
         yield {"round": state.round, "class": number, "accuracy": accuracy}
 
@@ -101,7 +106,7 @@ def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
 
 
 def client_rows(simulation: Simulation, state: State, result: RoundResult) -> Iterator[Row]:
-    """Yield the rows of clients.csv, one for each client of the cohort."""
+    """Yield the rows of clients.csv, one per client of the cohort."""
     measured: dict[str, np.ndarray] = {}
     tested = simulation.tests_local(result.round)
     for view in result.local_accuracy if tested else simulation.runtime.views:
@@ -125,8 +130,11 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
 
 
 def merged(file: str, *parts: Mapping[str, Any]) -> Row:
-    """Return the values of all parts. Raises ConfigError for a name in two of them: a metric would
-    replace what the file has under it."""
+    """Return the values of all parts.
+
+    Raises ConfigError if a name is in two parts, because a metric would overwrite a value of the
+    file.
+    """
     row: Row = {}
     for part in parts:
         for name in part:
@@ -140,7 +148,7 @@ def merged(file: str, *parts: Mapping[str, Any]) -> Row:
 
 
 def plain(value: object) -> Any:
-    """Return a value as json and W&B take it: NaN and Inf as None, numpy scalars as Python's."""
+    """Convert a value for json and W&B: NaN and Inf become None, numpy scalars Python numbers."""
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -116,7 +116,7 @@ def train_run(job: Job) -> dict[str, Any]:
 
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """Hold a GPU that few other jobs on this machine use while the block runs, if there are GPUs."""
+    """Hold a GPU that few other jobs on this machine use, if there are GPUs."""
     hardware = built.hardware
     names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
     if not names:

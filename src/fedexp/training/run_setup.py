@@ -1,4 +1,4 @@
-"""The directory and the log of a run before its first round."""
+"""A run's directory and log before its first round."""
 
 import logging
 import threading
@@ -30,9 +30,9 @@ from fedexp.training.simulation import Simulation, Stage
 from fedexp.training.state import State
 
 log = logging.getLogger("fedexp")
-EARLY_LINES = 1000  # that run.log is expected to get when it is opened
+EARLY_LINES = 1000  # the largest number of lines kept until run.log is opened
 NEVER = logging.CRITICAL + 1
-# folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
+# number of directories that a command may create: outputs/<date>/<time>, multirun/<sweep>/<job>
 NEW_LEVELS = 3
 
 
@@ -47,7 +47,7 @@ def make_directory(directory: Path) -> None:
 
 
 def clear_failed_attempt(directory: Path) -> None:
-    """Remove what an attempt that failed has left."""
+    """Remove the files of a failed attempt."""
     with storage.storing(directory):
         remove_attempt(directory)
         files.remove_temporaries(directory)
@@ -62,7 +62,7 @@ def note_beginning(
     saved: checkpoint.Saved | None,
     marks: Mapping[str, str],
 ) -> None:
-    """Note in the directory and in its log what is run, with what, from where on."""
+    """Record in the run's directory and log what runs, on which hardware and from which round."""
     simulation = prepared.simulation
     for sentence in foreign(container):
         log.warning("%s", sentence)
@@ -72,7 +72,7 @@ def note_beginning(
     resumed = saved is not None and saved.state is not None
     begin_span(state, container, prepared.hardware, marks)
     place_states(simulation, state)
-    (job.directory / files.SUMMARY).unlink(missing_ok=True)  # of a run that is given more rounds
+    (job.directory / files.SUMMARY).unlink(missing_ok=True)  # left by a run that is extended
     if saved is None or saved.state is None:
         say_that_it_begins_anew(job.directory, saved, built)
         write_inputs(job, container, simulation)
@@ -95,12 +95,15 @@ def note_beginning(
 def failing(
     job: Job, container: Mapping[str, Any], saved: checkpoint.Saved | None
 ) -> Iterator[None]:
-    """While the block runs, a ConfigError is a failure of the run that has begun, and a complete
-    run that is given more rounds is put back where it fails before one of them has been saved."""
+    """Turn a ConfigError in the block into RunFailed, because the run has begun.
+
+    If a complete run was given more rounds and fails before it saved one of them, its files are
+    restored.
+    """
     before = extension.contents(job.directory, container)
     try:
         yield
-    except (BudgetSpent, StorageError):  # the run can go on
+    except (BudgetSpent, StorageError):  # the run can be resumed
         raise
     except Exception as error:
         state = None if saved is None else saved.state
@@ -112,8 +115,10 @@ def failing(
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
-    """Say that the run begins anew: a damaged table cannot be made again from a state, so it is
-    kept, out of the way."""
+    """Log that the run begins again.
+
+    Damaged tables cannot be rebuilt from a state, so they are moved to another directory.
+    """
     if saved is not None:
         checkpoint.set_tables_aside(directory)
         log.warning(
@@ -126,8 +131,10 @@ def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, bui
 
 
 def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> None:
-    """Say where the run resumes, and what is lost: rounds that are in the tidy files and in no
-    state to resume from."""
+    """Log the round after which the run resumes, and the rounds that are lost.
+
+    Lost rounds are in the tables, but not in a state that the run can resume from.
+    """
     last = csv_files.last_round(directory)
     lost = ""
     if last is not None and last > after:
@@ -139,7 +146,7 @@ def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> No
 
 
 def place_states(simulation: Simulation, state: State) -> None:
-    """Decide where client states are kept, and say how large they are."""
+    """Choose where client states are stored, and log their size."""
     federation = simulation.stages[0].federation
     example = first_state(simulation, simulation.algorithm, federation)
     if each := tree.num_bytes(example):
@@ -151,8 +158,11 @@ def place_states(simulation: Simulation, state: State) -> None:
 
 
 def write_options(job: Job, container: Mapping[str, Any]) -> None:
-    """Write what the run was asked to do: config.yaml last, by which `extension.asked` tells that
-    a run is still to be given more rounds."""
+    """Write the run's configuration.
+
+    config.yaml is written last, because `extension.asked` compares it with the requested options:
+    until then, the run counts as not extended.
+    """
     typed = [override for override in job.overrides if key_of(override) not in OF_COMMAND]
     overrides = yaml.safe_dump(typed, allow_unicode=True).encode()
     storage.write_atomically(job.directory / files.OVERRIDES, overrides)
@@ -161,7 +171,7 @@ def write_options(job: Job, container: Mapping[str, Any]) -> None:
 
 
 def write_inputs(job: Job, container: Mapping[str, Any], simulation: Simulation) -> None:
-    """Write what the run was asked to do and which data each client has."""
+    """Write the run's configuration and the partitions of its data."""
     write_options(job, container)
     for name, stage in partition_files(simulation).items():
         partition = stage.partition
@@ -180,7 +190,10 @@ def write_inputs(job: Job, container: Mapping[str, Any], simulation: Simulation)
 
 
 def partition_files(simulation: Simulation) -> dict[str, Stage]:
-    """Return file name -> the task, or the change within a run, whose partition it holds."""
+    """Return file name -> the stage whose partition the file holds.
+
+    A stage is a task, or the part of a run after a change of the clients' data.
+    """
     names = [
         files.PARTITION,
         *(task_partition(number) for number in range(2, len(simulation.stages) + 1)),
@@ -190,11 +203,14 @@ def partition_files(simulation: Simulation) -> dict[str, Stage]:
 
 
 class RunLog(logging.FileHandler):
-    """run.log, which a full disk cuts short: the console has its lines too, and files that matter
-    say it."""
+    """Handler for run.log that ignores write errors, e.g. when the disk is full.
+
+    The console shows the same lines, and errors in important files are reported when they are
+    written.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Print no traceback for every line."""
+        """Ignore the error, so that no traceback is printed for every line."""
 
     def close(self) -> None:
         with suppress(OSError):
@@ -202,15 +218,14 @@ class RunLog(logging.FileHandler):
 
 
 def from_this_thread() -> Callable[[logging.LogRecord], bool]:
-    """Return a filter for the lines of one of the runs of a process, each of which has a thread."""
+    """Return a filter for the log lines of this thread; each run of a process has one thread."""
     thread = threading.get_ident()
     return lambda record: record.thread == thread
 
 
 @contextmanager
 def early_lines() -> Iterator[MemoryHandler]:
-    """While the block runs, keep the lines that this thread logs before the directory of its run is
-    made, for its run.log."""
+    """Keep this thread's log lines for run.log, which does not exist yet."""
     early = MemoryHandler(EARLY_LINES, flushLevel=NEVER, flushOnClose=False)
     early.addFilter(from_this_thread())
     log.addHandler(early)
@@ -222,8 +237,7 @@ def early_lines() -> Iterator[MemoryHandler]:
 
 @contextmanager
 def run_log(directory: Path, early: MemoryHandler) -> Iterator[None]:
-    """While the block runs, run.log takes what is logged, and first of all what was logged
-    before."""
+    """Write the log to run.log while the block runs, starting with the early lines."""
     path = directory / "run.log"
     with storage.storing(path):
         handler = RunLog(path, encoding="utf-8")
@@ -240,7 +254,7 @@ def run_log(directory: Path, early: MemoryHandler) -> Iterator[None]:
     try:
         yield
     finally:
-        if console.problem is not None:  # there, and not on the console
+        if console.problem is not None:  # only in run.log, since the console failed
             handler.handle(
                 log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None)
             )

@@ -1,4 +1,4 @@
-"""The parts of a run, which stay the same from round to round."""
+"""The parts of a run that stay the same in all rounds."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,8 +22,7 @@ from fedexp.training.state import State, Tested
 
 @dataclass(frozen=True)
 class Stage:
-    """The part of a run that belongs to one task; without a scenario there is one, for the whole
-    run."""
+    """The part of a run that belongs to one task. Without a scenario, the run is one stage."""
 
     partition: Partition
     federation: Federation
@@ -33,7 +32,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Everything that a run is made of, checked and loaded."""
+    """All parts of a run, checked and loaded."""
 
     settings: Settings
     seeds: Seeds
@@ -43,34 +42,33 @@ class Simulation:
     runtime: ClientRuntime
     engine: Engine
     metrics: Metrics
-    initial: Params  # the initial global model, with what the algorithm trains beside it
-    initial_buffers: Params  # its running statistics
+    initial: Params  # initial global model, with the algorithm's additional parameters
+    initial_buffers: Params  # running statistics of the initial model
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
-    cohorts: Rounds | None = None  # who takes part in which round; None: drawn by seeds.sampling
+    cohorts: Rounds | None = None  # the clients of each round; None: drawn by seeds.sampling
     server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
     # clients and examples that batch norm cannot train on
     left_out: dict[str, int] = field(default_factory=dict)
     stop: Stop = NO_STOP
     local_evaluation: LocalEvaluation = ALL_LOCAL
-    # int [K, T]: the task of each client at each stage; None: that of all
+    # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None = None
     analysis: Analysis = NO_ANALYSIS
-    # (first round, what counts from then on), of a run without tasks
+    # (first round, stage from then on), for runs without tasks
     changes: tuple[tuple[int, Stage], ...] = ()
 
     @property
     def rounds(self) -> int:
-        """Return the total number of rounds, of all tasks together."""
+        """Return the total number of rounds of all tasks."""
         return self.rounds_per_task * len(self.stages)
 
     @property
     def has_tasks(self) -> bool:
-        """Return whether this is a scenario of tasks, if only of one."""
+        """Return whether the run has a scenario, even one with a single task."""
         return self.runtime.data.test_tasks is not None
 
     def stage_of(self, round: int) -> Stage:
-        """Return the stage of the task trained in round 1, 2, ...; after the last round, that of
-        the last task."""
+        """Return the stage of a round 1, 2, ...; after the last round, return the last stage."""
         begun = [stage for first, stage in self.changes if first <= round]
         if begun:
             return begun[-1]
@@ -78,15 +76,17 @@ class Simulation:
 
     @property
     def all_stages(self) -> tuple[Stage, ...]:
-        """Return the stages of all tasks, and those after each change of the clients' data."""
+        """Return the stages of all tasks, and the stages after each change of the clients' data."""
         return self.stages + tuple(stage for _, stage in self.changes)
 
     def tasks_begun(self, round: int) -> int:
-        """Return the number of tasks begun by the end of a round; 0 before the first round."""
+        """Return the number of tasks that have begun by the end of a round, 0 before the first
+        round.
+        """
         return -(-round // self.rounds_per_task)
 
     def within_task(self, round: int) -> int:
-        """Return the round counted from the beginning of its task: 1, 2, ..."""
+        """Return the round's number within its task: 1, 2, ..."""
         return (round - 1) % self.rounds_per_task + 1
 
     def ends_task(self, round: int) -> bool:
@@ -97,7 +97,7 @@ class Simulation:
         return round % self.settings.eval_interval == 0 or self.ends_task(round)
 
     def tests_local(self, round: int) -> bool:
-        """Return whether the models that clients train in a round are tested."""
+        """Return whether the local models of a round are tested."""
         if not self.metrics.needs_local or not self.is_evaluated(round):
             return False
         every = self.local_evaluation.every or 1
@@ -105,13 +105,17 @@ class Simulation:
 
     @property
     def tests_distributed(self) -> bool:
-        """Return whether the model that clients start from is tested with theirs: the global test
-        of the round before is not there, or on other examples."""
+        """Return whether the model that clients start from is tested together with the local
+        models.
+
+        This is needed if the previous round's global test does not take place or uses other
+        examples.
+        """
         return self.settings.eval_interval > 1 or bool(self.runtime.local_examples)
 
     @cached_property
     def test_counts(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return the examples of each class, int [C], and of each task, int [T], by view."""
+        """Return view -> (test examples of each class, int [C], and of each task, int [T])."""
         counts = {}
         for view in self.runtime.views:
             data = self.runtime.tested_on(view).data
@@ -123,8 +127,11 @@ class Simulation:
 
     @cached_property
     def local_columns(self) -> tuple[str, ...]:
-        """Return the names of what is measured of local models, as of two rounds of a model that
-        knows all classes equally well."""
+        """Return the names of the values measured for local models.
+
+        They are found by computing the metrics for an artificial model with the same accuracy in
+        all classes.
+        """
         if not self.metrics.needs_local:
             return ()
         history, classes = self.new_history(), self.runtime.data.num_classes
@@ -136,7 +143,7 @@ class Simulation:
 
     @cached_property
     def local_counts(self) -> dict[str, np.ndarray]:
-        """Return the examples of each class on which local models are tested, int [C], by view."""
+        """Return view -> examples of each class on which local models are tested, int [C]."""
         counts = {}
         for view in self.runtime.views:
             data = self.runtime.local_test(view, 0)[0].data
@@ -144,7 +151,7 @@ class Simulation:
         return counts
 
     def lr_at(self, round: int) -> float:
-        """Return the learning rate of a round; its schedule begins anew with every task."""
+        """Return a round's learning rate. The schedule restarts with every task."""
         return self.runtime.local.lr_at(self.within_task(round), self.rounds_per_task)
 
     def initial_state(self) -> State:
@@ -155,7 +162,9 @@ class Simulation:
         return State(server | {"buffers": self.initial_buffers}, tested)
 
     def new_history(self) -> History:
-        """Return a history that begins, with what each client holds and when that changes."""
+        """Return an empty history with each client's class counts and the rounds in which they
+        change.
+        """
         counts = [stage.partition.counts for stage in self.all_stages]
         if self.changes:
             return History(np.stack(counts), starts=(1, *(first for first, _ in self.changes)))

@@ -1,4 +1,4 @@
-"""The state of a run after a whole round, which a checkpoint holds, and the result of a round."""
+"""A run's state after a complete round, as saved in checkpoints, and the result of a round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from fedexp.rundir.checkpoint_form import by_view
 from fedexp.rundir.client_states import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
-# State attributes that a checkpoint holds as they are.
+# State attributes that a checkpoint stores unchanged.
 SAVED = (
     "round",
     "examples",
@@ -34,17 +34,17 @@ SAVED = (
 
 @dataclass(frozen=True)
 class Scores:
-    """The test of the global model in one view."""
+    """Results of testing the global model in one view."""
 
-    class_accuracy: np.ndarray  # float64 [C]; nan: no test example
+    class_accuracy: np.ndarray  # float64 [C]; nan if a class has no test examples
     accuracy: float
-    task_accuracy: list[float]  # [T]; nan: no test example; empty: the run has no tasks
+    task_accuracy: list[float]  # [T]; nan if a task has no test examples; empty without tasks
     loss: float  # mean cross-entropy
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Everything that one round produces."""
+    """Everything that a round returns."""
 
     round: int
     is_last: bool
@@ -53,21 +53,21 @@ class RoundResult:
     client_states: list[Tree]
     losses: list[float]  # [|S|]
     train_loss: float  # weighted like the aggregation
-    # the clients whose loss or model is not finite; None: all of the round is finite
+    # clients whose loss or model is not finite; None: everything is finite
     not_finite: list[int] | None
     lr: float
     scores: dict[str, Scores]  # by view; empty: this round is not evaluated
     local_accuracy: dict[str, np.ndarray]  # by view, float64 [|S|, C]; empty: not evaluated
-    # likewise, float64 [C]: of the model before the round, where it is tested with them
+    # by view, float64 [C]: model before the round, if it is tested with the local models
     distributed_accuracy: dict[str, np.ndarray]
     personal: dict[
         str, np.ndarray
     ]  # by view, float64 [K, C]: personal models; empty: not evaluated
-    alignment: list[dict[str, Any]]  # of neurons; empty: not measured
+    alignment: list[dict[str, Any]]  # alignment of neurons; empty: not measured
     analyses: dict[str, list[dict[str, Any]]]  # file of the group `analysis` -> rows
     # `params` and `buffers` of the clients in the cohort; empty: not kept
     local_models: list[dict[str, Params]]
-    examples: int  # trained on
+    examples: int  # number of examples trained on
     bytes_up: int
     bytes_down: int
     seconds: dict[str, float]  # phase -> wall time
@@ -75,7 +75,7 @@ class RoundResult:
 
 @dataclass
 class Tested:
-    """The tests of a run so far in one view."""
+    """A run's test results so far in one view."""
 
     history: History
     # (round, test accuracy) of evaluated rounds
@@ -99,29 +99,29 @@ class Tested:
 
 @dataclass
 class State:
-    """The state after a whole round."""
+    """The state after a complete round."""
 
     server: Tree
     tested: dict[str, Tested]  # view -> results, in the order of ClientRuntime.views
     round: int = 0
-    # of clients that took part and keep a state
+    # states of the clients that have taken part and keep a state
     clients: ClientStates = field(default_factory=ClientStates)
-    examples: int = 0  # trained on by clients so far
+    examples: int = 0  # number of examples that clients have trained on
     train_seconds: float = 0.0
     seconds: float = 0.0
     status: str = "running"  # running | completed | diverged | stopped
-    # what stopped the run: `by`, and the value of that option
+    # reason for which the run stopped: `by`, and the option's value
     stopped: dict[str, Any] = field(default_factory=dict)
-    # the clients with which the run diverged
+    # clients whose loss or model was not finite when the run diverged
     not_finite: list[int] = field(default_factory=list)
     wandb_id: str | None = None
     # `first` round of each span of rounds, and the environment that computed it
     spans: list[dict[str, Any]] = field(default_factory=list)
-    # of neurons in the last round, where it is measured
+    # alignment of neurons in the last round, if measured
     alignment: list[dict[str, Any]] = field(default_factory=list)
 
     def advance(self, result: RoundResult) -> None:
-        """Move to the end of the round whose result this is."""
+        """Move to the end of the round with this result."""
         self.server, self.round = result.server, result.round
         cohort = result.cohort.clients
         kept = zip(cohort, result.client_states, strict=True)
@@ -142,35 +142,43 @@ class State:
             self.status = "completed"
 
     def add_scores(self, number: int, scores: Mapping[str, Scores]) -> None:
-        """Add the tests of the global model after a round, by view."""
+        """Add the global model's test results after a round, by view."""
         for view, test in scores.items():
             self.tested[view].add(number, test)
 
     def stop(self, why: Mapping[str, Any]) -> None:
-        """End the run. why: see `stopped`."""
+        """End the run.
+
+        why: see `stopped`.
+        """
         self.status, self.stopped = "stopped", dict(why)
 
     @property
     def history(self) -> History:
-        """Return the history of the first view."""
+        """Return the first view's history."""
         return next(iter(self.tested.values())).history
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:
-        """Return the accuracy in the first view."""
+        """Return the (round, accuracy) pairs of the first view."""
         return next(iter(self.tested.values())).accuracy
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Return the first round with the highest accuracy in the view that chooses, and that
-        accuracy; None before a round was evaluated. The initial model does not count."""
+        """Return the best round and its accuracy, or None if no trained round was evaluated yet.
+
+        The best round is the first with the highest accuracy in the view that `choosing` returns.
+        The initial model does not count.
+        """
         accuracy = self.tested[choosing(tuple(self.tested))].accuracy
         trained = [each for each in accuracy if each[0] >= 1]
         return max(trained, key=lambda each: each[1], default=None)
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
-        """Return the state as tensors, numbers and strings only, so that it loads with
-        weights_only=True. versions: of the client states, which have files of their own."""
+        """Return the state as tensors, numbers and strings, which load with weights_only=True.
+
+        versions: versions of the client states, which are saved in separate files.
+        """
         views = {view: tested.to_tree() for view, tested in self.tested.items()}
         first = next(iter(views))
         return {name: getattr(self, name) for name in SAVED} | {
@@ -184,7 +192,10 @@ class State:
 
     @classmethod
     def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
-        """Rebuild the state. directory: of the run, where the client states are."""
+        """Rebuild the state from `to_tree`.
+
+        directory: the run's directory, which has the files of the client states.
+        """
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise ConfigError(
                 f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}"

@@ -1,4 +1,4 @@
-"""The results in summary.json."""
+"""The results that summary.json holds."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedexp.training.rows import TAIL, merged, plain, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State, Tested
 
-# Keys of summary.json beside the results of the rounds.
+# Keys of summary.json that are not results of rounds.
 RESERVED = (
     "status",
     "algorithm",
@@ -34,7 +34,7 @@ RESERVED = (
 
 
 def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
-    """Return the results in summary.json after a state."""
+    """Return the results for summary.json after a state."""
     views = tuple(state.tested)
     validated = VALIDATION in views
     best = state.best[0] if validated and state.best is not None else None
@@ -69,8 +69,11 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
 
 
 def view_summary(simulation: Simulation, tested: Tested, best: int | None) -> dict[str, Any]:
-    """Return the results in one view. best: the round that the validation set has chosen; None:
-    the round with the highest accuracy in this view."""
+    """Return the results in one view.
+
+    best: round chosen by the validation set. None: the round with the highest accuracy in this
+    view.
+    """
     settings, last = simulation.settings, tested.accuracy[-1][1]
     trained = {number: value for number, value in tested.accuracy if number >= 1}
     rounds, values = list(trained), list(trained.values())
@@ -90,7 +93,7 @@ def view_summary(simulation: Simulation, tested: Tested, best: int | None) -> di
 
 
 def changes(simulation: Simulation) -> list[dict[str, Any]]:
-    """Return for each change of the clients' data its first round and its partition."""
+    """Return the first round and the partition of each change of the clients' data."""
     names = ("scheme", "alpha", "shards_per_client", "shares")
     found = []
     for first, stage in simulation.changes:
@@ -100,17 +103,21 @@ def changes(simulation: Simulation) -> list[dict[str, Any]]:
 
 
 def hint_of(simulation: Simulation, state: State) -> str:
-    """Return the algorithm's advice for a run that diverged or never reached twice the accuracy of
-    chance; empty for others."""
+    """Return the algorithm's hint if the run failed, or an empty string.
+
+    A run has failed if it diverged or never reached twice the accuracy of chance.
+    """
     best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
     failed = state.status == "diverged" or best * simulation.runtime.data.num_classes < 2
     return simulation.algorithm.hint if failed else ""
 
 
 def check_names(simulation: Simulation) -> None:
-    """Raise ConfigError where a metric gives a name that is taken, before anything of a new run is
-    written. It is asked about an initial model that knows all classes equally well; other faults
-    of the metric show in the run itself."""
+    """Raise ConfigError if a metric uses a name that is already taken, before files are written.
+
+    The metrics are computed for an initial model with the same accuracy in all classes. Other
+    errors in a metric appear during the run.
+    """
     history, classes = simulation.new_history(), simulation.runtime.data.num_classes
     history.add(0, np.full(classes, 1 / classes))
     if simulation.metrics.needs_personal:
