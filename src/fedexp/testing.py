@@ -1,4 +1,4 @@
-"""Checks for an algorithm of your own, in pytest or by hand; they take seconds.
+"""Checks for an algorithm of your own, in pytest or by hand. They take seconds.
 
 from fedexp.testing import check
 
@@ -35,14 +35,14 @@ from fedexp.training.rounds import play_round, run_rounds
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
-# 29 digits, so that numbers of steps differ and last batches are partial
+# 29 training images, so that clients take different numbers of steps and have partial batches
 FEDERATION = (
     *("num_clients=5", "participation=0.8", "validation.fraction=0.98", "min_size=1", "alpha=1"),
     *("local.epochs=2", "local.batch_size=4", "local.lr=0.1", "local.weight_decay=1e-3"),
     *("dataset.augmentation.crop_padding=1", "model.channels=[3]", "model.hidden=[8]"),
     *("hardware=cpu", "hardware.engine=sequential", "hardware.precision=fp64", "tracker=none"),
 )
-PROCESS = Resolved(  # one of two workers
+PROCESS = Resolved(  # each of two workers
     torch.device("cpu"), "workers", "fp64", 1, 2, Vectorised(None), "sequential", "a test"
 )
 ENGINES = {
@@ -60,23 +60,28 @@ def check(
     gradient: bool = True,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Raise AssertionError, which says what differs and where, unless, on five clients in float64,
+    """Check that an algorithm is implemented consistently, on five clients in float64.
 
-    - all engines (one client after another, vectorised, two worker processes) train rounds 1 and 2
-      alike, to 1e-12;
-    - `zero`, the algorithm with parameters at which it is FedAvg, gives FedAvg's model, to 1e-12;
-    - the gradient of `objective` is that of finite differences (gradient=False: not checked, for an
-      objective with parts that are constants to the gradient);
-    - a run that is resumed after round 2 ends bit for bit like one that was never stopped.
+    The checks are:
 
-    overrides: of the federation, such as ["public.fraction=0.3", "model=resnet10"].
+    - All engines (one client after another, vectorised, two worker processes) give the same result
+      in rounds 1 and 2, to 1e-12.
+    - `zero` gives FedAvg's model, to 1e-12. `zero` is the algorithm with parameter values at which
+      it equals FedAvg; None skips this check.
+    - The gradient of `objective` agrees with finite differences. Pass gradient=False to skip this
+      check if the objective treats some of its terms as constants in the gradient.
+    - A run that is resumed after round 2 ends bit for bit like an uninterrupted one.
+
+    overrides: changes to the federation, such as ["public.fraction=0.3", "model=resnet10"].
+
+    Raises AssertionError, with what differs and where.
     """
     method = algorithm() if isinstance(algorithm, type) else algorithm
 
     def simulation(rounds: int, of: FedAvg = method) -> Simulation:
         with composed([*FEDERATION, f"rounds={rounds}", *overrides]) as config:
             built = build(without_hydra(config))
-        # a copy: what an object remembers outside of the states is not resumed
+        # Copy the algorithm: a resumed run does not restore attributes of the object.
         return prepare(replace(built, algorithm=copy.deepcopy(of))).simulation
 
     whole = simulation(rounds=2)
@@ -100,7 +105,7 @@ def check(
 
 
 def play(simulation: Simulation, rounds: int = 3) -> State:
-    """Return the state after some rounds."""
+    """Return the state after `rounds` rounds."""
     state = simulation.initial_state()
     for _ in range(rounds):
         state.advance(play_round(simulation, state))
@@ -108,7 +113,7 @@ def play(simulation: Simulation, rounds: int = 3) -> State:
 
 
 def assemble(simulation: Simulation, state: State, number: int) -> Cohort:
-    """Return the cohort of a round of one exchange."""
+    """Return the cohort of a round that has one exchange."""
     clients, server = exchange.sample(simulation, number), state.server
     algorithm = simulation.algorithm
     return exchange.assemble(simulation, algorithm, server, state.clients, number, clients)
@@ -130,15 +135,18 @@ def train(
 
 
 def assert_equal(actual: Any, expected: Any, atol: float = 0.0, what: str = "") -> None:
-    """Raise AssertionError unless the entries of two trees of tensors differ by at most `atol`."""
+    """Raise AssertionError if any entries of two trees of tensors differ by more than `atol`."""
     torch.testing.assert_close(
         actual, expected, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}" if what else text
     )
 
 
 def assert_engines_agree(simulation: Simulation, state: State, engines: Sequence[str]) -> None:
-    """Raise AssertionError unless the engines train the next round alike, to 1e-12: messages,
-    client states, losses and local accuracies."""
+    """Check that the engines give the same result in the next round, to 1e-12.
+
+    Messages, client states, losses and local accuracies are compared. Raises AssertionError if they
+    differ.
+    """
     reference = train(ENGINES[engines[0]], simulation, state, evaluate_local=True)
     for engine in engines[1:]:
         other = train(ENGINES[engine], simulation, state, evaluate_local=True)
@@ -149,10 +157,12 @@ def assert_engines_agree(simulation: Simulation, state: State, engines: Sequence
 
 
 def gradient_of(simulation: Simulation, function: Loss) -> Params:
-    """Return the gradient of a function of a local step in round 3, at parameters to which noise
-    was added: distillation and penalties are flat at the start.
+    """Check a local loss's gradient against finite differences, and return the gradient.
 
-    Raises AssertionError unless it is that of finite differences along three random directions."""
+    The gradient is evaluated in round 3, at parameters with added noise, because distillation terms
+    and penalties are flat at the initial parameters. Raises AssertionError if it differs from
+    finite differences along any of three random directions.
+    """
     state, algorithm, net = play(simulation, 2), simulation.algorithm, simulation.runtime.net
     cohort, number = assemble(simulation, state, 3), -1
     sent = exchange.broadcast(algorithm, state.server)
@@ -195,7 +205,8 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
 
 
 def record(simulation: Simulation, directory: Path, resume: bool = False) -> State:
-    """Return the state after the last round of a run that writes its files, or is resumed there."""
+    """Run a simulation that writes its files, or resume it from its directory, and return the final
+    state."""
     directory.mkdir(exist_ok=True)
     state, lengths = simulation.initial_state(), None
     found = checkpoint.load(directory, fits_run(directory, simulation)) if resume else None

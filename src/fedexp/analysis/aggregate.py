@@ -1,4 +1,5 @@
-"""What a report says of any sweep: states of its runs, chosen values, rounds to a target."""
+"""Results that the report of any sweep has: the states of its runs, chosen values, rounds to a
+target."""
 
 import math
 from collections import Counter
@@ -15,7 +16,7 @@ from fedexp.data.views import VALIDATION, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
 
-# Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
+# Flashback Table 1: rounds to these fractions of A, which is 0.95 times the best accuracy
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95
 CHOSEN = "Chosen values: the highest accuracy in the last round, mean over seeds"
 WHAT_A_IS = (
@@ -25,7 +26,7 @@ WHAT_A_IS = (
 
 
 def without_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Return the runs without those of a seed that was run again with more test views."""
+    """Return the runs, without those whose seed was run again with more test views."""
     keys = [(name, run.summary.get("seed")) for name, run in zip(names(runs), runs, strict=True)]
     most: Counter[Any] = Counter()
     for key, run in zip(keys, runs, strict=True):
@@ -34,8 +35,10 @@ def without_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def states_of(jobs: Iterable[RunDirectory]) -> str:
-    """Return how many runs there are of each status, as a sentence; "" where all are completed.
-    Damaged ones have lines of their own."""
+    """Return a sentence that counts the runs by status; "" if all are completed.
+
+    Damaged runs are not counted: `damage_of` reports them.
+    """
     sound = [run for run in jobs if not run.damaged]
     found = Counter("pruned" if is_pruned(run) else run.status for run in sound)
     if not found.keys() - {"completed"}:
@@ -45,8 +48,10 @@ def states_of(jobs: Iterable[RunDirectory]) -> str:
 
 
 def chosen_values(means: pd.DataFrame) -> layout.Section:
-    """Return, for each setting and algorithm of a search, the value with the highest accuracy. A
-    value of which every run diverged is not chosen."""
+    """Return the value with the highest accuracy for each setting and algorithm of a search.
+
+    A value is not chosen if every run with it diverged.
+    """
     names = means["method"].str.partition(" ")
     known = means.assign(algorithm=names[0], chosen=names[2])[means["n"] > means["diverged"]]
     best = known.drop_duplicates(["setting", "algorithm"]).assign(method=known["algorithm"])
@@ -57,13 +62,13 @@ def chosen_values(means: pd.DataFrame) -> layout.Section:
 
 
 def labels_of(table: pd.DataFrame) -> list[str]:
-    """Return the names of the rows of a table of settings and methods, as they are shown."""
+    """Return the displayed row names of a table of settings and methods."""
     columns = ["setting", "method"] if table["setting"].nunique() > 1 else ["method"]
     return displayed(differing(table[columns].agg(" ".join, axis="columns")))
 
 
 def damage_of(jobs: Sequence[RunDirectory]) -> list[str]:
-    """A line for each job that no table counts because its files are damaged."""
+    """Return a line for each job that the tables leave out because its files are damaged."""
     return [
         f"Left out, damaged: {run.directory.name}: {run.describe_damage()} (the same `--multirun`"
         " runs it again)"
@@ -73,9 +78,12 @@ def damage_of(jobs: Sequence[RunDirectory]) -> list[str]:
 
 
 def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg;
-    empty where a seed diverged or never gets there. A is 0.95 of the best accuracy of any run of
-    the setting that did not diverge."""
+    """Return the rounds to 0.75, 0.9 and 1 times A, averaged over seeds, and the speed-up over
+    FedAvg.
+
+    A is 0.95 times the best accuracy of any run of the setting that did not diverge. A number is
+    missing if any seed diverged or never reaches the target (Flashback Table 1).
+    """
     rows: list[dict[str, Any]] = []
     for setting, members in grouped(runs, of_data=True).items():
         sound = [run for group in members.values() for run in group if not run.diverged]
@@ -100,8 +108,11 @@ def fedavg_of(
     rounds: Mapping[str, Sequence[float | None]],
     precision: str,
 ) -> list[float | None]:
-    """Return the rounds of FedAvg in a precision, or in another where there is none: of several
-    with different options the fewest."""
+    """Return the rounds that FedAvg needs to each target, run in a precision.
+
+    If FedAvg was not run in this precision, its runs in any other are used. If several variants of
+    FedAvg were run, the fewest rounds count.
+    """
     known = {name: group[0] for name, group in members.items() if is_fedavg(group[0])}
     same = [name for name, run in known.items() if precision_of(run) == precision]
     columns = [[rounds[name][i] for name in same or known] for i in range(len(FACTORS))]
@@ -109,7 +120,7 @@ def fedavg_of(
 
 
 def best_of(run: RunDirectory) -> float:
-    """Return the best accuracy of a run, on the validation set where there is one."""
+    """Return the best accuracy of a run, on the validation set if it has one."""
     return float(run.summary.get("validation_best_accuracy", run.summary.get("best_accuracy", 0.0)))
 
 
@@ -119,16 +130,18 @@ def is_fedavg(run: RunDirectory) -> bool:
 
 
 def mean_rounds(runs: Sequence[RunDirectory], accuracy: float) -> float | None:
-    """Return the mean over seeds of the rounds to an accuracy; None where one diverged or never
-    gets there."""
+    """Return the mean over seeds of the rounds to an accuracy; None if any seed diverged or never
+    reaches it."""
     found = [None if run.diverged else rounds_to(run, accuracy) for run in runs]
     known = [rounds for rounds in found if rounds is not None]
     return float(np.mean(known)) if len(known) == len(found) else None
 
 
 def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
-    """Return the first round that reaches an accuracy, on the validation set where there is one;
-    None where none does."""
+    """Return the first round that reaches an accuracy, on the validation set if the run has one.
+
+    Return None if no round reaches it.
+    """
     if not len(run.curve):
         return None
     validation = named("test_accuracy", VALIDATION)

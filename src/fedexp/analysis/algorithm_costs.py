@@ -1,8 +1,8 @@
-"""`fedexp requirements`: what each algorithm needs beyond FedAvg, as the table in
-docs/algorithms/index.md.
+"""The table of `fedexp requirements`: what each algorithm needs in addition to FedAvg.
 
-FedNTD's Table 6 (statefulness, communication, extra data) and computation for all algorithms, from
-what they declare (`needs`).
+docs/algorithms/index.md contains it too. It is FedNTD's Table 6 (statefulness, communication, extra
+data) with computation added, for all algorithms. The entries are what the algorithms declare
+(`needs`).
 """
 
 from collections.abc import Iterator
@@ -33,8 +33,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
-    """Yield (option with its variant, needs) of every yaml of the group but the centralised twins,
-    which exchange nothing."""
+    """Yield (option with its variant, needs) of every YAML file of the group.
+
+    Centralised algorithms are omitted, since they exchange nothing.
+    """
     for path in sorted(folder.glob("*.yaml")):
         node = node_of(path)
         if node.get("paradigm") == "centralized":
@@ -48,7 +50,7 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
 
 
 def node_of(path: Path) -> dict[str, Any]:
-    """Return an option with those that it builds on."""
+    """Return the content of an option's file, merged with the options in its defaults."""
     node: Any = OmegaConf.to_container(OmegaConf.load(path))
     before: dict[str, Any] = {}
     for name in node.pop("defaults", ()):
@@ -57,12 +59,12 @@ def node_of(path: Path) -> dict[str, Any]:
 
 
 def models(number: float) -> str:
-    """Return a multiple of the model's size, |w|."""
+    """Format a multiple of the model's size |w|."""
     return "-" if number == 0 else "|w|" if number == 1 else f"{number:g} |w|"
 
 
 def computation(needs: Needs) -> str:
-    """Return what is computed beyond one gradient a step."""
+    """Return the computation that is needed in addition to one gradient per step."""
     gradients = needs.gradients if needs.gradients != 1 else 0
     of_cohort, others = needs.server_teachers
     teachers = f"|S| + {others}" if of_cohort and others else "|S|" * of_cohort or others
@@ -85,7 +87,7 @@ def computation(needs: Needs) -> str:
 
 
 def numbered(number: int | str, noun: str) -> str:
-    """Return such as `2 passes`, or nothing for none."""
+    """Return a number and its noun, such as `2 passes`; "" for zero."""
     plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{plural}" if number else ""
 

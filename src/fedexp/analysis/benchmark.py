@@ -1,10 +1,9 @@
-"""The report of a benchmark: a sweep whose file has `ranks`, measures by which its methods are
-ranked.
+"""Reports of benchmarks. A benchmark is a sweep whose file has `ranks`, the measures to rank by.
 
-Every method is shown with accuracy, forgetting and cost in each setting. Methods that were run in
-the same settings are compared by their mean ranks over settings and seeds (fedexp.analysis.ranks).
-The seeds of a setting share its data, so they are no independent samples of it: the tests say which
-differences repeat here, not on data of another kind.
+The report shows accuracy, forgetting and cost of every method in each setting. Methods that were
+run in the same settings are compared by their mean ranks over settings and seeds
+(fedexp.analysis.ranks). The seeds of a setting share its data, so they are not independent samples:
+the tests tell which differences repeat on these data, not on other data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +17,14 @@ from fedexp.analysis.ranks import ALPHA, Comparison, compare_methods
 from fedexp.analysis.sweep import Sweep, cell_of
 from fedexp.rundir.reader import RunDirectory
 
-LESS_IS_BETTER = ("forgetting",)  # ends of the names of such values
+LESS_IS_BETTER = ("forgetting",)  # suffixes of the values' names
 
 Runs = Mapping[tuple[str, str], Mapping[int, RunDirectory]]  # (method, setting) -> seed -> run
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The methods that were run in the same settings, compared by one measure."""
+    """The comparison of the methods that were run in the same settings, by one measure."""
 
     measure: str
     settings: tuple[str, ...]
@@ -34,7 +33,7 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """Return what is ranked, over what, and with which result."""
+        """Return the measure, the settings and seeds, and the result of the tests."""
         found = self.comparison
         over = f"{', '.join(self.settings)}; seeds {', '.join(map(str, self.seeds))}"
         return (
@@ -45,7 +44,10 @@ class Ranking:
 
 
 def runs_of(sweep: Sweep, runs: Sequence[RunDirectory]) -> Runs:
-    """Return the runs of a benchmark by method, setting and seed, in the order of its file."""
+    """Return (method, setting) -> seed -> run of a benchmark, in the order of the sweep's file.
+
+    Pairs without a run are omitted.
+    """
     names = [
         (fields["method"], fields["setting"])
         for block in sweep.blocks
@@ -60,8 +62,10 @@ def runs_of(sweep: Sweep, runs: Sequence[RunDirectory]) -> Runs:
 
 
 def value_of(run: RunDirectory, names: Sequence[str]) -> float:
-    """Return the first of these values that a run has, larger is better: what is to be small
-    changes its sign. -inf where it diverged or has none."""
+    """Return the first of these values that a run has, with the sign changed if smaller is better.
+
+    Return -inf if the run diverged or has none of the values.
+    """
     for name in names:
         value = run.summary.get(name)
         if isinstance(value, int | float) and np.isfinite(value) and not run.diverged:
@@ -70,9 +74,11 @@ def value_of(run: RunDirectory, names: Sequence[str]) -> float:
 
 
 def rankings(sweep: Sweep, runs: Runs) -> list[Ranking]:
-    """Return a ranking by each measure of each set of settings in which the methods were run. A
-    method that was run in more of them is in it too. Those with two methods and two blocks at
-    least."""
+    """Rank the methods by each measure, for each set of settings that some method was run in.
+
+    A method that was run in further settings is ranked too. A ranking needs at least two methods
+    and two blocks (a setting with one seed).
+    """
     places: dict[str, set[str]] = {}
     for method, setting in runs:
         places.setdefault(method, set()).add(setting)
@@ -90,8 +96,11 @@ def rankings(sweep: Sweep, runs: Runs) -> list[Ranking]:
 def ranking_of(
     measure: str, names: Sequence[str], settings: tuple[str, ...], runs: Runs
 ) -> Ranking | None:
-    """Rank the methods that have a run of every seed in all these settings; the seeds are those of
-    all their runs."""
+    """Rank the methods that have a run of every seed in all these settings.
+
+    The seeds are the union of the seeds of all methods that were run in these settings. Return None
+    for fewer than two methods or two blocks.
+    """
     methods = list(dict.fromkeys(method for method, _ in runs))
     methods = [
         method for method in methods if all((method, setting) in runs for setting in settings)
@@ -107,7 +116,7 @@ def ranking_of(
 
 
 def benchmark_sections(sweep: Sweep, finished: Sequence[RunDirectory]) -> list[Section]:
-    """Return the tables of a benchmark: results, cost, and ranks."""
+    """Return the tables of a benchmark: results, cost and ranks."""
     runs = runs_of(sweep, finished)
     if not runs:
         return []
@@ -125,8 +134,7 @@ def benchmark_sections(sweep: Sweep, finished: Sequence[RunDirectory]) -> list[S
 
 
 def results_table(sweep: Sweep, runs: Runs) -> pd.DataFrame:
-    """Return a row a method, a column a setting; the first measure, and the others in
-    parentheses."""
+    """Return methods x settings: the first measure, and the other measures in parentheses."""
 
     def cell(seeds: Mapping[int, RunDirectory]) -> str:
         texts: list[str] = []
@@ -144,7 +152,7 @@ def results_table(sweep: Sweep, runs: Runs) -> pd.DataFrame:
 
 
 def shown_value(run: RunDirectory, names: Sequence[str]) -> float:
-    """Return the first of these values that a run has, nan where it has none."""
+    """Return the first of these values that a run has; nan if it has none."""
     return next(
         (float(run.summary[name]) for name in names if run.summary.get(name) is not None),
         float("nan"),
@@ -152,7 +160,7 @@ def shown_value(run: RunDirectory, names: Sequence[str]) -> float:
 
 
 def cost_table(runs: Runs) -> pd.DataFrame:
-    """Return a row a method, a column a setting: MB and seconds of a run, mean over the seeds."""
+    """Return methods x settings: the MB and seconds of a run, averaged over seeds."""
 
     def cell(seeds: Mapping[int, RunDirectory]) -> str:
         sent = (
@@ -168,14 +176,17 @@ def cost_table(runs: Runs) -> pd.DataFrame:
 
 
 def by_method(runs: Runs, text_of: Callable[[Mapping[int, RunDirectory]], str]) -> pd.DataFrame:
-    """Return methods x settings; text_of: what stands in a cell, from its runs by seed."""
+    """Return methods x settings. text_of: returns the text of a cell from its runs by seed."""
     methods, settings = (list(dict.fromkeys(name[i] for name in runs)) for i in range(2))
     rows = [[text_of(runs[m, s]) if (m, s) in runs else "-" for s in settings] for m in methods]
     return pd.DataFrame(rows, index=methods, columns=settings)
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Return mean ± standard deviation (n - 1); the mean alone of one value, - of none."""
+    """Return mean ± standard deviation (n - 1 in the denominator).
+
+    Return only the mean for a single value, and - for no value.
+    """
     if not values:
         return "-"
     text = f"{np.mean(values):.{digits}f}"
@@ -183,8 +194,11 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def rank_table(ranking: Ranking) -> pd.DataFrame:
-    """Return a row a method, the best first: mean rank, and the groups without a significant
-    difference that it is in."""
+    """Return one row per method, the best first.
+
+    Columns: the mean rank, and the letters of the groups that the method belongs to. Methods in a
+    group do not differ significantly.
+    """
     found = ranking.comparison
     letters = ["" for _ in found.methods]
     for number, (first, last) in enumerate(found.cliques):

@@ -1,5 +1,4 @@
-"""Pictures of what the runs of a setting have measured of local models, in the layout of FedNTD's
-figures."""
+"""Draw what a setting's runs have measured of local models, in the layout of FedNTD's figures."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
     from fedexp.analysis.sweep_figures import Method, Setting
 
-MOST = 4  # methods with a panel of their own
+MOST = 4  # at most this many methods get a panel
 DISTANCE = r"weight divergence, $\ell_1$ norm"
 MISFIT = "distance of distributions"
 
 
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
-    """Yield (name, how to draw it) of the pictures that the runs have data for."""
+    """Yield (name, function that draws it) of each picture that the runs have data for."""
     files = [file for method in setting.methods for file in method.files]
     if any(LOCAL_EPOCHS in file.analyses for file in files):
         yield "local_epochs", local_epochs
@@ -52,7 +51,7 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
 
 
 def table_of(method: "Method", name: str) -> "pd.DataFrame | None":
-    """Return the table of an analysis of all runs of a method; None where none has it."""
+    """Return an analysis table with the rows of all runs of a method; None if no run has it."""
     import pandas as pd
 
     found = [file.analyses[name] for file in method.files if name in file.analyses]
@@ -60,8 +59,10 @@ def table_of(method: "Method", name: str) -> "pd.DataFrame | None":
 
 
 def local_epochs(setting: "Setting") -> Figure:
-    """Draw accuracies against the local epoch in the last measured round, mean and standard
-    deviation over clients and seeds, 0 before training (FedNTD Fig. 6)."""
+    """Draw accuracies against the local epoch in the last measured round (FedNTD Fig. 6).
+
+    Epoch 0 is before local training. Bars show mean and standard deviation over clients and seeds.
+    """
     series, last = [], 0
     for method in setting.methods:
         if (table := table_of(method, LOCAL_EPOCHS)) is not None:
@@ -72,8 +73,12 @@ def local_epochs(setting: "Setting") -> Figure:
 
 
 def local_training(setting: "Setting") -> Figure:
-    """Draw the accuracy of local models after local training on their own training examples and on
-    their own distribution, and of the global model, against the round (FedNTD Fig. 11 and 12)."""
+    """Draw accuracies of local models and of the global model against the round (FedNTD Fig. 11,
+    12).
+
+    Local models are evaluated after local training, on their clients' training examples and on
+    their clients' own distributions.
+    """
     title = f"Local models after training, and the global model\n{shortened(setting.title)}"
     figure, ((*every,),) = panels(title, 3.4, columns=3, sharey=True)
     titles = {
@@ -97,9 +102,12 @@ def local_training(setting: "Setting") -> Figure:
 
 
 def weight_divergence(setting: "Setting") -> Figure:
-    """Draw the distance of local models from the global one against that of its class accuracies
-    from the client's labels, darker in later rounds, and below both against the round (FedNTD Fig.
-    8)."""
+    """Draw weight divergence against the distance of distributions (FedNTD Fig. 8).
+
+    Weight divergence is the distance of a local model from the global one. The distance of
+    distributions is the one between the global model's class accuracies and the client's labels.
+    Points of later rounds are darker. The panels below show both distances against the round.
+    """
     figure = Figure(figsize=(width(), 6.2), layout="constrained")
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1)).flat
     tables = [(method, table_of(method, WEIGHT_DIVERGENCE)) for method in setting.methods]
@@ -124,8 +132,10 @@ def weight_divergence(setting: "Setting") -> Figure:
 
 
 def cloud(axes: Axes, total: "pd.DataFrame", colour: str, label: str) -> None:
-    """Draw a point for each client and round; the title has the correlation (Pearson) of the two
-    distances."""
+    """Draw one point per client and round.
+
+    The title gives Pearson's correlation of the two distances.
+    """
     known = total.dropna(subset=["l1", "distribution_distance"])
     known = known[np.isfinite(known["l1"])]
     x, y = known["distribution_distance"].to_numpy(), known["l1"].to_numpy()
@@ -137,9 +147,11 @@ def cloud(axes: Axes, total: "pd.DataFrame", colour: str, label: str) -> None:
 
 
 def in_out(setting: "Setting") -> Figure:
-    """Draw in- and out-local accuracy against the round: of the global model before and after it,
-    on the joint distribution of the round's clients, and of the local models, mean and standard
-    deviation (FedNTD Fig. 4)."""
+    """Draw in-local and out-local accuracy against the round (FedNTD Fig. 4).
+
+    The global model before and after each round is evaluated on the joint distribution of the
+    round's clients. Local models are shown by their mean and standard deviation.
+    """
     every = [(method, method.files[0].history) for method in setting.methods]
     shown = [(method, history) for method, history in every if history and history.local_rounds]
     shown = shown[:MOST]
@@ -159,9 +171,12 @@ def in_out(setting: "Setting") -> Figure:
 
 
 def before_and_after(history: History) -> dict[str, np.ndarray]:
-    """Return the series of FedNTD Fig. 4, one value for each round with local models, [T]: `<side>
-    before` and `<side> after` of the global model on the joint distribution of the clients, mean
-    and standard deviation of local models."""
+    """Return the series of FedNTD Fig. 4, each with one value per round with local models, [T].
+
+    Keys: `<side> before` and `<side> after` for the global model on the joint distribution of the
+    round's clients; `<side> local` and `<side> spread` for the mean and standard deviation of local
+    models. A side is `in` or `out`.
+    """
     found: dict[str, list[float]] = {}
     for index, number in enumerate(history.local_rounds):
         counts, local = history.sampled_counts(index), history.local_class_accuracy[index]

@@ -1,4 +1,4 @@
-"""The mean ranks of a benchmark with the critical difference (Demsar, JMLR 2006, section 3.2.2)."""
+"""Draw a benchmark's mean ranks with the critical difference (Demsar, JMLR 2006, section 3.2.2)."""
 
 import textwrap
 
@@ -9,8 +9,11 @@ from fedexp.figures.style import BLUE, panels
 
 
 def diagram(ranking: Ranking) -> Figure:
-    """Draw the mean rank of each method, the best at the top, in the middle of a bar as long as the
-    critical difference: methods whose bars do not overlap differ."""
+    """Draw the mean rank of each method, the best at the top.
+
+    Each bar is as long as the critical difference and centred on the mean rank. Methods whose bars
+    do not overlap differ significantly.
+    """
     found, count = ranking.comparison, len(ranking.comparison.methods)
     title = "\n".join(textwrap.wrap(ranking.title, 90))
     figure, ((axes,),) = panels(title, 1.4 + 0.2 * count)

@@ -1,4 +1,5 @@
-"""The pictures of a sweep: one function each, from the runs of a setting to a matplotlib Figure."""
+"""Draw the pictures of a sweep. Each function takes the runs of a setting and returns a matplotlib
+Figure."""
 
 import math
 import textwrap
@@ -20,19 +21,21 @@ from fedexp.rundir.reader import RunDirectory
 if TYPE_CHECKING:
     from fedexp.analysis.sweep_figures import Method, ParameterSweep, Setting
 
-STYLES = ("-", "--", ":", "-.")  # of the second, third, ... eight methods
+STYLES = ("-", "--", ":", "-.")  # the next one is used when all colours are used up
 SPREAD = "mean ± standard\ndeviation"
 
 
 def look(number: int) -> dict[str, Any]:
-    """Return colour and line style of the method of this number."""
+    """Return the colour and line style of the method with this number."""
     colours = len(rcParams["axes.prop_cycle"])
     return {"color": f"C{number % colours}", "linestyle": STYLES[number // colours % len(STYLES)]}
 
 
 def curves(setting: "Setting") -> Figure:
-    """Draw learning curves of the main measures: mean over the seeds of each method, in a band of
-    one standard deviation."""
+    """Draw learning curves of the main measures.
+
+    Each method has its mean over seeds, in a band of one standard deviation.
+    """
     measures = main_measures(setting.runs)
     figure, grid = panels_of(setting.title, len(measures))
     sizes = {len(method.runs) for method in setting.methods}
@@ -52,7 +55,7 @@ def curves(setting: "Setting") -> Figure:
 
 
 def spread_of(sizes: Collection[int]) -> str:
-    """Return what a legend says of bands and bars; sizes: the different numbers of seeds."""
+    """Return the legend's text about bands and bars. sizes: the different numbers of seeds."""
     if max(sizes) == 1:
         return ""
     return f"{SPREAD}, n={max(sizes)}" if len(sizes) == 1 else SPREAD
@@ -61,7 +64,7 @@ def spread_of(sizes: Collection[int]) -> str:
 def curves_of(
     title: str, label: str, series: "Iterable[tuple[Method, np.ndarray, np.ndarray]]"
 ) -> Figure:
-    """Draw the curves of (method, rounds [R], values [runs, R]) in one panel."""
+    """Draw the curves (method, rounds [R], values [runs, R]) in one panel."""
     figure, (axes,) = panels_of(title)
     for method, rounds, values in series:
         curve(axes, rounds, values, method.number, method.name)
@@ -72,7 +75,7 @@ def curves_of(
 
 
 def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label: str) -> None:
-    """Draw the curve of one method, values [runs, R]."""
+    """Draw one method's curve. values: [runs, R]."""
     if not rounds.size:
         return
     mean, marker = values.mean(0), "o" if rounds.size <= 40 else None
@@ -84,7 +87,8 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
 
 
 def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
-    """Draw heat maps classes x rounds of all methods beside each other, the lowest seed of each."""
+    """Draw the heat maps (classes x rounds) of all methods side by side, each from the run with the
+    lowest seed."""
     shown = []
     for method in setting.methods:
         seed = f", seed {method.runs[0].summary.get('seed')}" if len(method.runs) > 1 else ""
@@ -94,9 +98,12 @@ def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
 
 
 def round_forgetting(settings: "Sequence[Setting]", title: str) -> Figure:
-    """Draw cumulative distributions of round forgetting, a column a setting (Flashback Fig. 4): of
-    the global model over rounds above and, where local models were evaluated, of these over rounds
-    and clients below. Further left is less forgetting."""
+    """Draw cumulative distributions of round forgetting, one column per setting (Flashback Fig. 4).
+
+    The upper row shows the global model's values over rounds. If local models were evaluated, the
+    lower row shows their values over rounds and clients. A curve further to the left means less
+    forgetting.
+    """
     kinds = {"global_drops": "global model:\nshare of rounds"}
     if any(method.local_drops().size for setting in settings for method in setting.methods):
         kinds["local_drops"] = "local models:\nshare of rounds and clients"
@@ -123,15 +130,20 @@ def round_forgetting(settings: "Sequence[Setting]", title: str) -> Figure:
 
 
 def distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the empirical distribution of values [n] as corners [n + 1] of steps: (v_(i), i/n),
-    from (v_(1), 0)."""
+    """Return the empirical distribution of values [n] as the corners [n + 1] of steps.
+
+    The corners are (v_(1), 0), then (v_(i), i/n).
+    """
     ordered = np.sort(values[np.isfinite(values)])
     return np.concatenate([ordered[:1], ordered]), np.arange(len(ordered) + 1) / len(ordered)
 
 
 def parameter(sweep: "ParameterSweep") -> Figure:
-    """Draw the main measures against a parameter (FedNTD Fig. 15 and 16), bars of one standard
-    deviation over seeds, a star at the best value; methods that do not have it dotted."""
+    """Draw the main measures against a parameter (FedNTD Fig. 15 and 16).
+
+    Bars show one standard deviation over seeds, and a star marks the best value. Methods without
+    the parameter are dotted lines.
+    """
     groups = [runs for _, points in sweep.lines for runs in points.values()]
     groups += [method.runs for method in sweep.baselines]
     measures = main_measures(run for runs in groups for run in runs)
@@ -163,7 +175,7 @@ def parameter(sweep: "ParameterSweep") -> Figure:
 
 
 def scale_of(axes: Axes, values: Sequence[float]) -> None:
-    """Scale the axis of a parameter, with a tick at each value where they are few."""
+    """Scale the axis of a parameter, with a tick at each value if there are few."""
     if min(values) > 0 and max(values) >= 10 * min(values):
         axes.set_xscale("log")
     texts = [f"{x:g}" for x in values]
@@ -173,8 +185,10 @@ def scale_of(axes: Axes, values: Sequence[float]) -> None:
 
 
 def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, float] | None:
-    """Return mean and spread over the seeds that came to their end (nan for a single one); None
-    where there is none."""
+    """Return mean and standard deviation over the seeds that neither diverged nor were pruned.
+
+    The standard deviation is nan for a single seed. Return None if no seed has a value.
+    """
     every = [run.summary.get(key) for run in runs if not (run.diverged or is_pruned(run))]
     values = [value for value in every if value is not None]
     if not values:
@@ -183,12 +197,12 @@ def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, floa
 
 
 def panels_of(title: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels below each other, and its title in short lines."""
+    """Return a figure with one column of panels, and its title in short lines."""
     height = 0.6 + 2.5 * rows if rows > 1 else 3.7
     figure, grid = panels(shortened(title), height, rows, sharex=True)
     return figure, list(grid[:, 0])
 
 
 def shortened(title: str) -> str:
-    """Return a title with at most 90 letters in a line."""
+    """Shorten each line of a title to at most 90 characters."""
     return "\n".join(textwrap.shorten(line, 90, placeholder=" …") for line in title.split("\n"))

@@ -1,5 +1,5 @@
-"""A kept model of a run on a test set, class by class: its own, or another one with the same
-classes."""
+"""Evaluate a kept model of a run, class by class, on the run's test set or another one with the
+same classes."""
 
 import logging
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ log = logging.getLogger("fedexp")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Test of a model on a test set."""
+    """The result of a model on a test set."""
 
     dataset: str  # name of the test set
-    round: int  # after which the model was kept
+    round: int  # round of the model
     examples: int
-    accuracy: float  # share of all examples, in [0, 1]
+    accuracy: float  # fraction of all examples, in [0, 1]
     loss: float  # mean cross-entropy
     classes: pd.DataFrame
-    """class (number), name, examples, correct, accuracy; nan for a class that the test set
-    lacks."""
+    """Columns: class (number), name, examples, correct, accuracy. The accuracy is nan for a class
+    without test examples."""
 
 
 def evaluate_run(
@@ -49,11 +49,12 @@ def evaluate_run(
     device: str = "auto",
     data_dir: str | None = None,
 ) -> Evaluation:
-    """Test the model that a run keeps of a round.
+    """Evaluate a kept model of a run.
 
-    dataset: whose test part; None: that of the run. number: the round; None: the last that is kept.
-    device: auto, cpu, cuda or cuda:<number>. data_dir: where the run's own data lie now; None:
-    where they lay. Raises ConfigError where model and data do not fit together.
+    dataset: the data set to test on; None for the run's own. number: the round of the model; None
+    for the last kept round. device: auto, cpu, cuda or cuda:<number>. data_dir: the directory that
+    the run's data are in now; None if they have not moved. Raises ConfigError if the model and the
+    data do not fit together.
     """
     module, kept, parts = network_of(run, number, data_dir)
     data = own_data(parts) if dataset is None else data_like(dataset, run, parts)
@@ -76,7 +77,7 @@ def evaluate_run(
 def runtime_of(
     run: RunDirectory, module: nn.Module, parts: Parts, data: Data, hardware: Resolved
 ) -> ClientRuntime:
-    """Return a run's network on a device, with data whose test part it is tested on."""
+    """Return a runtime with a run's network on a device and the data to test on."""
     module = module.to(device=hardware.device, memory_format=LAYOUT)  # type: ignore[call-overload]
     heads = heads_of(parts.algorithm, parts.tasks)
     if heads is not None and data.test_tasks is None:
@@ -92,20 +93,26 @@ def runtime_of(
 
 
 def own_data(parts: Parts, whole: bool = False) -> Data:
-    """Return the run's own data: of all its tasks, as it has divided them, the test part whole.
-    whole: so is the training part."""
+    """Return the run's own data with all its tasks. The test part is complete.
+
+    whole: also return the complete training part, instead of one example.
+    """
     found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds["partition"], "tasks"))
     return found.data if whole else only_test_part(found.data)
 
 
 def only_test_part(data: Data) -> Data:
-    """Return the data with one training example, which only says what the inputs look like."""
+    """Return the data with a single training example, which defines the shape of the inputs."""
     return replace(data, x_train=data.x_train[:1], y_train=data.y_train[:1], owners=None)
 
 
 def data_like(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
-    """Return another data set in the form of the run's: its classes, images of its size, channels
-    and normalisation, texts with its vocabulary."""
+    """Convert another data set to the form of the run's data.
+
+    The result has the run's classes, the size, channels and normalisation of its images, and the
+    vocabulary of its texts. Raises ConfigError if one data set has images and the other texts, or
+    if the classes cannot be matched.
+    """
     if dataset.kind != parts.dataset.kind:
         raise ConfigError(
             f"dataset={dataset.name} has {dataset.kind}, and the run was trained on"
@@ -138,7 +145,8 @@ def data_like(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
 
 
 def images_like(run: RunDirectory, parts: Parts) -> ImageData:
-    """Return the form of the run's images: a black one of its size, with its normalisation."""
+    """Return data in the form of the run's images: one black image of their size, with their
+    normalisation."""
     from fedexp.data.datasets import Dataset
     from fedexp.rundir import origin
 
@@ -164,10 +172,11 @@ def images_like(run: RunDirectory, parts: Parts) -> ImageData:
 
 
 def matched(data: Data, classes: Sequence[str], own: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (labels as the run numbers its classes, int64 [M]; which examples have one, bool [M]).
+    """Return (labels in the run's numbering, int64 [M]; whether each example has one, bool [M]).
 
-    By the names of the classes, where all of the data set's or all of the run's are among the
-    other's; else by their numbers, where there are equally many.
+    Classes are matched by name if all names of the data set, or all names of the run, occur in the
+    other. Otherwise they are matched by number if both have equally many classes. Raises
+    ConfigError if neither works, or if no example has one of the run's classes.
     """
     places = {name: number for number, name in enumerate(classes)}
     common = [name for name in data.classes if name in places]
@@ -203,8 +212,11 @@ def matched(data: Data, classes: Sequence[str], own: str) -> tuple[torch.Tensor,
 
 
 def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:
-    """Return the task of each test example [M], by its class; of an algorithm that is told the task
-    at test."""
+    """Return the task of each test example, derived from its class, int64 [M].
+
+    It is needed by algorithms that are given the task at test time. Raises ConfigError if a class
+    belongs to several tasks.
+    """
     task_of = {c: task for task, classes in enumerate(parts.tasks) for c in classes}
     if len(task_of) < sum(map(len, parts.tasks)):
         name = type(parts.algorithm).__name__
@@ -215,11 +227,13 @@ def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:
 
 
 def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
-    """Return the hardware to evaluate on, in the run's precision; one process, whatever it trained
-    with. exact: in fp32 (fp64 where the run is)."""
+    """Return the hardware to evaluate on: one process, in the precision of the run.
+
+    exact: use fp32 (fp64 if the run used it).
+    """
     asked: Any = run.config.get("hardware")
     precision: Any = asked.get("precision", "fp32") if isinstance(asked, dict) else "fp32"
-    if precision == "auto":  # what timing has chosen
+    if precision == "auto":  # use the precision that was chosen by timing
         precision = (run.summary.get("hardware") or {}).get("precision", "fp32")
     if exact:
         precision = "fp64" if precision == "fp64" else "fp32"

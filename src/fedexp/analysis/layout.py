@@ -1,4 +1,4 @@
-"""Tables as people read them: laid out like the paper's, in Markdown and LaTeX."""
+"""Lay out a reproduced table as the paper has it, in Markdown and LaTeX."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ MARKS = {
     "not judged: reduced protocol": "~",
 }
 PLAIN_ONLY, SOME_DIVERGED, PRUNED = "^", "†", "‡"
-NOTES = {  # what the legend under a table says of the marks in it
+NOTES = {  # mark -> its meaning in the legend under a table
     "*": "within the tolerance of the print",
     "!": "outside the tolerance of the print",
     "?": "the print cannot be right, and is not judged",
@@ -38,7 +38,7 @@ SYMBOLS = {
 IN_PARENTHESES = re.compile(r"\d\S* \(-?\d")
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # of the tidy table
-PER_SECTION = 6  # a table with more columns is cut where the partition changes, as the papers do
+PER_SECTION = 6  # a table with more columns is split by partition, as in the papers
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Section:
     """A part of a table: methods x settings."""
 
     title: str
-    table: pd.DataFrame  # its columns may have two levels
-    corner: str = ""  # head of the first column
-    about: str = ""  # above the table
+    table: pd.DataFrame  # the columns may have two levels
+    corner: str = ""  # header of the first column
+    about: str = ""  # text above the table
 
     @property
     def legend(self) -> str:
-        """Return what the brackets and marks in its cells mean; "" where there are none."""
+        """Return the meaning of the brackets and marks in the cells; "" if there are none."""
         texts = [str(text) for text in self.table.to_numpy().ravel()]
         parts = []
         if any("[" in text for text in texts):
@@ -68,13 +68,13 @@ class Section:
 
 
 def marks_in(texts: Iterable[str]) -> list[str]:
-    """Return the marks that occur in the cells of a table."""
+    """Return the marks that occur in a table's cells, in the order of NOTES."""
     found = {mark for text in texts for mark in "".join(MARKED.findall(text.replace("**", "")))}
     return [mark for mark in NOTES if mark in found]
 
 
 def number(value: float | None, unit: str, metric: str = "") -> str:
-    """Format a number as the papers print it; - where there is none."""
+    """Format a number as the papers do; - for None or nan."""
     if value is None or value != value:
         return "-"
     if math.isinf(value):
@@ -84,8 +84,10 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
 
 
 def both(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (ours ± standard deviation, the printed one) of a row of the tidy table; "" where
-    nothing was run."""
+    """Return (measured value ± standard deviation, published value) of a row of the tidy table.
+
+    The measured value is "" if nothing was run.
+    """
     printed = (
         "failed"
         if str(row["note"]).startswith("failed")
@@ -103,15 +105,20 @@ def both(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def shows_plain(row: Mapping[str, Any]) -> bool:
-    """Return whether the plain last round stands for a value under the rule, for want of the
-    view."""
+    """Return whether a row shows the plain last round instead of the value under the paper's rule.
+
+    It does if the rule's view was not tested.
+    """
     return row["verdict"] == NO_VIEW or (
         bool(row["rule"]) and missing(row["mean"]) and not missing(row["plain_last"])
     )
 
 
 def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (ours with its mark, the printed one); forgetting in parentheses."""
+    """Return (measured value with its mark, published value) of a row.
+
+    Forgetting is in parentheses.
+    """
     bracket = "({})" if row["metric"] == "forgetting" else "{}"
     ours, printed = both(row)
     marked = ours + MARKS.get(row["verdict"], "") + (PLAIN_ONLY if shows_plain(row) else "")
@@ -120,15 +127,17 @@ def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def one_cell(rows: Rows) -> str:
-    """Return all numbers of a method in a setting."""
+    """Return the text of a cell: all measured and published numbers of a method in a setting."""
     texts = [one_number(row) for row in rows]
     ours, printed = (" ".join(text for text in side if text) for side in zip(*texts, strict=True))
     return f"{ours} [{printed}]".strip()
 
 
 def column_names(table: pd.DataFrame) -> list[str]:
-    """Return, for each row, the column of the paper's table that it stands in: what differs between
-    the columns."""
+    """Return, for each row, its column of the paper's table.
+
+    The name consists of the parts of the setting that differ between columns.
+    """
     parts = [
         [row["dataset"], row["partition_param"], *setting_parts(row["setting"])]
         for row in table.to_dict("records")
@@ -154,14 +163,15 @@ def column_names(table: pd.DataFrame) -> list[str]:
 
 
 def setting_parts(setting: str) -> list[str]:
-    """Return the parts of a setting as a column of tables.csv says them, without the value that a
-    threshold works out at."""
+    """Split a setting into parts as columns of tables.csv name them, without thresholds."""
     return [part for part in setting.split("; ") if not part.startswith("threshold")]
 
 
 def plain_cell(rows: Rows) -> str:
-    """Return the plain test of a method in a setting: last round, mean of the last ten; forgetting
-    in parentheses."""
+    """Return the plain test of a method in a setting: the last round, and the mean of the last ten.
+
+    Forgetting is in parentheses.
+    """
     texts = []
     for row in rows:
         pair = [
@@ -172,8 +182,11 @@ def plain_cell(rows: Rows) -> str:
 
 
 def all_sections(table: pd.DataFrame) -> list[Section]:
-    """Return the tidy table as the paper has it, under the paper's rule; then the plain test and
-    the order of the methods of what was run."""
+    """Return all sections of a reproduced table.
+
+    They are the paper's table under the paper's rule, then the plain test of the finished runs, and
+    the methods' order in each column.
+    """
     parts = sections(table)
     known = table[table["plain_last"].notna()]
     if len(known):
@@ -191,8 +204,10 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
 
 
 def orders(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each column of the paper's table with enough methods: rho, the verdict, and
-    what it is judged by."""
+    """Return one row per column of the paper's table that has enough methods.
+
+    Columns: Spearman's rho, the verdict, and what the verdict is based on.
+    """
     named = table.assign(column=column_names(table))
     rows = named[named["order_by"].fillna("") != ""].drop_duplicates(
         ["partition", "column", "metric"]
@@ -211,7 +226,10 @@ def orders(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> list[Section]:
-    """Return the tidy table as the paper has it; text_of: what stands in a cell, from its rows."""
+    """Lay out the tidy table as the paper has it.
+
+    text_of: returns the text of a cell from its rows.
+    """
     named = table.assign(column=column_names(table))
     wide = named["column"].nunique() > PER_SECTION and named["partition"].nunique() > 1
     groups = named.groupby("partition", sort=False) if wide else [("", named)]
@@ -228,7 +246,7 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> 
 
 
 def markdown(table: pd.DataFrame, corner: str = "") -> str:
-    """Write Markdown without another package; the index is the first column."""
+    """Format a table in Markdown without a further package. The index is the first column."""
     levels = [table.columns.get_level_values(i) for i in range(table.columns.nlevels)]
     heads = [": ".join(filter(None, map(str, names))) for names in zip(*levels, strict=True)]
     lines = [f"| {corner} | " if corner else "| | "]
@@ -240,7 +258,7 @@ def markdown(table: pd.DataFrame, corner: str = "") -> str:
 
 
 def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
-    """Write all sections, each with its legend. level: of their headings."""
+    """Format all sections in Markdown, each with its legend. level: the heading level."""
     texts: list[str] = []
     for part in parts:
         title = f"{'#' * level} {part.title}" if part.title else ""
@@ -250,12 +268,13 @@ def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
 
 
 def latex(parts: Sequence[Section]) -> str:
-    """Return a tabular of booktabs for each section, for `\\input` in a table environment."""
+    """Return one booktabs tabular per section, for `\\input` in a table environment."""
     return "\n".join(map(tabular, parts))
 
 
 def tabular(part: Section) -> str:
-    """Return the tabular of a section, with rows that explain the marks which LaTeX prints."""
+    """Return a section as a booktabs tabular. Extra rows explain the marks that need a LaTeX
+    command."""
     table = part.table.rename_axis(columns=part.corner) if part.corner else part.table
     heads = list(table.columns.get_level_values(0)) * (table.columns.nlevels > 1)
     if heads and not any(heads):

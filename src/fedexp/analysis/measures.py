@@ -1,4 +1,4 @@
-"""The measures that tables, figures and pages show first, and how their values are written."""
+"""The measures that tables, figures and pages show first, and the format of their values."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,25 +15,25 @@ LABELS = {
     "average_accuracy": "average accuracy of the tasks",
     "task_forgetting": "task forgetting",
 }
-# accuracy and forgetting of a run in continual learning, and of any other
+# accuracy and forgetting of runs in continual learning, and of all other runs
 OF_TASKS, OF_CLASSES = ("average_accuracy", "task_forgetting"), ("accuracy", "forgetting")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """An accuracy or a forgetting of the global model."""
+    """An accuracy or forgetting measure of the global model."""
 
-    base: str  # as in summary.json on the test set
+    base: str  # its key in summary.json for the test set
     view: str = PLAIN
 
     @property
     def key(self) -> str:
-        """Return its name in summary.json."""
+        """Return the measure's key in summary.json."""
         return named(self.base, self.view)
 
     @property
     def column(self) -> str:
-        """Return its name in rounds.csv."""
+        """Return the measure's column in rounds.csv."""
         return named("test_accuracy" if self.base == "accuracy" else self.base, self.view)
 
     @property
@@ -43,9 +43,12 @@ class Measure:
 
 
 def main_measures(runs: Iterable[RunDirectory]) -> list[Measure]:
-    """Return accuracy and forgetting by the kind of the runs: of tasks where they learn a stream of
-    tasks, on the validation set where they were tested on nothing else. Of runs of several kinds
-    those of each."""
+    """Return the accuracy and forgetting measures that suit the runs.
+
+    For runs on a stream of tasks, these are average accuracy and task forgetting. The validation
+    set is used only for a run that was not evaluated on the test set. Runs of several kinds give
+    the measures of each kind.
+    """
     found: dict[Measure, None] = {}
     for run in runs:
         known = {*run.summary, *(() if run.rounds is None else run.rounds)}
@@ -59,13 +62,15 @@ def main_measures(runs: Iterable[RunDirectory]) -> list[Measure]:
 
 
 def is_pruned(run: RunDirectory) -> bool:
-    """Tell whether a search has stopped a run before its last round."""
+    """Return whether a search has stopped a run before its last round."""
     return bool((run.summary.get("stopped") or {}).get("by") == "search")
 
 
 def is_accuracy(key: str) -> bool:
-    """Tell whether a key of summary.json is an accuracy, its worst or its deviation over clients,
-    in whatever view."""
+    """Return whether a key of summary.json is an accuracy in any view.
+
+    Its worst value and its standard deviation over clients count as accuracies.
+    """
     return re.sub("(_worst|_std)?(_augmented)?$", "", key).endswith("accuracy")
 
 
@@ -74,18 +79,18 @@ def less_is_better(key: str) -> bool:
 
 
 def form(value: float, key: str) -> str:
-    """Return a number as papers print it: accuracies in per cent."""
+    """Format a value as papers do. Accuracies are in per cent."""
     return f"{100 * value:.2f}" if is_accuracy(key) else f"{value:.3f}"
 
 
 def title_of(key: str) -> str:
-    """Return the head of a measure's column."""
+    """Return the column header of a measure."""
     words = key.replace("_", " ").capitalize()
     return f"{words} (%)" if is_accuracy(key) else words
 
 
 def origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return seeds, commits and hardware of runs by their summaries, as far as they are known."""
+    """Return the seeds, commits and hardware of runs, as far as their summaries give them."""
     known = list(summaries)
     seeds = {int(each["seed"]) for each in known if each.get("seed") is not None}
     commits = {str(each["commit"])[:7] for each in known if each.get("commit")}
@@ -98,7 +103,7 @@ def origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
-    """Return the hardware of a run, such as `AMD EPYC (cpu, fp32)`."""
+    """Return a run's hardware as text, such as `AMD EPYC (cpu, fp32)`."""
     return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
 
 

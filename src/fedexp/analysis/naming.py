@@ -1,4 +1,4 @@
-"""The names of runs in tables, figures and pages: setting and method, as far as runs differ."""
+"""Name runs in tables, figures and pages by the settings and methods in which they differ."""
 
 import math
 import re
@@ -8,25 +8,26 @@ from typing import Any, Protocol, TypeVar
 
 from fedexp.config.options import conf_directory
 
-# Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
+# Prefixes of overrides for where a run is computed. hardware.precision changes results and is not
+# one of them.
 WHERE = tuple(
     f"hardware{rest}"
     for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs")
 )
-# Beginnings of overrides that do not tell runs apart.
+# Prefixes of overrides that names leave out.
 UNSAID = (
     *("seed", "resume", "tracker", "hydra", "data_dir", "checkpoint_interval", "profile", *WHERE),
     *("figures", "objective", "test_views", "evaluate", "forgetting_metric", "analysis"),
     *("keep_models", "keep_local_models"),
 )
-SAID = ("experiment=", "dataset=", "partition=", "algorithm=")  # every name has these
-# Keys of the data: with one algorithm they make settings, all other keys make methods.
+SAID = ("experiment=", "dataset=", "partition=", "algorithm=")  # every name has these groups
+# Keys of the data. With a single algorithm, they define settings and all other keys define methods.
 DATA = ("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients")
 LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")
 
 
 class RunLike(Protocol):
-    """A run, as far as names of settings and methods follow from it."""
+    """The attributes of a run that its setting and method are named by."""
 
     @property
     def overrides(self) -> Sequence[str]: ...
@@ -39,7 +40,7 @@ Run = TypeVar("Run", bound=RunLike)
 
 
 def said(run: RunLike) -> list[str]:
-    """Return the overrides that say what was run."""
+    """Return the overrides that appear in names."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNSAID)]
 
 
@@ -49,18 +50,22 @@ def shared_overrides(runs: Iterable[RunLike]) -> set[str]:
 
 
 def chosen(run: RunLike) -> Mapping[str, Any]:
-    """Return the option of each group, also of a run that is not over."""
+    """Return the option of each group, also for a run that has not ended, and the run's summary."""
     return {**(getattr(run, "config", {}).get("choices") or {}), **run.summary}
 
 
 def names(
     runs: Sequence[RunLike], without: str = "", of_data: bool = False
 ) -> list[tuple[str, str]]:
-    """Return (setting, method) of each run. without: a key to leave out.
+    """Return (setting, method) of each run.
 
-    Options of the data belong to the setting, those of the algorithm to the method. All others in
-    which the runs differ belong to the setting, as in figures, or to the method where the settings
-    are to be of the data alone, as in tables, or all runs have one algorithm."""
+    Options of the data belong to the setting, and those of the algorithm to the method. If
+    `of_data` is true, as in tables, or if all runs have the same algorithm, all other options in
+    which the runs differ belong to the method. Otherwise, as in figures, they belong to the
+    setting.
+
+    without: a key to leave out.
+    """
     shared = shared_overrides(runs)
     of_data = of_data or len({chosen(run).get("algorithm") for run in runs}) == 1
     found = []
@@ -77,7 +82,7 @@ def names(
             key = text.partition("=")[0]
             mine = text.startswith("algorithm.") or (of_data and key not in DATA)
             (method if mine else setting).append(text.removeprefix("algorithm."))
-        # in whatever order a command gives them
+        # Sort the parts: names must not depend on the order in the command.
         found.append(
             (" ".join([place, *sorted(setting)]), " ".join([method[0], *sorted(method[1:])]))
         )
@@ -87,7 +92,8 @@ def names(
 def grouped(
     runs: Sequence[Run], without: str = "", of_data: bool = False
 ) -> dict[str, dict[str, list[Run]]]:
-    """Return setting -> method -> runs, in the order in which they come; as `names`."""
+    """Return setting -> method -> runs, in the order of the runs. For the arguments, see
+    `names`."""
     found: dict[str, dict[str, list[Run]]] = {}
     for run, (setting, method) in zip(runs, names(runs, without, of_data), strict=True):
         found.setdefault(setting, {}).setdefault(method, []).append(run)
@@ -95,7 +101,7 @@ def grouped(
 
 
 def differing(names: Iterable[str]) -> list[str]:
-    """Return names without the words that all of them have, unless one would be empty."""
+    """Remove the words that all names have in common, unless that leaves a name empty."""
     names = list(names)
     words = [name.split(" ") for name in names]
     shared = set.intersection(*map(set, words)) if words else set()
@@ -105,8 +111,10 @@ def differing(names: Iterable[str]) -> list[str]:
 
 @cache
 def display_names() -> dict[str, str]:
-    """Return option -> name of each algorithm as papers write it: what the first line of its file
-    says before the colon."""
+    """Return option -> name of each algorithm as papers write it.
+
+    The name precedes the colon in the first line of the option's file.
+    """
     return {
         path.stem: path.read_text(encoding="utf-8").partition(":")[0].lstrip("# ")
         for path in (conf_directory() / "algorithm").glob("*.yaml")
@@ -114,8 +122,11 @@ def display_names() -> dict[str, str]:
 
 
 def displayed(texts: Sequence[str]) -> list[str]:
-    """Return names of methods, settings or runs as they are shown: FedAvg for fedavg, long numbers
-    with as few digits (three at least) as leave different texts different."""
+    """Return names of methods, settings or runs as they are shown.
+
+    Options are replaced by their display names, such as FedAvg for fedavg. Long numbers are rounded
+    to the fewest digits (at least three) that keep different names different.
+    """
     known = display_names()
     words = [[known.get(word, word) for word in text.split(" ")] for text in texts]
     full = [" ".join(each) for each in words]
@@ -131,11 +142,11 @@ def rounded(text: str, digits: int) -> str:
 
 
 def ordered(labels: Iterable[str]) -> list[str]:
-    """Sort labels by name, numbers in them by their value."""
+    """Sort labels by name, and numbers in them by value."""
     return sorted(labels, key=natural)
 
 
 def natural(text: str) -> list[tuple[float, str]]:
-    """Return a key for sorting: numbers by their value, before words."""
+    """Return a sort key that compares numbers by value and puts them before words."""
     pieces = re.split(r"(\d+(?:\.\d+)?)", text)
     return [(float(piece), "") if i % 2 else (math.inf, piece) for i, piece in enumerate(pieces)]

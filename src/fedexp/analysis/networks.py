@@ -1,9 +1,9 @@
-"""The network of a run, rebuilt from its directory alone: its configuration, the shape of its data,
-a kept model.
+"""Rebuild a run's network from its directory: its configuration, the shape of its data, a kept
+model.
 
-A run directory may be somebody else's. Of its configuration, classes are made that belong to
-fedexp, or stand in a directory of the user's own (`fedexp.config.trust`); values are taken as they
-are written, without interpolation.
+A run directory may come from someone else. Its configuration may only instantiate classes that
+belong to fedexp or are in the user's own directory (`fedexp.config.trust`). Values are used as
+written, without interpolation.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ from fedexp.rundir.reader import RunDirectory
 
 
 class Classifier(nn.Module):
-    """A trained model as any other of PyTorch's: inputs as in training -> logits [B, C]; `network`
-    is fedexp's own, which gives features too.
+    """A trained model as an ordinary PyTorch module: inputs as in training -> logits [B, C].
 
     Images [B, channels, height, width] are normalised as `(pixel / max_value - mean) / std` with
-    `dataset.mean` and `dataset.std` of the run's configuration; texts are int64 [B, length].
+    `dataset.mean` and `dataset.std` of the run's configuration. Texts are int64 [B, length]. The
+    attribute `network` is fedexp's module, which also returns features.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -53,7 +53,7 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a run's configuration that its network follows from."""
+    """The parts of a run's configuration that determine its network."""
 
     model: Model
     algorithm: FedAvg
@@ -65,10 +65,10 @@ class Parts:
 
 
 def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
-    """Read the parts of a run; raise ConfigError naming its config.yaml where it is missing or not
-    sound.
+    """Read the parts of a run's configuration.
 
-    data_dir: where the data sets lie now; None: where they lay when the run began.
+    data_dir: the directory that the data sets are in now; None if they have not moved. Raises
+    ConfigError, which names config.yaml, if that file is missing or invalid.
     """
     config, where = run.config, run.directory / "config.yaml"
     if not config:
@@ -101,7 +101,7 @@ def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
 
 
 def moved(node: Any, before: str, now: str) -> Any:
-    """Return a configuration in which data sets lie in another directory."""
+    """Return a configuration whose data sets are in another directory."""
     if isinstance(node, list):
         return [moved(item, before, now) for item in node]
     if not isinstance(node, dict):
@@ -119,15 +119,15 @@ def moved(node: Any, before: str, now: str) -> Any:
 
 
 def problem_of(run: RunDirectory, name: str) -> str:
-    """Return why a file of a run has no content."""
+    """Return the reason that a file of a run has no content."""
     return next(
         (problem.reason for problem in run.unreadable if problem.file == name), "is missing"
     )
 
 
 def filled(config: Mapping[str, Any], group: str) -> Any:
-    """Return the node of a group with the options that older runs lack, at the values with which
-    they change nothing."""
+    """Return a group's node with the options that older runs lack, set to values that change
+    nothing."""
     node = config.get(group)
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         return node
@@ -152,7 +152,7 @@ def number_of_classes(run: RunDirectory) -> int:
 
 
 def tasks_of(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Return the classes of each task, as the run has drawn them."""
+    """Return the classes of each task, as drawn in the run."""
     if isinstance(scenario, ClassIncremental):
         return tuple(map(tuple, scenario.tasks_of(num_classes, generator_for(seed, "tasks"))))
     count = len(scenario.domains) + 1 if isinstance(scenario, DomainIncremental) else 1
@@ -161,8 +161,10 @@ def tasks_of(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int
 
 
 def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
-    """Return the shape that the run's model was built for (`Data.shape`): as the run has noted it,
-    else of its data, which are loaded."""
+    """Return the input shape that the run's model was built for (`Data.shape`).
+
+    It is the shape recorded in the run. If there is no usable record, the data set is loaded.
+    """
     noted: Any = origin.mapping_of(origin.read(run.directory), "data").get("shape")
     sound = isinstance(noted, list) and all(type(n) is int and 0 < n < 2**31 for n in noted)
     if sound and parts.dataset.kind == "images" and len(noted) == 3:
@@ -186,11 +188,11 @@ def network_of(
     data_dir: str | None = None,
     client: int | None = None,
 ) -> tuple[nn.Module, KeptModel, Parts]:
-    """Return the run's network in eval mode with the weights after a round (None: the last kept),
-    on the CPU.
+    """Return (network, kept model, parts) of a run. The network is in eval mode, on the CPU.
 
-    data_dir: see `parts_of`. client: whose local model of the round; None: the global one. Raises
-    ConfigError where the run keeps no such model, or one that does not fit its configuration.
+    number: the round of the weights; None for the last kept round. data_dir: see `parts_of`.
+    client: the client whose local model is returned; None for the global model. Raises ConfigError
+    if the run did not keep the model, or if the model does not fit the configuration.
     """
     require_files(run.directory)
     kept = kept_models.load(run.directory, number, client)
@@ -215,15 +217,15 @@ def network_of(
 
 
 def require_files(directory: Path) -> None:
-    """Raise ConfigError where something else, such as a pipe that would be waited for, has the name
-    of a file."""
+    """Raise ConfigError if something other than a file, such as a pipe that would block, has a
+    file's name."""
     for name in (files.CONFIG, files.PARTITION, files.CHECKPOINT, files.PREVIOUS, origin.NAME):
         if (directory / name).exists() and not (directory / name).is_file():
             raise ConfigError(f"{directory / name}: is not a file")
 
 
 def federation_of(parts: Parts) -> Federation:
-    """Return what an algorithm may ask for when it adapts a model: the tasks and the number of
+    """Return the federation that an algorithm adapts a model for: the tasks and the number of
     classes."""
     none = np.zeros(0, dtype=np.int64)
     counts = np.zeros((0, parts.num_classes), dtype=np.int64)
@@ -239,9 +241,12 @@ def federation_of(parts: Parts) -> Federation:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
-    """Put a kept model into a network. What an algorithm trains beside the model is left out;
-    frozen parameters stay as they were built, but for those that the server changes (LoRM), which
-    are kept."""
+    """Copy a kept model's weights into a network.
+
+    Parameters that the algorithm trains in addition to the model are ignored. Frozen parameters
+    keep their initial values, except those that the server changes (LoRM): these are in the kept
+    model. Raises ConfigError if the model does not fit the network.
+    """
     own = dict(module.named_parameters())
     trained = {name: value for name, value in kept.params.items() if name in own}
     module.to(dtype=next((value.dtype for value in trained.values()), torch.float32))

@@ -1,5 +1,7 @@
-"""The results of a sweep: means over the seeds, and as a paper has them, methods x settings with
-mean ± standard deviation in a cell and the best of each column in bold."""
+"""Tables of a sweep's results: means over seeds, and methods x settings as in a paper.
+
+A cell of the paper's layout shows mean ± standard deviation. The best of each column is bold.
+"""
 
 import argparse
 import math
@@ -23,36 +25,38 @@ from fedexp.analysis.naming import differing, displayed, grouped, ordered
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.reader import RunDirectory
 
-VALUES = (  # of summary.json
+VALUES = (  # keys of summary.json
     *("accuracy", "best_accuracy", "forgetting", "round_forgetting"),
     *("average_accuracy", "new_task_accuracy", "task_forgetting"),
     *("validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting"),
     *("validation_average_accuracy", "personal_accuracy", "personal_accuracy_worst"),
     *("personal_forgetting", "personal_global_accuracy"),
 )
-# columns of table.csv beside the values
+# further columns of table.csv
 COUNTS = ("n", "diverged", "pruned", "seeds", "commits", "hardware")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Wishes of the user for the table; empty: as it is usual."""
+    """The user's options for the table. Empty values choose the default layout."""
 
-    metrics: tuple[str, ...] = ()  # values of summary.json
-    sort: str = ""  # name, or a metric, best first; by default the first metric
+    metrics: tuple[str, ...] = ()  # keys of summary.json
+    sort: str = ""  # "name" or a metric, best first; by default the first metric
     transpose: bool = False
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """Return what the flags of the command line say."""
+        """Return the layout that the command line's flags ask for."""
         metrics = tuple(filter(None, (options.metrics or "").split(",")))
         return cls(metrics, options.sort or "", options.transpose)
 
 
 def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataFrame:
-    """Mean and standard deviation over the seeds of each method, by setting; in each the best value
-    of the main accuracy first, and what a search has stopped last. further: values of summary.json
-    beside the usual ones."""
+    """Return mean and standard deviation over seeds for each setting and method.
+
+    Within a setting, rows are sorted by the main accuracy, the best first. Methods that a search
+    pruned come last. further: additional keys of summary.json.
+    """
     main = [measure.key for measure in main_measures(runs)]
     values = list(dict.fromkeys([*main, *VALUES, *further]))
     rows = [
@@ -68,7 +72,7 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
 
 
 def mean_row(runs: Sequence[RunDirectory], values: Iterable[str]) -> dict[str, Any]:
-    """Return what table.csv says of the seeds of a run. values: keys of summary.json."""
+    """Return the row of table.csv for the seeds of a method. values: keys of summary.json."""
     counts = {"n": len(runs), "diverged": sum(run.diverged for run in runs)}
     row: dict[str, Any] = (
         counts | {"pruned": sum(map(is_pruned, runs))} | origin(run.summary for run in runs)
@@ -123,7 +127,7 @@ def section(
     metrics: Sequence[str],
     about: str,
 ) -> Section:
-    """Return a table of texts by row, column and metric, without columns that have none."""
+    """Return a table of texts by (row, column, metric), without columns that have no text."""
     heads = [
         (column, metric)
         for column in columns
@@ -142,8 +146,11 @@ def section(
 
 
 def rank(record: Mapping[Any, Any], metric: str) -> float:
-    """Return a number that is smaller for better results, equal for what looks equal; infinite for
-    none, and for those of a run that a search has stopped."""
+    """Return a number that is smaller for better results, and equal for results that are shown
+    equal.
+
+    Return infinity for a missing result or a pruned run.
+    """
     value = record.get(metric, math.nan)
     if math.isnan(value) or record["pruned"]:
         return math.inf
@@ -151,13 +158,13 @@ def rank(record: Mapping[Any, Any], metric: str) -> float:
 
 
 def mean_rank(ranks: Iterable[float | None]) -> float:
-    """Return the mean rank of a row over its columns; infinite for a row without a result."""
+    """Return the mean rank of a row over its columns; infinity for a row without results."""
     known = [rank for rank in ranks if rank is not None and rank < math.inf]
     return float(np.mean(known)) if known else math.inf
 
 
 def text_of(record: Mapping[Any, Any], metric: str, best: bool) -> str:
-    """Return mean ± standard deviation (n - 1) in Markdown."""
+    """Return mean ± standard deviation (n - 1 in the denominator) in Markdown."""
     value, spread = record.get(metric, math.nan), record.get(f"{metric}_std", math.nan)
     if math.isnan(value):
         return "diverged" if record["diverged"] else "-"
@@ -179,7 +186,7 @@ def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None
 
 
 def about(sizes: set[int]) -> str:
-    """Return what stands above a table. sizes: the different numbers of seeds in a cell."""
+    """Return the text above a table. sizes: the different numbers of seeds in a cell."""
     counts = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
     seeds = f"Mean ± standard deviation over {counts} seeds" if max(sizes) > 1 else "One seed"
     return f"{seeds}; best in bold."

@@ -1,10 +1,9 @@
-"""Ranks of methods over several settings and seeds, and which of their differences are larger than
-chance.
+"""Rank methods over several settings and seeds, and test which differences are significant.
 
-After J. Demsar, "Statistical comparisons of classifiers over multiple data sets", JMLR 7 (2006):
-the Friedman test (section 3.2.2) in the form of Iman and Davenport, and the Nemenyi test with its
-critical difference (section 3.2.2) and diagram (Figure 1). A block is what all methods were run on
-once: there a data set, here a setting with one seed.
+The tests follow J. Demsar, "Statistical comparisons of classifiers over multiple data sets", JMLR 7
+(2006): the Friedman test (section 3.2.2) in the form of Iman and Davenport, and the Nemenyi test
+with its critical difference (section 3.2.2) and diagram (Figure 1). A block is a unit on which all
+methods were run once. In the paper it is a data set; here it is a setting with one seed.
 """
 
 import math
@@ -19,19 +18,22 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods with their mean ranks (1 is the best), the best first, and the tests over their
+    """Methods, the best first, with their mean ranks (1 is the best) and the tests over their
     blocks."""
 
     methods: tuple[str, ...]
     ranks: tuple[float, ...]  # mean over the blocks
     blocks: int
-    p: float  # of the hypothesis that all methods are equal
-    critical_difference: float  # of two mean ranks, at ALPHA
+    p: float  # p-value of the hypothesis that all methods are equal
+    critical_difference: float  # between two mean ranks, at level ALPHA
 
     @property
     def cliques(self) -> list[tuple[int, int]]:
-        """Return the largest groups of methods that do not differ, by less than the critical
-        difference: first and last place of each, groups of one left out."""
+        """Return the largest groups of methods whose mean ranks differ by less than the critical
+        difference.
+
+        Each group is (first, last), both indices into `methods`. Groups of one method are omitted.
+        """
         found: list[tuple[int, int]] = []
         for first, rank in enumerate(self.ranks):
             last = max(
@@ -43,8 +45,10 @@ class Comparison:
 
 
 def compare_methods(methods: Sequence[str], values: np.ndarray) -> Comparison:
-    """Compare methods by values [N, k], larger is better: a row for each of N blocks, -inf where a
-    run failed. Two methods and two blocks are the least."""
+    """Compare methods by values [N, k], with one row per block. Larger values are better.
+
+    -inf marks a failed run. At least two methods and two blocks are needed.
+    """
     ranks = ranks_of(values)
     means = ranks.mean(0)
     order = np.argsort(means, kind="stable")
@@ -59,14 +63,16 @@ def compare_methods(methods: Sequence[str], values: np.ndarray) -> Comparison:
 
 
 def ranks_of(values: np.ndarray) -> np.ndarray:
-    """Return the ranks [N, k] of values [N, k] in each row: 1 for the largest, the mean rank for
-    equal ones."""
+    """Return the ranks [N, k] of values [N, k] within each row: 1 for the largest, mean ranks for
+    ties."""
     return np.asarray(stats.rankdata(-values, axis=1), dtype=np.float64)
 
 
 def friedman(means: np.ndarray, blocks: int) -> float:
-    """Return Friedman's chi-square of mean ranks [k]: 12 N / (k (k + 1)) (sum_j R_j^2 - k (k + 1)^2
-    / 4)."""
+    """Return Friedman's chi-square of mean ranks [k] over N blocks.
+
+    It is 12 N / (k (k + 1)) (sum_j R_j^2 - k (k + 1)^2 / 4).
+    """
     count = len(means)
     return float(
         12 * blocks / (count * (count + 1)) * ((means**2).sum() - count * (count + 1) ** 2 / 4)
@@ -74,8 +80,10 @@ def friedman(means: np.ndarray, blocks: int) -> float:
 
 
 def iman_davenport(chi_square: float, blocks: int, count: int) -> float:
-    """Return F = (N - 1) chi^2 / (N (k - 1) - chi^2); infinite where all blocks have the same
-    order."""
+    """Return F = (N - 1) chi^2 / (N (k - 1) - chi^2).
+
+    It is infinite if all blocks rank the methods in the same order.
+    """
     rest = blocks * (count - 1) - chi_square
     return (blocks - 1) * chi_square / rest if rest > 1e-9 else math.inf
 
@@ -87,7 +95,10 @@ def p_value(chi_square: float, blocks: int, count: int) -> float:
 
 
 def critical_difference(count: int, blocks: int, alpha: float = ALPHA) -> float:
-    """Return Nemenyi's CD = q sqrt(k (k + 1) / (6 N)), q the quantile of the studentized range with
-    infinitely many degrees of freedom, divided by sqrt(2) (Demsar's Table 5a)."""
+    """Return Nemenyi's critical difference CD = q sqrt(k (k + 1) / (6 N)).
+
+    q is the (1 - alpha) quantile of the studentized range with infinite degrees of freedom, divided
+    by sqrt(2) (Demsar's Table 5a).
+    """
     quantile = stats.studentized_range.ppf(1 - alpha, count, np.inf) / math.sqrt(2)
     return float(quantile * math.sqrt(count * (count + 1) / (6 * blocks)))

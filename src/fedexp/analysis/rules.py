@@ -1,8 +1,7 @@
-"""Reporting rules: which number of a run stands beside a printed one, and how far chance can move
-it.
+"""Reporting rules: the number of a run that is compared with a published value, and its noise.
 
-A sweep states its paper's rule: `report: {value: last | mean_of_last(n) | ema(w) | best, view:
-plain | augmented}`.
+A sweep's file states the rule of its paper: `report: {value: last | mean_of_last(n) | ema(w) |
+best, view: plain | augmented}`.
 """
 
 import math
@@ -13,19 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VIEWS = ("plain", "augmented")
-NOISE_ROUNDS = 10  # the last rounds of a run, from which one seed's noise is estimated
+NOISE_ROUNDS = 10  # number of last rounds that a single run's noise is estimated from
 FORM = re.compile(r"(last|best|mean_of_last\((?P<n>[1-9]\d*)\)|ema\((?P<w>0?\.\d+)\))")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Reporting rule for accuracy and forgetting of a paper. Raises ValueError where `value` or
-    `view` is none of the above."""
+    """A paper's rule for reporting accuracy and forgetting. Raises ValueError for an unknown
+    `value` or `view`."""
 
     value: str = "last"
     view: str = "plain"
-    name: str = ""  # such as "inferred protocol", where the paper does not state the rule
-    # metric -> standard deviation of one run over seeds (a fraction), where it is known
+    name: str = ""  # such as "inferred protocol", if the paper does not state the rule
+    # metric -> standard deviation of one run over seeds (a fraction), if known
     spread: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -42,10 +41,10 @@ class Rule:
         return f"{self.name}: {text}" if self.name else text
 
     def reported(self, values: Sequence[float], metric: str) -> float | None:
-        """Return the number that the rule reports of the evaluated rounds from 1 on (fractions);
-        None where there are none.
+        """Apply the rule to the values (fractions) of the evaluated rounds from 1 on.
 
-        `best` of forgetting is the smallest."""
+        Return None for no values. `best` is the minimum for forgetting.
+        """
         if not len(values):
             return None
         if self.value == "last":
@@ -57,13 +56,15 @@ class Rule:
         return ema(values, float(self._argument("w") or 0))
 
     def standard_error(self, values: Sequence[float]) -> float | None:
-        """Return the standard error of the reported number within one run, from its last ten
-        rounds; None below two rounds.
+        """Return the standard error of the reported number within one run; None for fewer than two
+        rounds.
 
-        With s the standard deviation of these rounds (n - 1 in the denominator), taken as
-        independent of each other: one round (last, best) varies by s, a mean of n by s / sqrt(n),
-        and an average with weight w on what was before by s sqrt((1 - w) / (1 + w)), since its
-        weights (1 - w) w^k have squares that sum to (1 - w)^2 / (1 - w^2).
+        It is estimated from the last ten rounds, which are treated as independent. With s their
+        standard deviation (n - 1 in the denominator), the standard error is s for a single round
+        (last, best) and s / sqrt(n) for a mean of n rounds.
+
+        For a moving average with weight w on earlier rounds, it is s sqrt((1 - w) / (1 + w)): the
+        squares of the weights (1 - w) w^k sum to (1 - w)^2 / (1 - w^2).
         """
         window = values[-NOISE_ROUNDS:]
         if len(window) < 2:
@@ -75,8 +76,12 @@ class Rule:
         return deviation * math.sqrt((1 - weight) / (1 + weight))
 
     def error_over_seeds(self, metric: str, seeds: int) -> float | None:
-        """Return the standard error of a mean over fewer than three seeds by the known spread of
-        one run; None where it is not known, and for more seeds, whose own spread counts."""
+        """Return the standard error of a mean over one or two seeds, from the known spread of one
+        run.
+
+        Return None if the spread is not known, or for three or more seeds: their own spread is
+        used.
+        """
         known = self.spread.get(metric)
         return None if known is None or not 0 < seeds < 3 else known / math.sqrt(seeds)
 
@@ -86,22 +91,23 @@ class Rule:
 
 
 def read_rule(node: Mapping[str, Any]) -> Rule:
-    """Return the rule of a sweep's file. Raises ValueError or TypeError where it is none."""
+    """Read the rule of a sweep's file. Raises ValueError or TypeError if it is invalid."""
     spread = {str(metric): float(value) for metric, value in node.get("spread", {}).items()}
     texts = {str(key): str(value) for key, value in node.items() if key != "spread"}
     return Rule(**texts, spread=spread)
 
 
 def ema(values: Sequence[float], weight: float) -> float:
-    """Return the last value of an exponential moving average: e_1 = x_1, e_t = weight e_{t-1} + (1
-    - weight) x_t.
+    """Return the last value of an exponential moving average.
 
-    FedNTD's authors name a weight of 0.6 for Table 1 without a formula (issue 4 of their
-    repository). The weight is read as that of the average so far, because the code logs to Weights
-    & Biases, whose smoothing (like TensorBoard's, with 0.6 as its default) is defined so. The other
-    reading, 0.6 on the newest value, averages over fewer rounds: (1 + w) / (1 - w) of them, 2.3
-    instead of 4. Over the 24 committed runs of Table 1 (plain test) the two readings differ by 0.7
-    points of accuracy and 0.007 of F in the mean, by 3.2 and 0.032 at most.
+    The average is e_1 = x_1, e_t = weight e_{t-1} + (1 - weight) x_t.
+
+    FedNTD's authors state a weight of 0.6 for Table 1 without a formula (issue 4 of their
+    repository). We read it as the weight of the earlier average: their code logs to Weights &
+    Biases, whose smoothing has this definition (TensorBoard's too, with 0.6 as the default). If 0.6
+    were the weight of the newest value, the average would cover fewer rounds: (1 + w) / (1 - w) is
+    2.3 instead of 4. Over the 24 committed runs of Table 1 (plain test), the two definitions differ
+    by 0.7 points of accuracy and 0.007 of F on average, and by at most 3.2 points and 0.032.
     """
     average = float(values[0])
     for value in values[1:]:

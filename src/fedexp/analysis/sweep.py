@@ -1,15 +1,20 @@
-"""Named sweeps: the files in `conf/sweep` say which runs a published table or figure consists of.
+"""Named sweeps. A file in `conf/sweep` defines the runs that reproduce a published table or figure.
 
-A sweep is a list of blocks; a block is a grid: every combination of the values of its axes
-(`experiment`, `algorithm` or any other key of the configuration), with the overrides `with`. Beside
-each value stand the fields of the printed cells that belong to it (columns of
-published/tables.csv), and `measures` says which of our numbers stands beside which printed metric.
-`report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
-`readings` names sweeps that read cells of the same table differently (fedexp.papers.readings),
-`claims` what the paper's text says of the table (fedexp.papers.readings), `pictures` which figures
-of the paper its runs give (fedexp.papers.paper_figures), `choose: best` makes it a search
-(fedexp.papers.aggregate), and `ranks` a benchmark (fedexp.analysis.benchmark), whose fields are
-`method` and `setting`.
+A sweep is a list of blocks, and each block is a grid. Its runs are all combinations of its axes'
+values, with the overrides `with`. An axis is `experiment`, `algorithm` or any other key of the
+configuration.
+
+Each value lists the fields of the published cells that it belongs to (columns of
+published/tables.csv). `measures` maps the published metrics to the measured values that are
+compared with them. Further keys of the file:
+
+- `report`: the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules)
+- `readings`: sweeps that interpret cells of the same table differently (fedexp.papers.readings)
+- `claims`: the statements of the paper's text about the table (fedexp.papers.readings)
+- `pictures`: the paper's figures that can be drawn from the runs (fedexp.papers.paper_figures)
+- `choose: best`: the sweep is a search (fedexp.papers.aggregate)
+- `ranks`: the sweep is a benchmark (fedexp.analysis.benchmark) with the fields `method` and
+  `setting`
 """
 
 import itertools
@@ -35,26 +40,28 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 class Block:
     """A grid of runs."""
 
-    axes: Mapping[str, Mapping[str, Fields]]  # key -> value -> fields of its cells
-    fixed: tuple[str, ...]  # overrides of all its runs
+    axes: Mapping[str, Mapping[str, Fields]]  # key -> value -> fields of the published cells
+    fixed: tuple[str, ...]  # overrides of all runs
     measures: tuple[Mapping[str, Any], ...]
 
     def combinations(self) -> Iterator[tuple[tuple[str, str], ...]]:
-        """Yield each run as (key, value) of every axis."""
+        """Yield each run as (key, value) pairs, one per axis."""
         choices = [[(key, value) for value in values] for key, values in self.axes.items()]
         yield from itertools.product(*choices)
 
     def fields(self, combination: Sequence[tuple[str, str]]) -> dict[str, str]:
-        """Return the fields of the printed cells of a run."""
+        """Return the fields of the published cells that a run belongs to."""
         found: dict[str, str] = {}
         for key, value in combination:
             found |= self.axes[key][value]
         return found
 
     def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
-        """Return the block with the values that the command line gives for axes: those of its own
-        among them, None where there are none, or where a key is no axis of it and not fixed at one
-        of them."""
+        """Return the block restricted to the values that the command line gives.
+
+        given: key -> values. An axis keeps its values that are in `given`. Return None if an axis
+        keeps no value, or if a key is neither an axis nor fixed to one of its given values.
+        """
         axes = dict(self.axes)
         if any(self.fixed_value(key) not in given[key] for key in given.keys() - axes.keys()):
             return None
@@ -65,20 +72,22 @@ class Block:
         return Block(axes, self.fixed, self.measures)
 
     def fixed_value(self, key: str) -> str | None:
-        """Return the value that all its runs have for a key which is no axis; None: they say
-        nothing of it."""
+        """Return the value that the fixed overrides set for a key; None if they do not set it."""
         return next((text.partition("=")[2] for text in self.fixed if key_of(text) == key), None)
 
     def has(self, key: str, value: str) -> bool:
-        """Return whether it has runs with this value."""
+        """Return whether any of the block's runs has this value for the key."""
         return value in self.axes.get(key, ()) or value == self.fixed_value(key)
 
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
-        """Return the overrides of one `--multirun`, less the mappings whose keys `others` set:
-        Hydra would merge both mappings, and so the values of the command line would not win."""
+        """Return the overrides of one `--multirun` command that starts the block's runs.
+
+        Fixed mappings whose keys are in `others` are omitted: Hydra would merge both mappings, and
+        the command line's values would not win.
+        """
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
-        # Groups first: the value of a key of an algorithm belongs to that algorithm.
+        # Groups first: a key such as algorithm.beta belongs to the option of its group.
         several = any(len(values) > 1 for key, values in self.axes.items() if "." not in key)
         grids = [grid(key, values, several) for key, values in self.axes.items()]
         groups = [text for text in [*grids, *kept] if "." not in text.split("=")[0]]
@@ -87,12 +96,13 @@ class Block:
     def fixed_in(
         self, given: set[str], shared: Collection[str] | None = None
     ) -> tuple[int, int] | None:
-        """Return how many of its fixed overrides a run has (all, literally); None where one is
-        missing.
+        """Return (number of fixed overrides, number that the run has literally).
 
-        given: the overrides of the run. shared: those of all runs beside it, by which a fixed
-        override may be replaced; a mapping may be replaced by any other one. None: all must be
-        there literally.
+        Return None if a fixed override is missing from the run.
+
+        given: the run's overrides. shared: overrides that all compared runs share; a fixed override
+        may be replaced by one of them with the same key, and a fixed mapping by any other mapping
+        for the same key. None: the run must have every fixed override literally.
         """
         missing = [text for text in self.fixed if text not in given]
         if missing and shared is None:
@@ -105,11 +115,11 @@ class Block:
 
 
 def grid(key: str, values: Collection[str], several: bool) -> str:
-    """Return the override of a key that is to have each of these values; several: a group has
-    several options.
+    """Return the override that sweeps a key over these values.
 
-    Hydra composes once with all that has one value, before there are jobs: without the option to
-    which a key may belong. So such a value is written as a choice of one.
+    several: whether any group has several options. Hydra composes single values once for all jobs,
+    before any job's option of a group is known, and the key may not exist in that composition. A
+    single value is therefore written as a choice with one member.
     """
     text = ",".join(values)
     return (
@@ -118,7 +128,7 @@ def grid(key: str, values: Collection[str], several: bool) -> str:
 
 
 def is_mapping(override: str) -> bool:
-    """Return whether an override has a mapping as its value."""
+    """Return whether the value of an override is a mapping."""
     return override.partition("=")[2].startswith("{")
 
 
@@ -127,29 +137,31 @@ class Sweep:
     name: str
     title: str
     note: str
-    paper: str  # as in tables.csv; empty: of none
+    paper: str  # as in tables.csv; empty if the sweep reproduces no paper
     table: str
     blocks: tuple[Block, ...]
     rule: Rule = field(default_factory=Rule)
-    # sweep with another reading of cells of the same table -> its label
+    # name of a sweep that interprets cells of the same table differently -> its label
     readings: Fields = field(default_factory=dict)
-    claims: str = ""  # the table of tables.csv with what the paper's text says of this one
-    pictures: tuple[Mapping[str, Any], ...] = ()  # of the paper: see fedexp.papers.paper_figures
-    choose: str = ""  # "best": it is a search, and its report names the best value of each key
+    claims: str = ""  # table of tables.csv with the statements of the paper's text about this one
+    pictures: tuple[Mapping[str, Any], ...] = ()  # of the paper, see fedexp.papers.paper_figures
+    choose: str = ""  # "best" for a search, whose report names the best value of each key
     ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Measure -> values of summary.json, of which the first that a run has counts: it is a
-    benchmark, and its report ranks the methods (fedexp.analysis.benchmark)."""
+    """Measure -> keys of summary.json, for a benchmark (fedexp.analysis.benchmark). Its report
+    ranks the methods by the first of these values that a run has."""
 
     @property
     def common(self) -> list[str]:
-        """Return the overrides of all its jobs that give the rule its view; a run without them is
-        still one of the sweep."""
+        """Return the overrides that test the view of the reporting rule, for all jobs.
+
+        A run without them still belongs to the sweep.
+        """
         return [] if self.rule.view == "plain" else [f"test_views=[plain,{self.rule.view}]"]
 
 
 def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
-    """Load a named sweep; raise ConfigError where there is none of this name, or its file is not
-    one."""
+    """Load a named sweep. Raises ConfigError if no sweep has this name, or if its file is
+    invalid."""
     if is_path(name):
         raise ConfigError(f"sweep={name}: is a path; must be the name of a sweep")
     sweeps = read_sweeps(folders)
@@ -183,7 +195,7 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
 
 
 def sweep_of(directory: Path) -> Sweep | None:
-    """The named sweep of a directory; None for another."""
+    """Return the named sweep that a directory belongs to; None for any other directory."""
     try:
         return load_sweep(SweepDirectory(directory).name, [conf_directory()])
     except ConfigError:
@@ -191,7 +203,8 @@ def sweep_of(directory: Path) -> Sweep | None:
 
 
 def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...]) -> Block:
-    """measures: where the block has none."""
+    """Return a block from its node of a sweep file. measures: the default if the block sets
+    none."""
     axes = {
         str(key): {
             plain(value): {k: str(v) for k, v in fields.items()} for value, fields in values.items()
@@ -208,16 +221,16 @@ def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...])
 
 
 def plain(value: object) -> str:
-    """Return a yaml scalar as Hydra's sweeper writes it."""
+    """Return a YAML scalar as Hydra's sweeper writes it."""
     return str(value).lower() if isinstance(value, bool) else rewritten(str(value))
 
 
 def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each `--multirun` that the sweep consists of.
+    """Return the overrides of each `--multirun` command that runs the sweep.
 
-    overrides: of the command line. For a key that is an axis, they restrict it to those of its
-    values that are given; values that the paper does not have run on the other axes of the first
-    block. Any other key is set in all runs.
+    overrides: from the command line. A key that is an axis restricts the axis to the given values;
+    given values that no block has are run with the other axes of the first block that has the key.
+    Any other key is set in all runs. Raises ConfigError if no run matches.
     """
     keys = {key for block in sweep.blocks for key in block.axes}
     given = {
@@ -256,9 +269,12 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
 def cell_of(
     sweep: Sweep, overrides: Sequence[str], shared: Collection[str] | None = None
 ) -> tuple[Block, dict[str, str]] | None:
-    """Return (block, fields of the printed cells) of a run by the overrides it was started with;
-    None: not a run of it. shared: where the overrides of all runs are given, a run counts too whose
-    fixed overrides these replace: it is no reproduction, but has a place in a picture."""
+    """Return (block, fields of the published cells) of a run; None if the run is not in the sweep.
+
+    overrides: those that the run was started with. shared: the overrides that all runs share. If
+    given, they may replace a block's fixed overrides. Such a run does not reproduce the cell, but
+    is shown in pictures.
+    """
     given = set(map(as_written, overrides))
     shared = None if shared is None else set(map(as_written, shared))
     best = most_specific(sweep, given, shared)
@@ -277,16 +293,20 @@ def cell_of(
 
 
 def as_written(override: str) -> str:
-    """Return an override that Hydra's sweeper has noted as it stands in a sweep's file, once that
-    is read: without the backslashes of an interpolation, truth values in small letters, numbers as
-    Python writes them."""
+    """Return an override of a run in the form that sweep files have.
+
+    Hydra's sweeper escapes braces, capitalises truth values and rewrites numbers. This function
+    removes the backslashes, lowercases truth values and formats numbers as Python does.
+    """
     key, equals, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
     return f"{key}{equals}{value.lower() if value in ('True', 'False') else rewritten(value)}"
 
 
 def rewritten(value: str) -> str:
-    """Return a number that is not whole as Python and Hydra's sweeper write it (1e-3 as 0.001), all
-    else as it is."""
+    """Return a decimal number as Python and Hydra's sweeper format it, such as 1e-3 as 0.001.
+
+    Any other text is returned unchanged.
+    """
     return (
         str(float(value))
         if NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal()
@@ -295,8 +315,10 @@ def rewritten(value: str) -> str:
 
 
 def most_specific(sweep: Sweep, given: set[str], shared: Collection[str] | None) -> tuple[int, int]:
-    """Return the number of overrides that the most specific matching block accounts for: (all,
-    those that the run has literally)."""
+    """Return (all, literal) overrides that the most specific matching block accounts for.
+
+    Both are counts; `literal` counts the fixed overrides that the run has literally.
+    """
     sizes = [(0, 0)]
     for block in sweep.blocks:
         matches = all(
@@ -308,8 +330,8 @@ def most_specific(sweep: Sweep, given: set[str], shared: Collection[str] | None)
 
 
 def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that change the protocol of the printed table, so that the run is no
-    reproduction of it."""
+    """Return the overrides that change the published protocol. A run with any of them is not a
+    reproduction."""
     keys = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     harmless = (
@@ -342,7 +364,7 @@ def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
 
 
 def expand(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Yield every job of a multirun, as Hydra's basic sweeper makes them."""
+    """Yield the overrides of each job of a multirun, as Hydra's basic sweeper does."""
     choices = []
     for override in OverridesParser.create().parse_overrides(overrides=list(overrides)):
         key = override.get_key_element()

@@ -1,12 +1,14 @@
-"""Pictures of a sweep, from the run directories in it: methods beside each other, setting by
-setting.
+"""Draw a sweep's pictures from its run directories: methods side by side, one set per setting.
 
-`<sweep>/figures/`, for each setting: `<setting>_curves.png` (mean and standard deviation over
-seeds), `<setting>_class_accuracy.png` and `_class_accuracy_normalised.png` (one seed of every
-method), `<setting>_round_forgetting.png` (cumulative distributions, Flashback Fig. 4) and, where a
-parameter takes several values, `<setting>_<parameter>.png` (FedNTD Fig. 15 and 16). What the group
-`analysis` and the metric in_out_local have measured is in `<setting>_local_epochs.png`,
-`_local_training.png`, `_weight_divergence.png` and `_in_out_local.png`.
+Pictures are written to `<sweep>/figures/`. Each setting has `<setting>_curves.png` (mean and
+standard deviation over seeds), `<setting>_class_accuracy.png` and `_class_accuracy_normalised.png`
+(one seed of every method), and `<setting>_round_forgetting.png` (cumulative distributions,
+Flashback Fig. 4). If a parameter takes several values, `<setting>_<parameter>.png` is added (FedNTD
+Fig. 15 and 16).
+
+Measurements of the group `analysis` and of the metric in_out_local are in
+`<setting>_local_epochs.png`, `_local_training.png`, `_weight_divergence.png` and
+`_in_out_local.png`.
 """
 
 import re
@@ -36,7 +38,7 @@ class Method:
 
     name: str
     runs: tuple[RunDirectory, ...]
-    number: int = 0  # its colour and line style, the same in all figures of the sweep
+    number: int = 0  # determines colour and line style, the same in all figures of the sweep
 
     @cached_property
     def files(self) -> list[RunData]:
@@ -44,14 +46,17 @@ class Method:
 
     @property
     def label(self) -> str:
-        """Return the method's name, with the state of its runs where that matters."""
+        """Return the method's name, with the number of diverged runs or a note that runs were
+        pruned."""
         if diverged := sum(run.diverged for run in self.runs):
             return f"{self.name} ({diverged} of {len(self.runs)} diverged)"
         return self.name + " (pruned)" * any(map(is_pruned, self.runs))
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv; of
-        its values on the validation set where a run was evaluated on it alone."""
+        """Return (rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv.
+
+        For a run that was only evaluated on the validation set, the values on that set are used.
+        """
         names = [column if file.has(column) else named(column, VALIDATION) for file in self.files]
         found = [file.points(name) for file, name in zip(self.files, names, strict=True)]
         points = [dict(zip(*map(np.ndarray.tolist, each), strict=True)) for each in found]
@@ -59,13 +64,15 @@ class Method:
         return np.array(rounds), np.array([[each[r] for r in rounds] for each in points])
 
     def global_drops(self) -> np.ndarray:
-        """Return F_t of Flashback of all rounds of all runs, [n]."""
+        """Return F_t of Flashback for all rounds of all runs, [n]."""
         found = [round_drop(file.history.matrix) for file in self.files if file.history]
         return np.concatenate([np.empty(0), *found])
 
     def local_drops(self) -> np.ndarray:
-        """Return F_{k,t} of Flashback of all clients, rounds and runs, [n]; empty where local
-        models were not evaluated."""
+        """Return F_{k,t} of Flashback for all clients, rounds and runs, [n].
+
+        The array is empty if local models were not evaluated.
+        """
         metric, found = RoundDrop(local=True), [np.empty(0)]
         for file in self.files:
             if history := file.history:
@@ -80,7 +87,7 @@ class Setting:
 
     name: str
     methods: tuple[Method, ...]
-    common: str  # what all runs of the sweep have in common
+    common: str  # overrides that all runs of the sweep share
 
     @property
     def title(self) -> str:
@@ -98,12 +105,11 @@ class ParameterSweep:
     key: str
     setting: str
     lines: tuple[tuple[Method, dict[float, tuple[RunDirectory, ...]]], ...]  # runs by value
-    baselines: tuple[Method, ...]  # that do not have the parameter
+    baselines: tuple[Method, ...]  # methods without the parameter
 
 
 def look_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
-    """Return what the configuration of the runs says of pictures: that of the first which has
-    one."""
+    """Return the picture settings of the first run whose configuration has any."""
     found = (run.config["figures"] for run in runs if "figures" in run.config)
     return Pictures.of(next(found, None))
 
@@ -111,7 +117,7 @@ def look_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
 def sweep_pictures(
     runs: Sequence[RunDirectory],
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, call that draws it) of all figures that the finished runs of a sweep have data
+    """Yield (name, function that draws it) of each figure that a sweep's finished runs have data
     for."""
     from fedexp.analysis import draw_measured, draw_sweep
 
@@ -136,7 +142,7 @@ def slug(name: str) -> str:
 
 
 def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
-    """Group runs by setting and method, methods by name."""
+    """Group runs by setting and method. Methods are sorted by name."""
     shared, groups, looks = shared_overrides(runs), grouped(runs), looks_of(runs)
     of_experiment = any(text.startswith("experiment=") for text in shared)
     told = ("experiment=", "algorithm=") if of_experiment else SAID
@@ -151,8 +157,10 @@ def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
 def looks_of(
     runs: Sequence[RunDirectory], further: Iterable[str] = ()
 ) -> dict[str, Callable[[Iterable[RunDirectory]], Method]]:
-    """Return how to make each method of a sweep of its runs, in the order of the names. further:
-    other names of lines, which come after all methods."""
+    """Return name -> function that builds a `Method` from its runs, in the order of the names.
+
+    further: additional names, which come after all methods.
+    """
     every = list(dict.fromkeys([*ordered({name for _, name in names(runs)}), *ordered(further)]))
     shown = displayed(every)
 
@@ -167,13 +175,14 @@ def by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
 
 
 def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
-    """Return, for every key that takes several numbers, the runs by its value, in each setting."""
+    """Return a parameter sweep for each setting and each key that takes several numbers there."""
     keys = dict.fromkeys(key for run in runs for key in numbers_of(run))
     return [sweep for key in keys for sweep in sweeps_of(key, runs)]
 
 
 def sweeps_of(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
-    """Return the sweeps of one key, in each setting where it takes several values."""
+    """Yield a key's parameter sweeps: one for each setting in which the key takes several
+    values."""
     having = [run for run in runs if key in numbers_of(run)]
     algorithms = {run.summary["algorithm"] for run in having}
     others = [run for run in runs if run.summary["algorithm"] not in algorithms]
@@ -197,7 +206,7 @@ def sweeps_of(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep
 
 
 def numbers_of(run: RunDirectory) -> dict[str, float]:
-    """Return key -> value of the overrides that are finite numbers."""
+    """Return key -> value of the overrides whose values are finite numbers."""
     found = {}
     for text in said(run):
         key, _, value = text.partition("=")

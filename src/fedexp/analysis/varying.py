@@ -1,4 +1,4 @@
-"""The options in which runs differ, found in their configurations."""
+"""Find the options in which runs differ, from their configurations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,13 +7,14 @@ from fedexp.rundir.fingerprint import flatten, is_free, numbered
 
 
 def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each run, option -> value of the options that not all runs share: groups by their
-    name (`algorithm`), others by their dotted key.
+    """Return, for each run, option -> value of the options that not all runs share.
 
-    Left out are options that do not decide a result, those within a group that follow from which
-    option of it was chosen, and those that are everywhere equal to another one (`partition.alpha`
-    to `alpha`). A value that a run lacks is None, as are all of a run without a configuration; a
-    list is a tuple.
+    A group is listed by its name (`algorithm`), any other option by its dotted key. Three kinds of
+    options are omitted: options that do not affect results, options within a group that follow from
+    the group's chosen option, and options that are equal to another one in every run
+    (`partition.alpha` and `alpha`).
+
+    A value is None if the run lacks it or has no configuration. A list is returned as a tuple.
     """
     flat = [flat_options(config) for config in configs]
     groups = list(dict.fromkeys(key for config in configs for key in config.get("choices") or {}))
@@ -28,8 +29,7 @@ def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a configuration by their dotted keys, those of the groups by the
-    groups' names."""
+    """Return a configuration's options by their dotted keys, and groups by their names."""
     choices = dict(config.get("choices") or {})
     values = flatten(numbered({key: value for key, value in config.items() if key != "choices"}))
     kept = {
@@ -41,13 +41,15 @@ def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hashable(value: Any) -> Any:
-    """Return a list, and every list in it, as a tuple."""
+    """Convert a list, and every list in it, to a tuple."""
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
 def differs(key: str, flat: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> bool:
-    """Return whether runs differ in an option: of one within a group, runs with the same choice of
-    that group."""
+    """Return whether runs differ in an option.
+
+    For an option within a group, only runs with the same option of that group are compared.
+    """
     group = key.partition(".")[0]
     if "." not in key or group not in groups:
         return len({options.get(key) for options in flat}) > 1

@@ -1,2 +1,1 @@
-"""The Python interface; users take its names from `fedexp` itself, whose `__all__` lists those that
-stay."""
+"""The Python interface. Import its names from `fedexp`, whose `__all__` lists the stable ones."""

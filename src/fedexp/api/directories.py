@@ -1,4 +1,4 @@
-"""Run and sweep directories as DataFrames and models."""
+"""Load run and sweep directories as DataFrames and models."""
 
 from __future__ import annotations  # pandas and torch take long to import
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run: what its directory holds, read when it is asked for.
+    """A run, finished or not. Each attribute reads its file of the run directory on access.
 
-    Every attribute raises ConfigError, which names the file, where it is missing or damaged.
+    An attribute raises ConfigError, which names the file, if the file is missing or damaged.
     """
 
     directory: Path
-    # your own groups, where the run has a class of yours (`--config-dir`)
+    # your own groups, needed if the run uses a class of yours (`--config-dir`)
     config_dir: Path | None = None
     _reader: RunDirectory = field(init=False, repr=False, compare=False)
 
@@ -48,65 +48,86 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Return completed, stopped, diverged, failed, damaged, running or unfinished."""
+        """Return the status: completed, stopped, diverged, failed, damaged, running or
+        unfinished."""
         return self._reader.status
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the configuration of the run as nested dicts; `choices` has the option of each
-        group."""
+        """Return the run's configuration as nested dicts.
+
+        The key `choices` maps each group to its chosen option.
+        """
         return self._need(files.CONFIG, self._reader.config)
 
     @property
     def overrides(self) -> list[str]:
-        """Return what was typed to start the run."""
+        """Return the overrides that the run was started with."""
         return self._reader.overrides
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Return the results (summary.json); {} of a run that is not over."""
+        """Return the results (summary.json), or an empty dict if the run has not ended."""
         found = self._reader.summary
         return self._need(files.SUMMARY, found) if self._reader.has(files.SUMMARY) else found
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """Return rounds.csv: a row for each round, 0 is the initial model; nan where a value is
-        undefined."""
+        """Return rounds.csv, with one row per round; round 0 is the initial model.
+
+        Undefined values are nan.
+        """
         return self._need(files.ROUNDS, self._reader.rounds).copy()
 
     @property
     def clients(self) -> pd.DataFrame:
-        """Return clients.csv: a row for each round and client that took part in it."""
+        """Return clients.csv, with one row per round and participating client."""
         return self._need(files.CLIENTS, self._reader.clients).copy()
 
     @property
     def tasks(self) -> pd.DataFrame:
-        """Return tasks.csv of continual learning: round, task, evaluated_task, accuracy."""
+        """Return tasks.csv, which continual learning writes.
+
+        Columns: round, task, evaluated_task, accuracy.
+        """
         return self._need(files.TASKS, self._reader.tasks).copy()
 
     @property
     def class_accuracy(self) -> pd.DataFrame:
-        """Return round, class, name, accuracy of the global model on the test set."""
+        """Return the global model's accuracy on each class of the test set.
+
+        Columns: round, class, name, accuracy. Without known class names, there is no column `name`.
+        """
         table = self._need(files.CLASSES, self._reader.class_accuracy()).copy()
         if names := dict(enumerate(self._reader.class_names or [])):
             table.insert(2, "name", table["class"].map(names).fillna(""))
         return table
 
     def analysis(self, name: str) -> pd.DataFrame:
-        """Return the table of an analysis, such as `weight_divergence` or `local_epochs`."""
+        """Return the table of an analysis, such as `weight_divergence` or `local_epochs`.
+
+        Raises ConfigError if no analysis has this name, or if the run has no such table.
+        """
         require_choice("analysis", name, [Path(file).stem for file in files.ANALYSES])
         return self._need(f"{name}.csv", self._reader.analysis(f"{name}.csv")).copy()
 
     @property
     def partition(self) -> Partition:
-        """Return which training examples each client holds: `parts`, `counts` [clients, classes],
-        `sizes`; of a stream of tasks that of the first."""
+        """Return the partition: the training examples that each client holds.
+
+        It has `parts`, `counts` [clients, classes] and `sizes`. In continual learning, it is the
+        first task's partition.
+        """
         return self.partitions[0]
 
     @property
     def partitions(self) -> list[Partition]:
-        """Return the partition of each task, in their order, or the first one and those after each
-        change within the run (`info["from_round"]`); one where there are neither."""
+        """Return all partitions of the run, the first one first.
+
+        A stream of tasks has one partition per task. If the clients' data change during the run,
+        the initial partition is followed by one partition per change (`info["from_round"]`). Any
+        other run has one partition.
+        """
         from fedexp.data.partitioned import Partition, changed_partitions, later_partitions
 
         later = [*later_partitions(self.directory), *changed_partitions(self.directory).values()]
@@ -114,26 +135,31 @@ class Run:
 
     @property
     def kept_rounds(self) -> list[int]:
-        """Return the rounds whose model is kept, ascending: the last two that were saved, and those
-        of `keep_models` and `keep_local_models`."""
+        """Return the rounds whose model is kept, in ascending order.
+
+        These are the last two saved rounds and the rounds that `keep_models` and
+        `keep_local_models` select.
+        """
         from fedexp.rundir import kept_models
 
         return kept_models.kept_rounds(self.directory)
 
     def kept_clients(self, round: int) -> list[int]:
-        """Return the clients whose local model of a round is kept (`keep_local_models`),
-        ascending."""
+        """Return the clients whose local model of a round is kept (`keep_local_models`), in
+        ascending order."""
         from fedexp.rundir import kept_models
 
         return kept_models.kept_clients(self.directory, round)
 
     def model(self, round: int | None = None, client: int | None = None) -> Classifier:
-        """Return the global model after a round (None: the last kept), or what a client has trained
-        in that round, in eval mode, on the CPU, with its weights.
+        """Load the global model after a round, or a client's local model of that round.
 
-        It is an ordinary `torch.nn.Module`: inputs as in training -> logits [B, C]. `network` is
-        fedexp's own module in it, whose output has `features` too, and whose parameters have the
-        names of the run.
+        round: None for the last kept round. client: None for the global model. The model is on the
+        CPU, in eval mode.
+
+        It is a `torch.nn.Module` that maps inputs, prepared as in training, to logits [B, C]. Its
+        attribute `network` is fedexp's module, whose output also has `features`, and whose
+        parameters have the same names as in the run.
         """
         from fedexp.analysis.networks import Classifier, network_of
 
@@ -142,12 +168,12 @@ class Run:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """The option of each group, and all values of the configuration by their dotted keys."""
+        """Return each group's option, and all values of the configuration by their dotted keys."""
         config = self._reader.config
         return flatten(config) | (config.get("choices") or {})
 
     def _need(self, name: str, content: Any) -> Any:
-        """Return the content of a file; raise ConfigError where there is none."""
+        """Return the content of a file. Raises ConfigError if the content is missing."""
         if content is None or (isinstance(content, dict) and not content):
             reasons = {problem.file: problem.reason for problem in self._reader.unreadable}
             raise ConfigError(f"{self.directory / name}: {reasons.get(name, 'is missing')}")
@@ -156,8 +182,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a directory; iterating gives each `Run`, and `sweep["<name of a run>"]` one of
-    them."""
+    """The runs of a directory.
+
+    Iterating yields each `Run`; `sweep[name]` returns the run with this name (see `names`).
+    """
 
     directory: Path
     members: tuple[Run, ...]
@@ -178,8 +206,11 @@ class Sweep:
         return self.members[names.index(name)]
 
     def select(self, options: Mapping[str, Any] | None = None, **more: Any) -> Sweep:
-        """Return the runs with these options, as in select(algorithm="fedntd", seed=0), or
-        select({"local.lr": 0.1}) where a key has a dot. Raises ConfigError where there is none."""
+        """Return the runs that have all of these options.
+
+        Examples: select(algorithm="fedntd", seed=0), or select({"local.lr": 0.1}) if a key contains
+        a dot. Raises ConfigError if no run matches.
+        """
         found = list(self.members)
         for key, value in {**(options or {}), **more}.items():
             there = {run.directory: run._options.get(key) for run in found}
@@ -193,12 +224,13 @@ class Sweep:
 
     @cached_property
     def names(self) -> list[str]:
-        """Return the name of each run: its path below the sweep."""
+        """Return the name of each run: its path relative to the sweep directory."""
         return [os.path.relpath(run.directory, self.directory) for run in self.members]
 
     @cached_property
     def options(self) -> pd.DataFrame:
-        """Return the options in which the runs differ, a row for each run, by name."""
+        """Return the options that differ between the runs, with one row per run, indexed by its
+        name."""
         import pandas as pd
 
         rows = varying_options([run._reader.config for run in self.members])
@@ -206,8 +238,11 @@ class Sweep:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Return a row for each run, by name: the options in which they differ, status, and the
-        single values of summary.json, nan for a run that is not over."""
+        """Return one row per run, indexed by its name.
+
+        Columns: the options that differ between the runs, the status, and the scalar values of
+        summary.json. Values are nan for a run that has not ended.
+        """
         import pandas as pd
 
         rows = []
@@ -221,8 +256,10 @@ class Sweep:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """Return all rows of rounds.csv of all runs, with the run's name and the options in which
-        they differ."""
+        """Return rounds.csv of all runs in one table.
+
+        The run's name and the options that differ between the runs are added to each row.
+        """
         import pandas as pd
 
         parts = []
@@ -237,10 +274,10 @@ class Sweep:
 def load_run(
     directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None
 ) -> Run:
-    """Return the run of a directory, finished or not.
+    """Load a run directory. The run need not have finished.
 
-    config_dir: a directory of your own groups, for a run with a class of yours. No code of the
-    run's directory is executed. Raises ConfigError where there is none.
+    config_dir: a directory of your own groups, needed if the run uses a class of yours. Code in the
+    run directory is never executed. Raises ConfigError if the directory holds no run.
     """
     path = Path(directory).expanduser()
     if not any((path / name).exists() for name in MARKS):
@@ -252,10 +289,10 @@ def load_run(
 def load_sweep(
     directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None
 ) -> Sweep:
-    """Return the runs of a sweep, or of any directory with runs below it.
+    """Load the runs of a sweep, or all runs below any other directory.
 
-    A job that is complete in another sweep counts as that run. Raises ConfigError where there is
-    none.
+    A job whose complete run is in another sweep is loaded from there. config_dir: see `load_run`.
+    Raises ConfigError if the directory holds no run.
     """
     path = Path(directory).expanduser()
     jobs = [job.directory for job in SweepDirectory(path).jobs] or find_runs(path)
@@ -269,7 +306,8 @@ def load_sweep(
 
 
 def trusting(config_dir: Path | None) -> Any:
-    """Return a context in which the classes of a directory of the user's own may be made."""
+    """Return a context in which classes that a user's own config directory names may be
+    instantiated."""
     from contextlib import nullcontext
 
     if config_dir is None:

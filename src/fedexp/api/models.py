@@ -1,4 +1,4 @@
-"""Kept models of runs: tested on a data set, and written as files that other programs read."""
+"""Evaluate the kept models of runs on a data set, and export their weights for other programs."""
 
 import io
 import os
@@ -32,13 +32,25 @@ def evaluate(
     config_dir: str | os.PathLike[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
-    """Test the model that a run keeps of a round (None: the last) on a test set.
+    """Evaluate a kept model of a run on a test set.
 
-    dataset: the name of a data set, an option of the group `dataset`; None: that of the run, of all
-    its tasks. overrides: changes of it, such as ["dataset.root=photos"]. Its classes are matched by
-    their names, its images brought to the size, channels and normalisation of the run's. device:
-    auto, cpu, cuda or cuda:<number>. config_dir: of your own groups, see `load_run`. data_dir:
-    where data lie now. Raises ConfigError where model and data do not fit together.
+    run: a `Run`, or its directory.
+
+    dataset: an option of the group `dataset`; None for the run's own data set, with all its tasks.
+    Its classes are matched to the run's by name. Its images are converted to the size, channels and
+    normalisation of the run's images.
+
+    round: the round of the model; None for the last kept one.
+
+    overrides: changes to the data set, such as ["dataset.root=photos"].
+
+    device: auto, cpu, cuda or cuda:<number>.
+
+    config_dir: a directory of your own groups, see `load_run`.
+
+    data_dir: the directory that the data sets are in now.
+
+    Raises ConfigError if the model and the data do not fit together.
     """
     found = run if isinstance(run, Run) and config_dir is None else load_run(run, config_dir)
     given = [*([f"dataset={dataset}"] if dataset is not None else []), *overrides]
@@ -52,13 +64,15 @@ def evaluate(
 def export(
     run: str | os.PathLike[str], path: str | os.PathLike[str], round: int | None = None
 ) -> Path:
-    """Write the weights of the model that a run keeps of a round (None: the last), and return the
-    path.
+    """Write the weights of a run's kept model to a file, and return its path.
 
-    The suffix chooses the form: `.safetensors` (needs the package safetensors; with algorithm, data
-    set, round, seed and how pixels are normalised as metadata), `.pt` or `.pth` (`torch.save` of
-    the state dict). The names are those of `run.model().network`; low-rank adapters are merged into
-    their layers.
+    round: the round of the model; None for the last kept one. The suffix of `path` chooses the
+    format: `.safetensors` (needs the package safetensors), or `.pt` or `.pth` (`torch.save` of the
+    state dict). The safetensors metadata hold the algorithm, the data set, the round, the seed and
+    the normalisation of pixels.
+
+    Tensors have the names of `run.model().network`. Low-rank adapters are merged into their layers.
+    Raises ConfigError for any other suffix.
     """
     found, target = run if isinstance(run, Run) else load_run(run), Path(path).expanduser()
     if target.suffix not in (*WITH_TORCH, SAFETENSORS):
@@ -72,8 +86,8 @@ def export(
 
 
 def facts_of(run: Run, round: int, dataset: DataSource) -> dict[str, str]:
-    """Return what a file says of the model in it, and of how images are read: (pixel / largest -
-    mean) / std."""
+    """Return metadata of an exported model, including how pixels are normalised: (pixel /
+    pixel_largest - mean) / std."""
     choices = run.config.get("choices") or {}
     facts: dict[str, object] = {"fedexp": __version__, "round": round}
     facts |= {"seed": run.config.get("seed")}
@@ -85,15 +99,16 @@ def facts_of(run: Run, round: int, dataset: DataSource) -> dict[str, str]:
 
 
 def with_torch(weights: dict[str, torch.Tensor], facts: dict[str, str]) -> bytes:
-    """Return a state dict as `torch.save` writes it, which holds no facts."""
+    """Return a state dict as bytes written by `torch.save`. The format has no metadata, so `facts`
+    is ignored."""
     buffer = io.BytesIO()
     torch.save(weights, buffer)
     return buffer.getvalue()
 
 
 def with_safetensors() -> Callable[[dict[str, torch.Tensor], dict[str, str]], bytes]:
-    """Return safetensors' function (tensors, metadata) -> bytes; raise ConfigError where it is not
-    installed."""
+    """Return safetensors' function (tensors, metadata) -> bytes. Raises ConfigError if safetensors
+    is not installed."""
     try:
         from safetensors.torch import save
     except ImportError:

@@ -1,5 +1,7 @@
-"""Runs and sweeps that Python starts, such as a notebook: Hydra's composition inside, errors as
-exceptions."""
+"""Start runs and sweeps from Python, for example in a notebook.
+
+Hydra composes the configuration as on the command line; errors are raised as exceptions.
+"""
 
 import os
 import shutil
@@ -34,11 +36,17 @@ def run(
     """Train a run to its end in this process, as `fedexp <overrides>` does, and return it.
 
     overrides: as on the command line, such as ["algorithm=fedntd", "alpha=0.1"]; ["resume=<run
-    directory>"] continues a run. directory: of the run; None: as the command line chooses it,
-    below outputs/. config_dir: a directory of your own groups, whose classes are then trusted
-    (`--config-dir`). overwrite: a run that is in `directory` is removed once the new one has begun.
-    Raises ConfigError for bad input, and leaves everything as it was then; whatever else stops the
-    run is raised unchanged, after error.txt has been written.
+    directory>"] continues a run.
+
+    directory: the run directory; None to choose it as the command line does, below outputs/.
+
+    config_dir: a directory of your own groups (`--config-dir`). Its classes are trusted.
+
+    overwrite: replace a run that is already in `directory`. The old run is deleted when the new one
+    has begun.
+
+    Raises ConfigError for invalid input and then changes nothing on disk. Any other exception that
+    stops the run is written to error.txt and raised unchanged.
     """
     given = [*listed(overrides), *placed("hydra.run.dir", directory)]
     if overwrite and directory is None:
@@ -58,13 +66,20 @@ def sweep(
     directory: str | os.PathLike[str] | None = None,
     config_dir: str | os.PathLike[str] | None = None,
 ) -> Sweep:
-    """Run the jobs of a sweep in this process, as `fedexp --multirun <overrides>` does, and return
-    its runs, also those that have failed.
+    """Run a sweep's jobs in this process, as `fedexp --multirun <overrides>` does, and return its
+    runs.
+
+    Runs that failed are included. Jobs that are already complete in the directory are not run
+    again.
 
     overrides: such as ["algorithm=fedavg,fedntd", "seed=0,1"] or ["sweep=fedntd_table1"];
-    ["hydra/launcher=joblib"] starts processes. directory: of the sweep; None: as the command line
-    chooses it, below multirun/. Jobs that are complete there are not run again. Raises ConfigError
-    for bad input.
+    ["hydra/launcher=joblib"] runs the jobs in several processes.
+
+    directory: the sweep directory; None to choose it as the command line does, below multirun/.
+
+    config_dir: see `run`.
+
+    Raises ConfigError for invalid input, or if every job failed and at least one reported why.
     """
     arguments = ["--multirun", *listed(overrides), *placed("hydra.sweep.dir", directory)]
     own = None if config_dir is None else checked(Path(config_dir))
@@ -85,7 +100,7 @@ def sweep(
 
 
 def placed(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
-    """Return the override that says where the results lie."""
+    """Return the override that sets the output directory, or an empty list for None."""
     if directory is None:
         return []
     return [f"{key}={literal(os.fspath(Path(directory).expanduser().absolute()))}"]
@@ -93,7 +108,11 @@ def placed(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
 
 @contextmanager
 def making_room(directory: Path) -> Iterator[None]:
-    """Set the run of a directory aside while the block runs; remove it once there is another."""
+    """Move the run in a directory aside while the block runs.
+
+    Afterwards, the old run is deleted if the directory holds a new run, and moved back if it does
+    not.
+    """
     if not holds_a_run(directory):
         yield
         return
@@ -114,7 +133,7 @@ def making_room(directory: Path) -> Iterator[None]:
 
 
 def train(job: "Job") -> None:
-    """Train the run; of one that fails, write down why."""
+    """Train the run. If it fails, write the reason to error.txt and raise the exception."""
     from fedexp.training.run import train_run
 
     new = not holds_a_run(job.directory)

@@ -1,9 +1,9 @@
-"""Pictures of a run, drawn from the files of its directory alone: now, or at any time later.
+"""Draw a run's pictures from the files of its directory, during the run or at any later time.
 
     fedexp figures <run directory>...
 
-matplotlib is used through its object interface (no pyplot, no global state), so any thread or job
-may draw.
+matplotlib is used through its object interface, without pyplot or global state, so any thread or
+job may draw.
 """
 
 import errno
@@ -26,37 +26,39 @@ if TYPE_CHECKING:
 
     from fedexp.metrics.history import History
 
-# Without the time of writing: equal runs give equal files.
+# Omit the time of writing, so that equal runs give equal files.
 METADATA: dict[str, dict[str, None]] = {
     "png": {},
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
-# and those of further test views
+# These pictures are also drawn for further test views.
 INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")
 
 
 def make_figures(
     run_dir: Path, summary: dict[str, Any] | None = None, look: Pictures | None = None
 ) -> list[Path]:
-    """Write `figures/*` of a run directory and return their paths. summary: if summary.json is
-    still to be written. look: formats, titles and style; None: as the configuration of the run
-    says.
+    """Write the figures of a run directory to `figures/` and return their paths.
 
-    A picture whose source file is missing or empty is left out, so an interrupted run gives what it
-    has. Raises ConfigError for a damaged file and OSError when the directory cannot be written.
+    summary: the content of summary.json, if it has not been written yet. look: formats, titles and
+    style; None for those of the run's configuration.
+
+    A figure is omitted if its source file is missing or empty, so an interrupted run has the
+    figures that its data allow. Raises ConfigError for a damaged file and OSError if the directory
+    cannot be written.
     """
     look = look or look_of(run_dir)
     return save_all(run_dir / "figures", _figures(load_run(run_dir, summary=summary)), look)
 
 
 def look_of(run_dir: Path) -> Pictures:
-    """Return what the configuration of a run says of its pictures."""
+    """Return the picture settings of a run's configuration."""
     return Pictures.of(RunDirectory(run_dir).config.get("figures"))
 
 
 def missing_figures(run_dir: Path) -> int:
-    """Return the number of pictures that `make_figures` would write and are not there."""
+    """Return the number of pictures that `make_figures` would write and that do not exist yet."""
     names = [
         f"{name}.{form}"
         for name, _ in _figures(load_run(run_dir))
@@ -68,8 +70,10 @@ def missing_figures(run_dir: Path) -> int:
 def save_all(
     folder: Path, figures: "Iterable[tuple[str, Callable[[], Figure]]]", look: Pictures
 ) -> list[Path]:
-    """Draw figures, each by a call, and write them into a folder, which is made for the first;
-    return the paths."""
+    """Draw figures and write them to a folder, and return their paths.
+
+    figures: (name, function that draws the figure). The folder is created before the first figure.
+    """
     from fedexp.figures.style import styled
 
     paths = []
@@ -88,9 +92,12 @@ def save_all(
 def interim_pictures(
     run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
 ) -> dict[str, bytes]:
-    """Heat maps of the class accuracies up to the last round of `history` and, where local models
-    were evaluated in it, its round picture: name -> png. Nothing is written; the run may continue
-    or be long over. further: the history in each further view of the test set."""
+    """Return name -> PNG content of pictures that show the run up to the last round of `history`.
+
+    They are the heat maps of class accuracies and, if local models were evaluated in that round,
+    its round picture. No file is written, and the run may be in progress or finished. further: the
+    history in each further view of the test set.
+    """
     names = [f"{name}{suffix(view)}" for name in INTERIM for view in VIEWS]
     from fedexp.figures.style import styled
 
@@ -100,7 +107,7 @@ def interim_pictures(
 
 
 def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield the figures that this run has data for, each to be drawn by a call."""
+    """Yield (name, function that draws it) of each figure that the run has data for."""
     from fedexp.figures import draw, draw_analyses
 
     for view, history in run.histories.items():
@@ -125,8 +132,11 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write to a temporary file and rename it: a reader never sees half a picture. Raises
-    StorageError where the folder is a link, which may lead anywhere."""
+    """Write a figure to a temporary file and rename it, so that readers never see an incomplete
+    file.
+
+    Raises StorageError if the folder is a symbolic link, since it could lead anywhere.
+    """
     if path.parent.is_symlink():
         raise StorageError(
             path.parent,

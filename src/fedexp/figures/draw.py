@@ -1,4 +1,4 @@
-"""The pictures of a run: one function each, from RunData to a matplotlib Figure."""
+"""Draw the pictures of a run. Each function takes RunData and returns a matplotlib Figure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,9 +38,9 @@ from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import average_accuracy, new_task_accuracy
 
-PER_ROW = 4  # heat maps beside each other
-BUBBLES = (50, 30)  # most clients and classes for a bubble chart
-MOST_COLUMNS = 400  # in a heat map of clients: two pixels each
+PER_ROW = 4  # heat maps side by side
+BUBBLES = (50, 30)  # maximum clients and classes of a bubble chart
+MOST_COLUMNS = 400  # of a heat map of clients, at two pixels each
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
 ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0}
 
@@ -48,18 +48,19 @@ ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "bord
 def class_accuracy(
     run: RunData, history: History, view: str = PLAIN, normalised: bool = False
 ) -> Figure:
-    """Heat map classes x rounds of class-wise test accuracy (FedNTD Fig. 2a, Flashback Fig. 5)."""
+    """Draw a heat map (classes x rounds) of class-wise test accuracy (FedNTD Fig. 2a, Flashback
+    Fig. 5)."""
     return class_maps([("", run, history)], run.title, normalised, _of(view))
 
 
 def class_maps(
     shown: Sequence[tuple[str, RunData, History]], title: str, normalised: bool, of: str = ""
 ) -> Figure:
-    """Draw heat maps classes x rounds of labelled runs beside each other, in one scale.
+    """Draw the heat maps (classes x rounds) of labelled runs side by side, on the same scale.
 
-    normalised: every round divided by its sum over the classes (FedNTD Fig. 10); the colour ends at
-    3/C, three times the share of a class in a balanced model, so that runs compare, and more is
-    clipped.
+    normalised: divide each round by its sum over the classes (FedNTD Fig. 10). The colour scale
+    then ends at 3/C, three times the share of a class in a balanced model, so that runs can be
+    compared. Larger values are clipped.
     """
     classes = shown[0][1].classes
     columns = min(len(shown), PER_ROW)
@@ -98,7 +99,8 @@ def class_maps(
 
 
 def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
-    """Heat map tasks x rounds of test accuracy, above the two accuracies of CFeD (Fig. 3)."""
+    """Draw a heat map (tasks x rounds) of test accuracy, above the two accuracies of CFeD (Fig.
+    3)."""
     height = map_height(file.accuracy.shape[1])
     subject = f"Test accuracy on the tasks{_of(view)}"
     figure, (above, below) = _figure(run, subject, 3.7 + height, (height, 2.2))
@@ -124,14 +126,16 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     below.sharex(above)
     round_axis(below)
     if below.lines:
-        below.legend(**ABOVE, ncols=3)  # beside it would move the colour bar away
+        below.legend(**ABOVE, ncols=3)  # a legend beside the panel would move the colour bar
     return figure
 
 
 def curves(run: RunData) -> Figure:
-    """Accuracy with its best round and the targets, above forgetting (F of FedNTD Eq. 5, round
-    forgetting). The best round and those that reach a target are of the validation set where there
-    is one."""
+    """Draw accuracy and forgetting against the round (F of FedNTD Eq. 5, and round forgetting).
+
+    The accuracy panel marks the best round and the targets. If the run has a validation set, the
+    best round and the rounds that reach a target are those of the validation accuracy.
+    """
     figure, (above, below) = _figure(
         run, "Accuracy and forgetting of the global model", 5.6, (1, 1)
     )
@@ -169,7 +173,7 @@ def curves(run: RunData) -> Figure:
 
 
 def loss(run: RunData) -> Figure:
-    """Training loss of the clients and test loss of the global model."""
+    """Draw the clients' training loss and the global model's test and validation loss."""
     figure, (axes,) = _figure(run, "Loss", 3.6)
     every = []
     for name, colour, label in (
@@ -188,8 +192,11 @@ def loss(run: RunData) -> Figure:
 
 
 def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
-    """Training examples of every client per class: bubbles (FedNTD Fig. 3, FedKA Fig. 2a) or, for
-    many, a heat map."""
+    """Draw the number of training examples of every client and class.
+
+    A bubble chart (FedNTD Fig. 3, FedKA Fig. 2a) is replaced by a heat map if there are many
+    clients or classes.
+    """
     clients, classes = counts.shape
     height = 1.6 + map_height(classes)
     more = ", all tasks together" if run.tasks is not None else ""
@@ -212,8 +219,11 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
 
 
 def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
-    """The round picture of the last round (Flashback Fig. 2): global model before, local models,
-    global model after."""
+    """Draw the round picture of the last round (Flashback Fig. 2).
+
+    Its rows are the global model before the round, the local models, and the global model after the
+    round.
+    """
     rows, last = round_picture(history), history.local_rounds[-1]
     clients = [f"client {k}" for k in history.sampled[-1]]
     names = [f"global, round {last - 1}", *clients, f"global, round {last}"]
@@ -223,7 +233,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
     image = round_map(axes, rows)
     colour_bar(figure, axes, image, "test accuracy of the class", rows)
-    # name at most 30 rows, none of them beside the two global ones unless all fit
+    # Name at most 30 rows. If not all are named, leave a gap next to the two global models.
     step = -(-len(names) // 30)
     shown = [0, *range(step, len(names) - step, step), len(names) - 1]
     axes.set_yticks(shown, [names[i] for i in shown], fontsize=small())
@@ -232,7 +242,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
 
 
 def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
-    """Draw a round picture, with lines between the global models and the local ones."""
+    """Draw a round picture, with lines between the global models and the local models."""
     image = axes.imshow(
         rows, aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1
     )
@@ -243,10 +253,10 @@ def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
 
 
 def round_picture(history: History) -> np.ndarray:
-    """[S + 2, C]: class accuracy of the global model before, of the S local models, and of the
-    global model after.
+    """Return class accuracies within the last round with local models, [S + 2, C].
 
-    The row of a global model that was not evaluated is nan.
+    The rows are the global model before the round, the S local models, and the global model after
+    the round. The row of a global model that was not evaluated is nan.
     """
     by_round = dict(zip(history.rounds, history.class_accuracy, strict=True))
     local, last = history.local_class_accuracy[-1], history.local_rounds[-1]
@@ -256,22 +266,24 @@ def round_picture(history: History) -> np.ndarray:
 
 
 def _of(view: str) -> str:
-    """Return what a title adds for a view of the test set."""
+    """Return the part of a title that names a view of the test set."""
     return {PLAIN: "", VALIDATION: ", validation set"}.get(view, f", {view} test images")
 
 
 def _figure(
     run: RunData, subject: str, height: float, ratio: Sequence[float] = (1,)
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels below each other. ratio: of their heights."""
+    """Return a figure with one column of panels. ratio: the ratio of their heights."""
     title = f"{subject}\n{run.title}"
     figure, grid = panels(title, height, rows=len(ratio), height_ratios=ratio)
     return figure, list(grid[:, 0])
 
 
 def task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> None:
-    """Draw a thin line where a task other than the first begins: between two rounds or, in a heat
-    map, two cells."""
+    """Draw a thin line where each task but the first begins.
+
+    The line is between two rounds or, in a heat map, between two cells.
+    """
     if run.tasks is None:
         return
     rounds, ends = run.tasks.rounds, run.tasks.ends
@@ -282,7 +294,7 @@ def task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> No
 
 
 def _bubbles(axes: Axes, counts: np.ndarray) -> None:
-    """Draw one disc per client and class, its area proportional to the number of examples."""
+    """Draw one disc per client and class, with an area proportional to the number of examples."""
     clients, classes = counts.shape
     cell = min(72 * 0.75 * width() / clients, 72 * 0.9 * map_height(classes) / classes)  # points
     scale = 1.2 * cell**2 / max(counts.max(), 1)
@@ -296,7 +308,7 @@ def _bubbles(axes: Axes, counts: np.ndarray) -> None:
 
 
 def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
-    """Draw counts as colours on a logarithmic scale; white = none."""
+    """Draw counts as colours on a logarithmic scale. White cells have no examples."""
     edges, pooled = pool_clients(counts, MOST_COLUMNS)
     size = int(edges[1] - edges[0])
     rows, colours = np.arange(counts.shape[1] + 1) - 0.5, colour_map().with_extremes(bad="white")
@@ -314,19 +326,21 @@ def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
 
 
 def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce counts [K, C] to at most `most` rows, each the maximum over a run of neighbouring
+    """Reduce counts [K, C] to at most `most` rows, each the maximum over a group of neighbouring
     clients.
 
-    Returns the borders [G + 1] of the runs and the maxima [G, C]. All runs but the last have the
-    same length.
+    Returns the groups' borders [G + 1] and the maxima [G, C]. All groups except the last have the
+    same size.
     """
     starts = np.arange(0, len(counts), -(-len(counts) // most))
     return np.append(starts, len(counts)), np.maximum.reduceat(counts, starts, axis=0)
 
 
 def _round_axes(run: RunData, *every: Axes) -> None:
-    """Give all panels the same round axis, from the first row of rounds.csv to the last, and
-    legends beside them."""
+    """Give all panels the same round axis, and put their legends beside them.
+
+    The axis spans all rounds in rounds.csv.
+    """
     rounds = run.columns["round"]
     first, last = np.nanmin(rounds), np.nanmax(rounds)
     margin = 0.02 * max(last - first, 1)

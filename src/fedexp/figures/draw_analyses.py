@@ -1,5 +1,7 @@
-"""The pictures of the group `analysis`: one function each, from a table of a run to a matplotlib
-Figure."""
+"""Draw the pictures of the group `analysis`.
+
+Each function takes a run and one of its analysis tables, and returns a matplotlib Figure.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,8 +46,11 @@ Epochs = Sequence[tuple["pd.DataFrame", Mapping[str, Any]]]
 
 
 def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Distances of local models against the round, mean and standard deviation over clients (FedNTD
-    Fig. 8c), above the part that each layer has in the squared distance from the global model."""
+    """Draw distances of local models against the round (FedNTD Fig. 8c).
+
+    Bars show mean and standard deviation over clients. The lower panel shows each layer's share of
+    the squared distance from the global model.
+    """
     total = table[table["layer"] == TOTAL]
     squared = table.assign(l2=table["l2"] ** 2).pivot_table(
         index="round", columns="layer", values="l2"
@@ -64,7 +69,8 @@ def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Gradient diversity (FedNTD Eq. 8) against the round, of all layers together and of each."""
+    """Draw gradient diversity (FedNTD Eq. 8) against the round, for all layers together and for
+    each layer."""
     total, name = table[table["layer"] == TOTAL], "gradient_diversity"
     values = table.pivot_table(index="round", columns="layer", values=name)[layers_of(table)]
     finite = np.append(values.to_numpy()[np.isfinite(values.to_numpy())], 1.0)
@@ -83,7 +89,8 @@ def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def cka(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Linear CKA of the global model's features before and after each measured round."""
+    """Draw the linear CKA between the global model's features before and after each measured
+    round."""
     title = f"Similarity of the global model's features\n{run.title}"
     figure, ((axes,),) = panels(title, 2.6)
     axes.plot(table["round"], table["cka"], color=BLUE, marker="o", markersize=3.5)
@@ -102,8 +109,11 @@ def accuracy_panel(axes: Axes, title: str, label: str, ticks: int) -> None:
 
 
 def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Accuracy of local models against the local epoch, 0 before training (FedNTD Fig. 6): a line
-    for each measured round, at most eight of them, mean and standard deviation over clients."""
+    """Draw local models' accuracy against the local epoch (FedNTD Fig. 6).
+
+    Epoch 0 is before local training. At most eight measured rounds have a line, which shows mean
+    and standard deviation over clients.
+    """
     rounds = few(sorted(table["round"].unique()), 8)
     colours = matplotlib.colormaps[matplotlib.rcParams["image.cmap"]](
         np.linspace(0.85, 0, len(rounds))
@@ -116,7 +126,7 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def epochs(series: Epochs, title: str) -> Figure:
-    """Draw accuracies against the local epoch, a line for each (table, look)."""
+    """Draw accuracies against the local epoch, one line per (table, look)."""
     figure, ((*every,),) = panels(title, 3.4, columns=len(EPOCH_PANELS))
     for axes, (column, label) in zip(every, EPOCH_PANELS.items(), strict=True):
         for table, look in series:
@@ -128,9 +138,12 @@ def epochs(series: Epochs, title: str) -> Figure:
 
 
 def class_reduction(run: RunData, history: History) -> Figure:
-    """Forgetting degree of the classes whose examples are reduced within the run (FedKA Eq. 1, Fig.
-    3), clipped at -1, above the number of their examples that the client holds. At most six pairs
-    of client and class are drawn."""
+    """Draw the forgetting degree of classes whose examples are reduced during the run (FedKA Eq. 1,
+    Fig. 3).
+
+    Values are clipped at -1. The lower panel shows how many of the class's examples the client
+    holds. At most six pairs of client and class are drawn.
+    """
     title = f"Forgetting degree of a class whose examples are reduced\n{run.title}"
     figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
     every = np.arange(1, max(history.local_rounds) + 1)
@@ -153,8 +166,10 @@ def class_reduction(run: RunData, history: History) -> Figure:
 
 
 def degrees(history: History, client: int, label: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rounds in which a client took part, and the forgetting degree of a class in each,
-    clipped at -1."""
+    """Return (rounds, forgetting degrees) of a class for one client.
+
+    rounds: the rounds in which the client took part. Degrees are clipped at -1.
+    """
     rounds, values = [], []
     for index, number in enumerate(history.local_rounds):
         place = np.flatnonzero(history.sampled[index] == client)
@@ -177,8 +192,10 @@ PICTURES = {
 def spread(
     axes: Axes, table: "pd.DataFrame", key: str, column: str, look: Mapping[str, Any]
 ) -> None:
-    """Draw the mean of a column against a key, with bars of one (population) standard deviation
-    over the rows."""
+    """Draw the mean of a column against a key.
+
+    Bars show one population standard deviation over the rows with the same key.
+    """
     groups = table.dropna(subset=column).groupby(key)[column]
     if len(mean := groups.mean()):
         axes.errorbar(mean.index, mean, groups.std(ddof=0), linewidth=stroke(0.8), **BARS, **look)
@@ -190,7 +207,7 @@ def layers_of(table: "pd.DataFrame") -> list[str]:
 
 
 def few(values: list[float], most: int) -> list[float]:
-    """Return at most so many of the values, spread evenly, the first and the last among them."""
+    """Return at most `most` evenly spaced values, including the first and the last."""
     if len(values) <= most:
         return values
     return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]
@@ -199,8 +216,10 @@ def few(values: list[float], most: int) -> list[float]:
 def layered(
     run: RunData, subject: str, values: "pd.DataFrame", label: str, top: float
 ) -> tuple[Figure, Axes]:
-    """Return a figure whose lower panel is a map layers x rounds, and its upper panel. A layer is
-    named where there are few."""
+    """Return a figure with a map (layers x rounds) in the lower panel, and the empty upper panel.
+
+    Layers are named if there are few.
+    """
     height, layers = map_height(len(values.columns)), list(values.columns)
     title, ratios = f"{subject}\n{run.title}", (2.2, height)
     figure, ((above,), (below,)) = panels(title, 3.9 + height, rows=2, height_ratios=ratios)

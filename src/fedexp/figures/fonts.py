@@ -1,5 +1,8 @@
-"""Fonts for names in any script: those of the system that have the letters, else something that can
-be drawn."""
+"""Find fonts for names in any script.
+
+Letters that the style's fonts lack are drawn in other fonts of the system, or replaced if no font
+has them.
+"""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -8,12 +11,14 @@ from typing import Any, cast
 from matplotlib import font_manager, rcParams
 from matplotlib.font_manager import FontProperties
 
-MOST = 4  # further fonts for one text
+MOST = 4  # maximum number of further fonts for one text
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (names, font families): of each name what can be drawn, which is its number where no
-    font has one of its letters."""
+    """Return (names that can be drawn, font families).
+
+    A name is replaced by its index if it is empty or if no font has one of its letters.
+    """
     clean = [" ".join(name.split()) for name in names]
     families, missing = families_for(frozenset("".join(clean)))
     return [
@@ -22,14 +27,17 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def drawable_text(text: str) -> tuple[str, list[str]]:
-    """Return (text, font families); ? in the place of letters that no font has. Lines are kept."""
+    """Return (text, font families). Letters that no font has are replaced by `?`; line breaks are
+    kept."""
     families, missing = families_for(frozenset(text) - {"\n"})
     return "".join("?" if letter in missing else letter for letter in text), families
 
 
 def families_for(letters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Return (the font families of the style and further ones of the system for letters that these
-    lack, letters that none has)."""
+    """Return (font families for these letters, letters that no font has).
+
+    The families are those of the style, and system fonts for letters that the style's fonts lack.
+    """
     usual = rcParams["font.family"]
     missing = letters - {
         chr(code) for code in letters_of(font_manager.findfont(FontProperties(family=usual)))
@@ -39,7 +47,10 @@ def families_for(letters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
 
 
 def absent_fonts() -> list[str]:
-    """Return the fonts that the style asks for where none of them is there; empty where one is."""
+    """Return up to three of the style's fonts if none of its fonts is installed.
+
+    Return an empty list if at least one is installed.
+    """
     settings = cast(dict[str, Any], rcParams)
     wanted = [
         name
@@ -53,8 +64,11 @@ def absent_fonts() -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def further_families(missing: frozenset[str], installed: int) -> tuple[list[str], frozenset[str]]:
-    """Return (families that have the missing letters, letters that none has). installed: the number
-    of fonts, by which a font that is added later is seen."""
+    """Return (families that have the missing letters, letters that no font has).
+
+    installed: the number of installed fonts. It is part of the cache key, so that fonts added later
+    are found.
+    """
     codes = {ord(letter) for letter in missing}
     fonts = {name: codes & letters_of(path) for name, path in upright_fonts()} if codes else {}
     found: list[str] = []
@@ -66,7 +80,7 @@ def further_families(missing: frozenset[str], installed: int) -> tuple[list[str]
 
 
 def upright_fonts() -> Iterator[tuple[str, str]]:
-    """Yield (name, path) of every family's font of ordinary weight and slant."""
+    """Yield (name, path) of each family's font with regular weight and no slant."""
     for entry in font_manager.fontManager.ttflist:
         if entry.style == "normal" and entry.weight in (400, "normal", "regular", "book"):
             yield entry.name, entry.fname
@@ -74,7 +88,7 @@ def upright_fonts() -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=4096)
 def letters_of(path: str) -> frozenset[int]:
-    """Return the code points that a font file has; none of one that cannot be read."""
+    """Return the code points in a font file; an empty set if the file cannot be read."""
     try:
         return frozenset(font_manager.get_font(path).get_charmap())
     except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""A run directory as the arrays that its pictures show; every file may be missing or end early."""
+"""Load a run directory into arrays for its pictures. Any file may be missing or incomplete."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The content of tasks.csv, of a run in continual learning."""
+    """The content of tasks.csv of a run in continual learning."""
 
-    rounds: np.ndarray  # int [E]: the evaluated ones, ascending
+    rounds: np.ndarray  # int [E]: evaluated rounds, ascending
     learning: np.ndarray  # int [E]: the task being learned, from 1; 0 before the first round
     accuracy: np.ndarray  # float [E, T], nan where undefined
 
@@ -34,15 +34,17 @@ class TaskFile:
 
     @property
     def ends(self) -> np.ndarray:
-        """Return the indices of the last rounds of tasks that another one follows; these are always
-        evaluated."""
+        """Return the indices of the last rounds of all tasks that are followed by another task.
+
+        These rounds are always evaluated.
+        """
         before, after = self.learning[:-1], self.learning[1:]
         return np.flatnonzero((before > 0) & (after > before))
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The data that the figures of a run need; nan marks an undefined value."""
+    """The data that the figures of a run need. Undefined values are nan."""
 
     title: str  # the run in one line
     columns: dict[str, np.ndarray]  # rounds.csv: float [T] per column
@@ -50,12 +52,12 @@ class RunData:
     # int [K, C]: training examples of each client per class, in all tasks together
     counts: np.ndarray | None
     classes: tuple[str, ...]  # names; index = label
-    # in each view of the test set: class accuracies, and tasks.csv
+    # view of the test set -> class accuracies; view -> tasks.csv
     histories: dict[str, History]
     tasks_of: dict[str, TaskFile]
-    # file -> table of the group `analysis`
+    # file name -> table of the group `analysis`
     analyses: "dict[str, pd.DataFrame]" = field(default_factory=dict)
-    # (client, class) of those whose examples `schedule.classes` reduces
+    # (client, class) pairs whose examples `schedule.classes` reduces
     reduced: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -70,8 +72,10 @@ class RunData:
         return self.points(column)[0].size > 0
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (rounds, values) where the column is finite: those without evaluation or after
-        divergence drop out."""
+        """Return (rounds, values) of a column for the rounds with a finite value.
+
+        Rounds without evaluation, and rounds after divergence, are omitted.
+        """
         values = self.columns.get(column, np.empty(0))
         finite = np.isfinite(values)
         rounds = self.columns["round"][finite] if values.size else values
@@ -84,11 +88,11 @@ def load_run(
     summary: dict[str, Any] | None = None,
     further: Mapping[str, History] | None = None,
 ) -> RunData:
-    """Read a run directory. Raises ConfigError naming a damaged file.
+    """Load a run directory. Raises ConfigError, which names the file, if a file is damaged.
 
-    history: class accuracies up to a round, in the place of those in the files: the run as it was
-    after that round; further: the same in each further view of the test set. summary: what
-    summary.json will be, where it is still to be written.
+    history: class accuracies up to a round, used instead of those in the files, to show the run as
+    it was after that round. further: the same for each further view of the test set. summary: the
+    content of summary.json, if it has not been written yet.
     """
     run = RunDirectory(run_dir)
     config, columns = run.config, columns_of(run)
@@ -97,7 +101,7 @@ def load_run(
     partition = run_dir / files.PARTITION
     arrays = load_npz(partition) if run.has(files.PARTITION) else {}
     if history is not None:
-        summary, last = {}, history.rounds[-1]  # not over yet
+        summary, last = {}, history.rounds[-1]  # shown as unfinished
         columns = {name: values[columns["round"] <= last] for name, values in columns.items()}
         tasks = {view: each.upto(last) for view, each in tasks.items()}
         histories = {PLAIN: history, **(further or {})}
@@ -122,8 +126,11 @@ def load_run(
 
 
 def reduced_of(config: Mapping[str, Any], history: History | None) -> tuple[tuple[int, int], ...]:
-    """Return (client, class) of those whose examples are reduced in a run; where that is all
-    clients, the one that held most of the class at first."""
+    """Return (client, class) pairs whose examples the schedule reduces.
+
+    If the schedule names no clients, each class is paired with the client that held most of its
+    examples initially.
+    """
     schedule = config.get("schedule") or {}
     changes = schedule.get("classes")
     if not changes or history is None or not history.starts:
@@ -134,22 +141,24 @@ def reduced_of(config: Mapping[str, Any], history: History | None) -> tuple[tupl
 
 
 def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
-    """int [K, C] of all tasks together; first: the arrays of partition.npz."""
+    """Return int [K, C] of all tasks together. first: the arrays of partition.npz."""
     if "counts" not in first:
         return None
     return first["counts"] + sum(Partition.load(path).counts for path in later_partitions(run_dir))
 
 
 def require_readable(run: RunDirectory) -> None:
-    """Raise ConfigError naming the first of the files that have been read and are damaged. Empty
-    tables are not: a run that was interrupted may have them."""
+    """Raise ConfigError, which names the file, if any file that was read is damaged.
+
+    Empty tables are allowed: an interrupted run may have them.
+    """
     for problem in run.unreadable:
         if not (problem.reason == contents.EMPTY and problem.file.endswith(".csv")):
             raise ConfigError(f"{run.directory / problem.file}: {problem.reason}")
 
 
 def read_tasks(run: RunDirectory, view: str) -> TaskFile | None:
-    """Return tasks.csv; None when it is missing, has no row or lacks this view."""
+    """Return tasks.csv; None if it is missing, has no rows or lacks this view."""
     name = named("accuracy", view)
     if run.tasks is None or name not in run.tasks:
         return None
@@ -162,15 +171,17 @@ def read_tasks(run: RunDirectory, view: str) -> TaskFile | None:
 
 
 def columns_of(run: RunDirectory) -> dict[str, np.ndarray]:
-    """Return the columns of rounds.csv as floats [T]; an empty or non-numeric field is nan."""
+    """Return the columns of rounds.csv as float [T]. Empty and non-numeric fields are nan."""
     if run.rounds is None:
         return {}
     return {str(name): run.rounds[name].to_numpy(dtype=float) for name in run.rounds}
 
 
 def describe(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Return one line for titles: algorithm, data set, partition, clients, seed, and the status
-    unless `completed`."""
+    """Return one line for titles: algorithm, data set, partition, clients and seed.
+
+    The status is added unless it is `completed`.
+    """
     chosen = {**summary, **(config.get("choices") or {})}
     data = [str(chosen["partition"])] if "partition" in chosen else []
     keys = [key for key in ("alpha", "shards_per_client") if data and config.get(key) is not None]

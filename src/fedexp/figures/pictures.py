@@ -1,4 +1,5 @@
-"""Settings of pictures: the config node `figures`, and the same as flags of subcommands."""
+"""Settings of pictures: the config node `figures`, and the same settings as flags of
+subcommands."""
 
 import argparse
 import re
@@ -15,10 +16,10 @@ LATEX = re.compile(r"^\s*text\.usetex\s*:\s*(1|t|y|on|true|yes)\b", re.MULTILINE
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The pictures of a run or sweep; `figures=false` is `draw=False`."""
+    """Settings of the pictures of a run or sweep. `figures=false` means `draw=False`."""
 
     draw: bool = True  # at the end of a run
-    format: tuple[str, ...] = ("png",)  # each picture in each of them
+    format: tuple[str, ...] = ("png",)  # each picture is written in each format
     titles: bool = True
     style: str | None = None  # a matplotlib style file (.mplstyle), read after fedexp's own
 
@@ -36,8 +37,11 @@ class Pictures:
 
     @classmethod
     def of(cls, node: object) -> Self:
-        """Return what the configuration of a run says; the defaults where it says nothing that can
-        be used (an older run, a style file that has gone)."""
+        """Return the settings in a run's configuration.
+
+        Defaults replace settings that are missing or unusable, as in an older run or if a style
+        file was deleted.
+        """
         if isinstance(node, bool):
             return cls(draw=node)
         known = {field.name for field in fields(cls)}
@@ -52,15 +56,17 @@ class Pictures:
             return cls(draw=values.get("draw") is not False)
 
     def changed(self, options: argparse.Namespace) -> Self:
-        """Return these pictures with what the flags of the command line say otherwise."""
+        """Return these settings, with the changes that the command line's flags ask for."""
         changes: dict[str, Any] = {"titles": False} if options.no_titles else {}
         changes |= {"format": tuple(options.format.split(","))} if options.format else {}
         return replace(self, **changes | ({"style": options.style} if options.style else {}))
 
 
 def require_style(style: str) -> None:
-    """Raise ConfigError for a style file that is not there, is not text, or asks for LaTeX, which
-    runs what the file has as its preamble and reads names of runs as commands."""
+    """Raise ConfigError if a style file does not exist, is not text, or enables LaTeX.
+
+    LaTeX would execute the preamble in the file and interpret names of runs as commands.
+    """
     try:
         text = Path(style).read_text(encoding="utf-8") if Path(style).is_file() else None
     except (OSError, ValueError):
@@ -71,15 +77,16 @@ def require_style(style: str) -> None:
     require(text is None or not LATEX.search(text), "figures.style", style, wanted)
 
 
-PNG = Pictures()  # what is drawn unless a configuration says otherwise
+PNG = Pictures()  # the default settings
 
 
 def as_node(value: object) -> Any:
-    """Return the node that `figures=false` or `figures=true` stands for."""
+    """Convert `figures=false` or `figures=true` to a configuration node."""
     return {"draw": value} if isinstance(value, bool) else value
 
 
 def picture_files(folder: Path, stems: Sequence[str] | None = None) -> list[Path]:
-    """Return the pictures in a folder, sorted by name; stems: those of these names alone."""
+    """Return the pictures in a folder, sorted by path. stems: if given, only files with these
+    names."""
     found = (path for form in FORMATS for path in folder.glob(f"*.{form}"))
     return sorted(path for path in found if stems is None or path.stem in stems)

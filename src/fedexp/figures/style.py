@@ -1,7 +1,6 @@
-"""Common style of all pictures: colours, axes, heat maps. Colours are safe for colour-blind
-readers.
+"""The style of all pictures: colours, axes, heat maps. The colours suit colour-blind readers.
 
-Sizes, colours and fonts are values of the style file fedexp.mplstyle, which `styled` reads.
+Sizes, colours and fonts are set in the style file fedexp.mplstyle, which `styled` reads.
 """
 
 import logging
@@ -26,20 +25,21 @@ from fedexp.figures.fonts import absent_fonts, drawable, drawable_text
 
 log = logging.getLogger("fedexp")
 OURS = Path(__file__).with_name("fedexp.mplstyle")
-NAMED_CLASSES = 20  # up to here every class is named on its axis
-ABSENT = "0.85"  # grey: undefined
-# Of the style's cycle of colours, which is Okabe and Ito's palette.
+NAMED_CLASSES = 20  # with at most this many classes, the axis names each class
+ABSENT = "0.85"  # grey for undefined values
+# C0, C1 and C2 are colours of the style's cycle, which is Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "0.45"
-_one_at_a_time = threading.RLock()  # the style is a state of the process
+_one_at_a_time = threading.RLock()  # matplotlib's style is global to the process
 
 
 @contextmanager
 def styled(style: str | None = None) -> Iterator[None]:
-    """While the block runs, pictures are drawn and written in fedexp's style, changed by a style
-    file of the user's.
+    """Draw and write pictures in fedexp's style within the block.
 
-    What matplotlib would say on the screen (fonts that it looks for, letters, room for a legend) is
-    no news for a user; a missing font of the style is a warning, once."""
+    style: a matplotlib style file of the user, which is applied after fedexp's. matplotlib's
+    warnings (missing fonts and letters, space for a legend) are suppressed, except for one warning
+    if the user's style asks for fonts that are not installed.
+    """
     with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
@@ -61,24 +61,26 @@ def small() -> float:
 
 
 def points(size: float | str) -> float:
-    """Return a size of text in points."""
+    """Convert a text size, such as 9 or "small", to points."""
     return float(matplotlib.font_manager.FontProperties(size=size).get_size())
 
 
 def stroke(share: float = 1.0) -> float:
-    """Return the width of a line in points, as a share of the style's."""
+    """Return a line width in points. share: the fraction of the style's line width."""
     return share * float(matplotlib.rcParams["lines.linewidth"])
 
 
 def entitle(figure: Figure, text: str) -> None:
-    """Write the title above all panels, verbatim: without mathematics."""
+    """Write the title above all panels. The text is not parsed as mathematics."""
     shown, families = drawable_text(text)
     figure.suptitle(shown, fontfamily=families, parse_math=False)
 
 
 def cell_edges(rounds: np.ndarray) -> np.ndarray:
-    """Return cell borders [R + 1] half way between evaluated rounds [R], so that a cell is centred
-    on its round."""
+    """Return cell borders [R + 1], halfway between evaluated rounds [R].
+
+    A cell contains its round; with equal steps, it is centred on it.
+    """
     if len(rounds) == 1:
         return rounds[0] + np.array([-0.5, 0.5])
     middle = (rounds[1:] + rounds[:-1]) / 2
@@ -86,15 +88,15 @@ def cell_edges(rounds: np.ndarray) -> np.ndarray:
 
 
 def map_height(rows: int) -> float:
-    """Return the height in inches of a map of so many rows: one line of text each, at most half a
-    page."""
+    """Return the height in inches of a map with this many rows: one text line per row, between 1
+    and 5.5 inches."""
     return float(np.clip(0.22 * rows, 1.0, 5.5))
 
 
 def map_cells(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, top: float, first: int = 0, ticks: int = 12
 ) -> QuadMesh:
-    """Draw the map alone, without axis label and colour bar."""
+    """Draw a heat map, without axis labels and colour bar."""
     image = axes.pcolormesh(
         cell_edges(rounds),
         np.arange(values.shape[1] + 1) + first - 0.5,
@@ -109,7 +111,7 @@ def map_cells(
 
 
 def colour_map() -> Colormap:
-    """Return the style's colours of a map, with grey for what is undefined."""
+    """Return the style's colour map, with grey for undefined values."""
     return matplotlib.colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad=ABSENT)
 
 
@@ -127,20 +129,23 @@ def colour_bar(
 
 
 def label_size() -> float:
-    """Return the size in points of the label of a colour bar and of the titles of panels."""
+    """Return the text size, in points, of colour bar labels and panel titles."""
     return points(matplotlib.rcParams["axes.titlesize"])
 
 
 def integers(most: int) -> MaxNLocator:
-    """Return a locator with ticks at multiples of 1, 2 or 5 times a power of ten."""
+    """Return a tick locator for integers, at multiples of 1, 2 or 5 times a power of ten."""
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
 def panels(
     title: str, height: float, rows: int = 1, columns: int = 1, wide: float = 0, **options: Any
 ) -> tuple[Figure, Any]:
-    """Return a figure and its panels as an array [rows, columns]. height, wide: inches, at least as
-    wide as the style says; options: of `Figure.subplots`."""
+    """Return a figure and its panels as an array [rows, columns].
+
+    height, wide: size in inches; the figure is at least as wide as the style's default. options:
+    passed to `Figure.subplots`.
+    """
     figure = Figure(figsize=(max(width(), wide), height), layout="constrained")
     if title:
         entitle(figure, title)
@@ -148,7 +153,7 @@ def panels(
 
 
 def legend(figure: Figure, axes: Axes, title: str = "") -> None:
-    """Draw the legend of these axes beside all of them: it may be taller than one."""
+    """Draw the legend of one panel beside all panels, since it may be taller than the panel."""
     handles = axes.get_legend_handles_labels()
     if handles[0]:
         figure.legend(*handles, loc="outside right center", title=title or None)
@@ -157,7 +162,7 @@ def legend(figure: Figure, axes: Axes, title: str = "") -> None:
 def line(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False
 ) -> None:
-    """Draw a curve, with markers where the points are few; nothing when there are none."""
+    """Draw a curve, with markers if it has few points. Draw nothing if it has none."""
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
         thickness = 0.63 if faint else 1.0
@@ -168,20 +173,23 @@ def line(
 
 
 def round_axis(axes: Axes, ticks: int = 12) -> None:
-    """Label the axis of rounds, with at most about so many ticks."""
+    """Label the axis of rounds. ticks: the approximate maximum number of ticks."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(integers(ticks))
 
 
 def say(axes: Axes, why: str) -> None:
-    """Write in the place of curves why they are missing."""
+    """Write the reason why a panel has no curves."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center")
     axes.set_yticks([])
 
 
 def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
-    """Label every class by name when there are few (by its number where no font has its letters),
-    else class indices at round numbers."""
+    """Label the axis of classes.
+
+    If there are few classes, each is labelled by name, or by number if no font has the name's
+    letters. If there are many, ticks are at round numbers.
+    """
     axis = axes.xaxis if horizontal else axes.yaxis
     axis.set_label_text("class" if len(classes) <= NAMED_CLASSES else "class (index)")
     if len(classes) > NAMED_CLASSES:

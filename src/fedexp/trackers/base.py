@@ -1,7 +1,7 @@
-"""Observers of a run: the interface of trackers, and `tracker=none`.
+"""The interface of trackers, which observe a run, and `tracker=none`.
 
-The files of the run directory are the truth; a tracker is a view of them. What fails in it is one
-warning, and the run continues (see `Guarded`).
+The files of the run directory are the authoritative record; a tracker only displays them. If a
+tracker fails, there is one warning and the run continues (see `Guarded`).
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The facts that are known when a run starts."""
+    """What is known when a run starts."""
 
     directory: Path
     config: dict[str, Any]  # resolved, plain containers
@@ -36,18 +36,20 @@ class RunInfo:
     job_type: str
     tags: tuple[str, ...]
     total_rounds: int
-    first_round: int  # 0, or the round of the checkpoint that is resumed
+    first_round: int  # 0, or the round of the checkpoint that the run resumes from
     classes: tuple[str, ...]  # names, in the order of RoundRecord.class_accuracy
-    wandb_id: str | None  # of the run that is resumed
-    best_accuracy: float | None = None  # before first_round, of the run that is resumed
-    resumed: bool = False  # from a checkpoint, which may be one of round 0
+    wandb_id: str | None  # W&B's id of the resumed run
+    best_accuracy: float | None = None  # of the resumed run, up to first_round
+    resumed: bool = False  # whether the run starts from a checkpoint, possibly of round 0
 
     @classmethod
     def of(
         cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any
     ) -> "RunInfo":
-        """Build the facts, with labels that follow from the configuration (with `choices`). sweep:
-        that of the run."""
+        """Build the facts. Labels are derived from the configuration, including its `choices`.
+
+        sweep: the name of the sweep that the run belongs to, if any.
+        """
         choices = config["choices"]
         tags = [choices[group] for group in ("dataset", "partition", "algorithm", "model")]
         return cls(
@@ -63,56 +65,62 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One finished round; round 0 is the initial model."""
+    """One finished round. Round 0 is the initial model."""
 
     round: int
     values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
-    # [C] on the test set, nan for a class without examples; None: not evaluated
+    # float [C]: test accuracy, nan for a class without examples; None if not evaluated
     class_accuracy: "np.ndarray | None"
-    # all class accuracies up to this round; to be read at once, since it grows
+    # all class accuracies up to this round; later rounds append to it, so read it immediately
     history: "History | None" = None
-    others: "Mapping[str, History]" = field(default_factory=dict)  # the same in each further view
-    # means of the group `analysis`, where it is measured
+    others: "Mapping[str, History]" = field(default_factory=dict)  # history of each other view
+    # means of the analyses (group `analysis`) measured in this round
     analysed: Mapping[str, float] = field(default_factory=dict)
 
 
 class Tracker:
-    """The interface of trackers, and `tracker=none`, which does nothing."""
+    """The interface of trackers. This base class does nothing, and is `tracker=none`."""
 
     name: ClassVar[str] = "the tracker"  # in messages
 
     def start(self, info: RunInfo) -> None:
-        """Note that the run begins, or continues from a checkpoint."""
+        """Record that the run starts, or continues from a checkpoint."""
 
     def log_round(self, record: RoundRecord) -> None:
-        """Note that a round has ended and its row has been written to the files."""
+        """Record a finished round, after its row has been written to the files."""
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
     ) -> None:
-        """End the run, with the content of summary.json, the figures, and final tables in long
-        format by name."""
+        """Record the results and close the tracker.
+
+        summary: the content of summary.json. figures: the paths of the figures. tables: name ->
+        final table in long format.
+        """
 
     def abort(self) -> None:
-        """Close after an error or an interrupt."""
+        """Close the tracker after an error or an interrupt."""
 
     @property
     def run_id(self) -> str | None:
-        """Return the tracker's id of this run, by which it can be resumed."""
+        """Return the tracker's id of this run, used to resume it; None if the tracker has no
+        ids."""
         return None
 
 
 class TrackerConfig(Checked, ABC, prefix="tracker."):
-    """Base of the `tracker` group: what a tracker is made from."""
+    """Base class of the options of the group `tracker`."""
 
     @property
     def stays(self) -> bool:
-        """Return whether all that is tracked stays in the run directory."""
+        """Return whether all tracked data stay in the run directory."""
         return False
 
     def check(self) -> None:
-        """Raise ConfigError where something that the tracker needs is not installed; before
-        anything is written."""
+        """Raise ConfigError if a package that the tracker needs is not installed.
+
+        This is called before any file is written.
+        """
 
     @abstractmethod
     def create(self) -> Tracker:
@@ -139,7 +147,7 @@ def require_package(package: str, tracker: str) -> None:
 
 
 def final_tables(directory: Path) -> "dict[str, pd.DataFrame]":
-    """Return the tables in long format of a finished run, by name."""
+    """Return a finished run's tables in long format: name -> table."""
     import pandas as pd
 
     names = [file_of(files.CLASSES, view) for view in VIEWS]

@@ -1,4 +1,4 @@
-"""A saved W&B workspace for runs of fedexp (`fedexp dashboard`, extra `dashboard`)."""
+"""A saved W&B workspace for fedexp's runs (`fedexp dashboard`, extra `dashboard`)."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from fedexp.trackers.wandb_tracker import end_service, is_logged_in
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
 
-# columns of rounds.csv that only some runs have
+# Columns of rounds.csv that only some runs have.
 OTHERS = (
     "round_forgetting",
     "local_round_forgetting",
@@ -25,9 +25,9 @@ OTHERS = (
     "train_seconds",
     "evaluation_seconds",
 )
-# the default `target_fractions`
+# The default `target_fractions`.
 TARGETS = tuple(target_name(f"{part}*best") for part in (0.75, 0.9, 1.0))
-# of the run's summary
+# Values of W&B's run summary.
 RESULTS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", *TARGETS)
 PICTURES = (
     "class_accuracy",
@@ -37,11 +37,15 @@ PICTURES = (
     "data_distribution",
     "tasks",
 )
-TABLES = ("table", "rounds_to_target")  # of a sweep
+TABLES = ("table", "rounds_to_target")  # tables of a sweep
 
 
 def workspace(project: str, name: str) -> "Workspace":
-    """Raises ConfigError for what is not ENTITY/PROJECT, or without the package."""
+    """Return a workspace for a W&B project; it is not saved yet.
+
+    project: ENTITY/PROJECT. Raises ConfigError for any other form, or if wandb-workspaces is not
+    installed.
+    """
     entity, _, short = project.partition("/")
     if not entity or not short or "/" in short:
         raise ConfigError(f"{project}: must be ENTITY/PROJECT, such as team/fedexp")
@@ -67,14 +71,15 @@ def workspace(project: str, name: str) -> "Workspace":
 
 
 def sections() -> "list[Section]":
-    """Results and pictures, and a section for each prefix of the metrics."""
+    """Return a section for the results, one for each prefix of the metrics, and sections for
+    figures and tables."""
     from wandb_workspaces.reports import v2 as wr
     from wandb_workspaces.workspaces import Section
 
     mean: Any = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
     curve: Any = partial(wr.LinePlot, x="round", **mean)
     panels: dict[str, list[Any]] = {"test": []}
-    # All classes in one panel, since their names are the data set's.
+    # Class names depend on the data set, so one panel shows all classes.
     for view in VIEWS:
         prefix = f"class{suffix(view)}"
         panels[prefix] = [curve(title="accuracy of each class", metric_regex=f"{prefix}/.*")]
@@ -95,12 +100,13 @@ def sections() -> "list[Section]":
 
 
 def specification(made: "Workspace") -> dict[str, Any]:
-    """Return the specification that W&B is sent."""
+    """Return the workspace's specification as W&B receives it."""
     return made._model.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def save(made: "Workspace") -> str:
-    """Save the workspace and return its address."""
+    """Save the workspace and return its address. Raises ConfigError if W&B has no key or rejects
+    the workspace."""
     import wandb
 
     try:
@@ -112,8 +118,8 @@ def save(made: "Workspace") -> str:
         return made.save().url
     except ConfigError:
         raise
-    except Exception as error:  # of many kinds: the server, the account, the project
+    except Exception as error:  # the server, the account or the project may be at fault
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"W&B has not taken the workspace ({reason})") from error
     finally:
-        end_service()  # which wandb.setup() has started
+        end_service()  # wandb.setup() has started it

@@ -1,4 +1,4 @@
-"""MLflow as a view of a run, by default in a local file store, which `mlflow ui` shows."""
+"""MLflow as a view of a run. By default it uses a local file store, which `mlflow ui` shows."""
 
 import os
 import re
@@ -16,12 +16,12 @@ from fedexp.trackers.names import metrics_of
 if TYPE_CHECKING:
     import pandas as pd
 
-DIRECTORY = "fedexp.directory"  # the tag by which a resumed run is found again
-ENVIRONMENT = {  # read when mlflow is imported and when a store is opened
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # mlflow 3 refuses file stores otherwise
+DIRECTORY = "fedexp.directory"  # tag that identifies the run when it is resumed
+ENVIRONMENT = {  # mlflow reads it on import and when it opens a store
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # otherwise mlflow 3 refuses file stores
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-# MLflow's limits: params in a call, characters of a value in its older versions
+# MLflow's limits: params per call, and characters per value in older versions
 PARAMS, LENGTH = 100, 500
 
 
@@ -43,8 +43,8 @@ class MLflow(TrackerConfig):
 
 
 class MLflowTracker(Tracker):
-    """One MLflow run: the configuration as params, metrics by the names that they have in W&B,
-    results as artifacts."""
+    """One MLflow run: the configuration as params, metrics under the same names as in W&B, results
+    as artifacts."""
 
     name: ClassVar[str] = "MLflow"
 
@@ -79,7 +79,8 @@ class MLflowTracker(Tracker):
         self._logged = max((metric.step for metric in logged), default=-1)
 
     def _experiment(self) -> str:
-        """Return the id of the experiment, which another process may be making at the same time."""
+        """Return the experiment's id. Another process may create the experiment at the same
+        time."""
         for last in (False, True):
             if (found := self.client.get_experiment_by_name(self.config.experiment)) is not None:
                 return found.experiment_id
@@ -106,7 +107,7 @@ class MLflowTracker(Tracker):
     def log_round(self, record: RoundRecord) -> None:
         from mlflow.entities import Metric
 
-        if record.round <= self._logged:  # a resumed run repeats rounds, to the bit
+        if record.round <= self._logged:  # a resumed run repeats rounds bit for bit
             return
         now = int(time.time() * 1000)
         values = metrics_of(record, self.classes)
@@ -129,11 +130,11 @@ class MLflowTracker(Tracker):
 
 
 def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield parts that MLflow takes in one call."""
+    """Yield slices that are short enough for one MLflow call."""
     for start in range(0, len(values), PARAMS):
         yield values[start : start + PARAMS]
 
 
 def plain(name: str) -> str:
-    """Return a name with the characters that MLflow allows."""
+    """Replace the characters that MLflow does not allow in a name."""
     return re.sub(r"[^\w.\-/: ]", "_", name)

@@ -1,4 +1,4 @@
-"""Names of metrics in trackers: in W&B the prefix is the section. The tidy files keep their own
+"""Names of metrics in trackers. W&B shows each prefix as a section. The CSV files keep their column
 names."""
 
 import math
@@ -9,7 +9,7 @@ from typing import Any
 from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION, VIEWS, suffix
 from fedexp.trackers.base import RoundRecord
 
-NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
+NAMES = {  # column of rounds.csv -> section/name; metric_name names all other columns
     "test_accuracy": "test/accuracy",
     "test_loss": "test/loss",
     "average_accuracy": "test/average_accuracy",
@@ -30,8 +30,8 @@ NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
     "bytes_up": "comm/bytes_up",
     "bytes_down": "comm/bytes_down",
 }
-# Which values of a metric stand in the run's summary; None: the last one. No two patterns match one
-# name, since W&B does not say which would win; a name without a star goes before them.
+# Values of each metric in W&B's run summary; None: the last one. At most one pattern matches any
+# name, since W&B does not define which pattern would win. Exact names take precedence.
 SUMMARIES = {
     "test/*": "max,last",
     "test/loss": "min,last",
@@ -53,7 +53,7 @@ SUMMARIES = {
 
 
 def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
-    """Return the finite numbers of a round by their names."""
+    """Return metric name -> value of a round's finite numbers."""
     values = {metric_name(column): value for column, value in record.values.items()}
     values |= {f"analysis/{plain(name)}": value for name, value in record.analysed.items()}
     views = {} if record.class_accuracy is None else {PLAIN: record.class_accuracy}
@@ -67,8 +67,10 @@ def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
 
 
 def metric_name(column: str) -> str:
-    """Return W&B's name of a column of rounds.csv. An unknown one is a forgetting metric's: only
-    these add any."""
+    """Return W&B's name of a column of rounds.csv.
+
+    Only forgetting metrics add columns, so any unknown column is treated as one of theirs.
+    """
     if column.endswith(end := suffix(AUGMENTED)):
         return metric_name(column.removesuffix(end)) + end
     if column.startswith(start := f"{VALIDATION}_"):
@@ -88,20 +90,22 @@ def metric_name(column: str) -> str:
 
 
 def class_metric(name: str, view: str = PLAIN) -> str:
-    """Return W&B's name of the test accuracy on a class; each view of the test set has a
-    section."""
+    """Return W&B's name of the accuracy on a class. Each view of the test set has its section."""
     return f"class{suffix(view)}/{plain(name)}"
 
 
 def plain(name: str) -> str:
-    """A dot is W&B's mark of a nested value, a slash that of a section."""
+    """Replace dots, slashes and backslashes: W&B reads a dot as a nested value and a slash as a
+    section."""
     return re.sub(r"[./\\]", "_", name)
 
 
 def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """summary.json with a number for each target, which bar charts and columns of the
-    run table can show: {"0.5": 7, "0.9*best": 12} becomes rounds_to_50pct: 7,
-    rounds_to_90pct_of_best: 12 (None: never)."""
+    """Return summary.json with one number per target, which bar charts and the run table can show.
+
+    For example, {"0.5": 7, "0.9*best": 12} becomes rounds_to_50pct: 7 and rounds_to_90pct_of_best:
+    12. None means that the target is never reached.
+    """
     flat = dict(summary)
     for view in VIEWS:
         for target, number in (flat.pop(f"rounds_to_target{suffix(view)}", None) or {}).items():
@@ -110,7 +114,8 @@ def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target_name(target: str) -> str:
-    """Letters, digits and _ only: by other names the run table cannot be sorted."""
+    """Return a target's name with only letters, digits and _: W&B cannot sort the run table by
+    other names."""
     value, _, best = target.partition("*")
     percent = f"{100 * float(value):g}".replace(".", "_")
     return f"rounds_to_{percent}pct" + ("_of_best" if best else "")

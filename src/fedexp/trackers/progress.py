@@ -1,5 +1,5 @@
-"""Terminal output of a run: a live display, or plain lines when the output is not a terminal; and
-the result."""
+"""Terminal output of a run: a live display, or plain lines if the output is not a terminal, and
+then the result."""
 
 import logging
 import math
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger(ROUNDS_LOG)
-MOST_LINES = 50  # of plain output for a run
-RECENT = 20  # rounds whose mean duration predicts the time left
+MOST_LINES = 50  # of plain output per run
+RECENT = 20  # number of rounds whose mean duration predicts the remaining time
 COLOURS = {
     "running": "cyan",
     "completed": "green",
@@ -38,7 +38,7 @@ COLOURS = {
     "interrupted": "yellow",
     "stopped": "yellow",
 }
-# Numbers of summary.json in the table of results; the first four of every run that is tested.
+# Values of summary.json in the table of results. Every run with a test set shows ALWAYS.
 ALWAYS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting")
 SOME = (
     "accuracy_augmented",
@@ -58,7 +58,8 @@ SOME = (
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Let the run continue without output when its reader leaves, as in `fedexp ... | head`."""
+    """Let the run continue without output if its reader closes the pipe, as in `fedexp ... |
+    head`."""
     try:
         yield
     except BrokenPipeError:
@@ -66,10 +67,10 @@ def reader_may_leave() -> Iterator[None]:
 
 
 class Progress(Tracker):
-    """The progress of one run.
+    """Show the progress of one run.
 
-    among_others: other runs write to the same terminal, so there are lines only, which say whose
-    they are.
+    among_others: whether other runs write to the same terminal. If so, the output is plain lines
+    that start with the run's name.
     """
 
     def __init__(self, console: Console | None = None, among_others: bool = False) -> None:
@@ -81,7 +82,7 @@ class Progress(Tracker):
         self._name, self._total, self._round = info.name, info.total_rounds, info.first_round
         self._every = math.ceil(info.total_rounds / MOST_LINES) or 1
         self._status, self._started, self._first_line = "running", time.monotonic(), True
-        self._values: dict[str, float] = {}  # the latest of each; not every round is evaluated
+        self._values: dict[str, float] = {}  # latest known value of each metric
         self._best = info.best_accuracy
         self._durations: deque[float] = deque(maxlen=RECENT)
         if self.console.is_terminal and not self.among_others:
@@ -96,7 +97,7 @@ class Progress(Tracker):
         self._values |= {k: v for k, v in values.items() if v is not None}
         chooses = "validation_accuracy" if "validation_accuracy" in values else "test_accuracy"
         accuracy, seconds = values.get(chooses), values.get("seconds")
-        # the initial model is not a result, as in summary.json, and round 0 only evaluates
+        # Round 0 only evaluates the initial model; summary.json does not count it as a result.
         if accuracy is not None and record.round >= 1:
             self._best = max(accuracy, self._best or 0.0)
         if seconds is not None and record.round >= 1:
@@ -122,13 +123,13 @@ class Progress(Tracker):
 
     @property
     def _pace(self) -> float | None:
-        """Return the mean seconds per round of the recent rounds; None before the first."""
+        """Return the mean seconds per round of the recent rounds; None before the first round."""
         return sum(self._durations) / len(self._durations) if self._durations else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the rounds to go times the mean duration of the recent ones; None before the
-        first."""
+        """Return the remaining rounds times the recent mean duration of a round; None before the
+        first round."""
         return None if self._pace is None else (self._total - self._round) * self._pace
 
     def _stop(self) -> None:
@@ -137,7 +138,7 @@ class Progress(Tracker):
             self._live = None
 
     def _line(self) -> str:
-        """Return the last round in one line."""
+        """Return one line about the last round."""
         parts = [f"round {self._round:>{len(str(self._total))}}/{self._total}", *self._metrics()]
         if self._pace is not None:
             parts.append(f"{duration(self._pace)}/round")
@@ -146,17 +147,17 @@ class Progress(Tracker):
         return "  ".join(parts)
 
     def _metrics(self) -> list[str]:
-        """Return the latest numbers, each with its name; undefined ones are left out."""
+        """Return the latest metrics, each with its name. Undefined metrics are omitted."""
         known = self._values
         losses = ("train_loss", "test_loss", "validation_loss")
-        # before round 1 nobody has trained
+        # Before round 1, there is no training loss.
         loss = next((name for name in losses if name in known), "train_loss")
         average = known.get("average_accuracy")
         shown = [
             ("accuracy {:.4f}", known.get("test_accuracy")),
             ("validation {:.4f}", known.get("validation_accuracy")),
-            # In continual learning the average of the learned ones takes the place of the best: a
-            # terminal is 80 wide.
+            # A terminal has 80 columns: in continual learning, show the average accuracy of the
+            # learned tasks instead of the best accuracy.
             ("best {:.4f}", self._best) if average is None else ("average {:.4f}", average),
             ("forgetting {:.3f}", known.get("forgetting", known.get("validation_forgetting"))),
             (f"{loss.replace('_', ' ')} {{:.3g}}", known.get(loss)),
@@ -181,8 +182,8 @@ class Progress(Tracker):
 
 
 def write_line(text: str, console: Console) -> None:
-    """Write a line in one piece, so that processes that share a terminal do not mix within a
-    line."""
+    """Write a line in one call, so that the lines of processes that share a terminal are not
+    interleaved."""
     console.file.write(f"{text}\n")
     console.file.flush()
 
@@ -191,7 +192,7 @@ def write_line(text: str, console: Console) -> None:
 def result_line(
     name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None
 ) -> None:
-    """Print the result of a run in one line, for runs among others."""
+    """Print a run's result in one line, for runs that share a terminal."""
     rows = _result_rows(summary)
     prefix = "" if "accuracy" in summary else "validation "
     shown = [f"{prefix}accuracy", f"{prefix}forgetting", "time"]
@@ -204,8 +205,10 @@ def result_line(
 def result_table(
     summary: Mapping[str, Any], files: Sequence[Path], console: Console | None = None
 ) -> None:
-    """Print the result of a run (the content of summary.json; unknown values as a dash) and where
-    its files are."""
+    """Print a run's result and the paths of its files.
+
+    summary: the content of summary.json; unknown values are shown as a dash.
+    """
     console = console or Console(highlight=False)
     rows = _result_rows(summary)
     if console.is_terminal:
@@ -225,13 +228,13 @@ def result_table(
         width = max(map(len, rows))
         for name, value in rows.items():
             print(f"{name:<{width}}  {value}", file=console.file)
-    for path in files:  # not through the console, which would break a long path
+    for path in files:  # the console would wrap a long path, so print it directly
         print(f"  {display_path(path)}", file=console.file)
     console.file.flush()
 
 
 def _result_rows(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is printed of a summary, in words."""
+    """Return label -> text of the summary's values that are shown."""
 
     def shown(key: str, form: str = "") -> str:
         value = summary.get(key)
@@ -262,7 +265,7 @@ def _hardware(value: object) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: 0.42 s, 12.3 s, then h:mm:ss."""
+    """Format a duration: `0.42 s`, `12.3 s`, and h:mm:ss from one minute on."""
     if not math.isfinite(seconds):
         return "-"
     return f"{seconds:.3g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

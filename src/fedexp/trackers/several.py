@@ -1,4 +1,4 @@
-"""Several trackers as one, and what happens when one fails."""
+"""Combine several trackers, and keep the failure of one from stopping the run."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,8 @@ class Several(TrackerConfig):
 
 
 class Guarded(Tracker):
-    """Trackers as one. The first error of each is a warning, after which it is not called again."""
+    """Several trackers as one. After a tracker's first error, a warning is logged and it is not
+    called again."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers
@@ -79,7 +80,7 @@ class Guarded(Tracker):
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of an error."""
+    """Return the error's type and the first line of its message."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,5 +1,5 @@
-"""TensorBoard as a view of a run: event files that `tensorboard --logdir outputs` shows, all runs
-beside each other."""
+"""TensorBoard as a view of a run. `tensorboard --logdir outputs` shows the event files of all runs
+together."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TensorBoard(TrackerConfig):
     """Configuration of `tracker=tensorboard`."""
 
-    # folder with a folder for each run, by its name; None: <run directory>/tensorboard
+    # parent folder of the runs' folders; None: each run writes to <run directory>/tensorboard
     logdir: str | None
 
     def check(self) -> None:
@@ -29,8 +29,7 @@ class TensorBoard(TrackerConfig):
 
 
 class TensorBoardTracker(Tracker):
-    """The event files of one run: metrics by the names that they have in W&B, with the round as the
-    step."""
+    """One run's event files: metrics under the same names as in W&B, with the round as the step."""
 
     name: ClassVar[str] = "TensorBoard"
 
@@ -44,8 +43,8 @@ class TensorBoardTracker(Tracker):
         folder = info.directory / "tensorboard"
         if self.config.logdir is not None:
             folder = Path(self.config.logdir) / info.directory.name
-        # A run that is resumed writes rounds again that an earlier file may have; TensorBoard then
-        # forgets those.
+        # A resumed run repeats rounds that an earlier event file may hold: purge_step makes
+        # TensorBoard discard them.
         again = info.first_round + 1 if info.resumed else None
         self.writer = SummaryWriter(str(folder), purge_step=again)
         if again is None:
@@ -80,5 +79,5 @@ class TensorBoardTracker(Tracker):
 
 
 def as_code(text: str) -> str:
-    """Return Markdown that shows a text as it is: four spaces before each line."""
+    """Return Markdown that shows a text verbatim: each line is indented by four spaces."""
     return "\n".join(f"    {line}" for line in text.splitlines())

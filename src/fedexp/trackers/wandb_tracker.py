@@ -1,7 +1,7 @@
-"""Weights & Biases as a view of a run, which can fail or hang without stopping the run.
+"""Weights & Biases as a view of a run. It can fail or hang without stopping the run.
 
-Every call of wandb runs in a thread with a time limit. W&B's files stay below
-`<run directory>/wandb`.
+Every call of wandb runs in a thread with a time limit. W&B's files stay below `<run
+directory>/wandb`.
 """
 
 import io
@@ -37,13 +37,15 @@ Interval = Annotated[
         lambda value: value >= 0 and (value < 1 or float(value).is_integer()),
     ),
 ]
-# Calls that need no server take milliseconds to a few seconds; longer means that wandb hangs.
+# A call that needs no server takes at most a few seconds; a longer one means that wandb hangs.
 LOCAL_SECONDS = 30.0
-GRACE_SECONDS = 5.0  # wandb's own timeout comes first, so that it can clean up
-TAG_LENGTH = 64  # W&B's limit; of groups and names it is 128
-# W&B steps per round: after each round there is room for results, should the run be extended.
+GRACE_SECONDS = 5.0  # added to wandb's own timeout, so that wandb can clean up first
+TAG_LENGTH = 64  # W&B's limit for a tag
+# W&B steps per round: the results take the steps after the last round, and the run can still be
+# extended.
 STEPS = 10
-# Rounds between images where they are given as a share of all rounds, so that short runs stay fast.
+# Minimum number of rounds between images if `log_images_every` is a share of all rounds: images
+# would slow short runs down.
 LEAST_INTERVAL = 10
 # Silent; no console capture, code, git state or machine paths.
 SETTINGS: Mapping[str, Any] = {
@@ -76,7 +78,8 @@ class Wandb(TrackerConfig):
     finish_timeout: Positive  # seconds
 
     def image_interval(self, rounds: int) -> int | None:
-        """Return the rounds between images in a run of so many; None: none before the end."""
+        """Return the number of rounds between images in a run of `rounds` rounds; None for images
+        at the end only."""
         every = self.log_images_every
         if 0 < every < 1:
             return max(round(every * rounds), LEAST_INTERVAL)
@@ -86,14 +89,14 @@ class Wandb(TrackerConfig):
     def stays(self) -> bool:
         try:
             return self.mode == "disabled" or "online" not in bounded(self.modes, LOCAL_SECONDS)
-        except Exception:  # whatever wandb raises: it may be online a moment later
+        except Exception:  # any error of wandb, which may still get online later
             return False
 
     def modes(self) -> tuple[str, ...]:
-        """Return the modes to try in turn."""
+        """Return the modes to try, in order."""
         import wandb
 
-        # environment and settings files; `wandb offline` writes such a file
+        # wandb reads the environment and settings files; `wandb offline` writes such a file.
         settings = wandb.setup().settings
         if self.mode == "auto" and settings.mode == "disabled":
             return ()
@@ -113,7 +116,7 @@ class WandbTracker(Tracker):
 
     def __init__(self, config: Wandb) -> None:
         self.config = config
-        self.complete = False  # the whole run is with W&B, or in the files for `wandb sync`
+        self.complete = False  # whether W&B, or the files for `wandb sync`, have the whole run
         self._run: Any = None
         self._id: str | None = None
         self._held = ExitStack()  # wandb-core and its environment
@@ -134,7 +137,7 @@ class WandbTracker(Tracker):
     def log_round(self, record: RoundRecord) -> None:
         self._last_round = record.round
         row = {"round": record.round, **metrics_of(record, self.info.classes)}
-        # W&B drops steps that it has: a resumed run repeats rounds.
+        # A resumed run repeats rounds; W&B drops the steps that it already has.
         self._call(
             lambda run: run.log(
                 row | self._interim_images(record), step=record.round * STEPS, commit=True
@@ -144,8 +147,8 @@ class WandbTracker(Tracker):
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
     ) -> None:
-        # Without a step: they get those after the last round's, so that an extended run logs the
-        # next round.
+        # No explicit step: W&B then uses the steps after the last round's, and leaves the next
+        # round's step free for an extended run.
         pictures = {path.stem: str(path) for path in figures if path.suffix == ".png"}
 
         def log_results(run: Any) -> None:
@@ -162,8 +165,10 @@ class WandbTracker(Tracker):
         self._end(1)
 
     def _open(self) -> Any:
-        """Return the W&B run, online if that is asked for and possible, else offline; None where
-        W&B is disabled."""
+        """Return the W&B run, online if requested and possible, otherwise offline.
+
+        Return None if W&B is disabled.
+        """
         modes = bounded(self.config.modes, LOCAL_SECONDS)
         if self.config.mode == "online" and "online" not in modes:
             log.warning(
@@ -196,7 +201,7 @@ class WandbTracker(Tracker):
             id=self._id,
             resume="allow" if info.wandb_id else None,
             mode=mode,  # type: ignore[arg-type]
-            reinit="create_new",  # whatever an earlier failure has left open
+            reinit="create_new",  # even if an earlier failure has left a run open
             settings=wandb.Settings(**SETTINGS, init_timeout=config.init_timeout),
         )
         run.define_metric("round")
@@ -205,7 +210,8 @@ class WandbTracker(Tracker):
         return run
 
     def _call(self, action: Callable[[Any], object], seconds: float | None = None) -> None:
-        """Do something with the run, if there is one. An error has a note on how to upload it."""
+        """Call an action on the run, if there is one. A note on its exception tells how to upload
+        the run."""
         run = self._run
         if run is None:
             return
@@ -233,7 +239,7 @@ class WandbTracker(Tracker):
     def _interim_images(self, record: RoundRecord) -> dict[str, Any]:
         total = self.info.total_rounds
         every = self.config.image_interval(total)
-        # those of the last round come with the results
+        # Images of the last round are logged with the results.
         if every is None or record.round % every or not 0 < record.round < total:
             return {}
         if record.class_accuracy is None or record.history is None:
@@ -247,14 +253,14 @@ class WandbTracker(Tracker):
 
 
 def as_images(pictures: Mapping[str, Any]) -> dict[str, Any]:
-    """pictures: name -> path or PIL image."""
+    """Return pictures as W&B images. pictures: name -> path or PIL image."""
     import wandb
 
     return {f"figures/{name}": wandb.Image(picture) for name, picture in pictures.items()}
 
 
 def as_table(table: "pd.DataFrame") -> Any:
-    """Return a W&B table whose empty cells stay empty, also in columns of text."""
+    """Return a W&B table. Empty cells stay empty, also in text columns."""
     import wandb
 
     cells = table.astype(object).where(table.notna(), None)
@@ -264,14 +270,21 @@ def as_table(table: "pd.DataFrame") -> Any:
 
 
 def new_id() -> str:
-    """Return a fresh id for each run, also in one process; a W&B sweep agent brings one."""
+    """Return a new id.
+
+    A W&B sweep agent sets the id in the environment. Otherwise it is random, so several runs in one
+    process have different ids.
+    """
     given = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
     return given or secrets.token_hex(4)
 
 
 def is_logged_in(settings: Any) -> bool:
-    """Return whether there are credentials for the server of wandb's settings, which know the
-    environment and the settings files but not netrc; nothing is asked of it."""
+    """Return whether credentials for the server in wandb's settings exist. The server is not
+    contacted.
+
+    The settings cover the environment and the settings files; netrc is read separately.
+    """
     from requests.utils import get_netrc_auth  # wandb needs requests
 
     found = settings.api_key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
@@ -279,10 +292,10 @@ def is_logged_in(settings: Any) -> bool:
 
 
 def bounded(function: Callable[[], T], seconds: float) -> T:
-    """Return the function's result, or raise its exception, or TimeoutError after `seconds`; its
-    thread then stays.
+    """Call a function in a thread and return its result, or raise its exception.
 
-    An attempt of the function to exit the process becomes a RuntimeError.
+    Raises TimeoutError after `seconds`; the thread keeps running then. If the function tries to
+    exit the process, RuntimeError is raised instead.
     """
     outcome: Future[T] = Future()
 
@@ -300,8 +313,11 @@ def bounded(function: Callable[[], T], seconds: float) -> T:
 
 @contextmanager
 def service(folder: Path) -> Iterator[None]:
-    """wandb-core ends with the block. Inside, wandb is silent and puts staged tables and logs into
-    `folder`, unless the user has named other places: wandb-core reads these variables alone."""
+    """Run the block with a silent W&B, and end wandb-core after it.
+
+    Inside the block, staged tables and logs are written to `folder`, unless the user's environment
+    sets other directories. wandb-core reads these settings from environment variables only.
+    """
     given = dict(os.environ)
     wanted = {
         "WANDB_SILENT": "true",
@@ -313,14 +329,14 @@ def service(folder: Path) -> Iterator[None]:
         yield
     finally:
         end_service()
-        # WANDB_SERVICE is set by wandb and would outlive a wandb-core that was killed.
+        # wandb sets WANDB_SERVICE, which would remain set after wandb-core is killed.
         for name in (*wanted, "WANDB_SERVICE"):
             os.environ.pop(name, None)
         os.environ.update({name: given[name] for name in wanted if name in given})
 
 
 def end_service() -> None:
-    """End wandb-core, by force if it does not end itself in time."""
+    """End wandb-core, and kill it if it does not end in time."""
 
     def teardown() -> None:
         import wandb
