@@ -1,2 +1,2 @@
-"""Analyses after a run, from the models that its directory keeps: `fedexp analyse <run directory>
-<kind>`."""
+"""Analyses of finished runs, from the models kept in their directories: `fedexp analyse <run
+directory> <kind>`."""

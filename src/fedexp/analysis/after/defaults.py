@@ -1,5 +1,4 @@
-"""Options of the kinds of `fedexp analyse` with their defaults, for the command line and for the
-pictures of sweeps."""
+"""Default options of `fedexp analyse` by kind, for the command line and for sweeps' pictures."""
 
 from typing import Any
 

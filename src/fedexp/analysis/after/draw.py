@@ -1,4 +1,4 @@
-"""The pictures of `fedexp analyse`: one function each, from what was measured to a matplotlib
+"""Draw the pictures of `fedexp analyse`. Each function takes measurements and returns a matplotlib
 Figure."""
 
 from collections.abc import Iterator, Sequence
@@ -29,19 +29,21 @@ from fedexp.figures.style import (
     width,
 )
 
-MARKERS = "osD^vPX*"  # of the models, and of classes beyond the colours of the style
+MARKERS = "osD^vPX*"  # for models, and for classes when the style's colours repeat
 MODEL_POINTS: dict[str, Any] = {
     "markersize": 2.5,
     "linestyle": "",
     "alpha": 0.7,
     "markeredgewidth": 0,
 }
-RIM = 1.35  # of the plane around the unit circle
+RIM = 1.35  # half the side of the plane that is drawn around the unit circle
 
 
 def loss_plane(surface: Surface, title: str) -> Figure:
-    """Draw loss and accuracy on a plane, as colours with contours, and the models on it (FedNTD
-    Fig. 14)."""
+    """Draw loss and accuracy on a plane of parameters, with the models on it (FedNTD Fig. 14).
+
+    Values are shown as colours with contours.
+    """
     plane = surface.plane
     figure = Figure(figsize=(width(), 4.0), layout="constrained")
     entitle(figure, f"Loss and accuracy on a plane of parameters ({plane.unit})\n{title}")
@@ -80,8 +82,11 @@ def loss_plane(surface: Surface, title: str) -> Figure:
 
 
 def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
-    """Draw loss and accuracy against the strength of the noise, a curve for each labelled model:
-    mean over the draws in a band of one standard deviation (FedNTD Fig. 14)."""
+    """Draw loss and accuracy against the strength of the noise (FedNTD Fig. 14).
+
+    curves: (label, curve) of each model. A line is the mean over draws, in a band of one standard
+    deviation.
+    """
     figure = Figure(figsize=(width(), 3.6), layout="constrained")
     panels = figure.subplots(1, 2)
     for number, (label, each) in enumerate(curves):
@@ -107,7 +112,7 @@ def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
 
 
 def spectrum(found: Spectrum, title: str) -> Figure:
-    """Draw the largest eigenvalues, each with the length of its residual."""
+    """Draw the largest eigenvalues, each with a bar as long as its residual."""
     figure = Figure(figsize=(width(), 3.4), layout="constrained")
     entitle(figure, f"Largest eigenvalues of the Hessian of the mean loss\n{title}")
     axes = figure.subplots()
@@ -137,9 +142,14 @@ def circle(
     grid: np.ndarray,
     title: str,
 ) -> Figure:
-    """Draw the kernel densities of features on the unit circle, a column for each model (FedNTD
-    Fig. 18): in the plane of all classes, and of the angle class by class. places: angles [models,
-    n]; grid: of the curves, [g]."""
+    """Draw kernel densities of features on the unit circle, one column per model (FedNTD Fig. 18).
+
+    The upper row shows the density in the plane for all classes together, the lower row the density
+    of the angle for each class.
+
+    places: angles [models, n]. labels: classes [n]. grid: angles [g] at which the curves are
+    evaluated.
+    """
     columns = len(names)
     figure = Figure(figsize=(max(width(), 1.75 * columns + 1.6), 4.6), layout="constrained")
     entitle(figure, f"Features on the unit circle, kernel densities\n{title}")
@@ -171,11 +181,10 @@ def circle(
 def neurons(
     labels: Sequence[str], found: Sequence[Preferences], classes: int, title: str
 ) -> Figure:
-    """Draw the class that each neuron of the last hidden layer prefers, a panel a run, a row a
-    model (FedNTD Fig. 17).
+    """Draw the class that each neuron of the last hidden layer prefers (FedNTD Fig. 17).
 
-    The neurons are sorted by their class in the first model: the more a column keeps its colour,
-    the more aligned.
+    Each run has a panel, and each model a row. Neurons are sorted by their class in the first
+    model. Columns with a uniform colour mean that the models are aligned.
     """
     rows = [0.5 + len(each.names) for each in found]
     figure = Figure(
@@ -208,7 +217,7 @@ def neurons(
 
 
 def on_plane(places: np.ndarray) -> np.ndarray:
-    """Return the points [n, 2] of the unit circle at finite angles."""
+    """Return the points [n, 2] of the unit circle at the finite angles."""
     finite = places[np.isfinite(places)]
     return np.stack([np.cos(finite), np.sin(finite)], 1)
 
@@ -219,9 +228,12 @@ def embedding(
     classes: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draw the t-SNE of all models together, a row for each name (a round, a setting): coloured by
-    class and by model (FedNTD Fig. 19, 20) or, of several runs, by run (Fig. 21). labels: [n] of
-    the examples, the same of each model."""
+    """Draw the t-SNE of all models together, one row per name (a round or a setting).
+
+    The left panel is coloured by class. The right panel is coloured by model (FedNTD Fig. 19, 20)
+    or, if there are several runs, by run (Fig. 21). labels: classes [n] of the examples, which are
+    the same for each model.
+    """
     figure = Figure(figsize=(width() + 1.2, 0.6 + 3.6 * len(rows)), layout="constrained")
     entitle(figure, f"t-SNE of the features of all models together\n{title}")
     grid = figure.subplots(len(rows), 2, squeeze=False)
@@ -251,8 +263,10 @@ def embedding(
 
 
 def class_look(label: int, count: int) -> dict[str, Any]:
-    """Return colour and line style of a class among `count`: of the style's cycle, or of its map
-    where it has many."""
+    """Return the colour and line style of a class among `count` classes.
+
+    Colours are taken from the style's cycle or, if there are many classes, from its colour map.
+    """
     colours = len(rcParams["axes.prop_cycle"])
     if count > NAMED_CLASSES:
         return {"color": colormaps[rcParams["image.cmap"]](label / (count - 1)), "linestyle": "-"}
@@ -260,7 +274,7 @@ def class_look(label: int, count: int) -> dict[str, Any]:
 
 
 def class_marker(label: int, count: int) -> str:
-    """Return the marker of a class: another one where the colours of the style begin again."""
+    """Return the marker of a class. It changes each time the style's colours repeat."""
     return (
         "o"
         if count > NAMED_CLASSES
@@ -269,8 +283,10 @@ def class_marker(label: int, count: int) -> str:
 
 
 def by_model(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-    """Yield (label, points [n, 2], look) of each model: global ones black, the others along a map
-    of colours."""
+    """Yield (label, points [n, 2], look) of each model.
+
+    Global models are black; the others have colours from a colour map.
+    """
     for index, each in enumerate(clouds):
         colour = (
             "black" if each.is_global else colormaps["cividis"](index / max(len(clouds) - 1, 1))
@@ -279,8 +295,11 @@ def by_model(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[st
 
 
 def by_run(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-    """Yield (label, points [n, 2], look) of the local models of each run together, in a colour of
-    its own, and then of its global models, dark."""
+    """Yield (label, points [n, 2], look) of each run's local models, then of each run's global
+    models.
+
+    Each run's local models share a colour; global models are dark.
+    """
     runs = list(dict.fromkeys(each.run for each in clouds))
     for whole, colours in ((False, [f"C{i}" for i in range(len(runs))]), (True, ["black", "0.45"])):
         for index, run in enumerate(runs):
@@ -302,7 +321,8 @@ def by_run(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[str,
 def class_key(
     figure: Figure, panels: Sequence[Axes], labels: np.ndarray, classes: Sequence[str], lines: bool
 ) -> None:
-    """Draw the legend of the classes that are there or, of many, a colour bar of their numbers."""
+    """Draw a legend of the classes in `labels` or, if there are many classes, a colour bar of their
+    indices."""
     if len(classes) > NAMED_CLASSES:
         scale = ScalarMappable(Normalize(0, len(classes) - 1), rcParams["image.cmap"])
         figure.colorbar(scale, ax=list(panels), pad=0.02).set_label(

@@ -1,5 +1,5 @@
-"""Features of several models on the same examples: on the unit circle (FedNTD Fig. 18) and by t-SNE
-(Fig. 19 to 21)."""
+"""Compare the features of several models on the same examples: on the unit circle (FedNTD Fig. 18)
+or by t-SNE (Fig. 19 to 21)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import numpy as np
 from fedexp.analysis.after.subject import Named, Subject
 from fedexp.core.errors import ConfigError
 
-BANDWIDTH = 0.1  # of both kernels: radians, and the same length in the plane
+BANDWIDTH = 0.1  # of both kernels, in radians or as a length in the plane
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """The features of one model in the plane of an embedding."""
+    """The features of one model, embedded in a plane."""
 
-    run: str  # label of the run, empty where there is one run only
+    run: str  # label of the run, empty if there is only one run
     model: str
     places: np.ndarray  # float64 [n, 2]
 
@@ -26,13 +26,15 @@ class Cloud:
 
     @property
     def name(self) -> str:
-        """Return the name of the model among those of all runs."""
+        """Return the model's name, including the run's label if there are several runs."""
         return f"{self.run}: {self.model}" if self.run else self.model
 
 
 def angles(features: np.ndarray) -> np.ndarray:
-    """Return arctan2(y, x) in (-pi, pi] of features [n, 2]: their places on the unit circle (FedNTD
-    Fig. 18); nan for the feature (0, 0), which has none."""
+    """Return the angles arctan2(y, x) in (-pi, pi] of features [n, 2] (FedNTD Fig. 18).
+
+    The angle of the feature (0, 0) is undefined, and nan is returned for it.
+    """
     features = np.asarray(features, dtype=np.float64)
     found = np.arctan2(features[:, 1], features[:, 0])
     return np.where((features == 0).all(1), np.nan, found)
@@ -41,11 +43,11 @@ def angles(features: np.ndarray) -> np.ndarray:
 def circle_density(
     places: np.ndarray, grid: np.ndarray, bandwidth: float = BANDWIDTH
 ) -> np.ndarray:
-    """Return the kernel density at angles `grid` [g] of angles [n]: 1/n sum_i sum_m N(grid - a_i +
-    2 pi m; h^2), [g].
+    """Return the kernel density of angles [n], evaluated at angles `grid` [g], as [g].
 
-    The Gaussian kernel wrapped around the circle, so that the integral over it is 1; nan is left
-    out, and of no angle at all the density is nan. FedNTD Fig. 18, whose bandwidth is not printed.
+    It is 1/n sum_i sum_m N(grid - a_i + 2 pi m; h^2). The Gaussian kernel is wrapped around the
+    circle, so the density integrates to 1. nan angles are ignored; without any finite angle, the
+    density is nan. The paper does not state the bandwidth h (FedNTD Fig. 18).
     """
     places = places[np.isfinite(places)]
     if not len(places):
@@ -61,8 +63,11 @@ def circle_density(
 def plane_density(
     points: np.ndarray, x: np.ndarray, y: np.ndarray, bandwidth: float = BANDWIDTH
 ) -> np.ndarray:
-    """Return the Gaussian kernel density in R^2 of points [n, 2] on the grid of x [g] and y [h],
-    [h, g]: 1/n sum_i exp(-|z - p_i|^2 / (2 h^2)) / (2 pi h^2) (FedNTD Fig. 18)."""
+    """Return the Gaussian kernel density of points [n, 2] on the grid of x [g] and y [h], as [h,
+    g].
+
+    It is 1/n sum_i exp(-|z - p_i|^2 / (2 h^2)) / (2 pi h^2), with the bandwidth h (FedNTD Fig. 18).
+    """
     across, up = (
         np.exp(-((axis[:, None] - points[None, :, i]) ** 2) / (2 * bandwidth**2))
         for i, axis in enumerate((x, y))
@@ -71,7 +76,7 @@ def plane_density(
 
 
 def on_circle(subject: Subject, models: Sequence[Named]) -> np.ndarray:
-    """Return the angles [models, n] of the features; raise ConfigError where these are not
+    """Return the angles [models, n] of the features. Raises ConfigError if features are not
     2-dimensional."""
     found = [subject.features(each.kept) for each in models]
     if (width := found[0].shape[1]) != 2:
@@ -85,12 +90,11 @@ def on_circle(subject: Subject, models: Sequence[Named]) -> np.ndarray:
 def embedded(
     features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0
 ) -> list[np.ndarray]:
-    """Return one t-SNE of all features [n, D] together: the places [n, 2] of each model's (FedNTD
-    Fig. 19 to 21).
+    """Compute one t-SNE of all models' features [n, D], and return each model's points [n, 2].
 
-    van der Maaten and Hinton (JMLR 2008), as scikit-learn has it, begun from the principal
-    components. Raises ConfigError where there are not more points than the perplexity, or where
-    features are not finite.
+    It is used for FedNTD Fig. 19 to 21. The method is by van der Maaten and Hinton (JMLR 2008), in
+    scikit-learn's implementation, initialised with the principal components. Raises ConfigError if
+    there are not more points than the perplexity, or if a feature is not finite.
     """
     from sklearn.manifold import TSNE
 

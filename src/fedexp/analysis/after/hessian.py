@@ -1,5 +1,5 @@
-"""The largest eigenvalues of the Hessian of the mean loss, by Lanczos iteration with Hessian-vector
-products."""
+"""Compute the largest eigenvalues of the mean loss's Hessian by Lanczos iteration with
+Hessian-vector products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
 
-BATCH = 250  # examples at a time: a product keeps the whole graph of its gradient
+BATCH = 250  # examples per batch: a product keeps the whole graph of its gradient in memory
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # v [P] -> H v [P]
 
@@ -27,17 +27,16 @@ class Spectrum:
     values: np.ndarray  # float64 [k]
     vectors: np.ndarray  # float64 [P, k], unit length
     residuals: np.ndarray  # float64 [k]: ||H v - lambda v||
-    products: int  # Hessian-vector products that it took
+    products: int  # number of Hessian-vector products computed
 
 
 def hessian_vector_product(
     loss: Callable[[Params], torch.Tensor], params: Params, vector: torch.Tensor
 ) -> Params:
-    """Return H v, H the Hessian of a scalar function of the parameters, v [P]: the gradient of
-    <grad loss, v>.
+    """Return H v for the Hessian H of a scalar function of the parameters and a vector v [P].
 
-    Pearlmutter, "Fast exact multiplication by the Hessian" (Neural Computation 1994), by reverse
-    mode twice.
+    It is the gradient of <grad loss, v>, computed with reverse mode twice (Pearlmutter, "Fast exact
+    multiplication by the Hessian", Neural Computation 1994).
     """
     pull = vjp(grad(loss), params)[1]
     (product,) = pull(unflatten(vector, params))
@@ -45,8 +44,10 @@ def hessian_vector_product(
 
 
 def loss_hessian(subject: Subject, params: Params) -> Product:
-    """Return v -> H v for H the Hessian of the mean cross-entropy over the subject's examples, in
-    eval mode."""
+    """Return the function v -> H v.
+
+    H is the Hessian of the mean cross-entropy over the subject's examples, in eval mode.
+    """
     runtime, count = subject.runtime, len(subject.labels)
 
     def product(vector: torch.Tensor) -> torch.Tensor:
@@ -72,12 +73,12 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
 def largest(
     product: Product, like: torch.Tensor, count: int, seed: int = 0, tolerance: float = 1e-3
 ) -> Spectrum:
-    """Return the `count` largest eigenvalues of a symmetric matrix that is known by its products
-    alone.
+    """Return the `count` largest eigenvalues of a symmetric matrix, given only its products with
+    vectors.
 
-    Implicitly restarted Lanczos (ARPACK, in float64). like: a vector [P] whose dtype and device the
-    products have; tolerance: of an eigenvalue, relative. Raises ConfigError where it does not
-    converge, or for a count that is not less than P.
+    The method is implicitly restarted Lanczos (ARPACK, in float64). like: a vector [P] with the
+    products' dtype and device. tolerance: relative, for each eigenvalue. Raises ConfigError if the
+    iteration does not converge, or if `count` is not less than P.
     """
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
@@ -120,6 +121,6 @@ def largest(
 
 
 def spectrum_of(subject: Subject, count: int, seed: int = 0, tolerance: float = 1e-3) -> Spectrum:
-    """Return the largest eigenvalues of the Hessian of a subject's model."""
+    """Return the largest eigenvalues of the Hessian for the subject's model."""
     params = subject.use(subject.first)
     return largest(loss_hessian(subject, params), flatten(params), count, seed, tolerance)

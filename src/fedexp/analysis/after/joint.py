@@ -1,4 +1,4 @@
-"""Models of several runs in one plane: t-SNE of their features together (FedNTD Fig. 21)."""
+"""Embed models of several runs in one plane, by a t-SNE of all their features (FedNTD Fig. 21)."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 def told_apart(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
-    """Return each run by a name: of its algorithm or, where these are the same, of its directory;
-    one run alone by "". Raises ConfigError where a run is there twice."""
+    """Return name -> run. The name is the run's algorithm or, if algorithms repeat, its directory.
+
+    A single run has the name "". Raises ConfigError if a run is given twice.
+    """
     if len(runs) == 1:
         return {"": runs[0]}
     folders = [run.directory.resolve() for run in runs]
@@ -28,8 +30,8 @@ def told_apart(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
 def subjects_alike(
     runs: Mapping[str, RunDirectory], request: "Request", number: int
 ) -> dict[str, Subject]:
-    """Return the subject of each run, by name, for models of a round. Raises ConfigError where
-    their examples are not the same."""
+    """Return name -> subject for the models of a round. Raises ConfigError if the runs' examples
+    differ."""
     found = {name: request.subject(run, number) for name, run in runs.items()}
     first, *others = found.values()
     for each in others:
@@ -49,8 +51,10 @@ def subjects_alike(
 def embedded_models(
     subjects: Mapping[str, Subject], request: "Request", number: int
 ) -> list[Cloud]:
-    """Return the features of the models that each run keeps of a round, in one plane. Raises
-    ConfigError where their numbers of dimensions differ."""
+    """Return the features of the models that each run keeps of a round, embedded in one plane.
+
+    Raises ConfigError if the features of the runs have different dimensions.
+    """
     options = request.options
     models = [
         (name, subject, each)

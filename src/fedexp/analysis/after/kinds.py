@@ -1,5 +1,5 @@
-"""The kinds of `fedexp analyse`: each computes, writes a table and a picture, and says in lines
-what it found."""
+"""The kinds of `fedexp analyse`. Each one measures, writes a table and a picture, and returns lines
+that state its results."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -41,13 +41,13 @@ FOLDER = "analysis"  # in the run directory
 
 @dataclass(frozen=True)
 class Request:
-    """A command line, read."""
+    """The parsed command line."""
 
     options: argparse.Namespace
     look: Pictures
 
     def subject(self, run: RunDirectory, number: int | None, client: int | None = None) -> Subject:
-        """Return the model and the examples."""
+        """Return the model and the examples that the options select."""
         options = self.options
         examples = Examples(options.data, options.examples, options.seed)
         return subject_of(run, number, client, examples, options.device, options.data_dir)
@@ -60,8 +60,10 @@ class Request:
         draw: "Callable[[], Figure]",
         arrays: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """Write <name>.csv, the pictures and, of arrays, <name>.npz; return the lines that name
-        them."""
+        """Write <name>.csv, the pictures and, if there are arrays, <name>.npz.
+
+        Return lines that name the files.
+        """
         folder = run.directory / FOLDER
         paths = [folder / f"{name}.csv"]
         storage.write_atomically(paths[0], table.to_csv(index=False).encode())
@@ -73,15 +75,17 @@ class Request:
 
 
 def name_of(kind: str, subject: Subject, *more: str) -> str:
-    """Return the name of the files of an analysis of one model."""
+    """Return the base name of the files of an analysis of one model."""
     client = subject.first.client
     whose = [] if client is None else [f"client{client}"]
     return "_".join([kind, f"round{subject.first.round}", *whose, *more])
 
 
 def loss_plane(run: RunDirectory, request: Request) -> list[str]:
-    """Measure loss and accuracy on a plane (`loss_plane_round<n>_<directions>.csv`: x, y, loss,
-    accuracy)."""
+    """Measure loss and accuracy on a plane of parameters.
+
+    Writes `loss_plane_round<n>_<directions>.csv` with the columns x, y, loss, accuracy.
+    """
     from fedexp.analysis.after import draw
 
     options = request.options
@@ -110,13 +114,13 @@ def loss_plane(run: RunDirectory, request: Request) -> list[str]:
 
 
 def whose(subject: Subject) -> str:
-    """Return which model of a run a subject has, in words."""
+    """Describe the subject's model in words."""
     of = "global model" if subject.first.client is None else f"client {subject.first.client}"
     return f"{of}, round {subject.first.round}"
 
 
 def lowest(surface: planes.Surface) -> str:
-    """Return in words where the loss is lowest."""
+    """Describe in words where the loss is lowest."""
     if not np.isfinite(surface.loss).any():
         return "the loss is not finite anywhere on the plane"
     i, j = np.unravel_index(np.nanargmin(surface.loss), surface.loss.shape)
@@ -125,7 +129,7 @@ def lowest(surface: planes.Surface) -> str:
 
 
 def said(request: Request, subject: Subject) -> str:
-    """Return which examples were looked at, in words."""
+    """Describe the analysed examples in words."""
     of = request.options.data
     whose = {"test": "test", "train": "training"}.get(of)
     kind = f"{whose} examples" if whose else f"training examples of client {of}"
@@ -133,8 +137,8 @@ def said(request: Request, subject: Subject) -> str:
 
 
 def chosen_models(run: RunDirectory, subject: Subject, names: str | None) -> list[Named]:
-    """Return the three models that `--models` names. Raises ConfigError unless they are three that
-    are kept."""
+    """Return the three models in `--models`. Raises ConfigError unless they are three different,
+    kept models."""
     number = subject.first.round
     clients = kept_models.kept_clients(run.directory, number)
     asked = (names or ",".join(["global", *map(str, clients[:2])])).split(",")
@@ -152,8 +156,11 @@ def chosen_models(run: RunDirectory, subject: Subject, names: str | None) -> lis
 
 
 def named_model(run: RunDirectory, number: int, name: str) -> Named:
-    """Return a model of a round: global (after it), before (global, before it) or the number of a
-    client."""
+    """Return a model of a round.
+
+    name: `global` for the global model after the round, `before` for the global model before it, or
+    the number of a client.
+    """
     if name in ("global", "before"):
         after = number - (name == "before")
         return Named(f"global, round {after}", kept_models.load(run.directory, after))
@@ -163,8 +170,10 @@ def named_model(run: RunDirectory, number: int, name: str) -> Named:
 
 
 def noise(run: RunDirectory, request: Request) -> list[str]:
-    """Measure loss and accuracy under noise (`noise_round<n>_<scale>.csv`: draw, strength, loss,
-    accuracy)."""
+    """Measure loss and accuracy under noise.
+
+    Writes `noise_round<n>_<scale>.csv` with the columns draw, strength, loss, accuracy.
+    """
     from fedexp.analysis.after import draw
 
     subject = request.subject(run, request.options.round, request.options.client)
@@ -184,14 +193,17 @@ def noise(run: RunDirectory, request: Request) -> list[str]:
 
 
 def noise_of(subject: Subject, request: Request) -> NoiseCurve:
-    """Return loss and accuracy of a subject's model under the noise that the options ask for."""
+    """Return loss and accuracy of the subject's model under the noise that the options select."""
     options = request.options
     strengths = options.strengths or default_strengths(options.scale)
     return noise_curve(subject, strengths, options.draws, options.scale, options.seed)
 
 
 def hessian(run: RunDirectory, request: Request) -> list[str]:
-    """Find the largest eigenvalues (`hessian_round<n>.csv`: number, eigenvalue, residual)."""
+    """Compute the largest eigenvalues of the Hessian.
+
+    Writes `hessian_round<n>.csv` with the columns number, eigenvalue, residual.
+    """
     from fedexp.analysis.after import draw
 
     options = request.options
@@ -211,8 +223,11 @@ def hessian(run: RunDirectory, request: Request) -> list[str]:
 
 
 def hypersphere(run: RunDirectory, request: Request) -> list[str]:
-    """Find the angles of 2-dimensional features (`hypersphere_round<n>.csv`: model, class, angle,
-    density; the angles of the examples in the .npz)."""
+    """Compute the angles of 2-dimensional features.
+
+    Writes `hypersphere_round<n>.csv` with the columns model, class, angle, density. The examples'
+    angles are in the .npz file.
+    """
     from fedexp.analysis.after import draw
 
     lines, grid = [], np.linspace(-np.pi, np.pi, 181)
@@ -243,9 +258,11 @@ def hypersphere(run: RunDirectory, request: Request) -> list[str]:
 
 
 def tsne(run: RunDirectory, request: Request) -> list[str]:
-    """Embed the features of all models of each round together, those of `--with` too
-    (`tsne_round<n>.csv`: round, model, example, class, x, y; of several rounds, one embedding of
-    each)."""
+    """Embed the features of all models of each round together, including the runs in `--with`.
+
+    Writes `tsne_round<n>.csv` with the columns round, model, example, class, x, y. Each round is
+    embedded separately.
+    """
     from fedexp.analysis.after import draw
 
     others = [RunDirectory(path) for path in request.options.others]
@@ -277,8 +294,10 @@ def tsne(run: RunDirectory, request: Request) -> list[str]:
 
 
 def neurons(run: RunDirectory, request: Request) -> list[str]:
-    """Find the class that each neuron of the last hidden layer prefers, in the models of each round
-    (`neurons_round<n>.csv`: model, neuron, class)."""
+    """Find the class that each neuron of the last hidden layer prefers, for each model of a round.
+
+    Writes `neurons_round<n>.csv` with the columns model, neuron, class.
+    """
     from fedexp.analysis.after import draw
 
     lines = []

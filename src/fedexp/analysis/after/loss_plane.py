@@ -1,4 +1,4 @@
-"""Loss and accuracy on a plane of the space of parameters (FedNTD Fig. 14; Li et al., NeurIPS
+"""Measure loss and accuracy on a plane in parameter space (FedNTD Fig. 14; Li et al., NeurIPS
 2018)."""
 
 import logging
@@ -16,14 +16,14 @@ from fedexp.core.tree import Params
 
 log = logging.getLogger("fedexp")
 RANDOM, EIGENVECTORS, MODELS = "random", "eigenvectors", "models"
-# how far the plane reaches on either side, in units of its directions
+# half the side of the plane, in units of its directions
 SPAN = {RANDOM: 1.0, EIGENVECTORS: 0.5}
-MARGIN = 0.25  # around the models, as a share of the side of their box
+MARGIN = 0.25  # around the models, as a fraction of the side of their bounding box
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Points origin + x u + y v, and where models lie."""
+    """The points origin + x u + y v, and the models' positions."""
 
     origin: Params
     u: Params
@@ -32,7 +32,7 @@ class Plane:
     y: np.ndarray  # [m]
     names: tuple[str, ...]  # of the models
     positions: np.ndarray  # [models, 2]
-    unit: str  # of both axes, in words
+    unit: str  # unit of both axes, in words
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,17 @@ class Surface:
 
 
 def random_plane(subject: Subject, points: int, span: float, seed: int) -> Plane:
-    """Return the plane of two filter-normalised random directions around a subject's model."""
+    """Return the plane of two filter-normalised random directions around the subject's model."""
     origin = subject.use(subject.first)
     u, v = (random_direction(origin, seed, number) for number in (0, 1))
     return around(subject, origin, u, v, points, span, "filter-normalised random directions")
 
 
 def eigenvector_plane(subject: Subject, points: int, span: float, seed: int) -> Plane:
-    """Return the plane of the two eigenvectors with the largest eigenvalues of the Hessian, of unit
-    length."""
+    """Return the plane of two unit eigenvectors around the subject's model.
+
+    They belong to the two largest eigenvalues of the Hessian.
+    """
     origin = subject.use(subject.first)
     vectors = torch.from_numpy(spectrum_of(subject, 2, seed).vectors).T
     like = next(iter(origin.values()))
@@ -64,7 +66,7 @@ def eigenvector_plane(subject: Subject, points: int, span: float, seed: int) -> 
 def around(
     subject: Subject, origin: Params, u: Params, v: Params, points: int, span: float, unit: str
 ) -> Plane:
-    """Return a square with the model in its middle."""
+    """Return a square plane centred on the subject's model."""
     axis = np.linspace(-span, span, points)
     who = "global" if subject.first.client is None else f"client {subject.first.client}"
     return Plane(
@@ -73,10 +75,10 @@ def around(
 
 
 def model_plane(subject: Subject, models: Sequence[Named], points: int) -> Plane:
-    """Return the plane through three models; the running statistics are those of the subject's
-    model everywhere.
+    """Return the plane through three models.
 
-    Raises ConfigError where the three lie on a line.
+    Running statistics are those of the subject's model at every point. Raises ConfigError if the
+    models lie on a line.
     """
     params = [subject.use(each.kept) for each in models]
     subject.use(subject.first)
@@ -92,7 +94,7 @@ def model_plane(subject: Subject, models: Sequence[Named], points: int) -> Plane
 
 
 def surface_of(subject: Subject, plane: Plane) -> Surface:
-    """Measure loss and accuracy at every point of the grid, of the subject's examples."""
+    """Measure loss and accuracy on the subject's examples at every grid point."""
     log.info("%d tests of %d examples", len(plane.x) * len(plane.y), len(subject.labels))
     loss, accuracy = (np.empty((len(plane.y), len(plane.x))) for _ in range(2))
     for i, y in enumerate(plane.y.tolist()):

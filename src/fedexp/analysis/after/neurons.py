@@ -1,4 +1,4 @@
-"""The class that each neuron prefers in the models of one round (FedNTD Fig. 17)."""
+"""Find the class that each neuron prefers, for the models of one round (FedNTD Fig. 17)."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ from fedexp.metrics.neurons import preferences
 from fedexp.rundir.kept_models import LOCAL_HINT
 from fedexp.rundir.reader import RunDirectory
 
-MOST_CLIENTS = 20  # whose models are shown
+MOST_CLIENTS = 20  # maximum number of clients whose models are shown
 
 
 @dataclass(frozen=True)
 class Preferences:
-    """Preferred classes of the neurons of the last hidden layer, in each model of a round."""
+    """The classes that the neurons of the last hidden layer prefer, for each model of a round."""
 
     round: int
     names: tuple[str, ...]  # of the models: global before, clients, global after
@@ -30,8 +30,10 @@ class Preferences:
 
     @property
     def agreement(self) -> float:
-        """Return the share of neurons whose class is that of the first model, mean over the local
-        models: alignment as in FedNTD Table 2."""
+        """Return the fraction of neurons that prefer the same class as in the first model.
+
+        It is averaged over local models: alignment as in FedNTD Table 2.
+        """
         return float((self.classes[1:-1] == self.classes[0]).mean())
 
 
@@ -41,9 +43,12 @@ def preferred_classes(
     number: int | None = None,
     subject: Subject | None = None,
 ) -> Preferences:
-    """Return the preferences in a round (None: the last whose local models are kept). subject: of
-    that round, where it is there already. Raises ConfigError where no local model is kept or the
-    model has no such neurons."""
+    """Return the neurons' preferred classes in a round.
+
+    number: the round; None for the last round with kept local models. subject: the subject of that
+    round, if it has already been built. Raises ConfigError if no local models are kept, or if the
+    model has no fully connected hidden layer.
+    """
     number = round_to_show(run) if number is None else number
     models = [] if number is None else models_of_round(run, number, MOST_CLIENTS)
     if number is None or len(models) < 3:

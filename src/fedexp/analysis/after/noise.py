@@ -1,4 +1,4 @@
-"""Loss and accuracy of a model with Gaussian noise on its parameters (FedNTD Fig. 14)."""
+"""Measure loss and accuracy of a model with Gaussian noise on its parameters (FedNTD Fig. 14)."""
 
 import logging
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from fedexp.analysis.after.vectors import gaussian, moved, relative_to
 
 log = logging.getLogger("fedexp")
 ABSOLUTE, RELATIVE = "absolute", "relative"
-MOST = {ABSOLUTE: 0.05, RELATIVE: 0.5}  # the largest strength, unless strengths are given
-STEPS = 11  # strengths from 0 to that
+MOST = {ABSOLUTE: 0.05, RELATIVE: 0.5}  # the largest default strength
+STEPS = 11  # number of default strengths
 
 
 @dataclass(frozen=True)
 class NoiseCurve:
-    """Loss and accuracy against the strength of the noise, draw by draw."""
+    """Loss and accuracy against the strength of the noise, for each draw."""
 
     scale: str
     strengths: np.ndarray  # float64 [s]
@@ -27,7 +27,7 @@ class NoiseCurve:
 
     @property
     def unit(self) -> str:
-        """Return what a strength of 1 is, in words."""
+        """Return the unit of a strength in words."""
         return "standard deviation" + (
             "" if self.scale == ABSOLUTE else " / root mean square of the tensor"
         )
@@ -36,13 +36,15 @@ class NoiseCurve:
 def noise_curve(
     subject: Subject, strengths: Sequence[float], draws: int, scale: str, seed: int
 ) -> NoiseCurve:
-    """Return loss and accuracy of a subject's model at w + s e for each strength s and draw e, on
-    its examples.
+    """Return loss and accuracy at parameters w + s e for each strength s and draw e.
 
-    e has one standard normal number for each trained parameter (FedNTD Fig. 14 perturbs the
-    parameters "with Gaussian noise" and states no scale); `relative` multiplies it by the root mean
-    square of the parameter's tensor. A draw keeps its direction e at all strengths, so that its
-    curve is continuous; equal seeds give equal draws. Running statistics of batch norm stay.
+    They are measured for the subject's model on the subject's examples. e has one standard normal
+    number per trained parameter. (FedNTD Fig. 14 perturbs the parameters "with Gaussian noise" and
+    states no scale.) The scale `relative` multiplies e by the root mean square of the parameter's
+    tensor.
+
+    A draw has the same direction e at all strengths, so its curve is continuous. Equal seeds give
+    equal draws. Running statistics of batch norm are not changed.
     """
     origin = subject.use(subject.first)
     log.info("%d tests of %d examples", draws * len(strengths), len(subject.labels))
@@ -61,5 +63,5 @@ def noise_curve(
 
 
 def default_strengths(scale: str) -> list[float]:
-    """Return the strengths of a scale where none are given: equally spaced from 0."""
+    """Return a scale's default strengths, equally spaced from 0."""
     return np.linspace(0, MOST[scale], STEPS).tolist()

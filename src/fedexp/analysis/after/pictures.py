@@ -1,5 +1,5 @@
-"""The pictures of `fedexp analyse` for the report of a sweep: drawn from a run's kept models, no
-table written."""
+"""Draw the pictures of `fedexp analyse` for a sweep's report, from kept models and without writing
+tables."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,12 @@ from fedexp.rundir.reader import RunDirectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIRST = "first"  # as `client`: the first one whose model of the round is kept
+FIRST = "first"  # value of `client`: the first client whose model of the round is kept
 
 
 @dataclass(frozen=True)
 class Collecting(kinds.Request):
-    """A request whose pictures are collected instead of written."""
+    """A request that collects its pictures instead of writing files."""
 
     drawn: "list[Callable[[], Figure]]" = field(default_factory=list)
 
@@ -43,11 +43,11 @@ class Collecting(kinds.Request):
 
 
 def picture_of(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> "Callable[[], Figure]":
-    """Return the call that draws the picture of a kind of `fedexp analyse` (loss_plane,
-    hypersphere, tsne).
+    """Return a function that draws the picture of a kind of `fedexp analyse`.
 
-    options: its flags, as on the command line. Raises ConfigError where the run has not kept what
-    it shows."""
+    kind: loss_plane, hypersphere or tsne. options: its flags, as on the command line. Raises
+    ConfigError if the run did not keep the models that the picture shows.
+    """
     require_local_models(run)
     request = request_of(run, kind, options)
     measure: Mapping[str, Callable[[RunDirectory, kinds.Request], Sequence[str]]] = {
@@ -60,8 +60,10 @@ def picture_of(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> "Cal
 
 
 def noise_of(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCurve, str]:
-    """Return what `fedexp analyse <run> noise` finds with these flags, and of which model. Raises
-    ConfigError where it is not kept."""
+    """Return (result of `fedexp analyse <run> noise` with these flags, description of the model).
+
+    Raises ConfigError if the model was not kept.
+    """
     request = request_of(run, "noise", options)
     subject = request.subject(run, request.options.round, request.options.client)
     return kinds.noise_of(subject, request), kinds.whose(subject)
@@ -70,9 +72,10 @@ def noise_of(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCurve,
 def joint_clouds(
     runs: Mapping[str, RunDirectory], options: Mapping[str, Any]
 ) -> tuple[list[Cloud], Subject]:
-    """Return what `fedexp analyse <run> tsne --with <run>` finds with these flags in the last round
-    whose local models are kept, and the subject of the first run. Raises ConfigError where there
-    are none."""
+    """Return (result of `fedexp analyse <run> tsne --with <run>`, subject of the first run).
+
+    The round is the last one with kept local models. Raises ConfigError if a run keeps none.
+    """
     for run in runs.values():
         require_local_models(run)
     first = next(iter(runs.values()))
@@ -83,7 +86,7 @@ def joint_clouds(
 
 
 def require_local_models(run: RunDirectory) -> None:
-    """Raise ConfigError where a run keeps no local models."""
+    """Raise ConfigError if a run keeps no local models."""
     if not kept_models.local_files(run.directory):
         raise ConfigError(
             f"{run.directory}: no local models of a round are kept; {kept_models.LOCAL_HINT}"
@@ -91,8 +94,11 @@ def require_local_models(run: RunDirectory) -> None:
 
 
 def request_of(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Collecting:
-    """Return the request that flags stand for, with the defaults of the kind. `client: first` is
-    the first one whose model is kept of the last round with local models."""
+    """Build a request from flags and the defaults of the kind.
+
+    `client: first` selects the first client whose model is kept in the last round with local
+    models.
+    """
     given = dict(options)
     if given.get("client") == FIRST:
         require_local_models(run)

@@ -1,5 +1,4 @@
-"""The subject of an analysis: models that a run keeps, and the examples on which they are
-tested."""
+"""The subject of an analysis: models that a run keeps, and the examples to evaluate them on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,26 +24,28 @@ TEST, TRAIN = "test", "train"
 
 @dataclass(frozen=True)
 class Examples:
-    """A choice among the examples of a run: `test`, `train` (of all clients, not augmented) or
-    those of one client."""
+    """A choice of examples: `test`, `train` (of all clients, not augmented), or one client's
+    training examples."""
 
-    of: str = TEST  # or train, or the number of a client
-    most: int = 1000  # so many of them, drawn at random
-    seed: int = 0  # of that draw
+    of: str = TEST  # "test", "train" or the number of a client
+    most: int = 1000  # maximum number of examples; more are subsampled at random
+    seed: int = 0  # of the random choice
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Models of a run in full precision, and the chosen examples as the test set of `runtime`."""
+    """Models of a run in full precision. The chosen examples are the test set of `runtime`."""
 
     run: RunDirectory
     runtime: ClientRuntime
-    first: KeptModel  # the model that was asked for
+    first: KeptModel  # the requested model
     title: str  # the run in one line
 
     def use(self, kept: KeptModel) -> Params:
-        """Return the parameters of a kept model on the device, and set its running statistics.
-        Raises ConfigError where it is not a model of this run's configuration."""
+        """Return a kept model's parameters on the device, and set its running statistics.
+
+        Raises ConfigError if the model does not fit the run's configuration.
+        """
         for mine, theirs in ((self.first.params, kept.params), (self.first.buffers, kept.buffers)):
             if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
                 raise ConfigError(
@@ -58,8 +59,10 @@ class Subject:
 
     @torch.no_grad()
     def features(self, kept: KeptModel) -> np.ndarray:
-        """Return the features [n, D] of the examples, the input of the classifier. Raises
-        ConfigError for a model of which they are not known."""
+        """Return the features [n, D] of the examples, which are the classifier's input.
+
+        Raises ConfigError if the model does not provide its features.
+        """
         params, found = self.use(kept), []
         for index in torch.arange(len(self.labels), device=self.runtime.device).split(
             self.runtime.evaluation_batch
@@ -81,7 +84,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Named:
-    """A model with the name that a picture gives it."""
+    """A model, and its name in pictures."""
 
     name: str
     kept: KeptModel
@@ -95,9 +98,12 @@ def subject_of(
     device: str = "auto",
     data_dir: str | None = None,
 ) -> Subject:
-    """Return the model of a run after a round (None: the last kept; client: what it trained in that
-    round) with the examples to look at. data_dir: where the run's data lie now. Raises ConfigError
-    where something is missing."""
+    """Return a kept model of a run with the examples to analyse.
+
+    number: the round; None for the last kept round. client: the client whose local model is
+    analysed; None for the global model. data_dir: the directory that the run's data are in now.
+    Raises ConfigError if the model or the data are missing.
+    """
     module, kept, parts = network_of(run, number, data_dir, client)
     data = chosen(run, parts, examples or Examples())
     runtime = runtime_of(run, module, parts, data, hardware_of(run, device, exact=True))
@@ -106,7 +112,7 @@ def subject_of(
 
 
 def chosen(run: RunDirectory, parts: Parts, examples: Examples) -> Data:
-    """Return the run's data with the chosen examples as their test set."""
+    """Return the run's data with the chosen examples as the test set."""
     data = own_data(parts, whole=examples.of != TEST)
     if examples.of != TEST:
         numbers = torch.from_numpy(training_examples(run, examples.of))
@@ -136,8 +142,10 @@ def chosen(run: RunDirectory, parts: Parts, examples: Examples) -> Data:
 
 
 def training_examples(run: RunDirectory, of: str) -> np.ndarray:
-    """Return the numbers of the training examples of all clients (`train`) or of one client,
-    ascending."""
+    """Return the indices of training examples in ascending order.
+
+    of: `train` for all clients, or the number of one client.
+    """
     paths = [run.directory / files.PARTITION, *later_partitions(run.directory)]
     every = [Partition.load(path).parts for path in paths]
     if of == TRAIN:
@@ -151,8 +159,11 @@ def training_examples(run: RunDirectory, of: str) -> np.ndarray:
 
 
 def models_of_round(run: RunDirectory, number: int, most: int) -> list[Named]:
-    """Return what is kept of a round: the global model before it, local models (the first `most`
-    clients) and the global model after it. Raises ConfigError where the last is not kept."""
+    """Return the kept models of a round.
+
+    They are the global model before it, local models of the first `most` clients, and the global
+    model after it. Raises ConfigError if the global model after the round was not kept.
+    """
     kept, rounds = run.directory, kept_models.kept_rounds(run.directory)
     clients = kept_models.kept_clients(kept, number)[:most]
     named = [
@@ -164,13 +175,16 @@ def models_of_round(run: RunDirectory, number: int, most: int) -> list[Named]:
 
 
 def round_to_show(run: RunDirectory) -> int | None:
-    """Return the last round of which local models are kept; None (the last round) where there is
-    none."""
+    """Return the last round with kept local models; None if there is none."""
     return max(kept_models.local_files(run.directory), default=None)
 
 
 def rounds_to_show(run: RunDirectory, asked: Sequence[int]) -> list[int]:
-    """Return the rounds that were asked for; without any, that of `round_to_show`."""
+    """Return the requested rounds.
+
+    If none are requested, return the last round with kept local models or, without any, the last
+    kept round.
+    """
     if asked:
         return list(asked)
     number = round_to_show(run)

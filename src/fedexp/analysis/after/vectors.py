@@ -1,4 +1,4 @@
-"""Parameters of a network as points and directions of a vector space."""
+"""Treat a network's parameters as points and directions in a vector space."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,13 @@ from fedexp.core.tree import Params
 
 
 def flatten(params: Params) -> torch.Tensor:
-    """Return all parameters as one vector [P], in their order."""
+    """Return all parameters as one vector [P], in order."""
     return torch.cat([value.reshape(-1) for value in params.values()])
 
 
 def unflatten(vector: torch.Tensor, like: Params) -> Params:
-    """Return a vector [P] in the names and shapes of parameters; the inverse of `flatten`."""
+    """Split a vector [P] into tensors with the names and shapes of `like`. This is the inverse of
+    `flatten`."""
     parts = vector.split([value.numel() for value in like.values()])
     return {
         name: part.view(value.shape)
@@ -28,8 +29,10 @@ def moved(origin: Params, steps: Sequence[tuple[float, Params]]) -> Params:
 
 
 def gaussian(params: Params, seed: int, number: int) -> Params:
-    """Return a standard normal number for each parameter; equal seeds and numbers give equal ones
-    on every device."""
+    """Return a standard normal number for each parameter.
+
+    Equal seeds and numbers give equal directions on every device.
+    """
     generator = torch.Generator().manual_seed(torch_seed(seed, "direction", number))
     return {
         name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
@@ -38,28 +41,30 @@ def gaussian(params: Params, seed: int, number: int) -> Params:
 
 
 def random_direction(params: Params, seed: int, number: int) -> Params:
-    """Return a Gaussian direction, filter-normalised."""
+    """Return a filter-normalised Gaussian direction."""
     return filter_normalised(gaussian(params, seed, number), params)
 
 
 def relative_to(params: Params, direction: Params) -> Params:
-    """Return d with d_i <- d_i sqrt(mean_j w_ij^2) for each tensor i: in units of the root mean
-    square of the parameters."""
+    """Return d with d_i <- d_i sqrt(mean_j w_ij^2) for each tensor i.
+
+    The direction is thereby measured in units of the parameters' root mean square.
+    """
     return {name: direction[name] * value.square().mean().sqrt() for name, value in params.items()}
 
 
 def filter_normalised(direction: Params, params: Params) -> Params:
-    """Return d with d_ij <- d_ij ||w_ij|| / ||d_ij|| for each filter j of each layer i; vectors
-    (biases, batch norm) 0.
+    """Return d with d_ij <- d_ij ||w_ij|| / ||d_ij|| for each filter j of each layer i.
 
-    Li et al., "Visualizing the Loss Landscape of Neural Nets" (NeurIPS 2018), section 4. A filter
-    is what makes one output: a row of a weight [outputs, ...]. A filter of zeros in d stays so.
+    Vectors (biases, batch norm) become 0 (Li et al., "Visualizing the Loss Landscape of Neural
+    Nets", NeurIPS 2018, section 4). A filter produces one output: it is a row of a weight [outputs,
+    ...]. Filters of d that are zero remain zero.
     """
     return {name: _as_long(direction[name], value) for name, value in params.items()}
 
 
 def _as_long(direction: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return a direction whose rows are as long as those of the weight; zeros for a vector."""
+    """Scale each row of a direction to the norm of the weight's row. Return zeros for a vector."""
     if weight.dim() < 2:
         return torch.zeros_like(weight)
     own, wanted = (value.flatten(1).norm(dim=1) for value in (direction, weight))
@@ -70,12 +75,12 @@ def _as_long(direction: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def plane_through(points: Sequence[Params]) -> tuple[Params, Params, torch.Tensor]:
-    """Return the plane through three models w_0, w_1, w_2: orthonormal directions u, v and the
-    positions [3, 2].
+    """Return the plane through three models w_0, w_1, w_2.
 
-    Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs" (NeurIPS 2018),
-    section 3: u along w_1 - w_0, v along (w_2 - w_0) less its part along u; w_0 lies at (0, 0).
-    Raises ValueError where the three lie on a line.
+    The result is orthonormal directions u, v and positions [3, 2]. u points along w_1 - w_0, v
+    along the part of w_2 - w_0 orthogonal to u, and w_0 is at (0, 0) (Garipov et al., "Loss
+    Surfaces, Mode Connectivity, and Fast Ensembling of DNNs", NeurIPS 2018, section 3). Raises
+    ValueError if the models lie on a line.
     """
     first, second = (flatten(each).double() - flatten(points[0]).double() for each in points[1:])
     length = first.norm()

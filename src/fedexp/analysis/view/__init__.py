@@ -1,10 +1,10 @@
-"""A sweep as one HTML page that needs neither server nor network.
+"""Show a sweep as one HTML page that needs neither a server nor a network connection.
 
     fedexp view multirun/<sweep> [--out FILE] [--open]
 
-`collect` reads run directories into plain data, `page.html`, `page.css` and `page.js` show them.
-The page holds its data as JSON that it never interprets as markup, and its content security policy
-lets the browser run nothing but its own script and ask for nothing outside.
+`collect` reads run directories into plain data; `page.html`, `page.css` and `page.js` show the
+data. The page stores its data as JSON and never interprets them as markup. Its content security
+policy allows only its own script and no external requests.
 """
 
 import base64
@@ -18,13 +18,13 @@ HERE = Path(__file__).parent
 
 
 def render(data: dict[str, Any]) -> str:
-    """Return the page for what `collect.collect` gives."""
+    """Return the page for the result of `collect.collect`."""
     *scripts, style = (
         (HERE / name).read_text(encoding="utf-8") for name in ("export.js", "page.js", "page.css")
     )
     script = "".join(scripts)
-    # In JSON these characters stand in strings only; escaped, no text can end the element that it
-    # is in.
+    # In JSON, these characters occur only in strings. Escape them, so that no text can end the HTML
+    # element that contains the data.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -36,5 +36,5 @@ def render(data: dict[str, Any]) -> str:
         "data": text,
     }
     page = (HERE / "page.html").read_text(encoding="utf-8")
-    pieces = page.split("%%")  # names at odd places: no value is looked through for other names
+    pieces = page.split("%%")  # odd items are names; inserted values are not searched
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))

@@ -1,5 +1,7 @@
-"""Run directories as plain data for the page; every file may be missing, cut short or damaged,
-which is said there."""
+"""Collect run directories as plain data for the page.
+
+Any file may be missing, truncated or damaged; the page lists such problems.
+"""
 
 import base64
 import json
@@ -31,9 +33,9 @@ from fedexp.rundir.reader import MARKS, RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
 EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.PARTITION)  # and class accuracies
-MOST_POINTS = 300  # of a curve
-MOST_CELLS = 12_000  # of a heat map
-LEVELS = 250  # of a heat map between 0 and 1; the byte 255 stands for undefined
+MOST_POINTS = 300  # approximate maximum for a curve
+MOST_CELLS = 12_000  # approximate maximum for a heat map
+LEVELS = 250  # of a heat map between 0 and 1; the byte 255 means undefined
 SHOWN = (
     *paper_table.VALUES,
     *(f"{name}{suffix(AUGMENTED)}" for name in ("accuracy", "best_accuracy", "forgetting")),
@@ -48,8 +50,10 @@ SHOWN = (
 
 
 def runs_below(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories at or below these, in their order. Raises ConfigError where there
-    are none."""
+    """Return the run directories at or below these paths, in order.
+
+    Raises ConfigError if a path has none.
+    """
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
@@ -72,19 +76,19 @@ def runs_below(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-# directory of a sweep -> its table beside printed values, where it has one
+# directory of a sweep -> its table of measured and published values, if it has one
 BesidePrint = Callable[[Path], dict[str, Any] | None]
 
 
 class Pool:
-    """Values that many runs share, kept once."""
+    """A list of values that many runs share, each stored once."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
         self._places: dict[str, int] = {}
 
     def add(self, item: object) -> int:
-        """Add a value once and return its place."""
+        """Add a value if it is new, and return its index."""
         key = json.dumps(item)
         if key not in self._places:
             self._places[key] = len(self.items)
@@ -95,9 +99,11 @@ class Pool:
 def collect(
     paths: Sequence[Path], beside_print: BesidePrint = lambda directory: None
 ) -> dict[str, Any]:
-    """Collect everything that the page shows. Raises ConfigError where there is no run.
+    """Collect everything that the page shows. Raises ConfigError if there is no run.
 
-    beside_print: the table of the sweep in a directory beside printed values."""
+    beside_print: returns the table that compares a sweep directory with published values, or None
+    if it has no such table.
+    """
     directories = runs_below(paths)
     base = Path(
         os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)])
@@ -125,7 +131,7 @@ def collect(
         "version": fedexp.__version__,
         "levels": LEVELS,
         "settings": displayed(settings),
-        "methods": displayed(methods),  # in the order by which figures colour them too
+        "methods": displayed(methods),  # in the same order as figures assign colours
         **{name: pool.items for name, pool in pools.items()},
         "measures": measures(runs),
         "keys": configurations(runs),
@@ -142,7 +148,7 @@ def title_of(paths: Sequence[Path]) -> str:
 
 
 def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
-    """Describe one run without its setting, method and configuration."""
+    """Return a run's data, except its setting, method and configuration."""
     classes, augmented = (
         run.class_accuracy(next(iter(run.views), PLAIN)),
         run.class_accuracy(AUGMENTED),
@@ -150,7 +156,7 @@ def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
     report = error_of(run)
     return {
         "seed": run.config.get("seed", run.summary.get("seed")),
-        # quoted: it may be pasted into a shell, and the run may be somebody else's
+        # Quote it: users may paste it into a shell, and the run may come from someone else.
         "command": shlex.join(["fedexp", *run.overrides]) if run.overrides else "",
         "problems": problems_of(run),
         "error": report and report.strip()[-2000:],
@@ -164,19 +170,21 @@ def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
 
 
 def problems_of(run: RunDirectory) -> list[str]:
-    """Return what is wrong with the files of a run, and which it lacks that it has while it runs or
-    when it is over."""
+    """Return the problems of a run's files.
+
+    These are damaged files, and missing files that an unfinished or finished run should have.
+    """
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
-    if run.status != "failed":  # it may not have begun
+    if run.status != "failed":  # a failed run may not have started training
         expected = (*EXPECTED, *(file_of(files.CLASSES, view) for view in run.views))
         found |= {name: f"{name}: is missing" for name in expected if not run.has(name)}
     return list(found.values())
 
 
 def error_of(run: RunDirectory) -> str | None:
-    """Return the report of a run that failed; None without one that can be read."""
-    # what it leads to would stand in a page that is passed on
+    """Return the error report of a failed run; None if there is no readable report."""
+    # Do not follow a link: the page may be shared, and would contain the link's target.
     if (run.directory / files.ERROR).is_symlink():
         return None
     try:
@@ -186,7 +194,10 @@ def error_of(run: RunDirectory) -> str | None:
 
 
 def plain(value: object) -> Any:
-    """Return a value without what JSON cannot hold, numbers to four significant digits."""
+    """Return a value that JSON can store.
+
+    Floats are rounded to four significant digits; nan and infinity become None.
+    """
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -205,7 +216,7 @@ def is_measure(column: str) -> bool:
 
 
 def measures(runs: Iterable[RunDirectory]) -> list[str]:
-    """Return the columns of rounds.csv that any run has a value of, the usual ones first."""
+    """Return the columns of rounds.csv in which any run has a value, the main measures first."""
     found = dict.fromkeys((each.column for each in main_measures(runs)), False)
     for run in runs:
         table = pd.DataFrame() if run.rounds is None else run.rounds
@@ -216,9 +227,11 @@ def measures(runs: Iterable[RunDirectory]) -> list[str]:
 
 
 def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, Any]:
-    """Return the curves as plain data. axis: place of the round numbers; curves: measure -> values;
-    every: n where every n-th evaluated round is kept; tasks: the last rounds of tasks that another
-    one follows."""
+    """Return a run's curves as plain data.
+
+    Keys: axis, the index of the round numbers in the pool; curves, measure -> values; every, n if
+    every n-th evaluated round is kept; tasks, the last rounds of tasks that another task follows.
+    """
     if table is None or table.empty:
         return {}
     columns = [str(name) for name in table if is_measure(str(name))]
@@ -241,8 +254,10 @@ def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, A
 
 
 def thin(length: int, most: int) -> tuple[np.ndarray, int]:
-    """Choose the rows to keep, at most about `most` of them: bool [length], every n-th and the
-    last; and n."""
+    """Choose about `most` rows to keep: every n-th row, and the last one.
+
+    Return (whether each row is kept, bool [length]; n).
+    """
     every = max(1, -(-length // most))
     kept = np.arange(length) % every == 0
     kept[-1:] = True
@@ -252,8 +267,11 @@ def thin(length: int, most: int) -> tuple[np.ndarray, int]:
 def heat(
     table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str, Pool]
 ) -> dict[str, Any] | None:
-    """Return the class accuracies: axis and classes as places, every as for curves, data: bytes [R,
-    C] in base64."""
+    """Return class accuracies as plain data; None if there are none.
+
+    Keys: axis and classes, indices in the pools; every, as in `curves`; data, bytes [R, C] in
+    base64.
+    """
     if table is None or table.empty:
         return None
     matrix = table.pivot_table(index="round", columns="class", values="accuracy", aggfunc="last")
@@ -271,8 +289,11 @@ def heat(
 
 
 def configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
-    """For every key: its different values, and the place of each run's (-1: it has none; absent
-    where all have the first). Those that differ come first."""
+    """Return, for every key, its different values and the index of each run's value.
+
+    An index of -1 means that the run lacks the key. Indices are omitted if all runs have the same
+    value. Keys whose values differ come first.
+    """
     flat = [{key: as_typed(value) for key, value in flatten(run.config).items()} for run in runs]
     differing, same = [], []
     for key in dict.fromkeys(key for values in flat for key in values):
@@ -292,7 +313,10 @@ def as_typed(value: object) -> str:
 def by_sweep(
     paths: Sequence[Path], runs: Sequence[RunDirectory]
 ) -> list[tuple[Path, list[RunDirectory]]]:
-    """Return a table of the finished runs below each path; single run directories share one."""
+    """Group the finished runs by the given path they are below.
+
+    Run directories that were given themselves are grouped by their parent directory.
+    """
     groups: dict[Path, list[RunDirectory]] = {}
     for run in runs:
         if run.finished:
@@ -304,7 +328,8 @@ def by_sweep(
 def tables(
     directory: Path, runs: list[RunDirectory], beside_print: BesidePrint
 ) -> dict[str, Any] | None:
-    """Return the table of a sweep as in table.csv, and its rounds to target."""
+    """Return a sweep's table, as in table.csv, and its rounds to target; None if no run has
+    finished."""
     known = without_repeats(runs)
     if not known:
         return None
@@ -317,8 +342,12 @@ def tables(
 
 
 def means(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the means over seeds without counts that say nothing. best: measure -> its best row
-    in each setting, where there are several."""
+    """Return the means over seeds.
+
+    The column n is omitted if every mean has one seed; the columns diverged and pruned are omitted
+    if they are 0 everywhere. The key `best` maps each measure to the rows that are best in their
+    setting, for settings with several methods.
+    """
     columns = [
         str(name) for name in table if name not in ("setting", "method", *paper_table.COUNTS)
     ]
@@ -333,7 +362,8 @@ def means(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]:
-    """Return the tables of a benchmark: results, cost and ranks; [] of another sweep."""
+    """Return a benchmark's tables: results, cost and ranks. Return an empty list for any other
+    sweep."""
     sweep = sweep_of(directory.absolute())
     if sweep is None or not sweep.ranks:
         return []
@@ -346,7 +376,7 @@ def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]
 
 
 def frame(table: pd.DataFrame) -> dict[str, Any]:
-    """Return a table of settings and methods with the names of its rows as they are shown."""
+    """Return a table of settings and methods as plain data, with its displayed row names."""
     rest = table.drop(columns=["setting", "method"]).astype(object)
     rows = zip(labels_of(table), rest.to_numpy().tolist(), strict=True)
     return {"columns": ["run", *rest], "rows": [[name, *map(plain, row)] for name, row in rows]}
