@@ -1,18 +1,22 @@
-"""Ditto: every client trains a personal model beside the global one, and is pulled towards it.
+"""Ditto: each client trains a personal model in addition to the global one and keeps it close to
+the global model.
 
 T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through
-Personalization", ICML 2021, Algorithm 1. The global model w is FedAvg's. With it as received, a
-client of the round also trains its own model v_k,
+Personalization", ICML 2021, Algorithm 1. The global model w is FedAvg's. Each client of the round
+also trains its personal model v_k towards the received w,
     min_v  F_k(v) + lambda/2 ||v - w||^2,
-on the same batches, from where its last participation left it (the initial model at first). v_k
-stays on the client, with its running statistics. Checked against the authors' code
-(litian96/ditto, flearn/trainers_MTL/ditto.py), which has the same two steps for each batch: the
-order of the two does not matter, since neither model sees the other change. The code's lambda is 1,
-or chosen from 0.1, 1 and 2 by each client; that choice is left out here. Deviations: the pull joins
-the gradient before weight decay and momentum, which that code does not have; as many epochs for v_k
-as for w; the server's weights are n_k, not equal ones. Accuracy is that of w: FedAvg's; the
-training loss is that of the own models, with the pull. `evaluate=[global,personal]` tests the
-clients' own models.
+on the same batches, starting from v_k as it was after the client's last participation (at first,
+the initial model). v_k and its running statistics stay on the client. The reported accuracy is that
+of w, which is FedAvg's. The training loss is that of the personal models, including the proximal
+term. `evaluate=[global,personal]` tests the personal models.
+
+Checked against the authors' code (litian96/ditto, flearn/trainers_MTL/ditto.py), which makes the
+same two steps for each batch. Their order does not matter, because neither model depends on the
+other's change. The code's lambda is 1, or each client chooses it from 0.1, 1 and 2; this choice is
+not implemented.
+
+Deviations: The proximal term is added to the gradient before weight decay and momentum, which the
+code does not have. v_k is trained for as many epochs as w. The server's weights are n_k, not equal.
 """
 
 from collections.abc import Sequence
@@ -35,12 +39,13 @@ from fedexp.core.tree import Params, Tree
 
 
 class Ditto(KeepsPart, MultiExchange):
-    """Trains the clients' own models; a second exchange with the same clients is FedAvg."""
+    """Train the clients' personal models; a second exchange with the same clients is FedAvg."""
 
     trains_model = False
     keeps_buffers = True
 
-    lambda_: NonNegative  # weight of the pull; with 0 nothing is shared
+    # weight of the proximal term; with 0, the personal models are independent of w
+    lambda_: NonNegative
 
     needs = Needs(client_state="its own model", gradients=2)
 
@@ -48,7 +53,7 @@ class Ditto(KeepsPart, MultiExchange):
         return self, FedAvg()
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return nothing: the global model is sent once, for the exchange that trains it."""
+        """Return nothing: the global model is sent only once, for the exchange that trains it."""
         return {}
 
     def keeps(self, name: str) -> bool:

@@ -3,8 +3,8 @@
 Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification", 2019:
     v <- beta * v + (w_global - sum_k p_k w_k),   w_global <- w_global - v,   v = 0 at the start.
-Only parameters have momentum; running statistics of batch norm are averaged as in FedAvg.
-Not done: MOON's code has (1 - beta) in front of the difference, which is a different algorithm.
+Only parameters have momentum; running statistics of batch norm are averaged as in FedAvg. MOON's
+code multiplies the difference by (1 - beta), which is a different algorithm and is not implemented.
 """
 
 from fedexp.algorithms.base import FedAvg

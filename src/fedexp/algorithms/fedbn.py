@@ -1,15 +1,17 @@
-"""FedBN: batch normalisation stays with the client, all other parameters are averaged.
+"""FedBN: batch normalisation stays on the client; all other parameters are averaged.
 
 X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local
-Batch Normalization", ICLR 2021, Algorithm 1: scale, shift and running statistics of every batch
-norm layer are the client's own and are neither sent nor averaged. A client that takes part for the
-first time has the initial ones. Checked against the authors' code (med-air/FedBN, `communication`
-in federated/fed_digits.py), which leaves out all entries of the state dict with "bn" in their name.
-Deviations from it: here layers are found by their type; the server's weights are n_k, not equal
-ones (`weighting=uniform`). No client uses a generic model. The accuracy reported for one is that of
-the averaged parameters with the mean batch norm of the last cohort, which no client uses and which
-is not counted as traffic. `evaluate=[global,personal]` tests the clients' own
-models.
+Batch Normalization", ICLR 2021, Algorithm 1. Each client keeps the scale, shift and running
+statistics of all batch norm layers; they are neither sent nor averaged. A client that takes part
+for the first time has the initial ones.
+
+No client uses a generic model. The accuracy reported for the generic model is that of the averaged
+parameters with the mean batch norm of the last cohort; this mean is not counted as traffic.
+`evaluate=[global,personal]` tests the personal models.
+
+Checked against the authors' code (med-air/FedBN, `communication` in federated/fed_digits.py), which
+skips all entries of the state dict with "bn" in their name. Deviations: layers are found by their
+type; the server's weights are n_k, not equal (`weighting=uniform`).
 """
 
 import copy
@@ -25,7 +27,7 @@ from fedexp.core.errors import ConfigError
 class FedBN(KeepsPart, OwnModel):
     keeps_buffers = True
 
-    # names of what batch norm layers hold; known once it is `fitted`
+    # names of the batch norm layers' parameters and statistics; known after `fitted`
     local: ClassVar[frozenset[str]] = frozenset()
 
     needs = Needs(client_state="batch norm", unsent="batch norm")

@@ -1,17 +1,18 @@
-"""FedDyn: a linear and a quadratic term that align the clients' stationary points with the
-server's.
+"""FedDyn: a linear and a quadratic term align the clients' stationary points with the server's.
 
 D. A. E. Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1,
-in the form of the authors' code. h_k, 0 at first, sums up w_k - w_global over the client's
-participations (the paper's is -alpha times this):
+in the form of the authors' code. h_k starts at 0 and sums w_k - w_global over the client's
+participations (the paper's variable is -alpha times this sum):
     client   min_w  F_k(w) + alpha_k <h_k, w> + alpha_k / 2 ||w - w_global||^2,
              h_k <- h_k + (w_k - w_global)
     server   h <- h + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + h
 The mean follows `weighting` (uniform in the authors' code, n_k in FedNTD's). Running statistics
-never enter h. Switches: `per_client_alpha`: alpha_k = alpha / (n_k K / n), as in the authors' code,
-else alpha_k = alpha (the paper); `clip`: bound of the norm of the whole gradient before weight
-decay, 10 in the authors' code; 0 = none. There the part alpha_k * w of the gradient is added after
-clipping, as weight decay; here it is in what is clipped.
+never enter h.
+
+Switches: `per_client_alpha`: if true, alpha_k = alpha / (n_k K / n), as in the authors' code;
+otherwise alpha_k = alpha (the paper). `clip`: bound of the norm of the whole gradient before weight
+decay, 10 in the authors' code; 0: none. In that code, the gradient's term alpha_k * w is added
+after clipping, as weight decay. Here it is part of the clipped gradient.
 """
 
 import numpy as np
@@ -33,8 +34,10 @@ from fedexp.core.tree import Params, Tree
 
 
 def clipped(grads: Params, bound: float) -> Params:
-    """Return the gradients scaled so that the norm of all together is at most `bound`, as torch's
-    clip_grad_norm_ does; 0: as they are."""
+    """Return the gradients, scaled so that their total norm is at most `bound`; 0: unchanged.
+
+    This is the same as torch's clip_grad_norm_.
+    """
     if not bound:
         return grads
     scale = (bound / (tree.dot(grads, grads).sqrt() + 1e-6)).clamp(max=1)
@@ -42,8 +45,10 @@ def clipped(grads: Params, bound: float) -> Params:
 
 
 class Corrected(FedAvg):
-    """Base: clients sum up in h_k how they have changed the model, and the server adds to the
-    average h, the mean of all clients' h_k."""
+    """Base of methods in which h_k sums the client's changes of the model.
+
+    The server adds h, the mean of all clients' h_k, to the average.
+    """
 
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 

@@ -1,15 +1,17 @@
-"""FedExP: the server extrapolates, with a step that is the larger the more the clients' updates
-differ.
+"""FedExP: the server extrapolates with a step that grows with the diversity of the clients'
+updates.
 
 D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation",
 ICLR 2023, Algorithm 1. With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their
 mean D,
     eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + eps))),   w_global <- w_global + eta * D.
-The paper has p_k = 1 / |S|; its code and this follow the weights of the average. Named fedexp_step,
-to keep it apart from this program. Running statistics of batch norm are averaged, not extrapolated.
-Deviations from the code: there eps is multiplied by |S| and by the square of the decay of the
-learning rate in every round, and the mean of the last two global models is evaluated; here the
-global model.
+The paper has p_k = 1 / |S|. Its code, and this one, use the weights of the average. The algorithm
+is named fedexp_step to distinguish it from this program. Running statistics of batch norm are
+averaged, not extrapolated.
+
+Deviations from the authors' code: The code multiplies eps by |S| and, in each round, by the square
+of the learning rate's decay, and it evaluates the mean of the last two global models. Here the
+global model is evaluated.
 """
 
 import torch

@@ -1,14 +1,16 @@
-"""FedGKD: distil from the mean of the last global models.
+"""FedGKD: distil from the mean of the latest global models.
 
 D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
 IEEE Trans. on Computers 73 (1), 2024, in the form of the authors' code:
     L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)),
-where the teacher's parameters are the mean of the last `models` global models, the received one
-among them: with `models=1` it is the received one, and no teacher is sent, as in that code
-(CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). The first round has no distillation.
-The mean over fewer models is taken until there are that many. Deviations: the teacher runs with the
-running statistics of the received global model, not with their mean. FedGKD-VOTE, which weights the
-answers of the single models by a validation loss on the server, is left out.
+The teacher's parameters are the mean of the last `models` global models, including the received
+one. With `models=1` the teacher is the received model, and no teacher is sent, as in the code
+(CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). The first round has no distillation. In early
+rounds, the mean is over the global models available so far.
+
+Deviations: The teacher uses the running statistics of the received global model, not their mean.
+FedGKD-VOTE, which weights the single models' predictions by a validation loss on the server, is not
+implemented.
 """
 
 import torch
@@ -24,11 +26,11 @@ from fedexp.core.tree import Params, Tree
 class FedGKD(FedAvg):
     gamma: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
-    models: Count  # global models in the teacher
+    models: Count  # number of global models in the teacher
 
     @property
     def needs(self) -> Needs:
-        down = int(self.models > 1)  # of one model the teacher is the received one
+        down = int(self.models > 1)  # with one model, the teacher is the received model
         return Needs(
             server_state="the last global models", down=down, small="a switch down", teachers=1
         )
@@ -58,8 +60,8 @@ class FedGKD(FedAvg):
         return cross_entropies(student, batch.y) + self.gamma * distance
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        # The model that was sent, not the new average, which `server.optimizer` may still change.
-        # The initial one is never among the teachers.
+        # Use the model that was sent, not the new average, which `server.optimizer` may still
+        # change. The initial model is never among the teachers.
         sent = tree.map(lambda leaf: leaf * (server["known"] > 0), server["params"])
         past = {k: torch.cat([leaf, sent[k][None]])[1:] for k, leaf in server["past"].items()}
         return super().aggregate(server, messages, round) | {

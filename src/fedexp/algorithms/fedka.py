@@ -1,24 +1,31 @@
-"""FedKA: anchors, a few examples of classes that a client (almost) lacks, hold its outputs where
-the global model has them.
+"""FedKA: anchors, a few examples of classes that a client lacks or almost lacks, keep its outputs
+close to the global model's.
 
 J. Chen, J. Zhu, Q. Zheng, "Towards Fast and Stable Federated Learning: Confronting Heterogeneity
-via Knowledge Anchor", MM 2023, Definitions 1-2, Eq. (2)-(3), Algorithm 1. By its share p^c of a
-client's examples a class is missing (0), non-dominant (below `dominance`) or dominant. In each
-round the anchors T are one own example of every non-dominant class and the shared example of every
-missing class, at most `max_anchors` of them (a random choice), not augmented. Loss of a mini-batch:
+via Knowledge Anchor", MM 2023, Definitions 1-2, Eq. (2)-(3), Algorithm 1. A class is missing,
+non-dominant or dominant if its share p^c of the client's examples is 0, below `dominance`, or at
+least `dominance`. In each round, the anchors T are one of the client's examples of each
+non-dominant class and the shared example of each missing class, not augmented. If there are more
+than `max_anchors`, a random subset is used. The loss of a mini-batch is
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
-The sum is divided by the number of anchors, not of logits (`reduction=sum`; mean: by both); without
-anchors or columns it is 0. The shared set is one training example a class, drawn with the
-partition's seed and kept by its owner too. `beta`: chosen from 0.5, 0.1, 0.01 and 0.001, which one
-is not printed. The penalty's curvature is about 1,000 to 10,000 times beta, and SGD with lr 0.01
-and momentum 0.9 is stable up to 2 (1 + 0.9) / 0.01 = 380: 0.1 and more diverge or nearly so, hence
-0.01 here (sweep=fedka_search searches). `dominance`: not printed; null = 0.5 / C, the proportion at
-which the paper's Fig. 3 sees sudden forgetting. Switches: `anchors` both | non_dominant | missing
-(ablations N and M, with the same columns); `selection` of a non-dominant class's example: random,
-hard (largest cross-entropy of the global model) or proficient (smallest). Unstated and chosen here:
-anchors go through the network together with the mini-batch, so that batch norm sees one batch; the
-teacher's outputs are in eval mode. Where there are fewer anchors than slots, slots repeat them (or,
-without any, examples of the client) with weight 0, also in batch norm.
+The sum is divided by the number of anchors (`reduction=sum`) or by the number of anchors and logits
+(`reduction=mean`). It is 0 if there are no anchors or if all classes are dominant. The shared set
+contains one training example per class, drawn with the partition's seed; its owner also keeps it.
+
+`beta`: the paper chooses it from 0.5, 0.1, 0.01 and 0.001 and does not publish the choice. The
+penalty's curvature is about 1,000 to 10,000 times beta, and SGD with lr 0.01 and momentum 0.9 is
+stable up to 2 (1 + 0.9) / 0.01 = 380. Values of 0.1 and above diverge or nearly diverge, so the
+default is 0.01 (sweep=fedka_search searches). `dominance`: not published; null = 0.5 / C, the
+proportion at which the paper's Fig. 3 shows sudden forgetting.
+
+Switches: `anchors` is both, non_dominant or missing (ablations N and M, with the same columns);
+`selection` of a non-dominant class's example is random, hard (largest cross-entropy of the global
+model) or proficient (smallest).
+
+The paper does not state the following. Anchors go through the network together with the mini-batch,
+so that batch norm sees one batch. The teacher's outputs are computed in eval mode. If there are
+fewer anchors than slots, the remaining slots repeat anchors (or, without any anchor, examples of
+the client) with weight 0, also in batch norm.
 """
 
 from typing import Literal
@@ -34,15 +41,15 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedKA(FedAvg):
-    # anchors join the batch, without the dropout keys that texts are given in training
+    # anchors are added to the batch without the dropout keys that texts have in training
     inputs = ("images",)
 
     beta: NonNegative  # weight of the anchors; 0 is FedAvg
-    dominance: PositiveShare | None  # share from which a class is dominant; None: 0.5 / C
+    dominance: PositiveShare | None  # share from which on a class is dominant; None: 0.5 / C
     max_anchors: Count
     anchors: Literal["both", "non_dominant", "missing"]
     selection: Literal["random", "hard", "proficient"]
-    reduction: Literal["sum", "mean"]  # over the logits that count
+    reduction: Literal["sum", "mean"]  # over the logits of classes that are not dominant
 
     @property
     def needs(self) -> Needs:
@@ -57,7 +64,7 @@ class FedKA(FedAvg):
     def classes(
         self, federation: Federation, client: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the classes of a client as (missing, non-dominant, dominant), bool [C] each."""
+        """Return a client's (missing, non-dominant, dominant) classes, bool [C] each."""
         share = federation.counts[client] / federation.counts[client].sum()
         dominant = share >= self.threshold(federation)
         return share == 0, (share > 0) & ~dominant, dominant
@@ -96,8 +103,10 @@ class FedKA(FedAvg):
         }
 
     def width(self, federation: Federation) -> int:
-        """Return the number of own examples of one class among which `selection` chooses: as many
-        as any non-dominant class can have."""
+        """Return the number of candidates per class among which `selection` chooses.
+
+        This is the largest number of examples that a non-dominant class can have.
+        """
         if self.selection == "random" or self.anchors == "missing":
             return 1
         return max(int(self.threshold(federation) * federation.largest), 1)
@@ -118,9 +127,11 @@ class FedKA(FedAvg):
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
     def rows_that_count(self, ctx: Context) -> Tensor:
-        """Return which candidates batch norm counts where it goes by the batch at hand, [slots *
-        width]: not those that fill up slots; without an anchor all, since nothing that follows
-        counts."""
+        """Return which candidates count in batch norm if it uses batch statistics, [slots * width].
+
+        Candidates that only fill slots do not count. Without any anchor all candidates count,
+        because their outputs are not used.
+        """
         counts = (ctx.plan["candidate"] * ctx.plan["valid"][:, None]).flatten().to(ctx.steps.dtype)
         return torch.where(counts.sum() > 0, counts, torch.ones_like(counts))
 

@@ -1,10 +1,10 @@
-"""FedKD: distil all that the global model says into the local one; FedNTD's comparison (KD in its
-Table 12).
+"""FedKD: distil all of the global model's predictions into the local model; the comparison in
+FedNTD's Table 12 (KD).
 
-G. Hinton et al. 2015 in the place that FedNTD, Eq. (3) and appendix Eq. (17), gives it:
+G. Hinton et al. 2015, as applied by FedNTD in Eq. (3) and appendix Eq. (17):
     L = CE + beta * tau^2 * KL( softmax(z_global / tau) || softmax(z / tau) )
-with the received global model as the teacher on the same augmented batch. Eq. (3)'s (1 - beta) CE +
-beta KD is not what Table 12 uses. It is FedNTD with lambda_=0.
+The teacher is the received global model on the same augmented batch. Table 12 does not use the (1 -
+beta) CE + beta KD of Eq. (3). The method is FedNTD with lambda_=0.
 """
 
 import torch

@@ -1,13 +1,13 @@
-"""FedLC: logits are calibrated by how many examples of each class the client has.
+"""FedLC: logits are calibrated by the number of examples that the client has of each class.
 
 J. Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML
-2022. With n_c the client's examples of class c,
+2022. With n_c the client's number of examples of class c,
     L = -log( exp(z_y - tau n_y^(-1/4)) / sum_c exp(z_c - tau n_c^(-1/4)) ).
-No code of the authors was found; two others' implementations (KarhouTam/FL-bench, and
-bytedance/FedDecorr in approach/fedlogitcal.py) have this form. The sum that the paper prints runs
-over c != y, where the loss has no lower bound; theirs, as here, runs over all classes. A class
-without examples has an infinite margin, so it is not in the sum (FL-bench takes n_c = 1e-8, which
-is nearly that).
+No code by the authors was found. Two other implementations (KarhouTam/FL-bench, and
+bytedance/FedDecorr in approach/fedlogitcal.py) have this form. The published sum is over c != y,
+for which the loss has no lower bound; these implementations and this one sum over all classes. A
+class without examples has an infinite margin, so it is excluded from the sum. FL-bench uses n_c =
+1e-8 instead, which is nearly equivalent.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
-INFINITE = 1e30  # margin of an absent class; finite, since it may be the label of a row of padding
+INFINITE = 1e30  # margin of an absent class; finite, because a row of padding may have this label
 
 
 class FedLC(FedAvg):

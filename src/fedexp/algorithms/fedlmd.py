@@ -1,15 +1,16 @@
-"""FedLMD: distil what the global model knows about classes with few examples on a client.
+"""FedLMD: distil the global model's knowledge about classes with few examples on a client.
 
 J. Lu et al., "Federated Learning with Label-Masking Distillation", ACM Multimedia 2023, and the
-authors' code, which stands on FedNTD's. The majority classes M_k of a client are those with more
-examples than its classes have on average. For an example of class y, with z / tau over the classes
-that are kept,
+authors' code, which is based on FedNTD's. A client's majority classes M_k are those with more
+examples than the mean over its classes. For an example of class y, with softmax of z / tau over the
+remaining classes,
     L = CE(z, y) + beta * tau^2 * KL(p || q),   q = softmax over c != y of the local model,
     p = softmax over c != y and c not in M_k of the received global model;
     teacher=false (FedLMD-Tf): p is uniform over these classes, and no teacher is evaluated.
-Where no class is kept (c != y and not in M_k), there is nothing to distil, and the second term is
-0. Deviations: the released code of FedLMD-Tf counts the rows of the batch where it means the
-classes of M_k, which makes its uniform target negative for B > C; here p sums to 1.
+If no class remains (c != y and not in M_k), the second term is 0.
+
+Deviation: The released code of FedLMD-Tf counts the rows of the batch instead of the classes of
+M_k, so its uniform target is negative for B > C. Here p sums to 1.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ from fedexp.core.tree import Params, Tree
 class FedLMD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
-    teacher: bool  # false: a uniform target instead of the global model's answer
+    teacher: bool  # False: uniform target instead of the global model's prediction
 
     @property
     def needs(self) -> Needs:
@@ -50,6 +51,6 @@ class FedLMD(FedAvg):
 
 
 def log_shares(logits: Tensor, kept: Tensor) -> Tensor:
-    """Return the logarithm of the softmax over the classes kept; [B, C], of no meaning elsewhere
-    but finite."""
+    """Return the log-softmax over the classes kept, [B, C]; other entries are finite but
+    meaningless."""
     return F.log_softmax(torch.where(kept, logits, torch.finfo(logits.dtype).min), dim=-1)

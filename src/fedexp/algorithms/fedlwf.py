@@ -1,14 +1,16 @@
-"""FedLwF: learning without forgetting in every client's local training.
+"""FedLwF: learning without forgetting in each client's local training.
 
 Z. Li, D. Hoiem, "Learning without Forgetting", ECCV 2016, as the baseline of CFeD (IJCAI 2022,
-section 5.3): on the new task's examples
+section 5.3). On the new task's examples,
     L = CE + lambda_d L_d,   teacher theta_{t-1}, the global model at the end of the last task (see
     continual.py).
-In task 1 it is FedAvg. `paradigm=centralized` (algorithm=lwf): LwF. Deviations from the released
-code of CFeD (lianziqt/CFeD, update.py and train_eval_fed.py): the teacher is in eval mode, there in
-training mode, with dropout and batch statistics, and its answers are taken once a round; weights
-are n_k, there equal; a client trains on all of its examples, in a new order with every epoch, there
-on the first 80 % in one order, without the last partial batch.
+In task 1 it is FedAvg. With `paradigm=centralized` (algorithm=lwf) it is LwF.
+
+Deviations from the released code of CFeD (lianziqt/CFeD, update.py and train_eval_fed.py): The
+teacher runs in eval mode. In the code, it runs in training mode with dropout and batch statistics,
+and its outputs are computed once per round. The server's weights are n_k; in the code they are
+equal. A client trains on all of its examples, in a new order in each epoch. In the code, it trains
+on the first 80 % in a fixed order, without the last partial batch.
 """
 
 import torch

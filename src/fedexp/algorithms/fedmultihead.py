@@ -1,10 +1,10 @@
-"""FedMultiHead: one head per task on a shared body, tested with the head of each example's task.
+"""FedMultiHead: one head per task on a shared body; each example is tested with its task's head.
 
-The upper bound of CFeD (IJCAI 2022, section 5.3): it is told the task at test. With disjoint
-classes the heads are rows of the classifier; where tasks share their labels each has C rows of its
-own. Training sees the rows of the current task only, and the server puts the others back as they
-were, whatever the optimizer did to them (weight decay), so that inactive heads stay untouched.
-`paradigm=centralized` (algorithm=multihead): multi-head training.
+The upper bound of CFeD (IJCAI 2022, section 5.3): the test reveals the task. If the tasks' classes
+are disjoint, the heads are rows of the classifier. If the tasks share their labels, each task has C
+separate rows. Training uses only the rows of the current task. The server restores the other rows
+after each round, so inactive heads do not change, even with weight decay. With
+`paradigm=centralized` (algorithm=multihead), this is multi-head training.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class FedMultiHead(OwnModel, TaskHeads):
         return {"params": params, "rows": self.rows_of(federation, params)}
 
     def rows_of(self, federation: Federation, params: Params) -> Tensor:
-        """Return the outputs of the current task's head for all classes, int64 [C]."""
+        """Return the current task's output for each class, int64 [C]."""
         return torch.from_numpy(self.heads(federation.tasks)[federation.task]).to(
             next(iter(params.values())).device
         )

@@ -1,18 +1,20 @@
-"""FedNova: every client's change is divided by its effective number of steps before it is averaged.
+"""FedNova: each client's change is divided by its effective number of steps before averaging.
 
 J. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization", NeurIPS 2020. With momentum rho and tau_k steps (section 4.2, "heavy-ball"), a_k =
-sum of the geometric weights of the gradients:
+Optimization", NeurIPS 2020. With momentum rho and tau_k steps (section 4.2, "heavy-ball"), a_k is
+the sum of the gradients' geometric weights:
     a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k
     d_k = (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k
-The learning rate cancels, being constant within a round. Clients of one size have one a_k: there it
-is FedAvg. Switch `variant`: the numbers that FedNTD prints for FedNova differ from FedAvg's for
-equal clients, so they are not plain FedNova's; its released code adds variance reduction across
-clients to every gradient, before weight decay:
+The learning rate is constant within a round and cancels. If all clients have the same size, they
+have the same a_k, and FedNova is FedAvg.
+
+Switch `variant`: FedNTD's published values for FedNova differ from FedAvg's even for equal clients,
+so they are not those of plain FedNova. FedNTD's released code adds variance reduction across
+clients to each gradient, before weight decay:
     ccvr         g <- g + (d_mean - d_k), with d_k of the client's last participation (0 at first),
                  and after each round
                  d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, n over all clients
-    ccvr_frozen  d_mean = 0 always, which is what that code does.
+    ccvr_frozen  d_mean = 0 always, as in that code.
 """
 
 from typing import Literal
@@ -36,7 +38,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
-    """Return a_k for tau_k = `steps` of SGD with momentum rho < 1."""
+    """Return a_k for tau_k = `steps` steps of SGD with momentum rho < 1."""
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
@@ -47,9 +49,11 @@ class FedNova(FedAvg):
 
     @property
     def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the optimizers allowed: with the adaptive ones a_k is tau_k; their directions have
-        another size than gradients and cannot correct them. For Nesterov's momentum the paper
-        states no a_k."""
+        """Return the allowed optimizers.
+
+        For adaptive optimizers a_k is tau_k. Their directions have a different scale from gradients
+        and cannot correct them. The paper states no a_k for Nesterov's momentum.
+        """
         return (
             ("sgd",) if self.corrects else tuple(name for name in OPTIMIZERS if name != "nesterov")
         )
@@ -107,5 +111,5 @@ class FedNova(FedAvg):
 
 
 def direction(start: Params, end: Params, divisor: Tensor) -> Params:
-    """Return (w_global - w_k) / divisor; 0 without a step."""
+    """Return (w_global - w_k) / divisor, or 0 for a client without a step."""
     return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

@@ -1,17 +1,20 @@
-"""FedNTD: distil what the global model says about the classes that are not the label.
+"""FedNTD: distil the global model's predictions for the classes other than the label.
 
 G. Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
-Learning", NeurIPS 2022. Eq. (10)-(11): L = CE(q, y) + beta * L_NTD, with, over the classes c != y,
+Learning", NeurIPS 2022. Eq. (10)-(11): L = CE(q, y) + beta * L_NTD, where, over the classes c != y,
     q~(c) = exp(z_c / tau) / sum_{c' != y} exp(z_c' / tau)
     L_NTD = tau^2 * KL(q~_global || q~_local)
-The teacher is the received global model on the same augmented batch. With two classes L_NTD is
-identically 0. Appendix Eq. (17)-(18): `lambda_` runs from distillation over all classes to the one
-over not-true classes,
+The teacher is the received global model on the same augmented batch. With two classes, L_NTD is
+identically 0.
+
+Appendix Eq. (17)-(18): `lambda_` interpolates between distillation over all classes and
+distillation over the not-true classes,
     (1 - lambda) * L_KD + lambda * L_NTD,   L_KD = tau^2 * KL(q_global || q_local).
-Appendix Table 14: `distance=mse` compares the not-true logits themselves (no temperature, no
-tau^2). Deviations and switches: Eq. (10)-(11) print no tau^2, the authors' code has it:
-`tau_squared`. The reduction of the MSE is not stated; its useful range of beta (0.001 to 0.1) fits
-a sum over classes and examples: `mse_reduction`.
+Appendix Table 14: `distance=mse` compares the not-true logits (no temperature, no tau^2).
+
+Deviations and switches: The published Eq. (10)-(11) have no tau^2, but the authors' code does; see
+`tau_squared`. The paper does not state the reduction of the MSE. Its useful range of beta (0.001 to
+0.1) suggests a sum over classes and examples; see `mse_reduction`.
 """
 
 from typing import Literal
@@ -30,10 +33,10 @@ from fedexp.core.tree import Params
 class FedNTD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
-    lambda_: Share  # 1: not-true distillation, 0: distillation over all classes
+    lambda_: Share  # 1: not-true distillation; 0: distillation over all classes
     distance: Literal["kl", "mse"]
-    tau_squared: bool  # multiply the KL by tau^2
-    # over the not-true classes and the examples of a batch
+    tau_squared: bool  # whether to multiply the KL by tau^2
+    # reduction over the not-true classes and the examples of a batch
     mse_reduction: Literal["sum", "mean"]
 
     def __post_init__(self) -> None:
@@ -58,8 +61,10 @@ class FedNTD(FedAvg):
         return loss + self.beta * self.distillation(teacher, student, not_true)
 
     def distillation(self, teacher: Tensor, student: Tensor, not_true: Tensor) -> Tensor:
-        """Return the distillation loss of Eq. (17)-(18); [B]. The end that has weight 0 is not
-        computed."""
+        """Return the distillation loss of Eq. (17)-(18) for each example, [B].
+
+        A term with weight 0 is not computed.
+        """
         scale = self.tau**2 if self.tau_squared else 1.0
         parts = [(1 - self.lambda_, None), (self.lambda_, not_true)]
         terms = [
@@ -76,8 +81,10 @@ class FedNTD(FedAvg):
         not_true: Tensor,
         mask: Tensor | None,
     ) -> Tensor:
-        """Return the squared error of Table 14; [B], scaled so that the engine's mean over the
-        batch gives the chosen reduction."""
+        """Return the squared error of Table 14 for each example, [B].
+
+        The values are scaled so that the engine's mean over the batch gives the chosen reduction.
+        """
         total = torch.where(not_true, (teacher - student) ** 2, 0.0).sum(-1)
         if self.mse_reduction == "mean":
             return total / (student.shape[-1] - 1)

@@ -1,9 +1,9 @@
-"""FedProx: a proximal term keeps local models near the global one.
+"""FedProx: a proximal term keeps local models close to the global model.
 
 T. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. Eq. (2):
     min_w  F_k(w) + mu/2 * ||w - w_global||^2
-Deviation: the paper lets clients stop early at inexactness gamma; here every client runs E epochs,
-as FedNTD (Table 5) and FedKA do in their comparisons.
+Deviation: In the paper, clients may stop early at inexactness gamma. Here every client runs E
+epochs, as in the comparisons of FedNTD (Table 5) and FedKA.
 """
 
 import torch

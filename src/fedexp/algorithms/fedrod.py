@@ -1,13 +1,14 @@
-"""FedRoD: one body, a generic classifier trained on a balanced loss, and a personal one beside it.
+"""FedRoD: one body with a generic classifier trained on a balanced loss and a personal classifier.
 
 H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image
-Classification", ICLR 2022, Eq. (5)-(7), the linear form. With n_c a client's training examples of
-class c:
+Classification", ICLR 2022, Eq. (5)-(7), the linear form. With n_c a client's number of training
+examples of class c:
     body and generic classifier: balanced softmax
         -log( n_y^gamma e^{z_y} / sum_c n_c^gamma e^{z_c} )
     personal classifier: CE of z + z_personal, where z and the features are constants.
-The server averages body and generic classifier; the personal one stays with its client (0 at
-first). Accuracy is that of the generic model without the class prior (the paper's G-FL).
+The server averages the body and the generic classifier. The personal classifier starts at 0 and
+stays on its client. The reported accuracy is that of the generic model without the class prior (the
+paper's G-FL).
 """
 
 import numpy as np
@@ -21,8 +22,9 @@ from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
-PERSONAL = "personal."  # prefix of the personal classifier's names
-ABSENT = -1e30  # log 0, finite: an absent class is never a label, but may be in a row of padding
+PERSONAL = "personal."  # prefix of the names of the personal classifier's parameters
+# finite value for log 0: an absent class is never a label, except in a row of padding
+ABSENT = -1e30
 
 
 class FedRoD(Personal):
@@ -55,8 +57,8 @@ class FedRoD(Personal):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the body with the sum of both classifiers, whose logits are the sum of theirs (the
-        paper's P-FL)."""
+        """Return the body with the sum of both classifiers, whose logits are the sum of both logits
+        (the paper's P-FL)."""
         params = server["params"]
         return params | {k: params[k] + state[k] for k in heads.HEAD}
 

@@ -1,10 +1,10 @@
-"""FedRS: the softmax of classes that a client does not have is restricted, so that their weights
-are not pushed away.
+"""FedRS: the softmax is restricted for classes that a client does not have, so that training does
+not push their weights away.
 
 X.-C. Li and D.-C. Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution
-Non-IID Data", KDD 2021: the scores of the classes without examples on the client are multiplied by
-alpha (0.5) before the softmax. Deviation: the paper's scores w_c^T h have no bias; the logit with
-its bias is scaled here, as in the implementation that comes with FedDecorr. alpha = 1 is FedAvg.
+Non-IID Data", KDD 2021. The scores of classes without examples on the client are multiplied by
+alpha (0.5) before the softmax; alpha = 1 is FedAvg. Deviation: the paper's scores w_c^T h have no
+bias. Here the logit including its bias is scaled, as in FedDecorr's implementation of FedRS.
 """
 
 import numpy as np

@@ -1,12 +1,12 @@
-"""FedSAM: clients take the gradient at the worst point near their model, which leads to flat
-minima.
+"""FedSAM: clients use the gradient at the worst point near their model, which leads to flat minima.
 
 Z. Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022,
 Algorithm 1, and D. Caldarola et al., "Improving Generalization in Federated Learning by Seeking
 Flat Minima", ECCV 2022:
     e = rho * g(w) / ||g(w)||,   w <- w - lr * g(w + e),   both gradients of the same batch.
-Weight decay and momentum act on the second gradient alone. Two gradients a step: about twice the
-time of FedAvg. Running statistics of batch norm see both passes, as in the released code.
+Weight decay and momentum apply only to the second gradient. A step computes two gradients, so
+training takes about twice as long as FedAvg. Running statistics of batch norm are updated in both
+passes, as in the released code.
 """
 
 from torch import Tensor
@@ -22,8 +22,10 @@ SMALLEST = 1e-12  # added to the norm of a gradient
 
 
 def ascent(grads: Params, rho: float) -> Params:
-    """Return the perturbation rho * g / ||g||, the norm over all parameters together; 0 where the
-    gradient is 0."""
+    """Return the perturbation rho * g / ||g||, or 0 if the gradient is 0.
+
+    The norm is over all parameters together.
+    """
     scale = rho / (tree.dot(grads, grads).clamp(min=SMALLEST**2).sqrt() + SMALLEST)
     return {k: scale * g for k, g in grads.items()}
 
@@ -36,8 +38,7 @@ class FedSAM(FedAvg):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take one step with the gradient at the ascended point; the loss returned is that at
-        `params`."""
+        """Take one step with the gradient at the perturbed point; return the loss at `params`."""
 
         def loss(p: Params) -> Tensor:
             return self.objective(net, p, batch, ctx)
@@ -49,5 +50,5 @@ class FedSAM(FedAvg):
         return params, memory, value
 
     def mixed(self, first: Params, second: Params) -> Params:
-        """Return the gradient of the step, from those before and after the ascent."""
+        """Return the gradient for the step, given the gradients before and after the ascent."""
         return second

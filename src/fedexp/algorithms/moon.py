@@ -1,16 +1,18 @@
-"""MOON: a contrastive loss pulls features towards the global model's and away from the client's
-previous model's.
+"""MOON: a contrastive loss pulls features towards the global model's features and away from those
+of the client's previous model.
 
 Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021, Eq. (3)-(4), with sim =
 cosine:
     L = CE + mu * l_con
     l_con = -log( e^{sim(h, h_global)/tau} / (e^{sim(h, h_global)/tau} + e^{sim(h, h_prev)/tau}) ).
-h: features of the same augmented batch; both reference models in eval mode. `prev` is the model
-that this client trained when it last took part, maybe many rounds ago, with its own running
-statistics. Deviations and switches: before its first participation `prev` is the initial global
-model (FedNTD's code; MOON's own has no negative then). `projection`: 0 = features are the input of
-the classifier (FedNTD, FedKA); n = MOON's projection head (d -> d, ReLU, d -> n) in front of the
-classifier, a part of the model; MOON has 256.
+h are the features of the same augmented batch. Both reference models run in eval mode. `prev` is
+the model that this client trained in its last participation, possibly many rounds ago, with the
+running statistics of that model.
+
+Deviations and switches: Before a client's first participation, `prev` is the initial global model,
+as in FedNTD's code; MOON's code has no negative in this case. `projection`: with 0, the features
+are the input of the classifier (FedNTD, FedKA); with n, the model has MOON's projection head (d ->
+d, ReLU, d -> n) before the classifier. MOON uses n = 256.
 """
 
 import torch
@@ -31,7 +33,7 @@ class Moon(OwnModel):
 
     mu: NonNegative  # weight of the contrastive loss; 0 is FedAvg
     tau: Positive  # temperature
-    projection: CountFrom0  # outputs of the projection head; 0: none
+    projection: CountFrom0  # number of outputs of the projection head; 0: none
 
     needs = Needs(client_state="previous local model", teachers=2)
 
@@ -68,8 +70,7 @@ class Moon(OwnModel):
 
 
 class Projected(nn.Module):
-    """A model with a projection head in front of its classifier; the features are the projected
-    ones."""
+    """A model with a projection head before its classifier; its features are the projected ones."""
 
     def __init__(self, body: nn.Module, outputs: int, num_classes: int):
         super().__init__()
