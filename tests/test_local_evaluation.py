@@ -11,6 +11,7 @@ from fedexp.config.settings import LocalEvaluation, Seeds
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.data.held_out import Validation
+from fedexp.engine.base import Shared
 from fedexp.figures.draw import round_picture
 from fedexp.metrics.forgetting_metric import All, RoundDrop
 from fedexp.rundir import checkpoint, files
@@ -76,7 +77,8 @@ def test_engines_test_local_models_on_these_examples(engine):
     state, runtime = play(simulation, 1), simulation.runtime
     numbers = runtime.local_examples["plain"]
     cohort = assemble(simulation, state, 2)
-    trained = engine.train(simulation.algorithm, runtime, state.server, cohort, 0.1, True)
+    shared = Shared(simulation.algorithm, runtime, state.server, 0.1)
+    trained = engine.train(shared, cohort, True)
     for view in BOTH:
         x, y = runtime.load_test(numbers, runtime.test_draws(view, 2))
         for i in range(4):
