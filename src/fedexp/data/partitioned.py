@@ -1,4 +1,4 @@
-"""Examples divided among clients: what each holds, its hash, and the files of a run that say so."""
+"""Partitions: the examples of each client, their hash, and the files of a run that store them."""
 
 import hashlib
 import itertools

@@ -1,9 +1,8 @@
-"""Batch normalisation of padded batches: padding counts in no statistic, and no gradient of one
-reaches it.
+"""Batch normalisation of padded batches, which leaves padding out of all statistics and gradients.
 
 S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015, Algorithm 1: mean and (biased) variance
-of a channel over the n values of the batch; the running variance takes the unbiased one, var * n /
-(n - 1), as torch has it. Here n counts the values of examples alone.
+of a channel over the n values of the batch. As in torch, the running variance uses the unbiased
+variance, var * n / (n - 1). Here n counts only the values of examples.
 """
 
 from collections.abc import Callable
@@ -18,29 +17,30 @@ KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Return whether a network has batch normalisation, which needs batches of at least two
-    examples."""
+    """Return whether a network has batch norm, which needs batches of at least two examples."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Return whether a layer normalises by the batch at hand in evaluation too."""
+    """Return whether a layer normalises by batch statistics even in eval mode."""
     return any(part.running_mean is None for part in module.modules() if isinstance(part, KINDS))
 
 
 def keeps_statistics(layer: nn.Module) -> bool:
-    """Return whether a layer is a batch norm with running statistics."""
+    """Return whether a layer is a batch norm layer with running statistics."""
     return isinstance(layer, KINDS) and layer.running_mean is not None
 
 
 def leaving_out_padding(mask: Tensor | None) -> AbstractContextManager[Any]:
-    """Inside, F.batch_norm counts the rows with mask 1 alone. mask [B]: 1 = example, 0 = padding;
-    None: all count."""
+    """Return a context in which F.batch_norm counts only the rows with mask 1.
+
+    mask: [B], 1 for examples and 0 for padding. None: all rows count.
+    """
     return nullcontext() if mask is None else _Counting(mask)
 
 
 class _Counting(TorchFunctionMode):
-    """Replaces F.batch_norm, which nn.BatchNorm1d, 2d and 3d call."""
+    """Mode that replaces F.batch_norm, which nn.BatchNorm1d, 2d and 3d call."""
 
     def __init__(self, mask: Tensor):
         super().__init__()
@@ -70,11 +70,15 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Compute torch.nn.functional.batch_norm of input [B, C, ...] over the rows with mask [B] 1
-    alone.
+    """Compute torch.nn.functional.batch_norm over the rows with mask 1 only.
 
-    Rows of padding are normalised too, by the statistics of the others. In training the running
-    statistics [C] change in place. Raises ValueError where the mask is not one of these rows.
+    Padding rows are normalised as well, with the statistics of the other rows. In training, the
+    running statistics [C] are updated in place.
+
+    mask: [B].
+    input: [B, C, ...].
+
+    Raises ValueError if the mask does not have one value per row.
     """
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -82,7 +86,7 @@ def batch_norm(
         raise ValueError(
             f"batch norm of {len(input)} rows with a mask of {len(mask)}: give the network its mask"
         )
-    wide = mask.dtype if input.dtype.itemsize < 4 else input.dtype  # of bf16, sums in fp32
+    wide = mask.dtype if input.dtype.itemsize < 4 else input.dtype  # sum bf16 values in fp32
     values = input.to(wide).flatten(2) if input.dim() > 2 else input.to(wide)[..., None]
     count = mask.to(wide).sum() * values.shape[2]
     share = mask.to(wide) / count.clamp(min=1)
@@ -103,5 +107,8 @@ def batch_norm(
 
 
 def _sum_over_rows(values: Tensor, share: Tensor) -> Tensor:
-    """Sum values [B, C, P], each row times its share [B], over rows and pixels: [C]."""
+    """Return the weighted sum of values [B, C, P] over rows and pixels, [C].
+
+    share: weight of each row, [B].
+    """
     return (share @ values.flatten(1)).view(values.shape[1:]).sum(1)

@@ -25,7 +25,7 @@ from fedexp.engine.vectorised.engine import Vectorised
 
 # options of the vectorised engine -> their defaults
 VECTORISED = {"chunk": None, "cuda_graphs": True}
-SLOW, EMULATED = 1.2, 3.0  # times that bf16 takes of fp32 on a CPU, from which it is called so
+SLOW, EMULATED = 1.2, 3.0  # bf16's time relative to fp32 on a CPU, at least
 
 
 def is_device(name: str) -> bool:
@@ -33,13 +33,16 @@ def is_device(name: str) -> bool:
 
 
 def few_threads(number: int | None) -> bool:
-    """OpenMP ends the process when it gets more threads."""
+    """Return whether a number of threads is allowed; OpenMP ends the process if it gets more."""
     return number is None or 1 <= number <= 1024
 
 
 class Hardware(Checked, prefix="hardware."):
-    """The user's choice of hardware; `resolve` turns `auto` into a choice and says why, but for
-    the precision, which is timed (fedexp.training.precision)."""
+    """The user's choice of hardware.
+
+    `resolve` turns `auto` into a choice and gives the reason. Only the precision is chosen later,
+    by timing (fedexp.training.precision).
+    """
 
     device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
     engine: Literal["auto", "sequential", "workers", "vectorised", "distributed"]
@@ -50,7 +53,7 @@ class Hardware(Checked, prefix="hardware."):
     threads: Annotated[int | None, Limit("at least 1 and at most 1024, or null", few_threads)]
     chunk: CountOrNone  # clients at a time in the vectorised engine; None: as many as fit
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
-    # of a sweep, at a time, where several jobs run on one machine (fedexp.training.gpus)
+    # jobs of a sweep on one GPU at a time, if a machine runs several jobs (fedexp.training.gpus)
     jobs_per_gpu: Count
 
     def __post_init__(self) -> None:
@@ -61,13 +64,17 @@ class Hardware(Checked, prefix="hardware."):
 
     @property
     def takes_any_gpu(self) -> bool:
-        """Return whether a run takes a GPU and it may be any of them."""
+        """Return whether the run uses one GPU, and any GPU will do."""
         several = self.engine in ("workers", "distributed") or find_ranks() is not None
         return self.device in ("auto", "cuda") and not several
 
     def resolve(self, vectorises: bool, cohort_size: int, share: int | None = None) -> "Resolved":
-        """Resolve `auto`. vectorises: as the model says (models.Model); share: cores that the run
-        may use, where other runs use the others; None: all that this process may."""
+        """Return the hardware with `auto` resolved.
+
+        vectorises: whether the model can be vectorised (models.Model).
+        share: number of cores for this run if other runs use the rest. None: all cores of the
+        process.
+        """
         device, why = self._device()
         share = cores() if share is None else min(share, cores())
         workers, ranks = self._workers(device, cohort_size, share), self._ranks()
@@ -89,7 +96,7 @@ class Hardware(Checked, prefix="hardware."):
         return resolved
 
     def _check(self, resolved: "Resolved", vectorises: bool) -> None:
-        """Raise ConfigError where options do not fit what was chosen."""
+        """Raise ConfigError if options do not fit the resolved hardware."""
         if resolved.engine == "vectorised" and not vectorises:
             raise ConfigError(
                 "hardware.engine=vectorised: this model says (`vectorises`) that it has layers that"
@@ -108,14 +115,14 @@ class Hardware(Checked, prefix="hardware."):
                 )
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
-        """Return the number of worker processes that are of use."""
+        """Return the number of worker processes that can be used at the same time."""
         places = share // (self.threads or 1)
         if device.type == "cuda":
             places = torch.cuda.device_count() if device.index is None else 1
         return min(self.workers or max(places, 1), cohort_size)
 
     def _ranks(self) -> int:
-        """Return the number of processes that torchrun or Slurm has started for this run."""
+        """Return the number of processes that torchrun or Slurm started for this run."""
         ranks = find_ranks()
         if ranks is None and self.engine == "distributed":
             raise ConfigError(f"hardware.engine=distributed: {HOW_TO_START}")
@@ -160,38 +167,42 @@ class Resolved:
     precision: str  # auto until timing has decided
     threads: int  # of each process
     workers: int  # processes that train
-    vectorised: Vectorised  # as it was asked for, used or not
+    vectorised: Vectorised  # as requested, whether used or not
     inner: str  # engine of each worker
     why: str
     timed: Mapping[str, float] | None = None
-    """Precision -> seconds of a step, where timing has chosen; empty where a resumed run keeps its
-    precision; None: there was nothing to decide."""
+    """Precision -> seconds per step if the precision was chosen by timing.
+
+    Empty if a resumed run keeps its precision, None if there was only one choice.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of parameters and input; bf16 runs the forward pass in bf16 over fp32
-        parameters (autocast)."""
+        """Return the dtype of parameters and inputs.
+
+        With bf16, the forward pass runs in bf16 with fp32 parameters (autocast).
+        """
         return torch.float64 if self.precision == "fp64" else torch.float32
 
     @property
     def precisions(self) -> list[str]:
-        """Return the precisions that this device is fast in, from which `auto` chooses."""
+        """Return the precisions that `auto` chooses from, which are fast on this device."""
         if self.device.type == "cpu":
             return ["fp32"] if cost_of_bf16() > EMULATED else ["fp32", "bf16"]
         ampere = torch.cuda.is_bf16_supported(including_emulation=False)
         return ["fp32", "tf32", "bf16"] if ampere else ["fp32"]
 
     def choose(self, precision: str, timed: Mapping[str, float] | None = None) -> "Resolved":
-        """Return the hardware with a precision in place of `auto`."""
+        """Return the hardware with a precision instead of `auto`."""
         return replace(self, precision=precision, timed=timed)
 
     @property
     def kind(self) -> str:
-        """Return the engine that trains, in this process or in others."""
+        """Return the engine that trains the clients, in this process or in others."""
         return self.inner if self.engine in ("workers", "distributed") else self.engine
 
     def trouble(self) -> str | None:
-        """Return what makes this choice a slow one, by a short trial."""
+        """Return why this choice is slow, based on a short trial, or None if it is not."""
         if self.precision != "bf16" or self.device.type != "cpu":
             return None
         ratio = cost_of_bf16()
@@ -200,11 +211,11 @@ class Resolved:
         return f"in a short trial it took {ratio:.1f} times as long as fp32 on this CPU"
 
     def in_one_process(self) -> "Resolved":
-        """Return the hardware of one worker, used in this process."""
+        """Return the hardware of one worker, for use in this process."""
         return replace(self, engine=self.inner, workers=1) if self.engine == "workers" else self
 
     def make_engine(self) -> Engine:
-        """Return the engine of a run."""
+        """Return the engine of the run."""
         inner = self.client_engine()
         if self.engine == "workers":
             return Workers(inner, spread(self, self.workers), share=self.inner == "vectorised")
@@ -215,15 +226,17 @@ class Resolved:
         return replace(self.vectorised) if self.kind == "vectorised" else Sequential()
 
     def apply(self) -> None:
-        """Set process-wide switches; for every job, since the jobs of a sweep may share one
-        process."""
+        """Set process-wide options of torch.
+
+        This is done for every job, because the jobs of a sweep may share a process.
+        """
         torch.set_num_threads(self.threads)
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
         tf32 = self.precision in ("tf32", "bf16")
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
-        # else it may add in the order in which threads come by
+        # otherwise, the order of additions may depend on the threads
         torch.backends.cudnn.deterministic = True
         keep_freed_memory()
 
@@ -242,7 +255,7 @@ class Resolved:
         return f"{self.device} ({count} of {name} each), {self.precision}: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values as they stand in summary.json."""
+        """Return the values for summary.json."""
         values = {
             "device": str(self.device),
             "name": self.device_name,
@@ -256,8 +269,11 @@ class Resolved:
         return values
 
     def arithmetic(self) -> dict[str, Any]:
-        """Return what decides how sums are rounded. Not the number of workers, nor whether clients
-        train in this process or in others: neither changes a bit."""
+        """Return the values that determine how sums are rounded.
+
+        The number of workers and whether clients train in other processes are left out, because
+        they do not change any bit.
+        """
         values = self.as_dict() | {
             "engine": self.kind,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -271,8 +287,7 @@ class Resolved:
 
 
 def default_threads(share: int) -> int:
-    """Return OMP_NUM_THREADS where it is set, else one thread for each core that the run may
-    use."""
+    """Return OMP_NUM_THREADS if set, and otherwise one thread per core that the run may use."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
@@ -280,7 +295,7 @@ def default_threads(share: int) -> int:
 
 
 def cores() -> int:
-    """Return the cores that this process may run on (Slurm and taskset limit them)."""
+    """Return the number of cores that this process may use (Slurm and taskset limit it)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -288,8 +303,11 @@ def cores() -> int:
 
 @lru_cache
 def cost_of_bf16() -> float:
-    """Return how many times as long as in fp32 a convolution takes in bf16 on this CPU, by the best
-    of five; one without instructions for bf16 emulates them."""
+    """Return the time of a convolution in bf16 on this CPU relative to fp32, the best of five
+    trials.
+
+    CPUs without bf16 instructions emulate them.
+    """
     tensors = torch.ones(4, 32, 16, 16), torch.ones(64, 32, 5, 5)
     best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     for _ in range(5):
@@ -302,7 +320,7 @@ def cost_of_bf16() -> float:
 
 
 def cpu_name() -> str:
-    """Return the model of the first core, as Linux has it in /proc/cpuinfo."""
+    """Return the model name of the first core in Linux's /proc/cpuinfo."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -311,8 +329,10 @@ def cpu_name() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory for the next step, up to 1.6 times faster: by default glibc gives large
-    blocks back and faults them in again on every step."""
+    """Let glibc keep freed memory for the next step, which is up to 1.6 times as fast.
+
+    By default, glibc returns large blocks to the system and requests them again in every step.
+    """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL("libc.so.6")

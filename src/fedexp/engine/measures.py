@@ -1,5 +1,8 @@
-"""What is measured of a model beside its accuracy on the test set: right answers in the middle of
-local training, also on the client's own examples, and mean activations of neurons."""
+"""Measurements of a model other than its test accuracy.
+
+These are correct predictions during local training, also on the client's examples, and mean
+activations of neurons.
+"""
 
 import time
 from collections.abc import Mapping
@@ -13,19 +16,25 @@ from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Probe
 from fedexp.engine.network import FunctionalNetwork
 
-NONE = -1  # in place of a number of right answers that was not counted
+NONE = -1  # means that predictions were not counted
 
 
 def no_counts(runtime: ClientRuntime, count: int, room: int) -> dict[str, Tensor]:
-    """Return room for the right answers of `count` clients: `test` int64 [count, room, C], `train`
-    [count, room]."""
+    """Return empty counts of correct predictions for `count` clients.
+
+    `test` is int64 [count, room, C], and `train` is int64 [count, room].
+    """
     shapes = {"test": (count, room, runtime.data.num_classes), "train": (count, room)}
     return {name: torch.full(shape, NONE, device=runtime.device) for name, shape in shapes.items()}
 
 
 def right_on_own(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int:
-    """Return how many of these training examples, not augmented, a model with its buffers answers
-    right; NONE where the model has a head for each task."""
+    """Return the number of training examples that a model predicts correctly, without augmentation.
+
+    Return NONE if the model has a head for each task or `numbers` is empty.
+
+    model: parameters and buffers.
+    """
     if runtime.heads is not None or not len(numbers):
         return NONE
     labels = runtime.data.y_train[numbers.to(runtime.device)]
@@ -34,10 +43,10 @@ def right_on_own(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int:
 
 @dataclass
 class Watch:
-    """One client in training: tests its model where the probe has a mark."""
+    """Tests one client's model during training at the marks of its probe."""
 
     runtime: ClientRuntime
-    server: Tree  # what was sent: held again after each test
+    server: Tree  # the broadcast, held again after each test
     probe: Probe
     seconds: float = 0.0  # spent on tests
     counts: dict[str, Tensor] = field(init=False)  # leaves [1, room, ...]
@@ -46,8 +55,10 @@ class Watch:
         self.counts = no_counts(self.runtime, 1, self.probe.room)
 
     def after(self, step: int, live: FunctionalNetwork, params: Params) -> None:
-        """Test the model after so many local steps, where there is a mark. live: the network in
-        training."""
+        """Test the model after this many local steps if the probe has a mark there.
+
+        live: the network in training.
+        """
         if step not in self.probe.marks:
             return
         start, place = time.perf_counter(), self.probe.marks.index(step)
@@ -61,9 +72,12 @@ class Watch:
 
 @torch.no_grad()
 def class_means(runtime: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
-    """Return the mean activation on the test examples of each class, float64 [C, d] for each fully
-    connected hidden layer; nan for a class that the test set lacks. model: `params` and
-    `buffers`."""
+    """Return the mean activations on each class's test examples, per fully connected hidden layer.
+
+    Each array is float64 [C, d], with nan for classes without test examples.
+
+    model: `params` and `buffers`.
+    """
     labels, classes = runtime.data.y_test, runtime.data.num_classes
     runtime.net.set_buffers(model["buffers"])
     sums: list[Tensor] = []

@@ -1,7 +1,7 @@
-"""Schedules: the examples that a client trains on, their order and their augmentation.
+"""Batch schedules: the examples that a client trains on, their order and their augmentation.
 
-They are decided before training, on the host. Everything is a function of (seed, round, client), so
-all algorithms, engines and devices see the same batches.
+Schedules are made on the host before training. They depend only on (seed, round, client), so all
+algorithms, engines and devices see the same batches.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from fedexp.data.types import Draws
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """One client's round: S steps of at most B examples."""
+    """One client's round: S steps with at most B examples each."""
 
-    index: Tensor  # int64 [S, B] numbers of training examples, padded with one of them
-    lengths: np.ndarray  # int [S] examples in each step
-    draws: Tensor | None  # int64 [S, B, D] random numbers of the augmentation
+    index: Tensor  # int64 [S, B], training examples, padded with one of them
+    lengths: np.ndarray  # int [S], number of examples in each step
+    draws: Tensor | None  # int64 [S, B, D], random numbers for the augmentation
 
     @property
     def steps(self) -> int:
@@ -29,14 +29,17 @@ class BatchSchedule:
 
     @property
     def examples(self) -> int:
-        """Return the number of examples trained on, counting every epoch."""
+        """Return the number of examples trained on, summed over all epochs."""
         return int(self.lengths.sum())
 
 
 def left_out(examples: int, batch_size: int) -> int:
-    """Return how many examples of a client a pass leaves out whose batches of one example are
-    skipped: of a pass over n examples in batches of B, all with B = 1, else the last one where one
-    is left over."""
+    """Return how many of a client's examples a pass leaves out if batches of one example are
+    skipped.
+
+    These are all examples if the batch size is 1, and otherwise the last example if it is alone in
+    its batch.
+    """
     return examples if batch_size == 1 else int(examples % batch_size == 1)
 
 
@@ -51,11 +54,13 @@ def make_schedule(
     skip_single: bool = False,
     again: str = "",
 ) -> BatchSchedule:
-    """Reshuffle every epoch and keep the last partial batch (FedNTD B.3). Several parts: each batch
-    comes from one of them, and the order of all batches is random.
+    """Return a client's schedule, which reshuffles every epoch and keeps the last partial batch.
 
-    skip_single leaves out batches of one example, on which batch normalisation is not defined.
-    again: a name for other random numbers than those of the round's training.
+    This follows FedNTD B.3. If `part` has several parts, each batch comes from one of them, and the
+    order of all batches is random.
+
+    skip_single: leave out batches of one example, for which batch normalisation is not defined.
+    again: name for other random numbers than those of the round's training.
     """
     orders, size = generator_for(seed, f"batches{again}", round, client), local.batch_size
     rows: list[np.ndarray] = []
@@ -70,7 +75,7 @@ def make_schedule(
         )
     if skip_single:
         rows = [row for row in rows if len(row) > 1]
-    # Never with another client's: its label may have no meaning here.
+    # Pad with the client's own example: another example's label may be invalid for the client.
     index = np.full((len(rows), size), parts[0][0], dtype=np.int64)
     for s, row in enumerate(rows):
         index[s, : len(row)] = row
@@ -85,10 +90,13 @@ def make_schedule(
 
 
 def padded_schedule(schedule: BatchSchedule, steps: int, example: int) -> dict[str, np.ndarray]:
-    """Return the first `steps` batches as a plan of one shape for all clients: index and mask
-    [steps, B], and draws [steps, B, D] where there are any. Missing batches repeat `example`, one
-    of the client's own, with mask 0; a client whose only example batch normalisation leaves out has
-    nothing else."""
+    """Return the first `steps` batches as arrays that have the same shape for all clients.
+
+    The arrays are index and mask [steps, B], and draws [steps, B, D] if the schedule has draws.
+    Missing batches repeat `example` with mask 0.
+
+    example: index of one of the client's examples.
+    """
     index = np.full((steps, schedule.index.shape[1]), example)
     mask = np.zeros(index.shape)
     used = min(steps, schedule.steps)

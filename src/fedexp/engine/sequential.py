@@ -1,5 +1,7 @@
-"""One client after the other with torch's fused optimizer, in place; also the engine to debug
-with."""
+"""The sequential engine: trains one client after another in place, with torch's fused optimizer.
+
+Use it for debugging.
+"""
 
 import time
 from collections.abc import Iterator
@@ -33,12 +35,12 @@ from fedexp.engine.teachers import Kept
 
 
 class ClientFailure(RuntimeError):
-    """An exception in a client's round; the message names client, hook and round."""
+    """An exception in a client's training. The message names the client, the hook and the round."""
 
 
 @dataclass(frozen=True)
 class Sequential(Engine):
-    """The reference engine: any model, any algorithm."""
+    """The reference engine, which supports all models and algorithms."""
 
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
         runtime, server = shared.runtime, shared.server
@@ -47,18 +49,21 @@ class Sequential(Engine):
         live, gather = LiveNetwork(runtime.net), Gather(len(cohort.clients))
         for position, client in enumerate(cohort.clients):
             one = OneClient(shared, live, cohort.take([position]))
-            # What layers draw themselves, such as dropout, is the client's own: whoever trains it,
-            # in whatever order.
+            # Random numbers drawn by layers, such as dropout, depend only on the client and the
+            # round, not on the process or the order in which clients are trained.
             with seeded_torch(torch_seed(runtime.seed, "layers", cohort.round, client)):
                 gather.add([position], one.play(evaluate_local))
         return gather.result()
 
 
 class OneClient:
-    """One client's whole round."""
+    """One client's training in one round."""
 
     def __init__(self, shared: Shared, live: LiveNetwork, alone: Cohort):
-        """Begin the round; `alone` is a cohort of this client."""
+        """Prepare the round.
+
+        alone: cohort that has only this client.
+        """
         self.algorithm, self.runtime, self.server = shared.algorithm, shared.runtime, shared.server
         self.live, runtime = live, shared.runtime
         self.client, self.round = alone.clients[0], alone.round
@@ -112,7 +117,7 @@ class OneClient:
         return Trained(messages, [state], loss[None], buffers, correct, seconds, probed)
 
     def train(self) -> Tensor:
-        """Run the local steps; return the mean objective, 0 where the client has no step."""
+        """Run the local steps and return the mean objective, or 0 if the client has no steps."""
         algorithm, live, ctx = self.algorithm, self.live, self.ctx
         own = has_own_step(algorithm)
         params = live.snapshot() if own else live.params
@@ -130,10 +135,10 @@ class OneClient:
         return total / ctx.steps.clamp(min=1)
 
     def step(self, memory: Tree, batch: Batch) -> Tensor:
-        """Take the base's local step with autograd and in place; return the loss."""
+        """Take FedAvg's local step in place with autograd, and return the loss."""
         params, ctx = self.live.params, self.ctx
         loss = self.algorithm.objective(self.live, params, batch, ctx)
-        # Zeros for what the loss does not use, as torch.func.grad has them.
+        # Zeros for unused parameters, as in torch.func.grad.
         found = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
         grads = dict(zip(params, found, strict=True))
         with torch.no_grad():
@@ -153,22 +158,25 @@ class OneClient:
             self.live.kept = None
 
     def look(self, step: int, params: Params) -> None:
-        """Test the model after so many local steps, where that is asked for."""
+        """Test the model after this many local steps if a probe requests it."""
         if self.watch is not None:
             self.watch.after(step, self.live, params)
 
     @torch.no_grad()
     def finish(self, trained: Params) -> tuple[Tree, Tree]:
-        """Call the hook `finish`; what it computes with the trained parameters uses the running
-        statistics that belong to them."""
+        """Call the hook `finish`, with the running statistics that belong to the trained
+        parameters.
+        """
         self.runtime.net.set_buffers(self.live.buffers())
         outcome = self.algorithm.finish(self.live, trained, self.data, self.ctx)
         self.runtime.net.set_buffers(self.server["buffers"])
         return outcome
 
     def evaluate(self, trained: Params, buffers: Params) -> dict[str, Tensor]:
-        """Return class-wise right answers of the local model with its own running statistics; int64
-        [1, C] for each test view."""
+        """Return view -> class-wise correct predictions of the local model, int64 [1, C].
+
+        The local model uses its own running statistics.
+        """
         runtime, correct = self.runtime, {}
         runtime.net.set_buffers(buffers)
         for view in runtime.views:
@@ -180,10 +188,9 @@ class OneClient:
 
 
 def outputs_to_keep(runtime: ClientRuntime, data: ScheduledData) -> Kept | None:
-    """Return room for the outputs of teachers on a client's examples; None where the same input
-    does not come twice.
+    """Return a cache for teachers' outputs on a client's examples, or None if no input repeats.
 
-    On a GPU, to look whether they are known would wait for the device.
+    On a GPU there is no cache, because a lookup would wait for the device.
     """
     drawn = data.draws is not None and runtime.augmentation is not None
     augmented = drawn and runtime.augmentation.changes_inputs  # type: ignore[union-attr]

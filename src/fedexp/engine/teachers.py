@@ -1,9 +1,8 @@
-"""Outputs of references such as teachers on a client's examples, kept for its next passes over
-them.
+"""Cache of reference models' outputs, such as teachers', on a client's examples.
 
-A reference is in eval mode, so that its output for an example that is not augmented is the same in
-every epoch: with E epochs, one pass of E is enough. A product of matrices may round a row by the
-rows beside it, so that an output from another batch can differ in its last digits.
+A reference model is in eval mode, so its output for an example without augmentation is the same in
+every epoch, and one pass is enough. Matrix products may round a row depending on the other rows, so
+outputs from another batch can differ in the last digits.
 """
 
 from collections.abc import Callable
@@ -17,19 +16,19 @@ from fedexp.core.private.of_torch import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Output
 
-# whose outputs are kept in a round; one that changes in every step must not fill the memory
+# cached models per round, limited because a model that changes in every step would fill the memory
 MODELS = 4
-BYTES = 1 << 28  # for those of one model
+BYTES = 1 << 28  # limit for one model's outputs
 
 
 @dataclass(frozen=True)
 class OfOne:
     """The outputs of one model."""
 
-    # its parameters, so that no other tensor can take their place in memory
+    # the parameters, kept so that no other tensor gets their id
     held: tuple[Tensor, ...]
     output: Output  # features [n, D], None where a model has none, and logits [n, C]
-    known: np.ndarray  # bool [n]: whose outputs have been written
+    known: np.ndarray  # bool [n]: whether an example's output is stored
 
     def write(self, rows: Tensor, output: Output) -> None:
         for room, part in zip(self.output[:2], output[:2], strict=True):
@@ -43,23 +42,25 @@ class OfOne:
 
 
 class Kept:
-    """Outputs on the examples of one client in one round, for the batch that was last shown."""
+    """Cache of outputs on one client's examples in one round, for the batch that was last shown."""
 
     def __init__(self, index: Tensor, examples: int):
-        """index: int64 [S, B] numbers of the examples in each step, with padding; examples: of all
-        steps, without."""
+        """Create an empty cache.
+
+        index: int64 [S, B], examples in each step, with padding.
+        examples: number of examples in all steps, without padding.
+        """
         self._index, self._examples = index, examples
         self._models: dict[tuple[tuple[str, int, int], ...], OfOne | None] = {}
         self._x: Tensor | None = None
         self._version = self._step = 0
 
     def show(self, x: Tensor, step: int) -> None:
-        """Tell that the inputs x [b, ...] of a step come next."""
+        """Set the inputs x [b, ...] of the next step."""
         self._x, self._version, self._step = x, x._version, step
 
     def of(self, params: Params, x: Tensor, compute: Callable[[], Output]) -> Output:
-        """Return what `compute` gives with the parameters of a reference, or what it gave
-        before."""
+        """Return a reference model's output, from the cache or by calling `compute`."""
         if x is not self._x or in_transform() or x._version != self._version:
             return compute()
         if any(value.requires_grad for value in (x, *params.values())):
@@ -78,12 +79,15 @@ class Kept:
 
     @cached_property
     def _rows(self) -> Tensor:
-        """Return the place of each example among the client's different ones, [S, B]."""
+        """Return each example's position among the client's distinct examples, [S, B]."""
         return self._index.unique(return_inverse=True)[1]
 
     def _room(self, params: Params, output: Output) -> OfOne | None:
-        """Return room for the outputs of a model; None where no example comes again, or where they
-        take too much or are more than rows."""
+        """Return storage for a model's outputs, or None if they are not cached.
+
+        Outputs are not cached if no example repeats, if they need too much memory, or if they have
+        maps.
+        """
         count = int(self._rows.max()) + 1
         parts = [part for part in output[:2] if part is not None]
         size = sum(count * part[0].numel() * part.element_size() for part in parts)

@@ -1,5 +1,4 @@
-"""Measurements of the group `analysis` in a round, from what its exchanges have sent and brought
-back."""
+"""Measurements of the group `analysis`, computed from the results of a round's exchanges."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,8 +25,12 @@ from fedexp.training.state import State
 def analyse(
     simulation: Simulation, state: State, server: Tree, done: Sequence[CohortResult]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return file -> rows of the analyses that are due in a round. state: before the round; server:
-    its state after the round; done: the exchanges."""
+    """Return file -> rows of the analyses that are due in a round.
+
+    state: before the round.
+    server: the server's state after the round.
+    done: results of the round's exchanges.
+    """
     trained = [each for each in done if "params" in each.trained.messages]
     number, last = done[0].cohort.round, simulation.rounds
     due = [part for part in simulation.analysis.parts if part.is_due(number, last)]
@@ -38,8 +41,10 @@ def analyse(
 
 
 def describe(simulation: Simulation, state: State, server: Tree, answers: CohortResult) -> Analysed:
-    """Return the round as its analyses see it. answers: of the last exchange in which clients sent
-    a model."""
+    """Return the round as the analyses receive it.
+
+    answers: results of the last exchange in which clients sent a model.
+    """
     runtime, federation, clients = (
         simulation.runtime,
         answers.round.federation,
@@ -95,8 +100,10 @@ def epochs_of(runtime: ClientRuntime, federation: Federation, answers: CohortRes
 
 @torch.no_grad()
 def test_features(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
-    """Return the features [n, D] that a model (`params` and `buffers`) has of the examples that the
-    run is tested on."""
+    """Return a model's features of the examples that the run is tested on, [n, D].
+
+    model: `params` and `buffers`.
+    """
     runtime = runtime.tested_on(runtime.views[0])
     runtime.net.set_buffers(model["buffers"])
     params = runtime.net.own(model["params"])
@@ -110,9 +117,14 @@ def test_features(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
 
 
 def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -> Params:
-    """Return the gradient of each client's loss at a model (`params` and `buffers`), leaves [S,
-    ...]: the mean cross-entropy over its training examples (their numbers: `parts`), not augmented,
-    the model in eval mode."""
+    """Return the gradient of each client's loss at a model, leaves [S, ...].
+
+    The loss is the mean cross-entropy over the client's training examples without augmentation,
+    with the model in eval mode.
+
+    model: `params` and `buffers`.
+    parts: indices of each client's training examples.
+    """
     runtime.net.set_buffers(model["buffers"])
     params = runtime.net.own(model["params"])
     return tree.stack(
@@ -124,8 +136,7 @@ def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -
 
 
 def local_gradient(runtime: ClientRuntime, params: Params, numbers: torch.Tensor) -> Params:
-    """Return the gradient over the training examples of these numbers [n], which are taken a few at
-    a time."""
+    """Return the gradient over the training examples `numbers` [n], computed in batches."""
     total = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
     for index in numbers.split(runtime.evaluation_batch) if len(numbers) else ():
         x, y = runtime.load_train(index, None)
@@ -139,8 +150,9 @@ def local_gradient(runtime: ClientRuntime, params: Params, numbers: torch.Tensor
 
 
 def check_analyses(simulation: Simulation) -> None:
-    """Raise ConfigError for an analysis that is not defined for this algorithm, or asked for after
-    the last round."""
+    """Raise ConfigError if an analysis is not defined for the algorithm or comes after the last
+    round.
+    """
     for part in simulation.analysis.parts:
         late = [
             number for number in getattr(part, "rounds", None) or () if number > simulation.rounds
@@ -173,10 +185,13 @@ def measure(
     after: Mapping[str, Params],
     local: Sequence[Mapping[str, Params]],
 ) -> list[dict[str, Any]]:
-    """Return, for each hidden layer in order: `local`, the alignment of the distributed global
-    model with the local models, mean and (population) `local_std` over these, None without any;
-    `aggregated`, that with the new global model; `neurons`, and how many of them are `dead` in the
-    distributed model."""
+    """Return a row for each hidden layer, in order.
+
+    A row has the number of `neurons` in the layer; the number of `dead` neurons in the distributed
+    global model; `local`, the mean alignment of that model with the local models, and `local_std`,
+    its population standard deviation (both None if there are no local models); and `aggregated`,
+    the alignment with the new global model.
+    """
     start, end = class_means(runtime, before), class_means(runtime, after)
     trained = [class_means(runtime, model) for model in local]
     rows = []
@@ -196,8 +211,11 @@ def measure(
 
 
 def trained_in(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
-    """Return the models that the clients of a round have trained, in the order of the cohort: those
-    of the last exchange in which they send whole models; [] where there is none."""
+    """Return the models that the clients trained in a round, in the order of the cohort.
+
+    They come from the last exchange in which clients send whole models. Return an empty list if no
+    exchange does.
+    """
     for each in reversed(done):
         if found := local_models(
             each.trained.messages, each.trained.buffers, len(each.cohort.clients)
@@ -207,8 +225,10 @@ def trained_in(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
 
 
 def local_models(messages: Tree, buffers: Tree, count: int) -> list[dict[str, Params]]:
-    """Return the trained models among the messages of an exchange, leaves [count, ...]; none where
-    clients send no whole model."""
+    """Return the trained models in the messages of an exchange, whose leaves are [count, ...].
+
+    Return an empty list if clients send no whole model.
+    """
     if "params" not in messages:
         return []
     return [

@@ -1,5 +1,4 @@
-"""A check whether a checkpoint, whose form is right, belongs to the model and the run that would
-resume from it."""
+"""Check that a valid checkpoint belongs to the model and the run that resume from it."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -19,8 +18,10 @@ from fedexp.training.simulation import Simulation
 
 
 def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check for `checkpoint.load`: it raises ConfigError for a state, of the right form,
-    that is not of this run."""
+    """Return a check for `checkpoint.load`.
+
+    The check raises ConfigError for a valid state that does not belong to this run.
+    """
     start = simulation.initial_state()
     stage = simulation.stages[0].federation
     example = first_state(simulation, simulation.algorithm, stage)
@@ -45,7 +46,7 @@ def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, 
 
 
 class Unfit(Exception):
-    """Error: a part of a state is not of this run."""
+    """A part of a state does not belong to this run."""
 
 
 def demand(condition: bool, what: str) -> None:
@@ -56,7 +57,7 @@ def demand(condition: bool, what: str) -> None:
 def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
     number, rounds, clients = state["round"], simulation.rounds, simulation.settings.num_clients
     demand(number <= rounds, f"round {number} of {rounds}")
-    # A run that was completed or stopped may be given more rounds.
+    # A completed or stopped run may be extended.
     demand(state["status"] != "running" or number < rounds, f"running after round {number}")
     largest = max([*state["not_finite"], *state["clients"]], default=0)
     demand(largest < clients, f"client {largest} of {clients}")
@@ -65,7 +66,10 @@ def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
 
 
 def check_tested(found: Mapping[str, Any], number: int, simulation: Simulation) -> None:
-    """Check the tests of a state. number: the round after which the state was saved."""
+    """Check a state's test results.
+
+    number: the round after which the state was saved.
+    """
     tested = [each for each, _ in found["accuracy"]]
     ascend = all(a < b for a, b in itertools.pairwise(tested))
     demand(ascend and tested[:1] == [0] and tested[-1] <= number, "the rounds of accuracy")
@@ -77,8 +81,11 @@ def check_tested(found: Mapping[str, Any], number: int, simulation: Simulation) 
 def check_history(
     tested: Mapping[str, Any], start: Mapping[str, torch.Tensor], personal: bool = False
 ) -> None:
-    """Check a history. start: the history of a run that has just begun; personal: clients' own
-    models are tested."""
+    """Check a history.
+
+    start: history of a new run.
+    personal: whether clients' personal models are tested.
+    """
     found, rounds = tested["history"], [number for number, _ in tested["accuracy"]]
     own = ("personal_accuracy", "personal_peak")
     for name in ("starts", *own):
@@ -111,11 +118,13 @@ def check_history(
 
 
 def check_tree(name: str, found: Tree, expected: Tree) -> None:
-    """Check that names, shapes and types of what a run begins with are in what it resumes from;
-    methods may add to it."""
+    """Check that a tree has the names, shapes and types of the expected tree.
+
+    Methods may add names, except to the model's parameters and buffers.
+    """
     if isinstance(expected, dict):
         demand(isinstance(found, dict), name)
-        named = name.endswith((".params", ".buffers"))  # of the model, all of whose names are known
+        named = name.endswith((".params", ".buffers"))  # all names in the model are known
         strange = [str(key) for key in found if key not in expected] if named else []
         demand(not strange, f"{name}.{', '.join(strange)}")
         for key, value in expected.items():

@@ -1,9 +1,8 @@
-"""More rounds for a run that was begun with fewer, or another `stop`: `fedexp resume=<dir>
-rounds=300`.
+"""Extending a run: more rounds, or another `stop`, as in `fedexp resume=<dir> rounds=300`.
 
-No rule of an algorithm looks at the last round, nor does a learning rate but that of
-`local.schedule=cosine`, which is refused. So the rounds of such a run are those of one with 300
-rounds from the start. What differs is said by `notes`.
+No algorithm depends on the last round. Only the learning rate of `local.schedule=cosine` does, and
+it is refused. So an extended run has the same rounds as a run that had 300 rounds from the start.
+`notes` lists the differences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +24,15 @@ FREE = ("rounds", "scenario.rounds_per_task", "stop.patience", "stop.metric")
 
 
 def allows(differing: Sequence[str]) -> bool:
-    """Return whether the options that differ are those with which a run may be given more rounds.
-    differing: lines as of `origin.differences`."""
+    """Return whether all differing options may differ in an extended run.
+
+    differing: lines from `origin.differences`.
+    """
     return {line.partition(":")[0] for line in differing} <= {*FREE}
 
 
 def asked(directory: Path, container: Mapping[str, Any]) -> bool:
-    """Return whether a configuration that `check` allows has other rounds, or another stop, than
-    the run there."""
+    """Return whether a configuration allowed by `check` changes the rounds or the stop of a run."""
     before = RunDirectory(directory).config
     return options(before) != options(container)
 
@@ -44,8 +44,10 @@ def options(config: Mapping[str, Any]) -> list[Any]:
 
 
 def check(directory: Path, before: Mapping[str, Any], container: Mapping[str, Any]) -> None:
-    """Raise ConfigError where the run there cannot be given these rounds. before: its
-    config.yaml."""
+    """Raise ConfigError if the run cannot be extended to these rounds.
+
+    before: the run's config.yaml.
+    """
     run, had, rounds = RunDirectory(directory), before.get("rounds"), container.get("rounds")
     given = f"resume={directory}: rounds={rounds}"
     if options(before)[:2] != options(container)[:2]:
@@ -66,8 +68,10 @@ def check(directory: Path, before: Mapping[str, Any], container: Mapping[str, An
 
 
 def contents(directory: Path, container: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return what the files of a complete run hold that are written anew when it is given more
-    rounds, the summary last; {} where it is not complete, or is given none."""
+    """Return the files of a complete run that extending it rewrites, the summary last.
+
+    Return an empty dict if the run is not complete or is not extended.
+    """
     if finished_summary(directory) is None or not asked(directory, container):
         return {}
     names = (files.CONFIG, files.OVERRIDES, origin.NAME, files.SUMMARY)
@@ -75,15 +79,21 @@ def contents(directory: Path, container: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def put_back(directory: Path, before: Mapping[str, bytes], lengths: Mapping[str, int]) -> None:
-    """Make the run there the complete one again that it was. lengths: of its tables."""
-    with suppress(OSError, ConfigError):  # then the run goes on with its new options
+    """Restore the complete run.
+
+    before: contents of the rewritten files.
+    lengths: lengths of the run's tables.
+    """
+    with suppress(OSError, ConfigError):  # then the run keeps its new options
         csv_files.RunFiles(directory, lengths, lengths).close()
         for name, content in before.items():
             storage.write_atomically(directory / name, content)
 
 
 def notes(directory: Path, container: Mapping[str, Any], state: "State") -> list[str]:
-    """Return what is to be said of a run that is given more rounds after this state."""
+    """Return notes on how a run that is extended after this state differs from an uninterrupted
+    run.
+    """
     interval, before = (
         int(container.get("eval_interval", 1)),
         RunDirectory(directory).config.get("rounds"),

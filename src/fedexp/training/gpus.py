@@ -1,9 +1,8 @@
-"""Choice of the GPU that a job of a sweep takes: the one with the fewest jobs, and at most
-`jobs_per_gpu` of them.
+"""Choose the GPU with the fewest jobs for a job of a sweep, up to `jobs_per_gpu` jobs per GPU.
 
-The jobs of all sweeps of a user on a machine agree by locks in files, one for each job on a GPU; a
-lock ends with its process, also after kill -9. Tested with processes and made-up GPUs; it has not
-run on a machine with several GPUs yet.
+All sweeps of a user on a machine coordinate through lock files, one for each job on a GPU. A lock
+ends with its process, even after kill -9. This is tested with processes and simulated GPUs, but not
+yet on a machine with several GPUs.
 """
 
 import getpass
@@ -23,16 +22,20 @@ log = logging.getLogger("fedexp")
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the names of the GPUs that this process sees, in torch's order; the same in every
-    process that names them alike."""
+    """Return the names of the GPUs that this process sees, in torch's order.
+
+    Processes that use the same names for the GPUs get the same list.
+    """
     count, named = count_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(count)) if named is None else named.replace(" ", "").split(",")
     return list(names)[:count]
 
 
 def default_folder() -> Path:
-    """Return the default folder of this machine and this user: files of others could not be
-    locked."""
+    """Return the default folder of the locks, one per machine and user.
+
+    Other users' files could not be locked.
+    """
     return Path(tempfile.gettempdir(), f"fedexp-gpus-{getpass.getuser()}")
 
 
@@ -40,8 +43,12 @@ def default_folder() -> Path:
 def one_gpu(
     names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None, interval: float = 1
 ) -> Iterator[int]:
-    """Yield the position in `names` of a GPU that is ours while the block runs; wait where all have
-    as many jobs as may be, asking again every `interval` seconds. folder: where the locks are."""
+    """Yield the position in `names` of a GPU that is reserved while the block runs.
+
+    If all GPUs have the maximum number of jobs, wait and try again every `interval` seconds.
+
+    folder: where the lock files are.
+    """
     folder = default_folder() if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     choosing, waits = FileLock(folder / "choosing.lock"), False
@@ -63,7 +70,7 @@ def one_gpu(
 
 
 def take(names: Sequence[str], jobs_per_gpu: int, folder: Path, held: ExitStack) -> int | None:
-    """Take the GPU with the fewest jobs, the first of several; None where each has too many."""
+    """Reserve the GPU with the fewest jobs, or return None if all GPUs have too many jobs."""
     running: list[list[int]] = []
     for name in names:
         slots = (folder / name).glob("*")

@@ -1,4 +1,4 @@
-"""The test of local models on a part of the test set (`local_evaluation`)."""
+"""Tests of local models on a part of the test set (`local_evaluation`)."""
 
 import logging
 from typing import Any
@@ -16,8 +16,12 @@ log = logging.getLogger("fedexp")
 
 
 def choose(runtime: ClientRuntime, examples: int | None) -> dict[str, torch.Tensor]:
-    """Return the numbers of the test examples of each view on which local models are tested, the
-    same in every run on these data; {} for all. Raises ConfigError for fewer than the classes."""
+    """Return view -> indices of the test examples for local models, or {} for all examples.
+
+    The indices are the same in every run on the same data.
+
+    Raises ConfigError if `examples` is smaller than the number of classes.
+    """
     if examples is None:
         return {}
     found = {}
@@ -43,17 +47,24 @@ def choose(runtime: ClientRuntime, examples: int | None) -> dict[str, torch.Tens
 
 
 def standard_error(part: np.ndarray, whole: np.ndarray) -> float:
-    """Return the largest standard error of an accuracy on one class: of n_c examples drawn without
-    replacement from N_c, sqrt(p (1 - p) / n_c * (N_c - n_c) / (N_c - 1)) with p = 1/2.
+    """Return the largest standard error of an accuracy on one class.
 
-    part, whole: n and N, int [C]."""
+    It is sqrt(p (1 - p) / n_c * (N_c - n_c) / (N_c - 1)) with p = 1/2, if n_c examples are drawn
+    from N_c without replacement.
+
+    part: n, int [C].
+    whole: N, int [C].
+    """
     n, total = part[part > 0], whole[part > 0]
     return float(np.sqrt(0.25 / n * (total - n) / np.maximum(total - 1, 1)).max())
 
 
 def describe(simulation: Simulation) -> dict[str, Any]:
-    """Return what summary.json says of tests of local models that are not of all examples in all
-    rounds: `every` and, by view, `examples` and `standard_error`; {} where they are."""
+    """Return what summary.json says about reduced tests of local models, or {} if they are
+    complete.
+
+    The keys are `every` and, for each view, a dict with `examples` and `standard_error`.
+    """
     chosen, runtime = simulation.local_evaluation, simulation.runtime
     found: dict[str, Any] = {} if chosen.every is None else {"every": chosen.every}
     for view, numbers in runtime.local_examples.items():

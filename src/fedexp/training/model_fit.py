@@ -1,4 +1,4 @@
-"""Checks of a model before a run begins: that it can be made, read the data, and be trained."""
+"""Checks before a run starts that a model can be made, can read the data, and can be trained."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,7 @@ log = logging.getLogger("fedexp")
 
 @contextmanager
 def making(model: Model) -> Iterator[None]:
-    """Raise ConfigError for a file that a model needs and that cannot be read, such as one of
-    weights."""
+    """Raise ConfigError if a file that a model needs, such as one with weights, cannot be read."""
     try:
         yield
     except OSError as error:
@@ -38,14 +37,17 @@ def making(model: Model) -> Iterator[None]:
 
 @torch.no_grad()
 def check_reads(model: Model, runtime: ClientRuntime) -> None:
-    """Raise ConfigError where the network does not give a row of logits for each of two training
-    examples: made for images in colour, and these are grey; or for fewer classes."""
+    """Raise ConfigError unless the network returns a row of logits for each of two training
+    examples.
+
+    It may fail, for example, because it expects colour images or has too few outputs.
+    """
     data = runtime.data
     index = torch.arange(min(2, len(data.x_train)), device=data.x_train.device)
     x = data.inputs(data.x_train, index, None, None, runtime.dtype)
     try:
         output = runtime.net({}, x)
-    except Exception as error:  # of a network of anybody's
+    except Exception as error:  # the network may be a user's
         if lacks_memory(error) or is_out_of_memory(error):
             raise
         raise cannot_read(x, error) from error
@@ -55,7 +57,7 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
             "model: its network must return logits [examples, classes], got"
             f" {type(logits).__name__}"
         )
-    # heads of tasks: the algorithm has made them
+    # the algorithm makes the heads of tasks, so their size is not checked
     classes = data.num_classes if runtime.heads is None else 1
     if logits.dim() != 2 or len(logits) != len(index) or logits.shape[1] < classes:
         wanted = [len(index), data.num_classes]
@@ -66,8 +68,7 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
 
 
 def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Raise ConfigError where an algorithm needs more of a model than its logits, and the model
-    does not say where it is."""
+    """Raise ConfigError if an algorithm needs a part of the model that the model does not name."""
     classifier, what = dict(module.named_modules()).get("classifier"), ""
     if algorithm.needs_features and isinstance(module, LogitsOnly):
         what = "the features of the model, which are the input of its last layer"
@@ -90,7 +91,7 @@ def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
 
 
 def read_like(module: torch.nn.Module, data: Data) -> None:
-    """Tell a model that normalises its input anew how the data set has normalised it."""
+    """Pass the data set's normalisation to a model that normalises its input again."""
     reading = getattr(module, "reading", None)
     if isinstance(reading, Reading) and isinstance(data, ImageData):
         reading.normalised_as(data.mean, data.std)
@@ -101,8 +102,10 @@ def name_of(model: Model) -> str:
 
 
 def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Raise ConfigError where parameters with requires_grad=False leave nothing to train, or not
-    what the algorithm is about; says how many there are."""
+    """Raise ConfigError if frozen parameters leave nothing to train or include required ones.
+
+    Frozen parameters have requires_grad=False. Their number is logged.
+    """
     every, trained = dict(module.named_parameters()), trainable(module)
     frozen = [name for name in every if name not in trained]
     if not trained:
@@ -127,11 +130,13 @@ def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
 def without_batches(
     algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining
 ) -> dict[str, int]:
-    """Count, for a model whose batch norm needs batches of two examples, how many clients have none
-    in a task and never train in it, and how many examples each pass leaves out; empty where there
-    are none.
+    """Count the clients and examples that batch norm cannot train on.
 
-    Raises ConfigError where nobody could train.
+    The model's batch norm needs batches of at least two examples. `clients` is the number of
+    clients that have no such batch in some task and do not train in it. `examples` is the number of
+    examples that each pass leaves out. Return an empty dict if no example is left out.
+
+    Raises ConfigError if no client could train in a task.
     """
     idle, lost = set(), 0
     for federation in tasks:

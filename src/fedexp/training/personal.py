@@ -1,8 +1,7 @@
-"""The test of each client's own model, class by class, for algorithms that have personal models.
+"""Class-wise test of each client's personal model, for algorithms that have personal models.
 
-A client is tested on the classes that it holds in any task: those that its own distribution
-weights. Where its model differs from the global one in the classifier alone, the features of the
-test set are computed once for all clients.
+A client is tested on the classes that it holds in any task. If its model differs from the global
+model only in the classifier, the features of the test set are computed once for all clients.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,11 +27,12 @@ def evaluate_personal(
     number: int,
     views: Iterable[str],
 ) -> dict[str, np.ndarray]:
-    """Return view -> class accuracies float64 [K, C] of each client's own model after round
-    `number`.
+    """Return view -> class accuracies of each client's model after round `number`, float64 [K, C].
 
-    nan: a class that the client does not hold, or that the examples of the view lack. kept: client
-    -> its state; a client that never took part has its first state. views: names of the tests.
+    The value is nan for a class that the client does not hold or that the view has no examples of.
+
+    kept: client -> state. A client that has never taken part has its first state.
+    views: names of the test views.
     """
     runtime, federation = simulation.runtime, simulation.stage_of(number).federation
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
@@ -56,8 +56,10 @@ def evaluate_personal(
 
 
 class ModelTest:
-    """The examples that a view shows, for many models. runtime: with them as its test set
-    (`tested_on`)."""
+    """Test of many models on the examples of one view.
+
+    runtime: has these examples as its test set (`tested_on`).
+    """
 
     def __init__(self, runtime: ClientRuntime, server: Tree, draws: torch.Tensor | None):
         self.runtime, self.server, self.draws = runtime, server, draws
@@ -65,16 +67,19 @@ class ModelTest:
 
     @property
     def totals(self) -> np.ndarray:
-        """Return the number of examples of each class, int64 [C]."""
+        """Return the number of examples in each class, int64 [C]."""
         data = self.runtime.data
         return torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
 
     @torch.no_grad()
     def right(self, model: Params, classes: np.ndarray) -> torch.Tensor:
-        """Return the right answers on test examples of these classes (bool [C]), int64 [C].
+        """Return the correct predictions on test examples of the given classes, int64 [C].
 
-        A model that normalises by the batch at hand sees the batches in which the global model is
-        tested."""
+        A model that normalises by batch statistics is tested in the same batches as the global
+        model.
+
+        classes: bool [C].
+        """
         runtime = self.runtime
         y, wanted = runtime.data.y_test, torch.from_numpy(classes).to(runtime.device)
         every = uses_batch_statistics(runtime.net.module)
@@ -95,7 +100,7 @@ class ModelTest:
         return correct * wanted
 
     def features(self) -> torch.Tensor:
-        """Return the features of all test examples under the global model, [M, D]."""
+        """Return the global model's features of all test examples, [M, D]."""
         if self._features is None:
             runtime, params = self.runtime, self.server["params"]
             every = torch.arange(len(runtime.data.y_test), device=runtime.device).split(
@@ -110,7 +115,7 @@ class ModelTest:
 
 
 def shares_body(model: Params, params: Params) -> bool:
-    """Return whether a model has the very tensors of the global one but for its classifier."""
+    """Return whether a model has the same tensors as the global model, except in the classifier."""
     if model.keys() != params.keys() or not set(heads.HEAD) <= model.keys():
         return False
     return all(value is params[name] for name, value in model.items() if name not in heads.HEAD)

@@ -1,4 +1,4 @@
-"""The precision of a run with `hardware.precision=auto`: the one in which its engine is fastest."""
+"""Choose the fastest precision for a run with `hardware.precision=auto`."""
 
 import logging
 import time
@@ -15,17 +15,18 @@ from fedexp.engine.hardware import Resolved
 from fedexp.engine.schedule import BatchSchedule
 
 log = logging.getLogger("fedexp")
-STEPS = 3  # of each client in a call that is timed
-CALLS = 3  # after one that warms up; the fastest counts
+STEPS = 3  # steps per client in a timed call
+CALLS = 3  # timed calls after a warm-up call; the fastest counts
 
 
 def with_precision(
     hardware: Resolved, runtime: ClientRuntime, clients: int, before: str | None
 ) -> Resolved:
-    """Return the hardware with a precision in place of `auto`, and set up this process for it.
+    """Return the hardware with a precision instead of `auto`, and set up this process for it.
 
-    clients: of a round. before: the precision with which a resumed run began, which it keeps where
-    the device has it; None: the run is new.
+    clients: number of clients per round.
+    before: precision that a resumed run started with. It is kept if the device supports it. None
+    for a new run.
     """
     if hardware.precision != "auto":
         return hardware
@@ -46,10 +47,10 @@ def with_precision(
 def seconds_of_a_step(
     hardware: Resolved, runtime: ClientRuntime, clients: int, precisions: Sequence[str]
 ) -> dict[str, float]:
-    """Return the seconds of a local step of FedAvg in each precision, by the engine that trains the
-    clients: of one client, or of all of them in the vectorised engine.
+    """Return the seconds per local step of FedAvg in each precision, with the run's engine.
 
-    The precisions take turns, so that other work on the machine slows all of them.
+    A step trains one client, or all clients in the vectorised engine. The precisions are timed in
+    turn, so that other work on the machine slows all of them.
     """
     count = clients if hardware.kind == "vectorised" else 1
     cohort = first_cohort(runtime, count)
@@ -72,7 +73,7 @@ def seconds_of_a_step(
 
 
 def first_cohort(runtime: ClientRuntime, count: int) -> Cohort:
-    """Return clients that all train on the first examples, as they are stored, for a few steps."""
+    """Return a cohort whose clients all train on the first training examples for a few steps."""
     size = runtime.local.batch_size
     index = torch.arange(STEPS * size).view(STEPS, size) % len(runtime.data.y_train)
     schedule = BatchSchedule(index, np.full(STEPS, size), None)

@@ -1,4 +1,4 @@
-"""`profile=true`: how the time of one round is spent, operation by operation."""
+"""Profile one round by operation (`profile=true`)."""
 
 import gzip
 import logging
@@ -20,8 +20,11 @@ SLOWEST = 10
 
 @contextmanager
 def profiled(directory: Path, number: int) -> Iterator[None]:
-    """Writes profile/trace.json.gz (chrome://tracing, Perfetto) and profile/operations.csv, and
-    logs the slowest."""
+    """Profile the block and log the slowest operations.
+
+    The results are profile/trace.json.gz (for chrome://tracing or Perfetto) and
+    profile/operations.csv.
+    """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with torch.profiler.profile(activities=activities) as profiler:
         yield
@@ -45,8 +48,10 @@ def profiled(directory: Path, number: int) -> Iterator[None]:
 
 
 def operations(profiler: torch.profiler.profile) -> pd.DataFrame:
-    """One row an operation, slowest first: milliseconds spent in itself and with what it calls, and
-    its share."""
+    """Return one row per operation, slowest first.
+
+    A row has the milliseconds in the operation itself and including its callees, and its share.
+    """
     rows: list[dict[str, Any]] = []
     for event in profiler.key_averages():
         row = {"operation": event.key, "calls": event.count}

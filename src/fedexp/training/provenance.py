@@ -1,4 +1,4 @@
-"""Provenance of a run: versions, commit, hardware, and what of it decides over the numbers."""
+"""Provenance of a run: versions, commit, hardware, and which of these determine the numbers."""
 
 import functools
 import platform
@@ -22,10 +22,12 @@ from fedexp.training.state import State
 
 
 def environment(container: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
-    """Return the versions and hardware with which the numbers were made; under `determinism`, all
-    that would have to be equal, beside the data, for them to come out the same to the last bit.
-    Where a run has been resumed with another setting, `spans` lists the rounds of each with its
-    own, and beside it stands only what was equal in all."""
+    """Return the versions and the hardware that the numbers were computed with.
+
+    `determinism` holds everything, except the data, that must be equal to reproduce the numbers bit
+    by bit. If a run was resumed with other settings, `spans` lists the rounds and settings of each
+    part, and `determinism` holds only the settings that were the same in all parts.
+    """
     made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
     decisive = {
         "config": fingerprint(container),
@@ -51,7 +53,7 @@ def environment(container: Mapping[str, Any], hardware: Resolved, state: State) 
 
 
 def own_code(container: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the classes of a user's own, with the marks of their code."""
+    """Return the checksums of the code of the user's own classes."""
     marks = sorted(set(code_marks(container).values()))
     return {"code": marks} if marks else {}
 
@@ -59,15 +61,17 @@ def own_code(container: Mapping[str, Any]) -> dict[str, list[str]]:
 def begin_span(
     state: State, container: Mapping[str, Any], hardware: Resolved, marks: Mapping[str, str]
 ) -> None:
-    """Note the versions, hardware and data for the rounds from here on, unless they are as before.
-    marks: `origin.marks_of` the run."""
+    """Record the versions, hardware and data for the rounds from here on, if they have changed.
+
+    marks: `origin.marks_of` the run.
+    """
     now = (
         {"versions": versions(*NUMERIC), "commit": commit()}
         | own_code(container)
         | {"data": {key: mark for key, mark in marks.items() if BYTES in mark}}
         | hardware.arithmetic()
     )
-    # a checkpoint of an older version, which has not kept it
+    # a checkpoint of an older version has no spans
     if state.accuracy and not state.spans:
         state.spans.append({"first": 0})
     first = state.round + 1 if state.accuracy else 0
@@ -76,8 +80,10 @@ def begin_span(
 
 
 def list_spans(state: State) -> list[dict[str, Any]]:
-    """Return `rounds` (first and last) of each span, and its setting; only `rounds` where that was
-    not kept."""
+    """Return the first and last round (`rounds`) and the settings of each span.
+
+    If the settings were not recorded, a span has only `rounds`.
+    """
     lasts = [*(span["first"] - 1 for span in state.spans[1:]), state.round]
     return [
         {"rounds": [span["first"], last]}
@@ -86,12 +92,12 @@ def list_spans(state: State) -> list[dict[str, Any]]:
     ]
 
 
-# Packages that take part in the numbers, from decoded images to solved linear programs.
+# Packages that affect the numbers, from decoding images to solving linear programs.
 NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of fedexp, Python and those packages that are installed."""
+    """Return the versions of fedexp, Python and those of the packages that are installed."""
     found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -101,15 +107,20 @@ def versions(*packages: str) -> dict[str, str]:
 
 @functools.cache
 def version(package: str) -> str:
-    """Return the version of an installed package. Raises PackageNotFoundError."""
+    """Return an installed package's version.
+
+    Raises PackageNotFoundError.
+    """
     return metadata.version(package)
 
 
-# the code that runs was loaded once, whatever becomes of the checkout; and git takes processes
+# cached, because the running code is loaded once, and because git starts processes
 @functools.cache
 def commit() -> str | None:
-    """Return the git commit of the fedexp checkout that runs, None when installed from a wheel; `+`
-    = with local changes."""
+    """Return the git commit of the running fedexp checkout, or None if installed from a wheel.
+
+    A `+` at the end means that there are local changes.
+    """
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -118,7 +129,7 @@ def commit() -> str | None:
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != ROOT:
-            # some other project's checkout holds the environment that fedexp is installed in
+            # fedexp is installed in an environment inside another project's checkout
             return None
         return git("rev-parse", "HEAD") + (
             "+" if git("status", "--porcelain", "--untracked-files=no") else ""
@@ -131,19 +142,22 @@ PROCESSES = Path("/proc")
 
 
 def peak_memory(device: torch.device) -> dict[str, int | None]:
-    """Return the peak memory in bytes: `host` is the sum of the peaks of this process and its
-    children, so at most this much was in use at once (pages that they share count for each);
-    `device` what torch has held on a GPU, None on a CPU.
+    """Return the peak memory in bytes.
 
-    A process that runs several jobs has the peak of all of them.
+    `host` is the sum of the peaks of this process and its children. It is an upper bound of the
+    memory used at one time, because shared pages count for each process. `device` is the memory
+    that torch reserved on a GPU, None on a CPU. A process that runs several jobs reports the peak
+    of all of them.
     """
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     return {"host": sum(map(peak_of, family())) or own_peak(), "device": held}
 
 
 def family() -> list[Path]:
-    """Return the processes of this run: /proc/self and its children; none where the system does not
-    tell."""
+    """Return /proc/self and the child processes of this run.
+
+    The list is empty if the system has no /proc.
+    """
     try:
         texts = [path.read_text() for path in (PROCESSES / "self" / "task").glob("*/children")]
     except OSError:
@@ -152,7 +166,7 @@ def family() -> list[Path]:
 
 
 def peak_of(process: Path) -> int:
-    """Return the peak of a process's resident memory (VmHWM); 0 where it is gone or not told."""
+    """Return a process's peak resident memory (VmHWM) in bytes, or 0 if it is unknown."""
     try:
         lines = (process / "status").read_text().splitlines()
     except OSError:
@@ -161,6 +175,6 @@ def peak_of(process: Path) -> int:
 
 
 def own_peak() -> int:
-    """Return the peak memory of this process alone, on systems without /proc."""
+    """Return this process's peak memory in bytes, on systems without /proc."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

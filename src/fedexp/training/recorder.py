@@ -1,4 +1,4 @@
-"""Recorder: writes the results of rounds to tidy files and checkpoints, and tells the trackers."""
+"""Write the results of rounds to tables and checkpoints, and pass them to the trackers."""
 
 import logging
 import signal
@@ -18,11 +18,11 @@ from fedexp.training.state import RoundResult, Scores, State
 
 log = logging.getLogger("fedexp")
 
-SAVING_SHARE = 0.05  # of the time, for checkpoints without a checkpoint_interval
+SAVING_SHARE = 0.05  # share of the time for checkpoints if checkpoint_interval is null
 
 
 class Recorder:
-    """Writes one run directory. A round is in the files before the next one starts."""
+    """Writer of a run's directory. A round is written before the next round starts."""
 
     def __init__(
         self,
@@ -31,8 +31,11 @@ class Recorder:
         trackers: Sequence[Tracker],
         lengths: Mapping[str, int] | None,
     ):
-        """Open the files. lengths: of the files at the checkpoint that the run resumes from; None
-        for a new run."""
+        """Open the files.
+
+        lengths: lengths of the files at the checkpoint that the run resumes from. None for a new
+        run.
+        """
         self.directory, self.simulation, self.trackers = directory, simulation, trackers
         self.views = simulation.runtime.views
         names = [files.ROUNDS, *(file_of(files.CLASSES, view) for view in self.views)]
@@ -41,8 +44,8 @@ class Recorder:
             names.append(files.TASKS)
         names += [part.file for part in simulation.analysis.parts]
         self.files = csv_files.RunFiles(directory, names, lengths)
-        self.writing_seconds = 0.0  # of the last round
-        self.saving_seconds = 0.0  # of the last checkpoint
+        self.writing_seconds = 0.0  # time for the last round
+        self.saving_seconds = 0.0  # time for the last checkpoint
         self._saved_at = time.perf_counter()
 
     def write(
@@ -51,11 +54,14 @@ class Recorder:
         scores: Mapping[str, Scores],
         result: RoundResult | None = None,
     ) -> None:
-        """Write the round after which this is the state. scores: of the global model, by view;
-        empty: not evaluated. result: None for the initial model."""
+        """Write the round that ended with this state.
+
+        scores: the global model's scores by view, empty if the round is not evaluated.
+        result: None for the initial model.
+        """
         start = time.perf_counter()
         if scores and len(state.accuracy) == 2:
-            # Where a metric's name is taken, fail after the first tested round, not the last.
+            # If a metric's name is already taken, fail after the first tested round, not the last.
             summary.summary_of(self.simulation, state)
         row = rows.round_row(self.simulation, state, scores, result)
         analysed: dict[str, float] = {}
@@ -99,7 +105,7 @@ class Recorder:
             tracker.log_round(record)
 
     def _keep_models(self, state: State, result: RoundResult | None) -> None:
-        """Keep the models of this round for which `keep_models` and `keep_local_models` ask."""
+        """Save the models of this round that `keep_models` and `keep_local_models` select."""
         settings = self.simulation.settings
         if settings.keeps_model(state.round):
             kept_models.save(self.directory, state.round, state.server)
@@ -114,11 +120,11 @@ class Recorder:
             kept_models.save_local(self.directory, state.round, client, model)
 
     def save_checkpoint(self, state: State) -> None:
-        """Save the state with the lengths and checksums of its files, once a round is recorded."""
+        """Save the state with the lengths and checksums of its files, after a round is recorded."""
         if not state.accuracy:
             return
         start = time.perf_counter()
-        # First, since a directory that was removed is not made again.
+        # First, so that a removed directory is not created again.
         tables = {"lengths": self.files.lengths(), "checksums": self.files.checksums()}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
         checkpoint.save(self.directory, state.to_tree(versions) | tables)
@@ -139,7 +145,7 @@ class Recorder:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM while a round is written, and deliver them afterwards."""
+    """Delay SIGINT and SIGTERM until the block ends, e.g. while a round is written."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
