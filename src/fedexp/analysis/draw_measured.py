@@ -1,4 +1,4 @@
-"""Draw what a setting's runs have measured of local models, in the layout of FedNTD's figures."""
+"""Draw measurements of local models from a setting's runs, in the layout of FedNTD's figures."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any

@@ -94,9 +94,11 @@ class Run:
 
     @property
     def class_accuracy(self) -> pd.DataFrame:
-        """Return the global model's accuracy on each class of the test set.
+        """Return the global model's accuracy on each class of the test set, after each evaluated
+        round.
 
-        Columns: round, class, name, accuracy. Without known class names, there is no column `name`.
+        Columns: round, class, name, accuracy. The column `name` is missing if the class names are
+        unknown.
         """
         table = self._need(files.CLASSES, self._reader.class_accuracy()).copy()
         if names := dict(enumerate(self._reader.class_names or [])):

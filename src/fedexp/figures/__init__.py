@@ -94,9 +94,9 @@ def interim_pictures(
 ) -> dict[str, bytes]:
     """Return name -> PNG content of pictures that show the run up to the last round of `history`.
 
-    They are the heat maps of class accuracies and, if local models were evaluated in that round,
-    its round picture. No file is written, and the run may be in progress or finished. further: the
-    history in each further view of the test set.
+    They are the heat maps of class accuracies and, if local models were evaluated, the latest round
+    picture. No file is written, and the run may be in progress or finished. further: the history in
+    each further view of the test set.
     """
     names = [f"{name}{suffix(view)}" for name in INTERIM for view in VIEWS]
     from fedexp.figures.style import styled

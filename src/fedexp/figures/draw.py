@@ -219,7 +219,7 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
 
 
 def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
-    """Draw the round picture of the last round (Flashback Fig. 2).
+    """Draw the round picture of the last round with local models (Flashback Fig. 2).
 
     Its rows are the global model before the round, the local models, and the global model after the
     round.

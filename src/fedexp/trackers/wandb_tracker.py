@@ -40,14 +40,14 @@ Interval = Annotated[
 # A call that needs no server takes at most a few seconds; a longer one means that wandb hangs.
 LOCAL_SECONDS = 30.0
 GRACE_SECONDS = 5.0  # added to wandb's own timeout, so that wandb can clean up first
-TAG_LENGTH = 64  # W&B's limit for a tag
+TAG_LENGTH = 64  # W&B's limit for a tag; a group or name may have 128 characters
 # W&B steps per round: the results take the steps after the last round, and the run can still be
 # extended.
 STEPS = 10
 # Minimum number of rounds between images if `log_images_every` is a share of all rounds: images
 # would slow short runs down.
 LEAST_INTERVAL = 10
-# Silent; no console capture, code, git state or machine paths.
+# W&B is silent and records no console output, code, git state or machine paths.
 SETTINGS: Mapping[str, Any] = {
     "silent": True,
     "console": "off",

@@ -1,7 +1,7 @@
-// What leaves the page: a chart as a picture (SVG) or as numbers (CSV), and the page on paper.
+// Export of the page: a chart as a picture (SVG) or as numbers (CSV), and printing.
 "use strict";
 
-/** Offers a text as a file; nothing is fetched, and nothing is sent. */
+/** Downloads a text as a file. No network request is made. */
 function download(name, type, text) {
   const address = URL.createObjectURL(new Blob([text], { type }));
   make("a", { href: address, download: name }).click();
@@ -10,14 +10,14 @@ function download(name, type, text) {
 
 const fileName = (...parts) => `${parts.join("_").replaceAll(/[^A-Za-z0-9.=-]+/g, "_").slice(0, 100)}`;
 
-/** A cell of a CSV file; a text that a spreadsheet would take for a formula is kept a text. */
+/** Formats a CSV cell. A quote mark keeps spreadsheets from reading a text as a formula. */
 function csvCell(value) {
   if (typeof value === "number") return String(value);
   const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-/** The points of lines as a tidy table: a row for each line and round. */
+/** Returns the lines' points as a tidy table with one row per line and round. */
 function csvOf(measure, lines) {
   const rows = lines.flatMap((line) => line.points.map(([round, mean, spread, runs]) => [line.name, round, mean, runs > 1 ? spread : "", runs]));
   return [["line", "round", measure, "std", "runs"], ...rows].map((row) => row.map(csvCell).join(",")).join("\n") + "\n";
@@ -27,7 +27,7 @@ const PAINTED = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-l
 
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** A chart as a file of its own: with the styles that the page gives it, its title, and what its lines are. */
+/** Returns a chart as an independent SVG file with the page's styles, a title and a legend. */
 function svgOf(svg, title, lines) {
   const copy = svg.cloneNode(true), originals = [...svg.querySelectorAll("*")], clones = [...copy.querySelectorAll("*")];
   originals.forEach((node, i) => {
@@ -46,7 +46,7 @@ function svgOf(svg, title, lines) {
     make("title", {}, title), make("rect", { width, height: whole, fill: variable("--card") }), text(44, 16, title), make("g", { transform: `translate(0 ${top})` }, [...copy.childNodes]), legend));
 }
 
-/** The two buttons of a chart; draw: draws it, where it has not been in sight yet. */
+/** Returns a chart's export buttons. draw: draws the chart if it has not been visible yet. */
 function exportButtons(svg, measure, where, lines, draw) {
   const name = fileName(where, measure);
   const button = (text, onclick) => make("button", { type: "button", onclick, title: `Save this chart as ${text}` }, text);
@@ -55,7 +55,7 @@ function exportButtons(svg, measure, where, lines, draw) {
     button("CSV", () => download(`${name}.csv`, "text/csv", csvOf(measure, lines))));
 }
 
-// ---- on paper, everything: also what has not been in sight, and what is folded
+// ---- printing: also charts that have not been visible yet, and folded sections
 
 let printing = false;
 function drawAll() { for (const draw of pending.values()) draw(); }

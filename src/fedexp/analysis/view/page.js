@@ -1,9 +1,9 @@
-// The page of fedexp.view. Text from the runs reaches the document as text nodes and attributes only, never as markup.
+// The page of `fedexp view`. Text from the runs enters the document only as text nodes and attributes, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector) => document.querySelector(selector);
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element; `on…` are listeners, children are nodes or text. */
+/** Creates an element. `on…` attributes are listeners, children are nodes or text. */
 function make(name, attributes, ...children) {
   const vector = ["svg", "path", "line", "text", "g", "circle", "title", "rect"].includes(name);
   const node = vector ? document.createElementNS(SVG, name) : document.createElement(name);
@@ -15,7 +15,7 @@ function make(name, attributes, ...children) {
   return node;
 }
 
-// ---- what is shown
+// ---- state and selection
 
 const state = { setting: 0, hidden: new Set(), left: "", right: "", seeds: "band", scale: "raw", view: "heat", seed: "mean" };
 const words = (name) => name.replaceAll("_", " ");
@@ -29,7 +29,7 @@ const swatch = (method) => make("svg", { width: 18, height: 8, "aria-hidden": "t
 const chip = (status, text) => make("span", { class: `chip ${status}` }, text ?? status);
 const plural = (count, one) => `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
 
-/** look: the number of colour and dashes; method: whose line it is, by default the same. */
+/** Styles a line. look: index of its colour and dashes; method: index of its method, by default equal to look. */
 function stroke(node, look, method = look) {
   node.style.stroke = colour(look);
   node.dataset.method = method;
@@ -37,12 +37,12 @@ function stroke(node, look, method = look) {
   return node;
 }
 
-const TOGETHER = ["all", "overlay"]; // values of the setting that stand for all of them: a panel each, or in one
+const TOGETHER = ["all", "overlay"]; // values that select all settings: one panel each, or all in one panel
 const several = () => TOGETHER.includes(state.setting);
 const shownSettings = () => (several() ? data.settings.map((_, i) => i) : data.settings.length ? [state.setting] : []);
 const common = data.settings.map((name) => name.split(" ")).reduce((all, given) => all.filter((word) => given.includes(word)), data.settings[0]?.split(" ") ?? []);
 const shortSetting = (setting) => data.settings[setting].split(" ").filter((word) => !common.includes(word)).join(" ") || data.settings[setting];
-/** Setting and method of each line of an overlay; its place is the line's look. */
+/** Setting and method of each line of an overlay. The index is the line's look. */
 const pairs = [...new Set(data.runs.filter((run) => run.setting !== null && run.method !== null).map((run) => `${run.setting} ${run.method}`))]
   .sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
 const shownRuns = (setting) => data.runs.filter((run) => run.setting === setting && run.method !== null && !state.hidden.has(run.method));
@@ -50,7 +50,7 @@ const byMethod = (runs) => Map.groupBy ? Map.groupBy(runs, (run) => run.method)
   : runs.reduce((groups, run) => groups.set(run.method, [...(groups.get(run.method) ?? []), run]), new Map());
 const sorted = (groups) => [...groups].sort((a, b) => a[0] - b[0]);
 
-/** Draws a panel when it comes into sight, and again when its width changes. */
+/** Draws a panel when it becomes visible, and again when its width changes. */
 const pending = new Map();
 const sight = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) { sight.unobserve(entry.target); pending.get(entry.target)?.(); }
@@ -63,7 +63,7 @@ function lazily(node, draw) {
 
 // ---- learning curves
 
-/** [round, mean, standard deviation, runs] of each round that any of the runs has a value of. */
+/** Returns [round, mean, standard deviation, runs] of each round in which any run has a value. */
 function average(runs, measure) {
   const found = new Map();
   for (const run of runs) {
@@ -79,8 +79,8 @@ function average(runs, measure) {
   });
 }
 
-/** What a chart has to draw: one line a method (mean of the runs that did not diverge) or a run; in an overlay of each
-    setting. */
+/** Returns a chart's lines: one per method (mean of the runs that did not diverge) or one per run. An overlay has the
+    lines of every setting. */
 function linesOf(settings, measure) { return settings.flatMap((setting) => linesIn(setting, measure)); }
 
 function linesIn(setting, measure) {
@@ -102,7 +102,7 @@ function linesIn(setting, measure) {
   return lines.filter((line) => line.points.length);
 }
 
-/** At most about `most` round numbers that span low..high. */
+/** Returns about `most` round numbers between low and high. */
 function ticks(low, high, most) {
   const rough = (high - low || 1) / most, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
@@ -204,7 +204,7 @@ function dot(cx, cy, method) {
   return node;
 }
 
-/** [smallest, largest]; a spread would overflow the stack on long lists. */
+/** Returns [smallest, largest]. Math.min(...values) would overflow the stack for long lists. */
 function minmax(values) {
   return values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
 }
@@ -242,16 +242,16 @@ const VIRIDIS = Array.from({ length: 256 }, (_, i) => {
   return STOPS[below].map((c, k) => Math.round(c + (STOPS[below + 1][k] - c) * (place - below)));
 });
 
-/** Of the chosen view of the test set: axis, classes and data; nothing where a run lacks it. */
+/** Returns axis, classes and data for the chosen view of the test set; undefined if the run lacks it. */
 function heatOf(run) { return run[state.view]; }
 
-/** Class accuracies of a run: rounds x classes as one Float32Array, nan where undefined. */
+/** Returns a run's class accuracies, rounds x classes, as one Float32Array. Undefined values are NaN. */
 function matrixOf(run) {
   const raw = atob(heatOf(run).data);
   return Float32Array.from(raw, (c) => (c.charCodeAt(0) === 255 ? NaN : c.charCodeAt(0) / data.levels));
 }
 
-/** Their mean over the runs, and, normalised, every round divided by its sum over the classes. */
+/** Returns the class accuracies' mean over runs. The scale `normalised` divides each round by its sum over classes. */
 function mapOf(runs, classes) {
   const total = matrixOf(runs[0]);
   for (const run of runs.slice(1)) matrixOf(run).forEach((value, i) => { total[i] += value; });
@@ -373,7 +373,7 @@ function drawMaps() {
 
 // ---- tables
 
-/** A table whose columns sort; rows: arrays of cells { text, node?, value?, class? }. */
+/** Creates a table with sortable columns. rows: arrays of cells { text, node?, value?, class? }. */
 function table(columns, rows, { head = 1, onpick } = {}) {
   const body = make("tbody", {});
   let order = null, down = false;
@@ -403,7 +403,7 @@ function table(columns, rows, { head = 1, onpick } = {}) {
     make("th", { scope: "col", class: rows[0]?.cells[i].class }, make("button", { type: "button", onclick: (event) => sort(i, event.currentTarget) }, name))))), body);
 }
 
-/** A table that scrolls within itself, and says so while there is more of it to the right. */
+/** Wraps a table so that it scrolls horizontally, and marks it while columns are hidden on the right. */
 function scrolling(label, child) {
   const node = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, child);
   const hint = make("p", { class: "note hint", "aria-hidden": "true" }, "more columns →");
@@ -419,7 +419,7 @@ function scrolling(label, child) {
   return both;
 }
 
-/** Numbers of a column with a bar each; the largest is the longest. */
+/** Returns a column's cells, each with a number and a bar. The largest number has the longest bar. */
 function numberCells(values, spreads = []) {
   const numbers = values.filter((v) => typeof v === "number"), largest = Math.max(...numbers, 0);
   const fractions = numbers.some((v) => !Number.isInteger(v)) && numbers.every((v) => Math.abs(v) < 10);
@@ -429,7 +429,7 @@ function numberCells(values, spreads = []) {
 
 const COUNTS = ["n", "diverged", "pruned"];
 
-/** Columns of a table of the server's making: `<name>_std` stands beside `<name>`. */
+/** Builds a table from data of `collect.frame`. `<name>_std` is shown in the same cell as `<name>`. */
 function framed(frame, label) {
   const column = (name) => frame.rows.map((row) => row[frame.columns.indexOf(name)]);
   const shown = frame.columns.filter((name) => !name.endsWith("_std"));
@@ -564,7 +564,7 @@ function details(i) {
 
 function option(value, text) { return make("option", { value }, text ?? words(value)); }
 
-/** The state in the address, so that a view can be kept and sent. */
+/** Stores the state in the address, so that a view can be bookmarked and shared. */
 function remember() {
   const hidden = [...state.hidden].join(".");
   const entries = { setting: state.setting, left: state.left, right: state.right, seeds: state.seeds, scale: state.scale, seed: state.seed, ...(state.view !== "heat" && { view: state.view }), ...(hidden && { hidden }) };
@@ -582,7 +582,7 @@ function recall() {
   if (!several()) state.setting = Number(state.setting);
 }
 
-/** Fades all lines but those of one method; of none, without one. */
+/** Fades the lines of all other methods. Without a method, no line is faded. */
 function single(method) {
   for (const node of document.querySelectorAll("#curves path")) node.classList.toggle("faded", method !== undefined && node.dataset.method !== String(method));
 }
