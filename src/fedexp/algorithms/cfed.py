@@ -1,29 +1,35 @@
-"""CFeD: some clients learn the new task while others review the old ones, on unlabelled surrogate
+"""CFeD: some clients learn the new task while others review the old ones on unlabelled surrogate
 examples.
 
 Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq.
-(3)-(6). Task 1 is FedAvg. In a round of task t > 1, N = ceil(review_fraction m) of the m sampled
-clients review, drawn anew in every round, and the others learn, all from the same global model for
-E epochs:
+(3)-(6). Task 1 is FedAvg. In each round of task t > 1, N = ceil(review_fraction m) of the m sampled
+clients, drawn at random, review, and the others learn. All start from the same global model and
+train for E epochs:
     learner   L = CE on its examples of task t
-    reviewer  L = lambda_d L_d on its own surrogate examples, teacher theta_{t-1} (see continual.py)
-and the server averages with the n_k of the new task for both kinds. `server_distillation` (section
-4.3), from the first task on: the server's surrogate set is cut at random into m + 1 contiguous
-parts; part j gets the soft labels of local model j, the last those of the global model before the
-round; the average is trained on all of them with L_d, for E epochs of batches of
-`server_batch_size` with the clients' optimizer and with dropout, where the model has any.
-`paradigm=centralized` (algorithm=cfed_c): one model; batches of the new task (CE) are mixed with
-batches (lambda_d L_d) of as many surrogate examples, drawn at random in every round. Readings of
-what the paper leaves open: N is rounded up; lambda_d stays on the reviewers' loss; the server's
-term has weight 1. The paper lets a client without data of the new task review. Here no client lacks
-them: every partition of a task gives each client at least one example or is refused
-(Partition.build). Deviations from the released code: a client of a round never does both, the code
-draws learners and reviewers apart; weights are n_k, not uniform; teachers are in eval mode, not in
-training mode; a client trains on all of its examples in a new order in every epoch, not on the
-first 80 % in one order without the last partial batch; the parts of server distillation are drawn
-once a round, the code deals examples to the models in turn, with lambda_d as weight, on 80 % of the
-shards of a random client; cfed_c keeps one mixture for all epochs there and leaves a surrogate set
-smaller than the new task as it is, where it is repeated here.
+    reviewer  L = lambda_d L_d on its surrogate examples, teacher theta_{t-1} (see continual.py)
+The server averages with the n_k of the new task for both kinds of clients.
+
+`server_distillation` (section 4.3) applies from the first task on. The server's surrogate set is
+split at random into m + 1 contiguous parts. Part j gets the soft labels of local model j, and the
+last part those of the global model before the round. The average is trained on all parts with L_d
+for E epochs, in batches of `server_batch_size`, with the clients' optimizer and with dropout if the
+model has any.
+
+`paradigm=centralized` (algorithm=cfed_c) trains one model. Batches of the new task (CE) are mixed
+with batches (lambda_d L_d) of the same number of surrogate examples, drawn at random in each round.
+
+The paper leaves some points open. Here N is rounded up, lambda_d is kept in the reviewers' loss,
+and the server's term has weight 1. In the paper, a client without data of the new task reviews.
+Here every client has data: every partition of a task gives each client at least one example or is
+refused (Partition.build).
+
+Deviations from the released code: A client never both learns and reviews in a round; the code draws
+learners and reviewers independently. Weights are n_k, not uniform. Teachers run in eval mode, not
+in training mode. A client trains on all of its examples in a new order in each epoch, not on the
+first 80 % in a fixed order without the last partial batch. The parts of server distillation are
+drawn once per round; the code assigns examples to the models in turn, uses lambda_d as weight, and
+uses 80 % of the shards of a random client. For cfed_c, the code keeps one mixture for all epochs
+and does not enlarge a surrogate set smaller than the new task; here the set is repeated.
 """
 
 import math
@@ -52,8 +58,9 @@ from fedexp.core.tree import Params, Tree
 
 class CFeD(Remembering, MultiExchange, ServerTraining):
     lambda_d: NonNegative  # weight of the review
-    temperature: Positive  # T of teacher and student
-    review_fraction: Share  # alpha: of the sampled clients, from the second task on
+    temperature: Positive  # temperature T of teacher and student
+    # alpha: share of the sampled clients that review, from the second task on
+    review_fraction: Share
     server_distillation: bool
     server_batch_size: Count
 
@@ -118,12 +125,14 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
 
 
 class Learner(FedAvg):
-    """Client that trains on its examples of the task; clients.csv has the class's name as its
-    role."""
+    """Client that trains on its examples of the task.
+
+    clients.csv shows the name of this class as the client's role.
+    """
 
 
 class Reviewer(OwnTraining):
-    """Client that trains on its surrogate examples, as the old model answers them."""
+    """Client that trains on its surrogate examples with the old model's predictions as targets."""
 
     lambda_d: float
     temperature: float
@@ -141,16 +150,18 @@ class Reviewer(OwnTraining):
 
 
 class Student(Reviewer):
-    """Client that trains on both, in batches of one kind each (the centralised form); the label of
-    surrogate examples is -1."""
+    """Client that trains on both kinds of examples (the centralised form).
 
-    draw: int  # seed of this round's choice of surrogate examples
+    Each batch has examples of one kind. Surrogate examples have the label -1.
+    """
+
+    draw: int  # seed for this round's choice of surrogate examples
 
     def training_part(
         self, federation: Federation, client: int
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         new, old = federation.parts[client], federation.surrogate[client]
-        # As many: a random part, or all of them repeated.
+        # the same number of surrogate examples: a random subset, or all of them repeated
         return new, np.resize(np.random.default_rng(self.draw).permutation(old), len(new))
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:

@@ -1,11 +1,11 @@
 """Common parts of the methods for continual learning: the global model at the end of the last task
-as a teacher, and which classes are new.
+as a teacher, and masks of the new classes.
 
 CFeD: Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022. Its
 Eq. (3)-(4), for student logits z and teacher logits z':
     L_d = - sum_i y'_i log y_i,   y = softmax(z / T),   y' = softmax(z' / T)
-(Eq. (4) takes the T-th root of probabilities and normalises, which is softmax(z / T)); no factor
-T^2.
+Eq. (4) takes the T-th root of probabilities and normalises, which equals softmax(z / T). There is
+no factor T^2.
 """
 
 from typing import ClassVar
@@ -22,13 +22,16 @@ TASKS = ("class_incremental", "domain_incremental", "rotations")
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Return L_d of each example, [B], of logits [B, C]."""
+    """Return the distillation loss L_d of each example, [B], for logits [B, C]."""
     return -((teacher / temperature).softmax(-1) * F.log_softmax(student / temperature, -1)).sum(-1)
 
 
 class Remembering(Continual):
-    """Base that keeps theta_{t-1}, with its running statistics, and sends it with the model; in
-    task 1 there is none."""
+    """Base that keeps the old model theta_{t-1} with its running statistics and sends it with the
+    global model.
+
+    In task 1 there is no old model.
+    """
 
     scenarios: ClassVar[tuple[str, ...]] = TASKS
     sends: ClassVar[tuple[str, ...]] = ("params", "old")
@@ -38,8 +41,11 @@ class Remembering(Continual):
 
 
 class NewClasses(Continual):
-    """Base for tasks that bring new classes: the server keeps masks [C], 1 for the classes of the
-    current task ("new") and, from the second task on, for those of the tasks before ("known")."""
+    """Base for tasks with new classes; the server keeps masks [C] of the classes.
+
+    The mask "new" is 1 for the classes of the current task. From the second task on, the mask
+    "known" is 1 for the classes of the earlier tasks.
+    """
 
     scenarios: ClassVar[tuple[str, ...]] = ("class_incremental",)
     separate_tasks = True
@@ -53,7 +59,7 @@ class NewClasses(Continual):
 
 
 def class_masks(params: Params, federation: Federation) -> Tree:
-    """Return the masks that `NewClasses` keeps."""
+    """Return the masks that `NewClasses` keeps, on the device of `params`."""
     classes = {"new": federation.tasks[federation.task]}
     if federation.task:
         classes["known"] = tuple(federation.classes_before())

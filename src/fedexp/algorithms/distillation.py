@@ -1,4 +1,4 @@
-"""Common part of the methods that train the global model on the server's public set."""
+"""Common part of the methods that train the global model on the server's public data."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,13 +10,14 @@ from fedexp.algorithms.interfaces import PublicData, ServerNetwork
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
-# (logits, labels, numbers) -> scalar
+# (logits, labels, indices) -> scalar
 Loss = Callable[[Tensor, Tensor, np.ndarray], Tensor]
-Update = Callable[[Params, Params], None]  # (parameters, gradients): changes the former in place
+# (parameters, gradients): changes the parameters in place
+Update = Callable[[Params, Params], None]
 
 
 def local_models(messages: Tree, buffers: Params) -> list[Params]:
-    """Return the local models that came back, each with its running statistics."""
+    """Return the local models of the cohort, each with its running statistics."""
     count = len(next(iter(messages["params"].values())))
     return [tree.row(messages["params"], i) | tree.row(buffers, i) for i in range(count)]
 
@@ -24,7 +25,7 @@ def local_models(messages: Tree, buffers: Params) -> list[Params]:
 def minibatches(
     rng: np.random.Generator, examples: int, size: int, epochs: int
 ) -> Iterator[np.ndarray]:
-    """Yield example numbers, shuffled anew in every epoch; the last partial batch is kept."""
+    """Yield example indices, reshuffled in each epoch; the last partial batch is kept."""
     for _ in range(epochs):
         order = rng.permutation(examples)
         yield from (order[start : start + size] for start in range(0, examples, size))
@@ -38,8 +39,11 @@ def fit(
     update: Update,
     dropout: np.random.Generator | None = None,
 ) -> None:
-    """Train the model that `net` has loaded. Batches of one example are left out where batch norm
-    has none to compare with. `dropout` draws that of texts; None: without."""
+    """Train the model that `net` has loaded.
+
+    Batches of one example are skipped if batch norm needs more. dropout: generator for the texts'
+    dropout; None: no dropout.
+    """
     for numbers in batches:
         if len(numbers) > 1 or not net.mixes_examples:
             x, y = public.take(numbers) if dropout is None else public.take(numbers, dropout)
@@ -49,5 +53,5 @@ def fit(
 
 
 def refined(net: ServerNetwork, server: Tree) -> Tree:
-    """Return the server's state with its model replaced by the one that has been trained."""
+    """Return the server's state with its model replaced by the trained model."""
     return server | {"params": net.snapshot(), "buffers": net.buffers()}

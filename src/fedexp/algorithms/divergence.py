@@ -1,4 +1,4 @@
-"""The divergence of a student's softened prediction from a teacher's."""
+"""The divergence between the softened predictions of a teacher and a student."""
 
 import torch
 import torch.nn.functional as F
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 def kl_divergence(teacher: Tensor, student: Tensor, tau: float, keep: Tensor | None) -> Tensor:
-    """Return KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept: [B]. No
-    gradient goes to the teacher.
+    """Return KL(softmax(teacher / tau) || softmax(student / tau)) over the kept classes, [B].
 
-    teacher, student: logits [B, C]; keep: bool [B, C], None = all classes.
+    teacher, student: logits [B, C]; keep: bool [B, C], or None for all classes. The gradient does
+    not flow to the teacher.
     """
-    # The dtype's least value, not -inf: exp gives 0 and 0 * (finite) is 0, where 0 * -inf would be
-    # NaN.
+    # Use the dtype's lowest value, not -inf: exp gives 0 and 0 * (finite) is 0, but 0 * -inf would
+    # be NaN.
     low = torch.finfo(student.dtype).min
     rows = [
         t / tau if keep is None else torch.where(keep, t / tau, low)

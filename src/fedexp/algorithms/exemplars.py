@@ -1,11 +1,10 @@
-"""Common part of the methods whose clients keep examples of old tasks that a model has chosen, and
-train on them again.
+"""Common part of the methods whose clients keep examples of old tasks and train on them again.
 
-When a task begins, each client chooses, by the features that the global model gives it, among its
-examples of the task that has ended. What it keeps is among its training examples from then on: in
-the same batches as the new ones, in its number of examples n_k, and augmented like them. Their
-numbers stand in the server's state as a table [K, n], -1: none, so that a run can be resumed; they
-are not sent.
+When a task begins, each client chooses examples of the previous task by their features under the
+global model. From then on, these examples belong to the client's training examples: they are in the
+same batches as the new ones, count in n_k, and are augmented in the same way. The server's state
+stores their indices as a table [K, n], -1: none, so that a run can be resumed; the indices are not
+sent.
 """
 
 from abc import ABC, abstractmethod
@@ -20,11 +19,11 @@ from fedexp.algorithms.continual import NewClasses
 from fedexp.algorithms.interfaces import Features, Federation
 from fedexp.core.tree import Tree
 
-Kept = Sequence[np.ndarray]  # numbers of the examples that each client keeps
+Kept = Sequence[np.ndarray]  # indices of the examples that each client keeps
 
 
 class Exemplars(NewClasses, ABC):
-    """Base that keeps the examples."""
+    """Base of methods whose clients keep examples."""
 
     needs_features = True
 
@@ -37,8 +36,11 @@ class Exemplars(NewClasses, ABC):
         federation: Federation,
         rng: np.random.Generator,
     ) -> list[np.ndarray]:
-        """Return what each client keeps from now on. kept: what it has kept so far; own: its
-        examples of the task that has ended, which is `federation`."""
+        """Return what each client keeps from now on.
+
+        kept: what it has kept so far; own: its examples of the previous task, which `federation`
+        describes.
+        """
 
     def keep_examples(
         self,
@@ -69,7 +71,7 @@ class Exemplars(NewClasses, ABC):
 
 
 def table(kept: Kept, device: torch.device) -> torch.Tensor:
-    """Return numbers as int64 [K, n], filled up with -1."""
+    """Return indices as int64 [K, n], padded with -1."""
     columns = list(zip_longest(*kept, fillvalue=-1))
     rows = np.array(columns, dtype=np.int64).reshape(len(columns), len(kept)).T
     return torch.from_numpy(rows.copy()).to(device)

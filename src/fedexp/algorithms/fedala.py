@@ -30,16 +30,16 @@ from fedexp.core import tree
 from fedexp.core.limits import Count, NonNegative, Positive, PositiveShare
 from fedexp.core.tree import Params, Tree
 
-LAST = 10  # losses whose standard deviation is looked at
+LAST = 10  # number of losses whose standard deviation is checked
 
 
 class FedALA(Personal):
     must_train = heads.HEAD
     needs_features = True
 
-    eta: Positive  # step size of the weights
-    part: PositiveShare  # of the local data, for learning the weights
-    threshold: NonNegative  # of the standard deviation of the last losses
+    eta: Positive  # step size for learning W
+    part: PositiveShare  # share of the local data used for learning W
+    threshold: NonNegative  # bound of the standard deviation of the last losses
     max_passes: Count
 
     @property
@@ -61,7 +61,7 @@ class FedALA(Personal):
         return padded_numbers(chosen, max(int(self.part * federation.largest), 1))
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights W as this client will use them."""
+        """Return the weights W that this client will use."""
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
         return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
@@ -90,7 +90,7 @@ class FedALA(Personal):
                 }
                 value = torch.where(active, now, value)
             recent = torch.cat([recent[1:], value[None]])
-            on = on & (rounds == 1)  # from the second time on, one pass
+            on = on & (rounds == 1)  # one pass from the second time on
             if number >= LAST:
                 on = on & (recent.std(correction=0) >= self.threshold)
         return W
@@ -101,8 +101,8 @@ class FedALA(Personal):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the global body with the mixture of classifiers, by the weights that the client
-        has learned last."""
+        """Return the global body with the client's mixture of classifiers, for the weights it
+        learned last."""
         return mixture(server["params"], state, state["W"])
 
     def finish(
@@ -113,8 +113,8 @@ class FedALA(Personal):
 
 
 def mixture(params: Params, client: Tree, W: Params) -> Params:
-    """Return the global model with a client's mixture of classifiers, once the client has
-    trained."""
+    """Return the global model with a client's mixture of classifiers, if the client has trained
+    before."""
     old, trained = client["head"], client["rounds"] > 0
     mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
     return params | {k: torch.where(trained, mixed[k], params[k]) for k in mixed}

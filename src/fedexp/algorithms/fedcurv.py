@@ -40,7 +40,8 @@ class FedCurv(OwnTraining):
     sends = ("params", "u", "v")
 
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
-    # s: the Fisher information is estimated on more than that many examples, or one pass
+    # s: estimate the Fisher information on batches until they have more than s examples, or on one
+    # pass
     samples: CountFrom0
     estimator: Literal["batch", "sample"]
 
@@ -84,7 +85,7 @@ class FedCurv(OwnTraining):
         }
 
     def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
-        """Return u_k: the mean over the batches (`sample`: over the examples) that count."""
+        """Return u_k, the mean over the valid batches (`sample`: over the valid examples)."""
         seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
         total = tree.zeros_like(params)
         for batch, mask in fresh_pass(data, ctx):

@@ -1,14 +1,14 @@
-"""FedDecorr: the dimensions of a client's features shall not be correlated, against their collapse
-under label skew.
+"""FedDecorr: the dimensions of a client's features are decorrelated to prevent their collapse under
+label skew.
 
 Y. Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
-Learning", ICLR 2023, and the authors' code. With Z [n, d] the features of a batch, each dimension
-less its mean over its standard deviation (eps 1e-8, divisor n - 1), and C = Z^T Z:
+Learning", ICLR 2023, and the authors' code. Z [n, d] are a batch's features, each dimension
+standardised by its mean and standard deviation (eps 1e-8, divisor n - 1), and C = Z^T Z:
     variant=released   L = CE + beta / n * mean over i != j of C_ij^2
     variant=paper      L = CE + beta / d^2 * sum over i != j of K_ij^2,   K = C / (n - 1), the
-                       correlation matrix, less the paper's diagonal, which is always 1.
-The first is about n times the second; the authors' beta of 0.1 belongs to the first. A batch
-of one example has no correlation, and both are 0.
+                       correlation matrix, without the paper's diagonal, which is always 1.
+The first term is about n times the second; the authors' beta of 0.1 belongs to the first. For a
+batch of one example, both terms are 0.
 """
 
 from typing import Literal
@@ -20,7 +20,7 @@ from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params
 
-EPS = 1e-8  # under the square root of the variance
+EPS = 1e-8  # added to the variance under the square root
 
 
 class FedDecorr(FedAvg):
@@ -36,7 +36,10 @@ class FedDecorr(FedAvg):
 
 
 def decorrelation(features: Tensor, mask: Tensor | None, variant: str) -> Tensor:
-    """Return FedDecorr's term of a batch; a scalar. features [B, d]; mask [B], 1 = example."""
+    """Return FedDecorr's scalar term for a batch.
+
+    features: [B, d]; mask: [B], 1 = example.
+    """
     rows = features.new_ones(len(features)) if mask is None else mask.to(features.dtype)
     n, d = rows.sum(), features.shape[-1]
     centred = (features - (features * rows[:, None]).sum(0) / n.clamp(min=1)) * rows[:, None]

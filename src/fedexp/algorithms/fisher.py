@@ -1,5 +1,5 @@
-"""The diagonal of the empirical Fisher information: mean squared gradients of -log q(y|x), the
-labels as given."""
+"""The diagonal of the empirical Fisher information: mean squared gradients of -log q(y|x), with y
+the given labels."""
 
 from typing import Any
 
@@ -22,9 +22,11 @@ def squares(
     estimator: str,
     rows: Tensor | None = None,
 ) -> tuple[Params, Tensor | float]:
-    """Return (sum of squared gradients over a batch, of how many): of every example (`sample`), or
-    the one of the mean cross-entropy (`batch`). mask [B]; rows: see heads.by_head, None: one head
-    for all."""
+    """Return (sum of squared gradients over a batch, number of gradients).
+
+    `sample` squares the gradient of each example, `batch` the gradient of the mean cross-entropy.
+    mask: [B]; rows: see heads.by_head, or None if there is one head for all.
+    """
 
     def logits(p: Params, x: Tensor, mask: Tensor | None = None) -> Tensor:
         outputs = net(p, x, mask).logits

@@ -1,5 +1,5 @@
-"""The classifier as a part of the parameters, for methods that treat it apart from the rest (the
-body)."""
+"""The classifier as a part of the parameters, for methods that treat it separately from the
+body."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedexp.core.tree import Params
 
-WEIGHT, BIAS = "classifier.weight", "classifier.bias"  # of every fedexp model
+WEIGHT, BIAS = "classifier.weight", "classifier.bias"  # names in all fedexp models
 HEAD = (WEIGHT, BIAS)
 
 
@@ -20,12 +20,14 @@ def body(params: Params) -> Params:
 
 
 def by_head(outputs: Tensor, rows: Tensor) -> Tensor:
-    """Return the logits [B, C] of outputs [B, R] by rows [B, C] or [C]: that of class c is output
-    rows[c]; -inf where that is -1."""
+    """Return the logits [B, C] of the outputs [B, R] selected by `rows`, [B, C] or [C].
+
+    The logit of class c is output rows[c], or -inf if rows[c] is -1.
+    """
     rows = rows.expand(*outputs.shape[:-1], rows.shape[-1])
     return outputs.gather(-1, rows.clamp(min=0)).masked_fill(rows < 0, -torch.inf)
 
 
 def logits(features: Tensor, head: Params) -> Tensor:
-    """Return the logits [B, C] of features [B, D]."""
+    """Return the logits [B, C] for features [B, D]."""
     return F.linear(features, head[WEIGHT], head[BIAS])

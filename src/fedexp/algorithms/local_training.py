@@ -16,45 +16,47 @@ from fedexp.core.limits import (
 
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta"]
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
-# of the clients' learning rate, from round to round
+# how the clients' learning rate changes from round to round
 LrSchedule = Literal["exponential", "constant", "step", "cosine"]
-# those in which the rate of a round depends on the number of all rounds
+# schedules whose rate depends on the total number of rounds
 SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 
 
 class LocalTraining(Checked, prefix="local."):
-    """Local training of a client in a round: `epochs` over its own examples (config node
+    """A client's local training in a round: `epochs` passes over its examples (config node
     `local`)."""
 
     epochs: Count
     batch_size: Count
     optimizer: Optimizer
     lr: Positive
-    lr_decay: PositiveShare  # 1: constant
+    lr_decay: PositiveShare  # 1: constant learning rate
     momentum: ShareBelow1
     weight_decay: NonNegative
     schedule: LrSchedule = "exponential"
-    step_rounds: Count = 10  # of schedule=step: rounds between two decays
-    lr_min: NonNegative = 0.0  # of schedule=cosine: where it would end after the last round
-    warmup: CountFrom0 = 0  # rounds of a linear rise before the schedule begins
+    step_rounds: Count = 10  # for schedule=step: rounds between two decays
+    lr_min: NonNegative = 0.0  # for schedule=cosine: the rate that would follow the last round
+    # number of rounds in which the rate rises linearly before the schedule starts
+    warmup: CountFrom0 = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         wanted = "greater than 0 with local.optimizer=nesterov"
         good = self.optimizer != "nesterov" or self.momentum > 0
         require(good, "local.momentum", self.momentum, wanted)
-        good = not 0 < self.lr < self.lr_min  # of a wrong lr it has been said
+        good = not 0 < self.lr < self.lr_min  # an invalid lr has already been reported
         require(good, "local.lr_min", self.lr_min, f"at most local.lr={self.lr}")
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
-        """Return the learning rate of round 1, 2, ... (of a task), which is constant within a
+        """Return the learning rate of round 1, 2, ... (within a task); it is constant within a
         round.
 
-        rounds: all rounds (of a task), which schedule=cosine needs. With t rounds since the warm-up
-        of w rounds: exponential lr * lr_decay^t (FedNTD B.3), step lr * lr_decay^floor(t /
-        step_rounds), cosine lr_min + (lr - lr_min) (1 + cos(pi t / (rounds - w))) / 2 (Loshchilov
-        and Hutter, ICLR 2017, Eq. 5, without restarts), and before, in round i = 1 .. w, lr * i /
-        (w + 1).
+        rounds: total number of rounds (of a task), which schedule=cosine needs. In round i = 1 .. w
+        of the warm-up, the rate is lr * i / (w + 1). After it, with t rounds since the warm-up:
+            exponential  lr * lr_decay^t (FedNTD B.3)
+            step         lr * lr_decay^floor(t / step_rounds)
+            cosine       lr_min + (lr - lr_min) (1 + cos(pi t / (rounds - w))) / 2
+        The cosine schedule is Eq. 5 of Loshchilov and Hutter, ICLR 2017, without restarts.
         """
         if round <= self.warmup:
             return self.lr * round / (self.warmup + 1)

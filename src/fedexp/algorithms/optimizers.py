@@ -1,10 +1,10 @@
-"""The update of a local step, twice: as a pure function (the definition) and in place.
+"""The update of a local step, as a pure function (the definition) and in place.
 
-The optimizers of torch.optim by name (settings.OPTIMIZERS), with torch's defaults but for
-`local.momentum` of sgd and nesterov. Each works entry by entry, so that it may be given one
-client's parameters or those of many, stacked. Weight decay is coupled (it joins the gradient), but
-for adamw, where it shrinks the parameters by lr * weight_decay. With g the gradient, t = 1, 2, ...
-the step and all memory 0 at first (m, v are kept):
+The optimizers of torch.optim by name (settings.OPTIMIZERS), with torch's defaults except for
+`local.momentum` of sgd and nesterov. Each works elementwise, so its input may be one client's
+parameters or the stacked parameters of many clients. Weight decay is coupled (added to the
+gradient), except for adamw, where it shrinks the parameters by lr * weight_decay. With g the
+gradient, t = 1, 2, ... the step, and all memory (m, v) initially 0:
     sgd       m <- rho m + g,   w <- w - lr m
     nesterov  m <- rho m + g,   w <- w - lr (g + rho m)
     adam(w)   m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,
@@ -16,8 +16,7 @@ the step and all memory 0 at first (m, v are kept):
               m <- a m + (1 - a) d^2,   w <- w - lr d
 adam, adamax: Kingma and Ba, ICLR 2015, Algorithms 1 and 2; adamw: Loshchilov and Hutter, ICLR 2019,
 Algorithm 2; adagrad: Duchi et al., JMLR 2011; rmsprop: Hinton 2012; adadelta: Zeiler 2012,
-Algorithm 1.
-What an optimizer remembers is fresh at the start of a client's round.
+Algorithm 1. A client starts each round with a fresh optimizer state.
 """
 
 from typing import Any
@@ -44,7 +43,7 @@ MEMORY = {
     "adagrad": ("square",),
     "rmsprop": ("square",),
 }
-BOTH = ("mean", "square")  # of all others
+BOTH = ("mean", "square")  # the state's names for all other optimizers
 
 
 def memory_of(params: Params, local: LocalTraining) -> Tree:
@@ -60,7 +59,10 @@ def step(
     local: LocalTraining,
     number: int | Tensor,
 ) -> tuple[Params, Tree]:
-    """Return (params, memory) after one step; `number`: how many came before it in this round."""
+    """Return (params, memory) after one step.
+
+    number: the number of earlier steps in this round.
+    """
     if local.optimizer == "adamw":
         params = {k: params[k] * (1 - lr * local.weight_decay) for k in params}
     else:
@@ -82,8 +84,7 @@ def _rule(
     local: LocalTraining,
     count: int | Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what a step takes off one parameter, divided by the learning rate, and the new memory
-    of it."""
+    """Return a parameter's change divided by the learning rate, and its new memory."""
     name = local.optimizer
     if name in ("sgd", "nesterov"):
         momentum = local.momentum * memory["momentum"] + g
@@ -112,7 +113,10 @@ def _rule(
 
 
 def power(base: float, count: int | Tensor) -> float | Tensor:
-    """Return base**count; of a tensor in fp64, since 1 - 0.999**count loses four digits in fp32."""
+    """Return base**count.
+
+    For a tensor, it is computed in fp64, because 1 - 0.999**count loses four digits in fp32.
+    """
     return base ** (count.double() if isinstance(count, Tensor) else count)
 
 
@@ -125,11 +129,11 @@ def step_in_place(
     local: LocalTraining,
     number: int | Tensor,
 ) -> None:
-    """Do the same step in place: change `params` and `memory`; with torch's fused kernels where it
-    has them on every device.
+    """Take the same step in place: change `params` and `memory`.
 
-    Functions, not `torch.optim.SGD` and `Adam`: making an optimizer object imports torch's
-    compiler, which takes seconds.
+    Uses torch's fused kernels if torch has them on every device. It calls functions instead of
+    `torch.optim.SGD` and `Adam`, because creating an optimizer object imports torch's compiler,
+    which takes seconds.
     """
     values = list(params.values())
     gradients = [like(grads[k], v) for k, v in params.items()]
@@ -155,19 +159,21 @@ def step_in_place(
         pairs = [(params[k], moved[k]) for k in params]
         pairs += [(memory[name][k], changed[name][k]) for name in memory for k in params]
         copy_each([old for old, _ in pairs], [new for _, new in pairs])
-    # by their versions others tell that they have changed; fused kernels leave these
+    # other code detects changes by the tensors' versions, which fused kernels do not increase
     for value in values:
         increment_version(value)
 
 
 def _count(number: int | Tensor, value: Tensor) -> Tensor:
-    """Return a new step counter on the device of a parameter: torch adds 1 to it."""
+    """Return a new step counter on the parameter's device; torch adds 1 to it."""
     if isinstance(number, Tensor):
         return number.to(torch.float32, copy=True)
     return torch.full((), float(number), device=value.device)
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
-    """Return `value` in the memory layout of `other`: the fused step walks both in memory order,
-    unchecked."""
+    """Return `value` in the memory layout of `other`.
+
+    The fused step processes both in memory order without checking.
+    """
     return value if value.stride() == other.stride() else torch.empty_like(other).copy_(value)

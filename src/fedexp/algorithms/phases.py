@@ -11,12 +11,12 @@ from fedexp.core.tree import Params, Tree
 
 
 class HeadThenBody(OwnTraining):
-    """`head_epochs` epochs of the classifier, then the E epochs of `local.epochs` of all other
-    parameters."""
+    """Train the classifier for `head_epochs` epochs, then all other parameters for the E epochs of
+    `local.epochs`."""
 
     must_train = heads.HEAD
 
-    head_epochs: Count  # of the classifier alone
+    head_epochs: Count  # epochs in which only the classifier is trained
 
     def epochs(self, local: LocalTraining) -> int:
         return self.head_epochs + local.epochs
@@ -28,8 +28,11 @@ class HeadThenBody(OwnTraining):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """Run the steps of the classifier first, then of the body; what is not trained keeps its
-        value, and the optimizer's memory of it stays that of a fresh one."""
+        """Take a step for the classifier in the first phase and for the body in the second.
+
+        Parameters that are not trained keep their values, and their optimizer state remains that of
+        a fresh optimizer.
+        """
         head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         step = torch.as_tensor(batch.step, device=head_steps.device)

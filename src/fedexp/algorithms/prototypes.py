@@ -1,4 +1,4 @@
-"""Class means of features, which clients and server exchange as prototypes (FedPAC, FedProto)."""
+"""Class means of features, exchanged as prototypes by clients and server (FedPAC, FedProto)."""
 
 from collections.abc import Iterable
 
@@ -11,16 +11,17 @@ from fedexp.core.tree import Params, Tree
 
 
 def unknown(classes: int, width: int, like: Tensor) -> Tree:
-    """Return prototypes before any is known: means [C, D], and 1 for the classes that have one
-    [C]."""
+    """Return prototypes before any is known: means [C, D], and a mask [C] of the known classes."""
     return {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
 
 
 def statistics(
     net: Network, params: Params, batches: Iterable[tuple[Batch, Tensor]], like: Tensor
 ) -> Tree:
-    """Return, over batches with their masks [B]: examples [C], mean feature [C, D], mean squared
-    norm [C] of each class. like: [C, D]."""
+    """Return each class's number of examples [C], mean feature [C, D] and mean squared norm [C].
+
+    The statistics are over batches with their masks [B]. like: [C, D].
+    """
     classes = len(like)
     count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
     for batch, mask in batches:
@@ -33,8 +34,8 @@ def statistics(
 
 
 def of_present(present: Tensor, values: Tree) -> Tree:
-    """Return values with leaves [..., C, ...] of the classes that `present` [..., C] is greater
-    than 0 for."""
+    """Return values with leaves [..., C, ...] only for classes whose `present` [..., C] is
+    positive."""
     return tree.map(lambda leaf: leaf[present > 0], values)
 
 
@@ -44,8 +45,11 @@ def of_class(labels: Tensor, like: Tensor) -> Tensor:
 
 
 def combined(old: Tree, means: Tensor, weights: Tensor) -> Tree:
-    """Return the prototypes after a round: the mean over clients, means [|S|, C, D] by weights
-    [|S|, C]; a class that no client of the round holds keeps its old one."""
+    """Return the prototypes after a round: the weighted mean over clients.
+
+    means: [|S|, C, D]; weights: [|S|, C]. A class that no client of the round holds keeps its
+    previous prototype.
+    """
     total = weights.sum(0)
     mean = (weights[..., None] * means).sum(0) / total.clamp(min=1)[:, None]
     return {

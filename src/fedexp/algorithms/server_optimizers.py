@@ -1,17 +1,17 @@
-"""Server optimizers (config node `server`): the change that averaging makes is a gradient that the
-server steps by.
+"""Server optimizers (config node `server`): the change made by averaging is used as a gradient for
+the server's step.
 
 S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. With x the
-global model of parameters and Delta = (model after the algorithm's own aggregation) - x, in FedAvg
-the weighted mean of x_k - x:
+global model's parameters and Delta = (model after the algorithm's aggregation) - x, which for
+FedAvg is the weighted mean of x_k - x:
     sgd                  m <- momentum * m + Delta,              x <- x + lr * m
     adam, yogi, adagrad  m <- beta1 * m + (1 - beta1) * Delta,   x <- x + lr * m / (sqrt(v) + tau),
         adagrad            v <- v + Delta^2
         yogi               v <- v - (1 - beta2) * Delta^2 * sign(v - Delta^2)
         adam               v <- beta2 * v + (1 - beta2) * Delta^2
-with m = 0 and v = tau^2 at first (the paper asks for v >= tau^2) and no bias correction. FedAvg is
-sgd with lr=1 and momentum=0, to the bit; sgd with lr=1 and a momentum is FedAvgM. Running
-statistics are averaged as before.
+Initially m = 0 and v = tau^2 (the paper requires v >= tau^2). There is no bias correction. sgd with
+lr=1 and momentum=0 is FedAvg bit for bit; sgd with lr=1 and a momentum is FedAvgM. Running
+statistics are averaged as usual.
 """
 
 from dataclasses import fields
@@ -25,20 +25,22 @@ from fedexp.core.errors import require
 from fedexp.core.limits import Checked, Positive, PositiveOrNone, ShareBelow1, ShareBelow1OrNone
 from fedexp.core.tree import Params, Tree
 
-STATE = "server_optimizer"  # name of its memory in the server's state
-BETA1 = {"adam": 0.9, "yogi": 0.9, "adagrad": 0.0}  # in the paper's experiments (section 5)
+STATE = "server_optimizer"  # name of the optimizer's memory in the server's state
+BETA1 = {"adam": 0.9, "yogi": 0.9, "adagrad": 0.0}  # values in the paper's experiments (section 5)
 
 
 class ServerOptimizer(Checked, prefix="server."):
-    """The step of the server from its model towards the aggregated one; optimizer=None: it takes
-    the aggregated one."""
+    """The server's step from its model towards the aggregated one.
+
+    optimizer=None: the server uses the aggregated model unchanged.
+    """
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad", None] = None
-    lr: PositiveOrNone = None  # None: 1 with sgd, else 0.1
-    momentum: ShareBelow1 = 0.0  # of sgd
-    beta1: ShareBelow1OrNone = None  # None: 0.9, with adagrad 0
-    beta2: ShareBelow1 = 0.99  # of adam and yogi
-    tau: Positive = 1e-3  # of the adaptive ones: the larger, the less adaptive
+    lr: PositiveOrNone = None  # None: 1 for sgd, 0.1 for the others
+    momentum: ShareBelow1 = 0.0  # for sgd
+    beta1: ShareBelow1OrNone = None  # None: 0.9, or 0 for adagrad
+    beta2: ShareBelow1 = 0.99  # for adam and yogi
+    tau: Positive = 1e-3  # for the adaptive optimizers; a larger value makes them less adaptive
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +54,7 @@ class ServerOptimizer(Checked, prefix="server."):
         require(allowed, "server.momentum", self.momentum, wanted)
 
     def begin(self, params: Params) -> Tree:
-        """Return what it remembers before the first step, by name; empty where there is no
+        """Return the optimizer's memory before the first step, by name; empty without an
         optimizer."""
         if self.optimizer is None:
             return {}
@@ -62,8 +64,8 @@ class ServerOptimizer(Checked, prefix="server."):
         return {STATE: memory}
 
     def step(self, before: Tree, after: Tree) -> Tree:
-        """Return the server's state after a step from `before` along what aggregation has made of
-        it, `after`."""
+        """Return the server's state after a step from `before` towards the aggregated state
+        `after`."""
         if self.optimizer is None:
             return after
         start, end, memory = before["params"], after["params"], before[STATE]
@@ -71,7 +73,8 @@ class ServerOptimizer(Checked, prefix="server."):
         if self.optimizer == "sgd":
             lr = 1.0 if self.lr is None else self.lr
             m = {k: self.momentum * memory["m"][k] + d for k, d in delta.items()}
-            # From the aggregated model on: with lr=1 and no momentum nothing is added to it.
+            # Start from the aggregated model, so that with lr=1 and no momentum nothing is added to
+            # it.
             return after | {
                 "params": {k: end[k] + (lr * m[k] - d) for k, d in delta.items()},
                 STATE: {"m": m},
