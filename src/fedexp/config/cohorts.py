@@ -1,5 +1,7 @@
-"""Cohorts of each round, read from a file (config node `cohorts`): to repeat another program's
-cohorts."""
+"""Choose the cohort of each round, for example to repeat another program's cohorts from a file.
+
+The config node is `cohorts`.
+"""
 
 import csv
 import json
@@ -12,19 +14,20 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked
 from fedexp.rundir import files
 
-Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
+Rounds = dict[int, list[int]]  # round (from 1) -> its clients in ascending order
 
 
 class Cohorts(Checked, prefix="cohorts."):
-    """The cohorts of a run, from `path` or, without one, drawn as `draw` says.
+    """The cohorts of a run, read from the file `path` or drawn at random if it is None.
 
-    draw: `seed`, by seeds.sampling. `round`, by numpy's generator of the old kind seeded with the
-    number of the round, counted from 0, so that they are the same in all runs with as many clients:
-    so do FedNTD's released code and FedML.
+    draw: how cohorts are drawn. With `seed`, the seed is seeds.sampling. With `round`, numpy's
+    legacy generator (RandomState) is seeded with the round's number, counted from 0. The cohorts
+    are then the same in all runs with the same number of clients and cohort size. FedNTD's released
+    code and FedML do this.
 
-    .json: `{"1": [clients], ...}` or a list of lists, which begins with round 1. .csv: columns
-    `round` and `client`, such as the clients.csv of an earlier run. Rounds after the last one of
-    the run are not used.
+    A .json file has `{"1": [clients], ...}` or a list of lists that begins with round 1. A .csv
+    file has the columns `round` and `client`, such as the clients.csv of an earlier run. Rounds
+    after the run's last round are ignored.
     """
 
     path: str | None
@@ -36,11 +39,12 @@ class Cohorts(Checked, prefix="cohorts."):
         require(good, "cohorts.draw", self.draw, "seed, or cohorts.path=null")
 
     def read(self, rounds: int, num_clients: int, size: int) -> Rounds | None:
-        """Return the cohorts of rounds 1 to `rounds`; None for a draw by the seed. size: clients
-        that each must have.
+        """Return the cohorts of rounds 1 to `rounds`, or None if they are drawn by the seed.
 
-        Raises ConfigError that names the file, the round and the client for what is missing, of
-        another size, out of range or there twice.
+        size: the number of clients that each cohort must have.
+
+        Raises ConfigError if a round is missing, a cohort has another size, or a client is out of
+        range or appears twice. The message names the file, the round and the client.
         """
         if self.draw == "round":
             return {number: _of_round(number, num_clients, size) for number in range(1, rounds + 1)}
@@ -66,7 +70,7 @@ SAMPLED = Cohorts(path=None)
 
 
 def check_clients(path: Path, number: int, clients: list[Any], num_clients: int, size: int) -> None:
-    """Raise ConfigError for a cohort that a run of so many clients cannot have."""
+    """Raise ConfigError unless a cohort has `size` different clients from 0 to num_clients - 1."""
     where = f"{path}: round {number}"
     for client in clients:
         if type(client) is not int:
@@ -87,8 +91,7 @@ def check_clients(path: Path, number: int, clients: list[Any], num_clients: int,
 
 
 def check_begun(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
-    """Raise ConfigError where the file now names other clients for the rounds that a run has behind
-    it."""
+    """Raise ConfigError if the file now has other clients for rounds that the run completed."""
     if cohorts is None or not rounds:
         return
     before = read_rounds(directory / files.CLIENTS)
@@ -100,7 +103,7 @@ def check_begun(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
 
 
 def read_rounds(path: Path) -> Rounds:
-    """Return round -> clients as they stand in a file. Raises ConfigError."""
+    """Return round -> clients from a file. Raises ConfigError if the file cannot be read."""
     if path.suffix not in (".json", ".csv"):
         raise ConfigError(f"cohorts.path={path}: must be a .json or .csv file")
     try:
@@ -117,7 +120,7 @@ def read_rounds(path: Path) -> Rounds:
 
 
 def from_json(text: str) -> Rounds:
-    """Return what an object of round -> clients or a list of lists says."""
+    """Return round -> clients from a JSON object or a list of lists."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -132,8 +135,10 @@ def from_json(text: str) -> Rounds:
 
 
 def from_csv(text: str) -> Rounds:
-    """Return what the columns `round` and `client` say. Raises ValueError for clients of several
-    roles, which a run draws by itself."""
+    """Return round -> clients from the columns `round` and `client`.
+
+    Raises ValueError for clients with several roles, since a run always draws these cohorts.
+    """
     rows = list(csv.DictReader(text.splitlines()))
     roles = {row["role"] for row in rows if row.get("role")}
     if len(roles) > 1:

@@ -1,5 +1,8 @@
-"""The names and values in overrides: an option of a group is a name, not a path to a file anywhere
-on the machine, and what a run directory says is data, not a program."""
+"""Check the names and values in overrides.
+
+A group's option must be a name, not a path to a file anywhere on the machine. The overrides stored
+in a run directory may come from another person, so they must not make Hydra run code.
+"""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,16 +11,20 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError
 
-# ${a.key} of the configuration; ${name:...} calls a resolver, which may read the environment
+# ${a.key} refers to a configuration key; ${name:...} calls a resolver, which may read the
+# environment
 REFERENCE = re.compile(r"\$\{[\w.]+\}")
-# last parts of the keys that say where a tracker sends a run or writes it
+# last parts of the keys that choose where a tracker sends or writes a run
 DESTINATIONS = {"entity", "project", "store", "logdir"}
-OF_COMMAND = ("resume", "accept_changed_data")  # keys that a run does not keep
+OF_COMMAND = ("resume", "accept_changed_data")  # keys of one command, not kept when resuming
 
 
 def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
-    """Raise ConfigError for an override that leads out of the configuration directories, or puts an
-    option of a group into a node of Hydra's, where it would be called."""
+    """Raise ConfigError for an override that leads out of the configuration directories.
+
+    Also raise it if an override would put a group's option into Hydra's node, where Hydra would
+    call it.
+    """
     for text in overrides:
         override = parsed(text)
         if override is None:
@@ -39,18 +46,20 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
 
 
 def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> list[str]:
-    """Read the overrides that a run was started with, but for those whose keys are `typed` anew.
+    """Read the overrides that a run was started with, except the keys in `typed`.
 
-    The directory may come from another person: it says what to run, not where Hydra finds code and
-    configuration, and reads nothing but keys of the configuration. Raises ConfigError."""
-    from fedexp.rundir import contents  # which brings numpy with it
+    The directory may come from another person. So the overrides may choose what to run, but not
+    where Hydra finds code and configuration, and they may only refer to configuration keys. Raises
+    ConfigError for other overrides or an unreadable file.
+    """
+    from fedexp.rundir import contents  # imported late, since it imports numpy
 
     try:
         stored = contents.read_overrides(path)
     except contents.Damaged as error:
         raise ConfigError(f"{path}: {error}") from error
     kept = [text for text in stored if key_of(text) not in (*OF_COMMAND, *typed)]
-    if "tracker" in typed:  # another one, which has other keys
+    if "tracker" in typed:  # another tracker has other keys
         kept = [text for text in kept if not key_of(text).startswith("tracker.")]
     for text in kept:
         if not is_of_a_run(text, groups):
@@ -75,14 +84,16 @@ def is_of_a_run(text: str, groups: Collection[str]) -> bool:
 
 
 def typed_now(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that this command was given; those before `resume=` are stored in the
-    directory of the run."""
+    """Return the overrides given to this command, without those stored in the run directory.
+
+    The stored overrides come before `resume=`.
+    """
     places = [number for number, text in enumerate(overrides) if key_of(text) == "resume"]
     return list(overrides[places[-1] + 1 :] if places else overrides)
 
 
 def destinations(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that say where a tracker sends a run or writes it."""
+    """Return the overrides that choose where a tracker sends or writes a run."""
 
     def names_one(text: str) -> bool:
         return any(key.rpartition(".")[2] in DESTINATIONS for key, _ in assigned(text))
@@ -91,8 +102,11 @@ def destinations(overrides: Sequence[str]) -> list[str]:
 
 
 def assigned(text: str) -> list[tuple[str, str]]:
-    """Return (key, value) of all that an override sets, `local.lr` also of `local={lr: 1}`; nothing
-    of a sweep, or of what Hydra cannot read."""
+    """Return (key, value) for each value that an override sets.
+
+    Mappings are flattened: `local={lr: 1}` gives `local.lr`. The list is empty for a sweep and for
+    an override that Hydra cannot parse.
+    """
     override = parsed(text)
     if override is None or override.is_sweep_override():
         return []
@@ -101,8 +115,7 @@ def assigned(text: str) -> list[tuple[str, str]]:
 
 
 def leaves(node: object, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of nested mappings and lists; a value of a list has the key of the
-    list."""
+    """Yield (dotted key, value) for nested mappings and lists. A list's values have its key."""
     if isinstance(node, Mapping) and node:
         for name, value in node.items():
             yield from leaves(value, f"{key}.{name}" if key else str(name))
@@ -114,7 +127,7 @@ def leaves(node: object, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def parsed(text: str) -> Any:
-    """Parse an override as Hydra will; None where it cannot."""
+    """Parse an override with Hydra's parser; return None if the parser fails."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -129,8 +142,7 @@ def is_group(key: str, groups: Collection[str]) -> bool:
 
 
 def names_in(override: Any) -> list[str]:
-    """Return the options that an override of a group asks for, those of a sweep and of a list
-    too."""
+    """Return the options that a group's override chooses, including those of a sweep or a list."""
     from hydra.core.override_parser.types import Glob
 
     if override.is_delete() or isinstance(

@@ -1,5 +1,7 @@
-"""The top level of the configuration as checked values; their defaults and meanings stand in
-conf/config.yaml."""
+"""The top level of the configuration as checked values.
+
+conf/config.yaml has their defaults and explains them.
+"""
 
 import math
 from collections.abc import Sequence
@@ -18,11 +20,14 @@ from fedexp.core.limits import (
 )
 from fedexp.data.views import require_list, require_views
 
-GLOBAL, PERSONAL = "global", "personal"  # whose models are tested (`evaluate`)
+GLOBAL, PERSONAL = "global", "personal"  # the models to test (`evaluate`)
 
 
 class Stop(Checked, prefix="stop."):
-    """When a run ends before its last round (config node `stop`); None: it does not."""
+    """The conditions that end a run before its last round (config node `stop`).
+
+    None disables a condition.
+    """
 
     patience: CountOrNone
     metric: Literal["validation_accuracy", "test_accuracy", None]
@@ -62,22 +67,22 @@ class Settings(Checked):
     eval_interval: Count
     targets: PositiveShares
     target_fractions: PositiveShares
-    # None: after every round, or as often as takes little of the time
+    # None: after every round, or less often if saving takes too much of the time
     checkpoint_interval: CountOrNone
     data_dir: str
     resume: str | None
     augment: bool
     profile: bool
     test_views: list[str]
-    # n: of every n-th round; [rounds]; None: those of the checkpoints alone
+    # n: after every n-th round; [rounds]: after these rounds; None: only in checkpoints
     keep_models: Any = None
-    keep_local_models: Any = None  # likewise, of the clients of these rounds
-    evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # whose models
+    keep_local_models: Any = None  # the same for the local models of the clients
+    evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # the models to test
     evaluate_on: Literal["test", "validation", "both", None] = (
-        None  # None: the validation set where there is one, else the test set
+        None  # None: the validation set if there is one, otherwise the test set
     )
-    objective: str | None = None  # a number of summary.json; None: the validation accuracy, or none
-    objective_direction: Literal["max", "min", None] = None  # max or min; None: by the name
+    objective: str | None = None  # a key of summary.json; None: the validation accuracy, if any
+    objective_direction: Literal["max", "min", None] = None  # None: chosen by the name
     accept_changed_data: bool = False
 
     def __post_init__(self) -> None:
@@ -88,12 +93,15 @@ class Settings(Checked):
         require_subjects(self.evaluate)
 
     def keeps_local_models(self, round: int) -> bool:
-        """Return whether the models that the clients train in a round are kept."""
+        """Return whether the clients' local models of a round are kept."""
         return is_among(round, self.keep_local_models)
 
     def keeps_model(self, round: int) -> bool:
-        """Return whether the global model after a round is kept: where `keep_models` says so, and
-        before and after a round whose local models are kept."""
+        """Return whether the global model after a round is kept.
+
+        It is kept if `keep_models` chooses the round, and before and after a round whose local
+        models are kept.
+        """
         return is_among(round, self.keep_models) or any(
             map(self.keeps_local_models, (round, round + 1))
         )
@@ -105,20 +113,24 @@ class Settings(Checked):
 
     @property
     def cohort_size(self) -> int:
-        """Return the cohort size |S_t| = max(floor(r K), 1) (FedNTD 4.1); the tolerance keeps 0.29
-        * 100 from becoming 28."""
+        """Return the cohort size |S_t| = max(floor(r K), 1) (FedNTD 4.1).
+
+        r is the participation and K the number of clients. A small tolerance is added, since
+        0.29 * 100 in floating point would give 28.
+        """
         return max(math.floor(self.participation * self.num_clients + 1e-9), 1)
 
 
 def subjects_of(word: str) -> list[str]:
-    """Return the list that one word stands for as `evaluate`; the global model is tested in any
-    case."""
+    """Return the list for a single word given as `evaluate`. It always has the global model."""
     return [GLOBAL, PERSONAL] if word == PERSONAL else [word]
 
 
 def require_rounds(key: str, value: Any, first: int) -> None:
-    """Raise ConfigError unless the value chooses rounds: n (every n-th), a list of rounds from
-    `first` on, or None."""
+    """Raise ConfigError unless the value is n (every n-th round), a list of rounds, or None.
+
+    first: the smallest round that the list may have.
+    """
     if value is None:
         return
     numbers, least = (value, first) if isinstance(value, list) else ([value], 1)
@@ -128,14 +140,16 @@ def require_rounds(key: str, value: Any, first: int) -> None:
 
 
 def is_among(round: int, chosen: Any) -> bool:
-    """Return whether a round is among those that `require_rounds` allows to choose; every n-th
-    begins with n."""
+    """Return whether `chosen` includes a round; see `require_rounds` for its values.
+
+    For every n-th round, the first round is n.
+    """
     if chosen is None:
         return False
     return round in chosen if isinstance(chosen, list) else round >= 1 and round % chosen == 0
 
 
 def require_subjects(subjects: Sequence[str]) -> None:
-    """Raise ConfigError unless what `evaluate` lists is known and different, and the global model
-    is the first."""
+    """Raise ConfigError unless `evaluate` lists known and different values, the global model first.
+    """
     require_list("evaluate", subjects, (GLOBAL, PERSONAL))

@@ -1,7 +1,7 @@
-"""The values of a configuration: resolved, and made into checked objects.
+"""Resolve the values of a configuration and make checked objects from them.
 
-The dataclass behind a node's `_target_` is its schema. Nothing here imports torch, so that most
-wrong values are refused before it is imported, see `check_first`.
+The dataclass that a node's `_target_` names is the node's schema. This module does not import
+torch, so most invalid values are found before the slow import, see `check_first`.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ T = TypeVar("T")
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 
-# the nodes and groups whose classes do without torch
+# the nodes and groups whose classes do not need torch
 FIRST_NODES: dict[str, Any] = {
     "seeds": Seeds,
     "local": LocalTraining,
@@ -61,11 +61,10 @@ LATER = (
 
 
 def check_first(config: DictConfig, typed: Sequence[str]) -> None:
-    """Raise ConfigError for wrong values that can be judged without torch, which takes seconds to
-    import.
+    """Raise ConfigError for invalid values that can be found without importing torch.
 
-    typed: the overrides. Where one of them sets a value that only `build` can judge, everything is
-    left to it, since all errors are reported at once.
+    typed: the overrides. If one of them sets a value that only `build` can check, nothing is
+    raised here, and `build` reports all errors at once.
     """
     errors: list[str] = []
     make_first(values_of(config, resolve(config)), errors)
@@ -77,14 +76,14 @@ def check_first(config: DictConfig, typed: Sequence[str]) -> None:
 def values_of(config: DictConfig, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that `build` makes its parts from."""
     values = dict(resolved)
-    # `resolve` has noted them; given by a user they are an unknown key
+    # `resolve` adds this key; if a user gives it, it is an unknown key
     if "revisions" not in config:
         del values["revisions"]
     return values | {"figures": as_node(values.get("figures", True))}
 
 
 def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
-    """Return the parts of a configuration that do without torch; errors: takes what is wrong."""
+    """Return the parts of a configuration that do not need torch; append messages to `errors`."""
     made: dict[str, Any] = {}
     for name, schema in FIRST_NODES.items():
         made[name] = attempt(errors, make, schema, values.get(name, {}), f"{name}.")
@@ -97,8 +96,11 @@ def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
 
 
 def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
-    """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds`
-    that follows it."""
+    """Return the error lines without repetitions.
+
+    An error of a key is left out if its value refers to another wrong key, as `seeds.*` do to
+    `seed`.
+    """
     lines = dict.fromkeys("\n".join(errors).splitlines())
     wrong = {line.partition("=")[0] for line in lines}
     written = flatten(OmegaConf.to_container(config, resolve=False))
@@ -111,8 +113,10 @@ def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
 
 
 def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Return the top-level keys that a partition brings along (alpha, min_size): those that are
-    also fields of its node."""
+    """Return the top-level keys that belong to the partition, such as alpha and min_size.
+
+    These keys are also fields of the partition's node.
+    """
     node = values.get("partition")
     return (
         set(node) - {f.name for f in dataclasses.fields(Settings)}
@@ -122,8 +126,11 @@ def partition_keys(values: Mapping[str, Any]) -> set[str]:
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain containers with all interpolations resolved, data sets in
-    place of their names, and a note of the corrections of its parts (`revisions`)."""
+    """Return the configuration as plain containers with all interpolations resolved.
+
+    Names of data sets are replaced by their nodes, and `revisions` lists the corrections of the
+    configuration's parts. Raises ConfigError if a value cannot be resolved.
+    """
     try:
         config = with_named_datasets(config)
         for group in SEVERAL:
@@ -150,8 +157,10 @@ def attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T |
 
 
 def make_target(node: object, key: str, base: type[T]) -> T:
-    """Build the dataclass that `node._target_` names, its nested nodes first; it must derive from
-    `base`."""
+    """Make an object of the dataclass that `node._target_` names, with its nested objects.
+
+    Raises ConfigError unless the class derives from `base` and all values are valid.
+    """
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(
             f"{key}: must be one of the group's options (a node with _target_), got {node!r}"
@@ -191,7 +200,7 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
         raise ConfigError("\n".join(errors))
     with collecting():
         made = schema(**converted)
-    # a class of one's own may allow what config.yaml cannot be read back with
+    # A user's class may allow infinite values, but config.yaml could not be read back with them.
     for name, value in converted.items():
         finite = not any(
             isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)
@@ -201,8 +210,10 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a
-    number, 1.5 no integer)."""
+    """Convert a value to the type of its annotation by OmegaConf's rules.
+
+    For example, "0.1" is accepted as a number and 1.5 is not accepted as an integer.
+    """
     annotation = without_limits(annotation)
     if base := part_in(annotation):
         return convert_part(annotation, base, value, key)
@@ -211,7 +222,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     if annotation is str and isinstance(value, bool | int | float):
         return str(value)
     if annotation is bool and value not in (True, False) and isinstance(value, int | float):
-        # OmegaConf takes any number for true
+        # OmegaConf would convert any number to a bool
         raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
     try:
         result = value if type(value) is annotation else converted_by_omegaconf(annotation, value)
@@ -225,16 +236,17 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
 
 
 def part_in(annotation: Any) -> type | None:
-    """The class of a nested node: the annotation itself, or what it has a list of, or None
-    beside."""
+    """Return the dataclass in an annotation: the annotation, or one of its arguments, or None.
+
+    For example, it is `A` for `A`, `list[A]` and `A | None`.
+    """
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return annotation
     return next(filter(None, map(part_in, getattr(annotation, "__args__", ()))), None)
 
 
 def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
-    """A node with _target_, or a list of them, as objects of the class that the annotation
-    names."""
+    """Make objects of the annotation's class from a node with _target_ or a list of nodes."""
     if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
         return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict) and "_target_" in value:

@@ -1,11 +1,11 @@
-"""The one reader of run directories: it alone knows their files and columns.
+"""Read run directories. No other module needs to know their files and columns.
 
     run = RunDirectory(Path("outputs/..."))
     run.status, run.summary["accuracy"], run.rounds["test_accuracy"], run.class_accuracy()
     run.problems  # what is wrong with its files, one line each
 
-Nothing is read before it is asked for, and nothing raises: a file that is missing or damaged gives
-an empty value, and `problems` says why. Torch is not needed.
+Files are read on first use, and reading never raises: a missing or damaged file gives an empty
+value, and `problems` says why. torch is not imported.
 """
 
 from __future__ import annotations  # pandas takes long to import
@@ -27,14 +27,14 @@ from fedexp.rundir.schema import OVER
 if TYPE_CHECKING:
     import pandas as pd
 
-# one of them makes a directory a run
+# a directory with one of these files is a run
 MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)
 DAMAGED = "damaged"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A file of a run and, in a few words, what is wrong with it."""
+    """A run's file and a short description of what is wrong with it."""
 
     file: str
     reason: str
@@ -45,10 +45,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of a run, whatever has become of it."""
+    """The directory of a run, which may be finished, unfinished, failed or damaged."""
 
     directory: Path
-    # overrides of the job that a run of another sweep stands for
+    # the job's overrides if the run of another sweep is used for this job
     stands_for: tuple[str, ...] | None = None
     _found: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
 
@@ -56,12 +56,12 @@ class RunDirectory:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json; {} before the run's end."""
+        """The content of summary.json; empty before the run's end."""
         return self._read(files.SUMMARY, contents.read_json, schema.check_summary) or {}
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration of the run (config.yaml), nested dicts."""
+        """The run's configuration (config.yaml) as nested dicts."""
 
         def read(path: Path) -> dict[str, Any]:
             return contents.mapping(contents.read_yaml(path))
@@ -73,26 +73,30 @@ class RunDirectory:
 
     @cached_property
     def overrides(self) -> list[str]:
-        """Return what was typed to start the run."""
+        """The overrides that the run was started with."""
         if self.stands_for is not None:
             return list(self.stands_for)
         return self._read(files.OVERRIDES, contents.read_overrides) or []
 
     @cached_property
     def rounds(self) -> pd.DataFrame | None:
-        """rounds.csv: a row for each round from 0 on, all columns numbers, nan where undefined;
-        None without one."""
+        """The table rounds.csv with a row for each round from 0 on; None if there is no file.
+
+        All columns are numbers; undefined values are nan.
+        """
         return self._table(files.ROUNDS, ["round"])
 
     @cached_property
     def clients(self) -> pd.DataFrame | None:
-        """clients.csv: a row for each round and client that took part in it; None without one."""
+        """The table clients.csv with a row for each participation; None if there is no file."""
         return self._table(files.CLIENTS, ["round", "client"], texts=["role"])
 
     @cached_property
     def tasks(self) -> pd.DataFrame | None:
-        """tasks.csv of continual learning: round, task (being learned), evaluated_task, accuracy;
-        None without one."""
+        """The table tasks.csv of a continual-learning run; None if there is no file.
+
+        Its columns are round, task (the task being learned), evaluated_task and accuracy.
+        """
         return self._table(files.TASKS, ["round", "task", "evaluated_task"], ["accuracy"])
 
     @cached_property
@@ -101,8 +105,10 @@ class RunDirectory:
         return {name: self._table(name, t.keys, t.columns, t.texts) for name, t in found.items()}
 
     def analysis(self, name: str) -> pd.DataFrame | None:
-        """Return the table of an analysis by the name of its file, such as weight_divergence.csv;
-        None without one."""
+        """Return the table of an analysis, or None if there is no file.
+
+        name: the name of the file, such as weight_divergence.csv.
+        """
         return self._analyses[name]
 
     @cached_property
@@ -111,13 +117,15 @@ class RunDirectory:
         return {v: self._table(name, ["round", "class"], ["accuracy"]) for v, name in names.items()}
 
     def class_accuracy(self, view: str = PLAIN) -> pd.DataFrame | None:
-        """Return round, class, accuracy of a view of the test set (class_accuracy.csv); None
-        without one."""
+        """Return a test view's table class_accuracy.csv, or None if there is no file.
+
+        Its columns are round, class and accuracy.
+        """
         return self._classes[view]
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """The names of the classes, index = label, from partition.npz; None without one."""
+        """The class names from partition.npz, indexed by label; None if there is no file."""
         from fedexp.core.npz import load_npz
 
         def read(path: Path) -> list[str]:
@@ -130,14 +138,14 @@ class RunDirectory:
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Return the views that the run was evaluated in, the plain one of the test set first."""
+        """The test views of the run. The plain view of the test set comes first."""
         asked = views_of(self.config)
         return tuple(
             view for view in VIEWS if view in asked or self.has(file_of(files.CLASSES, view))
         )
 
     def has(self, name: str) -> bool:
-        """Tell whether there is something of this name, whatever it is."""
+        """Return whether the directory has an entry with this name, of any type."""
         try:
             (self.directory / name).lstat()
         except OSError:
@@ -147,7 +155,7 @@ class RunDirectory:
     def _read(
         self, name: str, read: Callable[[Path], Any], check: Callable[[Any], str] = lambda found: ""
     ) -> Any:
-        """Read a file; None for a missing one, and for a damaged one, which is noted."""
+        """Read a file; return None if it is missing or damaged. Damage is recorded."""
         if not self.has(name):
             return None
         try:
@@ -164,15 +172,14 @@ class RunDirectory:
 
     @property
     def unreadable(self) -> list[Problem]:
-        """Return what is wrong with the files that have been read so far."""
+        """The problems of the files that have been read so far."""
         return list(self._found.values())
 
     # --- state
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """Return what is wrong with the files; of a run that is over, also which are missing or not
-        whole."""
+        """The problems of the files. For a finished run, this includes missing files."""
         tables = {files.ROUNDS: self.rounds} | {
             file_of(files.CLASSES, view): self._classes[view] for view in VIEWS
         }
@@ -195,10 +202,10 @@ class RunDirectory:
         return list(found.values())
 
     def _expected(self) -> list[str]:
-        """The files that the tables of a sweep need."""
+        """Return the files that a sweep's tables need."""
         own = [] if self.stands_for is not None else [files.OVERRIDES]
         tasks = [files.TASKS] if self.summary.get("tasks") else []
-        # of a run whose files were rebuilt from its table of rounds, class accuracies are not known
+        # a run rebuilt from its table of rounds has no class accuracies
         views = () if self.summary.get("reconstructed") else self.views
         return [
             files.CONFIG,
@@ -218,15 +225,16 @@ class RunDirectory:
 
     @property
     def over(self) -> bool:
-        """Return whether summary.json says that the run has come to its end; `finished` looks at
-        other files too."""
+        """Whether summary.json says that the run has ended. `finished` also checks other files."""
         return self.summary.get("status") in OVER
 
     @cached_property
     def status(self) -> str:
-        """completed | stopped | diverged | failed | damaged | running | unfinished. A run that is
-        over is damaged where a file that the tables need is not whole, and any where summary.json
-        is not."""
+        """completed, stopped, diverged, failed, damaged, running or unfinished.
+
+        A run is damaged if summary.json is damaged. A run that has ended is also damaged if a file
+        that the tables need is missing or damaged.
+        """
         if self.has(files.SUMMARY):
             whole = "status" in self.summary and not (self.over and self.problems)
             return str(self.summary["status"]) if whole else DAMAGED
@@ -236,7 +244,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Return whether the run has come to its end and all files are whole that tables need."""
+        """Whether the run has ended and all files that the tables need are complete."""
         return self.status in OVER
 
     @property
@@ -248,7 +256,7 @@ class RunDirectory:
         return self.status == DAMAGED
 
     def describe_damage(self) -> str:
-        """Return the problems in one line."""
+        """Return all problems in one line."""
         _ = self.problems
         return "; ".join(map(str, self.problems))
 
@@ -256,7 +264,7 @@ class RunDirectory:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """rounds.csv from round 1 on; empty without one."""
+        """The rows of rounds.csv from round 1 on; empty if there is no file."""
         import pandas as pd
 
         found = self.rounds
@@ -264,42 +272,46 @@ class RunDirectory:
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """The rows of `table` whose round was evaluated."""
+        """The rows of `table` with an accuracy, that is, of the evaluated rounds."""
         name = self.accuracy_name
         return self.table.dropna(subset=name) if name else self.table.iloc[:0]
 
     @property
     def accuracy_name(self) -> str | None:
-        """Return the column of `table` with the accuracy: on the test set, or on the validation set
-        where the run was evaluated on it alone; None where there is none."""
+        """The column of `table` with the accuracy, or None if there is no such column.
+
+        The accuracy is on the test set, or on the validation set if the run was only evaluated on
+        that.
+        """
         return schema.accuracy_column(self.table)
 
     def values(self, column: str) -> list[float]:
-        """Return a column of rounds.csv, from round 1 on where it is defined; [] where there is no
-        such column."""
+        """Return the defined values of a column of rounds.csv from round 1 on.
+
+        The list is empty if there is no such column.
+        """
         return self.table[column].dropna().tolist() if column in self.table else []
 
     def accuracy_at(self, round: int) -> float | None:
-        """Return the accuracy after a round; None where it was not evaluated."""
+        """Return the accuracy after a round, or None if the round was not evaluated."""
         found = self.curve.loc[self.curve["round"] == round]
         return float(found[self.accuracy_name].iloc[0]) if len(found) else None
 
     @property
     def last_round(self) -> int | None:
-        """The number of the last round in rounds.csv; None without one."""
+        """The number of the last round in rounds.csv; None if there is no round."""
         rounds = self.rounds
         return None if rounds is None or rounds.empty else int(rounds["round"].max())
 
 
 def require_run(directory: Path) -> RunDirectory:
-    """Return the run of a directory. Raises ConfigError where there is none."""
+    """Return the run in a directory. Raises ConfigError if the directory holds no run."""
     if not any((directory / name).exists() for name in MARKS):
         raise ConfigError(f"{directory}: no run is there (none of {', '.join(MARKS)})")
     return RunDirectory(directory)
 
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """Return the summary of a run that has come to its end and is whole; None where there is more
-    to do."""
+    """Return the summary of a finished run; None if the run is unfinished or damaged."""
     run = RunDirectory(directory)
     return run.summary if run.finished else None
