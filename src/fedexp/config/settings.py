@@ -150,6 +150,5 @@ def is_among(round: int, chosen: Any) -> bool:
 
 
 def require_subjects(subjects: Sequence[str]) -> None:
-    """Raise ConfigError unless `evaluate` lists known and different values, the global model first.
-    """
+    """Raise ConfigError unless `evaluate` lists different known values and `global` is the first."""
     require_list("evaluate", subjects, (GLOBAL, PERSONAL))

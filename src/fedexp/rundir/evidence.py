@@ -1,13 +1,13 @@
-"""Finished runs as small files that are committed: `multirun/<sweep>/runs/<run>.json.xz`, one a
-run.
+"""Keep finished runs as small files that can be committed: `multirun/<sweep>/runs/<run>.json.xz`.
 
-Such a file has what tables, figures and documents read of a run directory: rounds, class accuracies
-of all test views, task accuracies, configuration, overrides, fingerprint, and the summary with
-commit and hardware. `pack` writes it, `unpack` makes a run directory of it, so that every reader of
-run directories reads both. Left out are the clients' tables, checkpoints, the times of the phases
-of a round, and the indices of the partition; of the time of a round three digits are kept, of
-losses seven, which no table shows. Cells that tables show are the text of the csv files. Nothing is
-unpickled.
+A file has everything that tables, figures and documents read from a run directory: rounds, class
+accuracies of all test views, task accuracies, configuration, overrides, fingerprint, and the
+summary with commit and hardware. `pack` makes the file and `unpack` makes a run directory from it,
+so every reader of run directories can read both.
+
+A file does not have the clients' tables, the checkpoints, the times of a round's phases and the
+partition's indices. Round times are rounded to three digits and losses to seven; no table shows
+more. The other cells are copied from the csv files as text. Nothing is unpickled.
 """
 
 import csv
@@ -43,10 +43,10 @@ from fedexp.rundir.reader import finished_summary
 
 FORMAT = 1
 FOLDER, SUFFIX = "runs", ".json.xz"
-LIMIT, MEMORY = 2**26, 2**27  # bytes that a file may unpack to, and that unpacking may take
-MOST_EXAMPLES = 2**26  # of all partitions of a run together
-LONGEST_NAME = 1000  # characters of a class name
-KINDS = {  # of the parts of a file
+LIMIT, MEMORY = 2**26, 2**27  # most bytes of an unpacked file, and of memory for unpacking it
+MOST_EXAMPLES = 2**26  # most examples of all partitions of a run together
+LONGEST_NAME = 1000  # most characters of a class name
+KINDS = {  # types of the parts of a file
     "overrides": list,
     "config": dict,
     "origin": dict,
@@ -54,21 +54,23 @@ KINDS = {  # of the parts of a file
     "tables": dict,
     "partitions": list,
 }
-# what reading a file that no run has written may raise
+# errors that reading an invalid file may raise
 DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
-LARGEST = 20_000  # test examples of a class
+LARGEST = 20_000  # most test examples of a class
 TABLES = (files.ROUNDS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
 PHASES, LOSSES = (
     re.compile(r".*(_seconds|_per_second)"),
     re.compile(r"(train|test|validation)_loss"),
 )
-NOTED = re.compile(r"\.\./\.\./[^/]+/[^/]+")  # the run of another sweep: ../../<sweep>/<run>
+NOTED = re.compile(r"\.\./\.\./[^/]+/[^/]+")  # a run of another sweep: ../../<sweep>/<run>
 LEFT_OUT = ("checkpoint", "figures", "wandb", "*.log", ".lock", ".owner.json", "*.tmp")
 
 
 def keep_runs(sweep: Path) -> list[Path]:
-    """Write the file of every run of a sweep's directory that is over, or that another sweep's run
-    stands for."""
+    """Write a file for each finished run of a sweep and return the paths.
+
+    A job that uses another sweep's run gets a file too.
+    """
     jobs = sorted({path.parent.parent for path in sweep.glob("*/.hydra/overrides.yaml")})
     found = [(job, content) for job in jobs if (content := pack(job)) is not None]
     paths = [sweep / FOLDER / f"{job.name}{SUFFIX}" for job, _ in found]
@@ -78,8 +80,10 @@ def keep_runs(sweep: Path) -> list[Path]:
 
 
 def pack(directory: Path) -> bytes | None:
-    """The content of the file of a run; None for one that is not over. Equal runs have equal
-    bytes."""
+    """Return the content of a run's file, or None if the run is not finished.
+
+    Equal runs have equal bytes.
+    """
     summary, note = finished_summary(directory), directory / NOTE
     overrides = yaml.safe_load(
         (directory / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
@@ -89,7 +93,7 @@ def pack(directory: Path) -> bytes | None:
         if not note.exists():
             return None
         value["elsewhere"] = str(json.loads(note.read_text(encoding="utf-8"))["run"])
-        # of the same sweep, or of one that lies elsewhere: a copy of it
+        # If the run is in the same sweep or outside of `multirun`, store a copy of it.
         if not NOTED.fullmatch(value["elsewhere"]):
             directory = directory / value.pop("elsewhere")
             if (summary := finished_summary(directory)) is None:
@@ -117,8 +121,10 @@ def pack(directory: Path) -> bytes | None:
 
 
 def portable(value: Any) -> Any:
-    """Remove the places of the machine: of an absolute path, also right of the `=` in an override,
-    keep the end."""
+    """Replace absolute paths by their last part, also after the `=` of an override.
+
+    The result has no paths of this machine.
+    """
     if isinstance(value, Mapping):
         return {key: portable(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -131,7 +137,7 @@ def portable(value: Any) -> Any:
 
 
 def columns(path: Path) -> dict[str, str]:
-    """The cells of a table of numbers, column by column, separated by commas."""
+    """Return column -> its cells, separated by commas, from a csv file of numbers."""
     with path.open(newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
     if not rows:
@@ -145,8 +151,11 @@ def columns(path: Path) -> dict[str, str]:
 
 
 def as_counts(table: Mapping[str, str]) -> dict[str, str]:
-    """The column of class accuracies as numbers of correct examples, beside how many examples each
-    class has (`of`); {} where they are not such fractions. A third of the size."""
+    """Return class accuracies as numbers of correct examples, which takes a third of the space.
+
+    The key `of` has the number of examples of each class. The dict is empty if the accuracies are
+    not such fractions.
+    """
     classes, cells = table["class"].split(","), table["accuracy"].split(",")
     values: dict[str, list[float]] = {}
     for label, cell in zip(classes, cells, strict=True):
@@ -165,7 +174,7 @@ def as_counts(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
-    """The table with its class accuracies, of one with `as_counts`."""
+    """Return a table with class accuracies from a table with counts, the inverse of `as_counts`."""
     classes, sizes = table["class"].split(","), map(int, table["of"].split(","))
     of = dict(zip(dict.fromkeys(classes), sizes, strict=True))
     cells = (
@@ -176,7 +185,10 @@ def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def denominator(values: np.ndarray) -> int | None:
-    """The smallest n of which all these floats are k/n; None where there is none up to LARGEST."""
+    """Return the smallest n such that every value is k/n for an integer k.
+
+    Return None if no n up to LARGEST satisfies this.
+    """
     numbers = np.arange(1, LARGEST + 1)
     for value in np.unique(values):
         numbers = (
@@ -186,14 +198,17 @@ def denominator(values: np.ndarray) -> int | None:
 
 
 def shortened(name: str, cell: str) -> str:
-    """A cell with as many digits as its column keeps."""
+    """Return a cell rounded to the digits that its column keeps."""
     digits = 3 if name == "seconds" else 7 if LOSSES.match(name) else None
     return cell if digits is None or not cell else f"{float(cell):.{digits}g}"
 
 
 def partition(path: Path) -> dict[str, Any]:
-    """Return what is kept of a partition: examples of each client per class, names of the classes,
-    how it was made."""
+    """Return the parts of a partition that are kept.
+
+    These are the number of examples per client and class, the class names, how the partition was
+    made (`info`) and its hash.
+    """
     arrays = load_npz(path)
     return {
         "counts": arrays["counts"].tolist(),
@@ -204,7 +219,7 @@ def partition(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The content of a file. Raises ConfigError for one that is damaged or of a newer format."""
+    """Return the content of a file. Raises ConfigError for damage or a newer format."""
     try:
         unpacker = lzma.LZMADecompressor(memlimit=MEMORY)
         text = unpacker.decompress(path.read_bytes(), max_length=LIMIT)
@@ -226,8 +241,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_form(value: Mapping[str, Any]) -> None:
-    """Raise one of DAMAGE unless a file holds what `pack` writes, and no partition of more examples
-    than a run can have: arrays are made of the counts."""
+    """Raise one of DAMAGE unless a file's content has the form that `pack` writes.
+
+    The number of examples is limited, since arrays of that size are made from the counts.
+    """
     kinds = {"overrides": list} if "elsewhere" in value else KINDS
     for name, kind in kinds.items():
         if not isinstance(value[name], kind):
@@ -246,8 +263,10 @@ def check_form(value: Mapping[str, Any]) -> None:
 
 
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The contents of the files of all runs that are kept below these folders; one that cannot be
-    read is passed over, and so is a note that another sweep's run stands for a job."""
+    """Yield the content of each kept run below these folders.
+
+    Unreadable files are skipped, and so are files that only refer to another sweep's run.
+    """
     for path in sorted(
         {path for folder in folders for path in folder.rglob(f"{FOLDER}/*{SUFFIX}")}
     ):
@@ -258,20 +277,21 @@ def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def how_to_restore(directory: Path) -> str:
-    """Return what to say, after "no run is there", of a sweep whose runs are kept as files; ""
-    where none is."""
+    """Return a hint, to follow "no run is there", for a sweep whose runs are kept as files.
+
+    Return an empty string if no run is kept.
+    """
     count = sum(1 for _ in (directory / FOLDER).glob(f"*{SUFFIX}"))
     command = f"`fedexp report {directory} --restore DIR` makes run directories of them"
     return f"; {count} are kept as files: {command}" if count else ""
 
 
 def restore(sweep: Path, target: Path) -> list[Path]:
-    """Make run directories `target/<run>` of the files of a sweep, for all that reads run
-    directories; return them.
+    """Make run directories `target/<run>` from a sweep's files and return them.
 
-    A job for which another sweep's run stands gets that run, with its own overrides; it is left out
-    where that run is not kept beside it. Raises ConfigError, before anything is written, for a
-    directory that exists or a file that cannot be read.
+    A job that uses another sweep's run gets a copy of that run with the job's overrides. The job is
+    left out if that run is not kept in the neighbouring sweep. Raises ConfigError, before anything
+    is written, if a directory exists or a file cannot be read.
     """
     sources = {
         path.name.removesuffix(SUFFIX): path for path in sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))
@@ -292,7 +312,7 @@ def restore(sweep: Path, target: Path) -> list[Path]:
             unpack(source, copy)
             own = yaml.safe_dump(values[directory.name]["overrides"], allow_unicode=True)
             (copy / files.OVERRIDES).write_text(own, encoding="utf-8")
-        # not a copy of the temporary one, which nobody else may read
+        # a copy of the temporary directory would be unreadable for other users
         target.mkdir(parents=True, exist_ok=True)
         for directory in made:
             shutil.copytree(Path(temporary) / directory.name, directory)
@@ -300,7 +320,7 @@ def restore(sweep: Path, target: Path) -> list[Path]:
 
 
 def unpack(path: Path, directory: Path) -> None:
-    """Make a run directory of a file. Raises ConfigError for one that cannot be read."""
+    """Make a run directory from a file. Raises ConfigError if the file cannot be read."""
     value = read(path)
     try:
         contents = dict(texts(value))
@@ -318,15 +338,17 @@ def unpack(path: Path, directory: Path) -> None:
 
 
 def partition_name(number: int, info: Mapping[str, Any]) -> str:
-    """Return the file name of the partition of task 1, 2, ..., or of a change within a run. info:
-    how it was made."""
+    """Return the file name of the partition of task `number` (from 1) or of a change in a run.
+
+    info: how the partition was made.
+    """
     if "from_round" in info:
         return changed_partition(int(info["from_round"]))
     return files.PARTITION if number == 1 else task_partition(number)
 
 
 def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name of a file of the run directory, its text)."""
+    """Yield (file name, text) for the text files of a run directory."""
     yield ".hydra/overrides.yaml", yaml.safe_dump(value["overrides"], allow_unicode=True)
     if "elsewhere" in value:
         if not NOTED.fullmatch(value["elsewhere"]):
@@ -342,7 +364,7 @@ def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def table_text(table: Mapping[str, str]) -> str:
-    """The csv file again."""
+    """Return the text of a csv file from the table's columns."""
     if "of" in table:
         table = as_accuracies(table)
     cells = [column.split(",") for column in table.values()]
@@ -354,8 +376,10 @@ def table_text(table: Mapping[str, str]) -> str:
 
 
 def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays of partition.npz with the numbers 0, 1, ... in the place of the indices, which are
-    not kept."""
+    """Return the arrays of partition.npz.
+
+    The indices are not kept, so the numbers 0, 1, ... replace them.
+    """
     counts = np.array(kept["counts"], dtype=np.int64)
     indices, sizes = np.arange(counts.sum()), counts.sum(1)
     return {
@@ -370,9 +394,11 @@ def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 @contextmanager
 def with_kept(sweep: Path) -> Iterator[Path]:
-    """While the block runs: a directory with all runs of the sweep, those that are here and those
-    of its files; beside it, where it lies in a `multirun`, those of the other sweeps. The sweep's
-    own directory where there are no files."""
+    """Yield a temporary directory with all runs of a sweep, from run directories and kept files.
+
+    If the sweep is in a `multirun` directory, the other sweeps are in neighbouring directories.
+    Without kept files, the sweep's directory is yielded.
+    """
     parent = sweep.absolute().parent
     inside = parent.name == ROOT
     folders = (
@@ -391,10 +417,12 @@ def with_kept(sweep: Path) -> Iterator[Path]:
 
 
 def lay_out(sweep: Path, target: Path) -> None:
-    """Copies what tables and figures read of the runs of a sweep; a run that is over here counts
-    before its file."""
+    """Copy the files of a sweep's runs that tables and figures need.
+
+    A finished run directory is preferred to the kept file of the same run.
+    """
     target.mkdir(parents=True)
-    for path in sweep.glob("*.json"):  # which sweep it is
+    for path in sweep.glob("*.json"):  # has the sweep's name
         shutil.copyfile(path, target / path.name)
     for directory in sorted(
         path for path in sweep.iterdir() if path.is_dir() and path.name != FOLDER

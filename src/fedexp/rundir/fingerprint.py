@@ -1,8 +1,8 @@
-"""Fingerprint of a run: the part of its configuration that decides its result, and the names that
-follow.
+"""Compute a run's fingerprint from the part of its configuration that determines the result.
 
-A class of fedexp counts by its own name and not by the module that it lies in, one of a user's by
-its module and its code, data count by what they are and not by their path.
+A fedexp class is identified by its name without its module, a user's class by its module and code,
+and data by their content instead of their path. The names of groups of runs are made from the
+fingerprint too.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from fedexp.data.marks import checksums, content_mark, file_mark
 from fedexp.rundir.code_hash import CODE, marked
 from fedexp.rundir.revisions import noted
 
-FORMAT = 2  # of fingerprints
+FORMAT = 2  # version of the fingerprint's format
 OWN = "fedexp."
 TARGET = "_target_"
 
-# What does not decide the result: where a run is computed and how it is watched. It may change when
-# a run is resumed.
+# Keys that do not determine the result: where a run is computed and how it is tracked. They may
+# change when a run is resumed.
 FREE = (
     *(
         "resume",
@@ -35,7 +35,7 @@ FREE = (
         "choices",
         "expected",
     ),
-    "revisions",  # which `with_revisions` puts into the parts that they are of
+    "revisions",  # `with_revisions` copies these numbers into the parts
     *("keep_models", "keep_local_models"),
     *("stop.minutes", "objective", "objective_direction"),
     # not .precision
@@ -46,7 +46,7 @@ FREE = (
         "hardware.workers",
         "hardware.chunk",
     ),
-    # configurations of earlier runs have .jobs_together
+    # older configurations have .jobs_together
     *("hardware.jobs_per_gpu", "hardware.jobs_together"),
 )
 # The nodes that are data sets, and the values that are paths of data.
@@ -54,7 +54,7 @@ DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(dat
 # a name on a hub, or a folder
 HUB = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.path")
 SINGLE = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")
-FILES = ".files"  # ends the key of a mark of data whose files the configuration does not name
+FILES = ".files"  # suffix of the key for data whose files are not named in the configuration
 
 # Options with which a run is what it was before there were any: the hash counts them only where
 # they say otherwise.
@@ -104,7 +104,7 @@ NEUTRAL = {
     "algorithm.reduction": "sum",
     "algorithm.federations": 0,
 }
-# Options that are no more, with the value that all runs now have, and former ones had by default.
+# Removed options with the value that all runs now use, which was their default.
 FORMER = {"hardware.convolution": "auto"}
 EMPTY = ("schedule.partition", "schedule.classes")  # an empty list is null
 SPLIT = "test_fraction"  # null, likewise, and `split_seed` beside it
@@ -127,11 +127,10 @@ def flatten(node: object, prefix: str = "") -> dict[str, Any]:
 def essential(
     container: Mapping[str, Any], data: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the values that decide the result, by their dotted keys.
+    """Return dotted key -> value for the values that determine the result.
 
-    container: the resolved configuration. data: `data_marks` of it where they were noted; by
-    default they are taken from the files that it names, and a path stands for files that are not
-    there.
+    container: the resolved configuration. data: the recorded `data_marks`; by default they are
+    computed from the files that the configuration names. For missing files, the path is used.
     """
     marks = data_marks(container) if data is None else data
     of_files = {key: mark for key, mark in marks.items() if key.endswith(FILES)}
@@ -151,7 +150,7 @@ def essential(
 
 
 def with_revisions(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the numbers of corrections in the parts that they are of."""
+    """Return the configuration with each revision number copied into its part."""
     found = dict(container)
     for part, number in noted(container).items():
         *above, name = part.split(".")
@@ -164,7 +163,7 @@ def with_revisions(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_free(key: str) -> bool:
-    """Return whether the value of this dotted key does not decide the result."""
+    """Return whether the value of this dotted key does not affect the result."""
     found = DATASET.fullmatch(key)
     return f"{key}.".startswith(tuple(f"{free}." for free in FREE)) or (
         found is not None and found[2] != "root"
@@ -172,7 +171,7 @@ def is_free(key: str) -> bool:
 
 
 def is_neutral(key: str, value: object) -> bool:
-    """Return whether this value of an option leaves a run as it was before there was the option."""
+    """Return whether a run with this value equals a run made before the option existed."""
     value = (
         class_name(value)
         if key.endswith("._target_")
@@ -186,7 +185,7 @@ def is_neutral(key: str, value: object) -> bool:
 
 
 def without_neutral(node: object, prefix: str = "") -> Any:
-    """Return nested dicts and lists without the values that `is_neutral`."""
+    """Return nested dicts and lists without the neutral values, see `is_neutral`."""
     if isinstance(node, list):
         return [without_neutral(item, f"{prefix}{number}.") for number, item in enumerate(node)]
     if not isinstance(node, dict):
@@ -198,16 +197,14 @@ def without_neutral(node: object, prefix: str = "") -> Any:
 
 
 def numbered(node: object) -> Any:
-    """Return nested dicts and lists in which a list that holds dicts is a dict with the keys "0",
-    "1", ..."""
+    """Replace each list that contains dicts by a dict with the keys "0", "1", ..."""
     if isinstance(node, list) and any(isinstance(item, dict) for item in node):
         node = {str(number): item for number, item in enumerate(node)}
     return {key: numbered(value) for key, value in node.items()} if isinstance(node, dict) else node
 
 
 def class_name(target: object) -> Any:
-    """Return the name that a `_target_` counts as: fedexp's classes by their name alone, a user's
-    own with its module."""
+    """Return the class name for the fingerprint: without the module only for fedexp's classes."""
     text = str(target)
     return text.rpartition(".")[2] if text.startswith(OWN) else target
 
@@ -218,12 +215,15 @@ def is_own_class(key: str, value: object) -> bool:
 
 
 def as_made(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration of a run that was made, in which each class of a user's own and each
-    path of data is what was noted of it, and not what is there now. A class of which nothing was
-    noted is none that there is; one that has no mark, such as one of an installed package, stays
-    what it is.
+    """Return a run's configuration with the marks recorded when the run was made.
 
-    marks: `data_marks` of the run."""
+    The marks replace the users' classes and the data paths, so the current code and data are not
+    used. A class that can have a mark but has no recorded one is marked as unknown, and matches no
+    current class. A class that never has a mark, such as a class of an installed package, is not
+    changed.
+
+    marks: the run's `data_marks`.
+    """
 
     def noted(node: Any, prefix: str) -> Any:
         if isinstance(node, list):
@@ -241,16 +241,17 @@ def as_made(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str,
 
 
 def code_marks(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return key of each class of a user's own -> what stands for its code; absent where it is not
-    found."""
+    """Return key -> mark of the code for each user's class. Classes without a mark are left out."""
     values = flatten(numbered(dict(container)))
     marks = {key: marked(value) for key, value in values.items() if is_own_class(key, value)}
     return {key: mark for key, mark in marks.items() if mark is not None}
 
 
 def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return key of each path of data -> what stands for the data there, and key of each class of a
-    user's own -> what stands for its code; a key is absent where they cannot be read."""
+    """Return key -> mark for each data path and each user's class.
+
+    A mark identifies the content of the data or the code. Unreadable data and code are left out.
+    """
     from fedexp.data.image_files import files_of_tree, list_files
 
     values = flatten(numbered(dict(container)))
@@ -261,7 +262,7 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
         node, _, name = key.rpartition(".")
         data_dir = str(values.get(f"{node}.data_dir", value))
         if DATASET.fullmatch(key) and name == "root":
-            # published data, which may not be there before the first run fetches them
+            # published data, which may not exist before the first run downloads them
             if f"{node}.url" in values:
                 marks[key] = Path(value).name
                 continue
@@ -277,12 +278,11 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = None) -> str:
-    """Return <format>:<SHA-256 in hexadecimal digits>: equal for configurations that have the same
-    result.
+    """Return `<format>:<SHA-256 in hexadecimal>`, equal for configurations with the same result.
 
-    container, data: as for `essential`. The fingerprint of a run that was begun stands in its
-    directory, see `fedexp.rundir.origin`; made anew from its config.yaml, it needs the folders of
-    images that the configuration names.
+    container, data: see `essential`. A run's directory has its fingerprint, see
+    `fedexp.rundir.origin`. Computing it again from config.yaml requires the image folders that the
+    configuration names.
     """
     text = json.dumps(essential(container, data), sort_keys=True, default=str)
     return f"{FORMAT}:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -294,8 +294,11 @@ def short_hash(container: Mapping[str, Any], data: Mapping[str, str] | None = No
 
 
 def setting(container: Mapping[str, Any]) -> str:
-    """Return <algorithm>_<dataset>_<partition>, with the partition's one number: short, and the
-    same for all seeds. container: with `choices`, the option of each group."""
+    """Return the short name <algorithm>_<dataset>_<partition>, which is the same for all seeds.
+
+    The partition's number (alpha or shards_per_client) is appended. container: the configuration
+    with `choices`, the chosen option of each group.
+    """
     choices = container["choices"]
     number = next(
         (f"{container[key]}" for key in PARTITION_NUMBERS if container.get(key) is not None), ""
@@ -304,10 +307,11 @@ def setting(container: Mapping[str, Any]) -> str:
 
 
 def group_name(container: Mapping[str, Any]) -> str:
-    """Return the name of a run and its repetitions with other seeds: setting, and hash of what
-    decides the result but seeds.
+    """Return the name of the group of runs that differ only in their seeds.
 
-    Paths of data count as they are, so that a run that is read back finds its group where its data
-    are not."""
+    The name is the setting followed by a hash of the values that determine the result, without the
+    seeds. Data are identified by their path here, so that the name can be computed on a machine
+    without the data.
+    """
     unseeded = {key: value for key, value in container.items() if key not in ("seed", "seeds")}
     return f"{setting(container)}_{short_hash(unseeded, {})}"

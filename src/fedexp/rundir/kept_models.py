@@ -1,10 +1,9 @@
-"""The models that a run directory keeps: of the last saved round, of the one saved before it, and
-of chosen rounds.
+"""The models in a run directory: from the last two saved rounds and from chosen rounds.
 
-The first two are parts of the checkpoints, which every run writes; `keep_models` adds
-models/round_<number>.pt of the rounds that it names, `keep_local_models`
-models/round_<number>_client_<client>.pt, what a client has trained in a round. All of them are read
-with `weights_only=True`: tensors and plain values, no code.
+The models of the last two saved rounds are in the checkpoints, which every run writes.
+`keep_models` adds models/round_<number>.pt for the chosen rounds. `keep_local_models` adds
+models/round_<number>_client_<client>.pt, the model that a client trained in the round. All files
+are read with `weights_only=True`, so they contain tensors and plain values but no code.
 """
 
 import re
@@ -34,32 +33,38 @@ LOCAL_HINT = "keep_local_models=[<rounds>] keeps the local models of these round
 
 @dataclass(frozen=True)
 class KeptModel:
-    """The global model after a round, or the one that a client has trained in it, as tensors on the
-    CPU."""
+    """The global model after a round or a client's local model, as tensors on the CPU."""
 
     round: int
-    params: Params  # in training, by name
-    buffers: Params  # running statistics, by name
+    params: Params  # name -> trained parameter
+    buffers: Params  # name -> buffer, such as running statistics
     client: int | None = None  # None: the global model
 
 
 def file_of_round(number: int, client: int | None = None) -> str:
-    """Return the path of a round's model in its run directory; client: whose, None: the global
-    one."""
+    """Return the path of a round's model, relative to the run directory.
+
+    client: the client of a local model; None for the global model.
+    """
     whose = "" if client is None else f"_client_{client}"
     return f"{FOLDER}/round_{number}{whose}.pt"
 
 
 def save(directory: Path, number: int, server: Tree) -> None:
-    """Write the model after a round. server: its state, of which `params` and `buffers` are kept.
-    Raises StorageError."""
+    """Write the global model after a round.
+
+    server: the server state; its `params` and `buffers` are saved. Raises StorageError.
+    """
     model = {"round": number, "params": server["params"], "buffers": server["buffers"]}
     storage.save_tree(directory / file_of_round(number), model)
 
 
 def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
-    """Write the model that a client has trained in a round. model: `params` and `buffers`, copied:
-    a row of a stack would be written with the whole stack. Raises StorageError."""
+    """Write the model that a client trained in a round.
+
+    model: a dict with `params` and `buffers`. They are copied first, since saving a view of stacked
+    tensors would save the whole stack. Raises StorageError.
+    """
     copied = {
         part: {k: v.clone() for k, v in model[part].items()} for part in ("params", "buffers")
     }
@@ -69,23 +74,25 @@ def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
 
 
 def kept_rounds(directory: Path) -> list[int]:
-    """Return the rounds whose model is kept and whole, ascending."""
+    """Return the rounds with a complete saved model, in ascending order."""
     found = {number for number, path in kept_files(directory).items() if is_whole(path)}
     return sorted(found | {model.round for model in from_checkpoints(directory)[0]})
 
 
 def kept_clients(directory: Path, number: int) -> list[int]:
-    """Return the clients whose model of a round is kept and whole, ascending."""
+    """Return the clients with a complete local model of a round, in ascending order."""
     return sorted(
         client for client, path in local_files(directory).get(number, {}).items() if is_whole(path)
     )
 
 
 def load(directory: Path, number: int | None = None, client: int | None = None) -> KeptModel:
-    """Return the model after a round; None: after the last that is kept. client: the model that it
-    has trained in the round (None: in the last of which local models are kept).
+    """Return a saved model of a run.
 
-    Raises ConfigError where none is kept of that round or client, or where it is damaged.
+    number: the round; None for the last round with such a model. client: return the model that this
+    client trained in the round; None for the global model after the round.
+
+    Raises ConfigError if there is no such model or its file is damaged.
     """
     if client is not None:
         return load_local(directory, number, client)
@@ -105,7 +112,7 @@ def load(directory: Path, number: int | None = None, client: int | None = None) 
 
 
 def load_local(directory: Path, number: int | None, client: int) -> KeptModel:
-    """Return the model that a client has trained in a round; see `load`."""
+    """Return the model that a client trained in a round, see `load`."""
     found, problem = local_files(directory), ""
     wanted = max(found, default=0) if number is None else number
     if not found:
@@ -123,19 +130,18 @@ def load_local(directory: Path, number: int | None, client: int) -> KeptModel:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return numbers as a list in text, of which many are cut off."""
+    """Return numbers separated by commas, at most the first 20."""
     return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
 
 
 def kept_files(directory: Path) -> dict[int, Path]:
-    """Return round -> file of the global models that were written because an option asked for
-    it."""
+    """Return round -> file of the global models that `keep_models` saved."""
     named = [(NAME.fullmatch(path.name), path) for path in (directory / FOLDER).glob("*.pt")]
     return {int(name[1]): path for name, path in named if name and path.is_file()}
 
 
 def local_files(directory: Path) -> dict[int, dict[int, Path]]:
-    """Return round -> client -> file of the local models that `keep_local_models` has written."""
+    """Return round -> client -> file of the local models that `keep_local_models` saved."""
     found: dict[int, dict[int, Path]] = {}
     for path in (directory / FOLDER).glob("*.pt"):
         if (name := OF_CLIENT.fullmatch(path.name)) and path.is_file():
@@ -144,8 +150,7 @@ def local_files(directory: Path) -> dict[int, dict[int, Path]]:
 
 
 def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
-    """Return the models of the checkpoints that are whole, the latest first, and what is wrong with
-    the others."""
+    """Return the models of valid checkpoints, latest first, and messages about the others."""
     models, problems = [], []
     for name in (files.CHECKPOINT, files.PREVIOUS):
         path = directory / name
@@ -163,8 +168,10 @@ def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
 
 
 def model_in(path: Path, state: object, number: int, client: int | None = None) -> KeptModel:
-    """Return the model that a loaded file holds; raise ConfigError unless it is one, of that round
-    and client."""
+    """Return the model in a loaded file.
+
+    Raises ConfigError unless the file has a model of this round and client.
+    """
     if not isinstance(state, dict) or not fits(state.get("round"), int) or state["round"] != number:
         raise ConfigError(f"{path}: not a model of round {number}")
     if client is not None and state.get("client") != client:
@@ -176,7 +183,7 @@ def model_in(path: Path, state: object, number: int, client: int | None = None) 
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the records of a file are those that were written."""
+    """Return whether the checksums of all records of a file are right."""
     try:
         storage.check_tree(path)
     except ConfigError:

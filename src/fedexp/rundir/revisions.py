@@ -1,9 +1,11 @@
-"""Corrections after which the same options give other numbers.
+"""Corrections of the code that change the results of a configuration.
 
-A run of before a correction must stand for none of after it, nor be judged beside the print. So a
-configuration notes under `revisions` the number of each of its parts that was corrected, and the
-fingerprint counts it; a part that never was corrected has no number, and runs with it keep their
-fingerprint. Who corrects a method adds a row to REVISIONS.
+A run made before a correction must not replace a run made after it, and must not be compared with
+published values. So a configuration lists under `revisions` the revision number of each corrected
+part, and the fingerprint includes these numbers. A part without corrections has no number, so its
+runs keep their fingerprint.
+
+When you correct a method, add a row to REVISIONS.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +17,13 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Revision:
-    """A correction of what one class computes."""
+    """A correction of one class."""
 
-    part: str  # dotted key of the node
-    name: str  # of its class
+    part: str  # dotted key of the configuration node
+    name: str  # name of the class
     number: int  # from 2 on
-    what: str  # was corrected
-    # of which configurations the numbers have changed
+    what: str  # the corrected behaviour
+    # whether the results of a configuration have changed
     when: Callable[[Values], bool] = lambda container: True
 
     def concerns(self, container: Values) -> bool:
@@ -31,7 +33,7 @@ class Revision:
 
 
 def value_of(container: Values, key: str) -> Any:
-    """Return the value at a dotted key; None where there is none."""
+    """Return the value at a dotted key, or None if the key does not exist."""
     node: Any = container
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
@@ -39,7 +41,7 @@ def value_of(container: Values, key: str) -> Any:
 
 
 def has(**wanted: Any) -> Callable[[Values], bool]:
-    """Return whether all these keys (with __ for a dot) have these values."""
+    """Return a condition that is true if all these keys (with __ for a dot) have these values."""
     keys = {name.replace("__", "."): value for name, value in wanted.items()}
     return lambda container: all(value_of(container, key) == value for key, value in keys.items())
 
@@ -52,14 +54,14 @@ def cfed_has_changed(container: Values) -> bool:
 
 
 def has_statistics(container: Values) -> bool:
-    """Tell whether the model may have running statistics."""
+    """Return whether the model may have running statistics."""
     target = str(value_of(container, "model._target_"))
     without = target.endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
     return not without or value_of(container, "model.batch_norm") is True
 
 
 def moon_has_changed(container: Values) -> bool:
-    """Tell whether clients that take part late compare with a model that has running statistics."""
+    """Return whether late clients may compare with a model that has running statistics."""
     return has_statistics(container) and value_of(container, "participation") != 1
 
 
@@ -70,15 +72,19 @@ def balances_classes(container: Values) -> bool:
 
 
 def counts_the_batch(container: Values) -> bool:
-    """Tell whether the model may have batch norm without running statistics: resnet10, and models
-    of users."""
+    """Return whether the model may have batch norm without running statistics.
+
+    This holds for resnet10 and for users' models.
+    """
     target = str(value_of(container, "model._target_") or "fedexp.")
     return target.endswith(".CifarResNet") or not target.startswith("fedexp.")
 
 
 def has_batch_norm(container: Values) -> bool:
-    """Tell whether the model may have batch norm: all but those without, and CNNs that are given
-    none."""
+    """Return whether the model may have batch norm.
+
+    LSTM and TextCNN have none, and a CNN has it only with `model.batch_norm=true`.
+    """
     target = str(value_of(container, "model._target_"))
     return (
         not target.endswith((".CNN", ".LSTM", ".TextCNN"))
@@ -87,14 +93,13 @@ def has_batch_norm(container: Values) -> bool:
 
 
 def distils_by_the_batch(container: Values) -> bool:
-    """Tell whether a server may distil into a model with batch norm and without running
-    statistics."""
-    distils = value_of(container, "algorithm.on_server") is not False  # of Flashback
+    """Return whether the server may distil into a model that `counts_the_batch`."""
+    distils = value_of(container, "algorithm.on_server") is not False  # an option of Flashback
     return distils and counts_the_batch(container)
 
 
 def tests_untouched_clients(container: Values) -> bool:
-    """Tell whether own models are tested before all clients have taken part."""
+    """Return whether personal models may be tested before all clients have participated."""
     return (
         "personal" in (value_of(container, "evaluate") or ())
         and value_of(container, "participation") != 1
@@ -102,7 +107,7 @@ def tests_untouched_clients(container: Values) -> bool:
 
 
 def reads_from_minus_one(container: Values) -> bool:
-    """Tell whether the model has published weights of torchvision for pixels from -1 to 1."""
+    """Return whether the model has torchvision weights that expect pixels from -1 to 1."""
     names = ("efficientnet_v2_l", "googlenet", "inception_v3")
     return (
         value_of(container, "model.name") in names
@@ -111,8 +116,7 @@ def reads_from_minus_one(container: Values) -> bool:
 
 
 def sends_another_model(container: Values) -> bool:
-    """Tell whether clients are sent another model than the tested one, and an analysis compares
-    with it."""
+    """Return whether an analysis compares with a sent model that differs from the tested model."""
     name = str(value_of(container, "algorithm._target_")).rpartition(".")[2]
     another = name in ("LoRM", "PILoRA") or (
         name == "FedDMC" and has(algorithm__student="initial")(container)
@@ -287,8 +291,7 @@ REVISIONS: tuple[Revision, ...] = (
 
 
 def latest(container: Values) -> dict[str, int]:
-    """Return part -> number of its last correction, of the parts of a configuration that have
-    one."""
+    """Return part -> number of its last correction, for the corrected parts of a configuration."""
     found: dict[str, int] = {}
     for revision in REVISIONS:
         if revision.concerns(container):
@@ -297,7 +300,7 @@ def latest(container: Values) -> dict[str, int]:
 
 
 def noted(container: Values) -> dict[str, int]:
-    """Return the numbers with which a configuration was made."""
+    """Return part -> revision number as listed in a configuration."""
     found = container.get("revisions")
     if not isinstance(found, Mapping):
         return {}
@@ -305,8 +308,11 @@ def noted(container: Values) -> dict[str, int]:
 
 
 def outdated(container: Values) -> list[str]:
-    """Return what has been corrected since a run with this configuration was made, such as `older
-    code: FedCurv (the Fisher information ...)`; [] where its numbers are those of today."""
+    """Return the corrections made since a run with this configuration.
+
+    An example is `older code: FedCurv (the Fisher information ...)`. The list is empty if the run's
+    revision numbers are current.
+    """
     before = noted(container)
     return [
         f"older code: {revision.name} ({revision.what})"
