@@ -150,5 +150,5 @@ def is_among(round: int, chosen: Any) -> bool:
 
 
 def require_subjects(subjects: Sequence[str]) -> None:
-    """Raise ConfigError unless `evaluate` lists different known values and `global` is the first."""
+    """Raise ConfigError unless `evaluate` lists different known values, with `global` first."""
     require_list("evaluate", subjects, (GLOBAL, PERSONAL))

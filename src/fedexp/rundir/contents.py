@@ -1,5 +1,4 @@
-"""Files of a run directory as plain values. What cannot be read, whatever it is, raises Damaged
-with the reason."""
+"""Read the files of a run directory as plain values. Raise Damaged, with the reason, on failure."""
 
 from __future__ import annotations  # pandas takes long to import
 
@@ -21,18 +20,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EMPTY = "is empty"
-LENGTH = 150  # characters of a reason that are shown
-ACROSS = ("class", "evaluated_task", "layer")  # columns that span a matrix with `round`
+LENGTH = 150  # most characters of a value shown in a reason
+ACROSS = ("class", "evaluated_task", "layer")  # columns that form a matrix with `round`
 
 
 class Damaged(ValueError):
-    """A file is not what a run has written; `str(error)` is the reason in a few words, without the
-    file's name."""
+    """A file is not as a run writes it. `str(error)` is a short reason without the file's name."""
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file (UTF-8, not empty). Raises Damaged for whatever else is there, and
-    where nothing is."""
+    """Return the text of a file.
+
+    Raises Damaged if the file is missing, empty, not a regular file or not UTF-8.
+    """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -52,14 +52,15 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the mapping that a .json file holds, all of whose numbers are finite. Raises
-    Damaged."""
+    """Return the mapping in a .json file. Raises Damaged, also for numbers that are not finite."""
     return mapping(parsed(read_text(path), json.loads, "json"))
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the plain values that a .yaml file holds. Raises Damaged, also where the last line has
-    no end."""
+    """Return the plain values in a .yaml file.
+
+    Raises Damaged, also if the last line does not end with a newline.
+    """
     text = read_text(path)
     content = parsed(text, yaml_files.load, "yaml")
     if not text.endswith("\n"):
@@ -68,7 +69,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def parsed(text: str, parse: Callable[[str], Any], kind: str) -> Any:
-    """Return what a parser makes of a text, made of plain values alone. Raises Damaged."""
+    """Parse a text to plain values. Raises Damaged if this fails.
+
+    kind: the name of the format for messages.
+    """
     try:
         content = parse(text)
         check_plain(content)
@@ -82,8 +86,11 @@ def parsed(text: str, parse: Callable[[str], Any], kind: str) -> Any:
 
 
 def check_plain(node: object) -> None:
-    """Raise Damaged for what no run has written in a tree of values: numbers that no column of a
-    table can hold, and what yaml makes objects of."""
+    """Raise Damaged for values that a run never writes.
+
+    These are numbers that do not fit in a table's column, and objects that yaml makes, such as
+    dates.
+    """
     match node:
         case dict():
             for key, value in node.items():
@@ -104,7 +111,7 @@ def check_plain(node: object) -> None:
 
 
 def mapping(content: object) -> dict[str, Any]:
-    """Return the content, a mapping whose keys are texts. Raises Damaged for any other."""
+    """Return the content if it is a mapping with string keys. Raises Damaged otherwise."""
     if not isinstance(content, dict):
         raise Damaged(f"holds no mapping ({shown(content)})")
     if odd := next((key for key in content if not isinstance(key, str)), None):
@@ -113,7 +120,7 @@ def mapping(content: object) -> dict[str, Any]:
 
 
 def read_overrides(path: Path) -> list[str]:
-    """Return the list of texts that .hydra/overrides.yaml holds. Raises Damaged."""
+    """Return the list of strings in .hydra/overrides.yaml. Raises Damaged."""
     content = read_yaml(path)
     if not isinstance(content, list) or not all(isinstance(item, str) for item in content):
         raise Damaged(f"holds no list of texts ({shown(content)})")
@@ -123,12 +130,13 @@ def read_overrides(path: Path) -> list[str]:
 def read_table(
     path: Path, keys: Iterable[str], columns: Iterable[str] = (), texts: Iterable[str] = ()
 ) -> pd.DataFrame:
-    """Return a .csv file as numbers, nan where a cell has none; `frame.attrs["problem"]` says what
-    no whole file has.
+    """Return a .csv file as a table of numbers. A cell without a number is nan.
 
-    keys: columns that it must have, of whole numbers; columns: others that it must have; texts:
-    columns of words. A row without one of the keys is left out: a run that was killed may have left
-    half a row. Raises Damaged.
+    `frame.attrs["problem"]` describes damage that leaves the table readable, or is empty.
+
+    keys: required columns of non-negative integers. columns: other required columns. texts: columns
+    of text. A row without a valid key is left out, since a killed run may leave half a row. Raises
+    Damaged if the file is not such a table.
     """
     import pandas as pd
 
@@ -166,7 +174,7 @@ def read_table(
 
 
 def as_number(cell: Any) -> float:
-    """Return a cell as a number; nan where it is none, infinity where no float is as large."""
+    """Return a cell as a float: nan if it is not a number, infinity if it is too large."""
     try:
         return float(cell)
     except OverflowError:
@@ -176,14 +184,13 @@ def as_number(cell: Any) -> float:
 
 
 def whole(column: pd.Series) -> np.ndarray:
-    """Return where a column has whole numbers from 0 on that can count rounds, clients or classes,
-    bool [rows]."""
+    """Return a bool array [rows] that is True for integers from 0 to 10^9 - 1."""
     values = column.to_numpy(dtype=float)
     with np.errstate(invalid="ignore"):
         return np.isfinite(values) & (values >= 0) & (values < 1e9) & (values == np.floor(values))
 
 
 def shown(value: object) -> str:
-    """Return a value or error as a short text of one line."""
+    """Return a value or error as a short text on one line."""
     text = " ".join(str(value).split()) or type(value).__name__
     return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."

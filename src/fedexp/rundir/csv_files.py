@@ -1,5 +1,4 @@
-"""The tidy tables of a run directory, which grow by whole rows: the truth, of which trackers are
-views."""
+"""The csv tables of a run directory. They grow by whole rows and are the reference for trackers."""
 
 import csv
 import errno
@@ -16,24 +15,26 @@ from fedexp.rundir.files import ROUNDS
 
 
 class TableDamaged(ConfigError):
-    """Error: a csv file is not what the checkpoint says."""
+    """A csv file does not match the checkpoint."""
 
 
 class CsvFile:
     """A csv file that grows by whole lines and can be cut back to a checkpoint's length.
 
-    It appears with its first rows. Rows that are appended are handed to the system in one call, so
-    that a kill does not part a line, and are taken back where they do not fit on the disk.
+    The file is created with its first rows. Rows are written in one system call, so that a killed
+    process does not leave half a line. If the disk is full, they are removed again.
     """
 
     def __init__(self, path: Path, length: int | None = None):
-        """Open the file. length: bytes to keep of an existing file (resume); None starts a new
-        file."""
+        """Open the file.
+
+        length: number of bytes to keep of an existing file when resuming; None for a new file.
+        """
         self.path, self.length, self.checksum = path, length or 0, 0
         self._columns: list[str] | None = None
         self._descriptor: int | None = None
         with storing(path):
-            if not self.length:  # whatever was written after the checkpoint
+            if not self.length:  # remove rows written after the checkpoint
                 path.unlink(missing_ok=True)
                 return
             if not path.exists() or path.stat().st_size < self.length:
@@ -47,8 +48,11 @@ class CsvFile:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append a row; the first row fixes the columns. None and NaN become empty cells; floats
-        are written exactly."""
+        """Append rows. The first row determines the columns.
+
+        None and NaN become empty cells, and floats are written exactly. Raises ConfigError if the
+        columns change and StorageError if the file cannot be written.
+        """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for row in rows:
@@ -86,8 +90,7 @@ class CsvFile:
             raise
 
     def check_in_place(self) -> None:
-        """Raise StorageError where somebody has removed or moved the file: what is written would be
-        lost."""
+        """Raise StorageError if the file was removed or moved, since written rows would be lost."""
         if self._descriptor is None:
             return
         try:
@@ -100,7 +103,7 @@ class CsvFile:
             )
 
     def sync(self) -> None:
-        """Make sure that what was appended is on the disk, in a file that is still there."""
+        """Sync the appended rows to the disk. Raises StorageError if the file was removed."""
         self.check_in_place()
         if self._descriptor is not None:
             with storing(self.path):
@@ -122,8 +125,10 @@ def checksum(path: Path, length: int) -> int:
 
 
 def check_beginning(path: Path, length: int, expected: int | None) -> None:
-    """Raise TableDamaged unless the first `length` bytes are whole rows, those whose checksum is
-    `expected` (None: it was not kept)."""
+    """Raise TableDamaged unless the first `length` bytes are whole rows with the right checksum.
+
+    expected: the CRC-32 of these bytes; None if it is unknown.
+    """
     try:
         if not length:
             return
@@ -145,8 +150,11 @@ def _cell(value: object) -> Any:
 
 
 class RunFiles:
-    """The growing files of a run; `lengths` and `checksums` go into the checkpoint, so that resume
-    can tell whether they are whole and cut later rows off."""
+    """The csv files of a run.
+
+    The checkpoint stores `lengths` and `checksums`, so that a resumed run can detect damage and
+    remove later rows.
+    """
 
     def __init__(
         self, directory: Path, names: Iterable[str], lengths: Mapping[str, int] | None = None
@@ -159,14 +167,16 @@ class RunFiles:
         self._files[name].append(rows)
 
     def lengths(self) -> dict[str, int]:
-        """Return the bytes on disk now; synced, so that a checkpoint never promises more than there
-        is."""
+        """Sync all files and return their lengths in bytes.
+
+        After the sync, a checkpoint never has a length that is not yet on the disk.
+        """
         for file in self._files.values():
             file.sync()
         return {name: file.length for name, file in self._files.items()}
 
     def checksums(self) -> dict[str, int]:
-        """Return the CRC-32 of each file up to its length, kept while rows are appended."""
+        """Return the CRC-32 of each file up to its length."""
         return {name: file.checksum for name, file in self._files.items()}
 
     def close(self) -> None:
@@ -175,7 +185,7 @@ class RunFiles:
 
 
 def last_round(directory: Path) -> int | None:
-    """Return the number in the last whole row of rounds.csv; None where it has none."""
+    """Return the round in the last complete row of rounds.csv, or None if there is no such row."""
     path = directory / ROUNDS
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     rows = text[: text.rfind("\n") + 1].splitlines()[1:]

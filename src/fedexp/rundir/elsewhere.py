@@ -1,8 +1,7 @@
-"""Runs that other sweeps below the same `multirun` directory have made: measured once, a run counts
-in every table.
+"""Reuse runs of other sweeps below the same `multirun` directory.
 
-A job that is complete elsewhere is not run again: its directory gets `elsewhere.json`, which names
-the run.
+If another sweep has a finished run that equals a job, the job is not run again. Its directory gets
+`elsewhere.json` with the path of that run, and tables use the run for both sweeps.
 """
 
 import os
@@ -19,8 +18,8 @@ from fedexp.rundir.fingerprint import as_made, fingerprint
 from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
-# What may differ between a job and a run that stands for it in a table: the seed, and what
-# `protocol_of` has harmless.
+# Keys that may differ between runs in the same cell of a table: the seed and the keys that
+# `protocol_of` treats as harmless.
 OPEN = (
     "seed",
     "seeds",
@@ -34,20 +33,26 @@ OPEN = (
 
 
 def run_key(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for configurations with the same result. The only place that says
-    when two runs are the same."""
+    """Return a key that is equal for configurations with the same result.
+
+    No other function decides whether two runs are the same.
+    """
     return fingerprint(config)
 
 
 def subjects_of(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return whose models a configuration tests; one from before that could be asked for tests the
-    global model."""
+    """Return the kinds of models that a configuration tests.
+
+    Older configurations without `evaluate` test the global model.
+    """
     return frozenset(config.get("evaluate") or ("global",))
 
 
 def cell_key(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for runs that stand in the same cell of a table, with other seeds
-    or on other hardware."""
+    """Return a key that is equal for runs in the same cell of a table.
+
+    Such runs may differ in their seed and hardware, see OPEN.
+    """
     kept = {key: value for key, value in config.items() if key not in OPEN}
     dataset = kept.get("dataset")
     if isinstance(dataset, Mapping) and isinstance(dataset.get("root"), str):
@@ -56,9 +61,11 @@ def cell_key(config: Mapping[str, Any]) -> str:
 
 
 def finished_runs(directory: Path) -> Iterator[Path]:
-    """The directories of all runs whose summary says that they are over below the `multirun`
-    directory in which a sweep's directory (or one within it) lies, in the order of their names;
-    none where it lies in no `multirun`."""
+    """Yield the directories of all ended runs below the `multirun` directory, sorted by name.
+
+    directory: a sweep's directory or a directory within it. If no parent is named `multirun`,
+    nothing is yielded.
+    """
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
     for folder, names, found in os.walk(root) if root is not None else ():
         names.sort()
@@ -66,23 +73,25 @@ def finished_runs(directory: Path) -> Iterator[Path]:
             names.clear()
             run = RunDirectory(Path(folder))
             if run.over and (run.summary.get("stopped") or {}).get("by", "patience") == "patience":
-                yield Path(folder)  # what ended another stopped run is no part of its configuration
+                # other stopped runs are left out: their configuration does not show why they ended
+                yield Path(folder)
 
 
 def config_of(directory: Path) -> dict[str, Any]:
-    """The configuration of a run; {} where it cannot be read."""
+    """Return the configuration of a run, or an empty dict if it cannot be read."""
     return RunDirectory(directory).config
 
 
 def made_with(directory: Path) -> dict[str, Any]:
-    """Return `config_of` with the code of a user's own classes, and the data, as they were when the
-    run was made."""
+    """Return `config_of` with the marks of the code and data that the run was made with."""
     return as_made(config_of(directory), origin.noted_marks(directory))
 
 
 def training(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for configurations that train the same models, whatever is tested
-    of them."""
+    """Return a key that is equal for configurations that train the same models.
+
+    The tests of the models may differ.
+    """
     return run_key({**config, "test_views": [PLAIN], "evaluate": ["global"]})
 
 
@@ -91,8 +100,10 @@ Finished = Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]
 
 
 def finished_by_training(directory: Path) -> Finished:
-    """The runs of `finished_runs` for many questions of `complete`; those without a readable
-    configuration are left out."""
+    """Return the runs of `finished_runs`, grouped by `training`, for repeated calls of `complete`.
+
+    Runs without a readable configuration are left out.
+    """
     found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     for run in finished_runs(directory):
         if config := made_with(run):
@@ -106,12 +117,14 @@ def complete(
     finished: Finished | None = None,
     marks: Callable[[], Mapping[str, str]] = dict,
 ) -> Path | None:
-    """Return the run elsewhere that makes the job of this directory needless; None where there is
-    none.
+    """Return a finished run that can be used instead of running a job, or None.
 
-    It may have more test views, or test personal models too, since that changes no number of the
-    others, but never less. finished: the runs to look at, where they are known. marks: gives those
-    of the data as they are now; a run that was made with others does not count."""
+    The run must have all test views and tested models of the job. It may have more, since they do
+    not change the other results.
+
+    directory, config: of the job. finished: the runs to search; by default they are read from the
+    disk. marks: returns the current marks of the data; a run made with other data is not used.
+    """
     views, subjects = {*views_of(config)}, subjects_of(config)
     known = finished_by_training(directory) if finished is None else finished
     for other, found in known.get(training(config), ()):
@@ -124,7 +137,7 @@ def complete(
 
 
 def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:
-    """Write into the directory of a job which run stands for it."""
+    """Write the path of the run that a job uses, and its overrides, to the job's directory."""
     text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
     storage.write_atomically(directory / ".hydra" / "overrides.yaml", text)
     run = {"run": os.path.relpath(other, directory)} | origin.fingerprint_of(other)
@@ -132,8 +145,10 @@ def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:
 
 
 def noted(directory: Path) -> Path | None:
-    """Return the finished run that stands for the job of this directory, as noted there; None
-    where it has since been given more rounds."""
+    """Return the finished run that elsewhere.json names for a job, or None.
+
+    The run is not returned if it has changed since, for example after it was given more rounds.
+    """
     try:
         found = contents.read_json(directory / NOTE)
     except contents.Damaged:

@@ -24,11 +24,11 @@ WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diver
 LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
 ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
 TABLES = (ROUNDS, CLIENTS, TASKS, *(file_of(CLASSES, view) for view in VIEWS), *ANALYSES)
-ASIDE = "damaged"  # where damaged files are kept that a run has written anew
+ASIDE = "damaged"  # folder for damaged files that a run has written again
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what a run that was killed while it wrote has left behind."""
+    """Remove the temporary files of a run that was killed while it wrote."""
     for folder in (".", ".hydra", "checkpoint", CLIENT_STATES, "figures", "models"):
         for path in (directory / folder).glob(".*.tmp"):
             if not path.is_dir():
@@ -36,8 +36,10 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def set_aside(directory: Path, names: Iterable[str]) -> None:
-    """Move what has these names to damaged/, beside what was moved there before. Raises
-    StorageError."""
+    """Move these files or folders to damaged/ without replacing what is there.
+
+    Raises StorageError.
+    """
     aside = directory / ASIDE
     with storing(aside):
         for name in names:

@@ -1,5 +1,4 @@
-"""The objective of a run: the one number of summary.json that a search makes large or small
-(`objective`)."""
+"""The objective of a run: the value in summary.json that a search optimises (`objective`)."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,13 +17,15 @@ MEASURES = (
     "round_forgetting",
     "task_forgetting",
 )
-RAISED = ("accuracy", "samples_per_second")  # in the names of what is better when it is larger
+RAISED = ("accuracy", "samples_per_second")  # a value is maximised if its name has one of these
 OTHERS = ("seconds", "train_samples_per_second", "best_round")
 
 
 def objective_name(config: Mapping[str, Any]) -> str | None:
-    """Return the key of summary.json that `objective` names: null stands for the validation
-    accuracy, where the run is evaluated on a validation set, and else for none."""
+    """Return the key of summary.json to optimise, or None if the run has no objective.
+
+    The default is the validation accuracy if the run is evaluated on a validation set.
+    """
     name = config.get("objective")
     if name is None:
         return DEFAULT if VALIDATION in views_of(config) else None
@@ -32,22 +33,21 @@ def objective_name(config: Mapping[str, Any]) -> str | None:
 
 
 def direction_of(name: str, asked: str | None) -> str:
-    """Return max or min: as asked for, or by the name."""
+    """Return `asked` (max or min), or the direction chosen by the objective's name."""
     return asked or ("max" if any(word in name for word in RAISED) else "min")
 
 
 def value_of(summary: Mapping[str, Any], name: str) -> float | None:
-    """Return the value of an objective; None where the summary has no finite number of this
-    name."""
+    """Return the value of an objective, or None if the summary has no finite number for it."""
     value = summary.get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> None:
-    """Raise ConfigError where summary.json of a run that is evaluated in these views has no such
-    number.
+    """Raise ConfigError unless summary.json of a run with these views will have this key.
 
-    further: names of what metrics of forgetting add."""
+    further: the keys that forgetting metrics add.
+    """
     names = [*MEASURES, *further]
     here = list(dict.fromkeys([*(named(each, view) for view in views for each in names), *OTHERS]))
     if name in here:

@@ -1,11 +1,10 @@
-"""Origin of a run: what its directory notes of how it began (fingerprint.json), and what a resume
-compares with it.
+"""Record how a run began (fingerprint.json) and compare a resumed run with this record.
 
-{"fingerprint": "2:...",          as `fingerprint` of the configuration and the marks
- "marks": {"dataset.files": ...}, of the data, and of the code of a user's own classes
- "data": {"train": ..., ...},     what the data were when they had been loaded
- "way": {"precision": ...},       in which steps are computed, where that was left to timing
- "directory": "..."}              the working directory, in which relative paths begin
+{"fingerprint": "2:...",          `fingerprint` of the configuration and the marks
+ "marks": {"dataset.files": ...}, marks of the data and of the code of users' classes
+ "data": {"train": ..., ...},     description of the loaded data
+ "way": {"precision": ...},       how steps are computed, if a timing chose it
+ "directory": "..."}              the working directory, which relative paths refer to
 """
 
 import json
@@ -53,10 +52,11 @@ def marks_of(
     sources: Mapping[str, "DataSource"],
     data: "Data | None" = None,
 ) -> dict[str, str]:
-    """Return the marks of the code and the data of a run; absent where they cannot be read.
+    """Return the marks of a run's code and data. Unreadable code and data have no mark.
 
-    sources: key of each data set of the configuration -> what reads it. data: what was loaded, of
-    which only inputs that come from no files have a mark."""
+    sources: configuration key -> data source, for each data set. data: the loaded data; their
+    inputs get a mark if they do not come from files.
+    """
     found = data_marks(container)
     for key, source in sources.items():
         if not any(BYTES in found.get(f"{key}.{name}", "") for name in ("root", "path")):
@@ -74,11 +74,14 @@ def note(
     way: Mapping[str, str] | None = None,
     resumed: bool = True,
 ) -> None:
-    """Write the file, or what has changed of it. Where the rounds from here on are made with other
-    code or data, the marks are of both: the run stands for no run with one of them alone.
+    """Write fingerprint.json, or update it for a resumed run.
 
-    marks: `marks_of` the run. way: of computing, which a resumed run keeps. resumed: False where no
-    rounds are there, so that what an earlier attempt has noted is of no run."""
+    If the code or data have changed, the marks combine the old and the new checksums. Such a run
+    then never replaces a run that was made with only one version.
+
+    marks: the run's `marks_of`. way: how steps are computed; a resumed run keeps the recorded way.
+    resumed: False if the run has no rounds yet; the record of an earlier attempt is then ignored.
+    """
     found = read(directory)
     before = noted_marks(directory) if resumed else {}
     noted = mapping_of(found, "way") if resumed else {}
@@ -97,7 +100,7 @@ def note(
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """Return the content of the file; {} where there is none that can be read."""
+    """Return the content of fingerprint.json; an empty dict if it cannot be read."""
     try:
         found = json.loads(storage.regular(directory / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -106,12 +109,12 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def fingerprint_of(directory: Path) -> dict[str, Any]:
-    """Return the fingerprint of the run there, for summary.json."""
+    """Return the recorded fingerprint of a run as an entry for summary.json."""
     return {"fingerprint": read(directory).get("fingerprint")}
 
 
 def describe(data: "Data") -> dict[str, Any]:
-    """Describe data: sizes, number of classes, and a checksum of class names and labels."""
+    """Return sizes, number of classes, input shape, and a checksum of class names and labels."""
     labels = [y.cpu().numpy().astype("<i8").tobytes() for y in (data.y_train, data.y_test)]
     sizes = {"train": len(data.y_train), "test": len(data.y_test), "classes": data.num_classes}
     shape = [int(n) for n in data.x_train.shape[1:]]
@@ -119,7 +122,7 @@ def describe(data: "Data") -> dict[str, Any]:
 
 
 def noted_marks(directory: Path) -> dict[str, str]:
-    """Return the marks that a run has noted."""
+    """Return the marks recorded in a run's directory."""
     found = mapping_of(read(directory), "marks")
     return {key: mark for key, mark in found.items() if isinstance(mark, str)}
 
@@ -127,12 +130,14 @@ def noted_marks(directory: Path) -> dict[str, str]:
 def differences(
     directory: Path, saved: Mapping[str, Any], container: Mapping[str, Any]
 ) -> list[str]:
-    """Return a line for each value that decides the result and is another one in the run there.
-    saved: its config.yaml.
+    """Return a line for each value that affects the result and differs from the run's value.
 
-    Data that were noted, or that are there on one side only (moved before they were noted, or
-    missing now), are left to `check_data` and to the partition. Other code of the same class is no
-    difference, see `changes`."""
+    saved: the run's config.yaml. container: the configuration of the command.
+
+    Data with a recorded mark, and data found on one side only (moved or missing), are ignored
+    here. `check_data` and the partition check them. Changed code of the same class is not a
+    difference, see `changes`.
+    """
     noted = noted_marks(directory)
     there, asked = noted or data_marks(saved), data_marks(container)
     before, now = essential(saved, there), essential(container, asked)
@@ -146,8 +151,10 @@ def differences(
 
 
 def changes(noted: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return key -> (mark noted, mark now) of the data, and of the classes of a user's own, whose
-    latest checksums differ."""
+    """Return key -> (recorded mark, current mark) for data and users' classes that have changed.
+
+    The latest recorded checksum is compared with the current one.
+    """
     found = {}
     for key in sorted(noted.keys() & now.keys()):
         then, mark = noted[key], now[key]
@@ -158,8 +165,7 @@ def changes(noted: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple
 
 
 def of_the_same(then: str, now: str) -> bool:
-    """Return whether two marks are of the data at one key, or of one class, whatever their
-    checksums."""
+    """Return whether two marks of a key describe the same data or class, ignoring checksums."""
     same = then.partition(" (")[0] == now.partition(" (")[0]
     return bool(then and checksums(now)) and (same or BYTES in now)
 
@@ -170,10 +176,13 @@ def check_data(
     container: Mapping[str, Any],
     data: "Data | None" = None,
 ) -> None:
-    """Raise ConfigError where the data are other than those that the run there was made with.
+    """Raise ConfigError if the data differ from the data that the run was made with.
 
-    With `accept_changed_data` bytes may differ; sizes and labels never, since the partition rests
-    on them. marks: `marks_of` the run. data: None where they have not been loaded."""
+    With `accept_changed_data`, the bytes of inputs may differ. Sizes and labels must always be
+    equal, since the partition depends on them.
+
+    marks: the run's current `marks_of`. data: the loaded data; None if they are not loaded.
+    """
     before, now = mapping_of(read(directory), "data"), {} if data is None else describe(data)
     lines = [
         f"{key}: {before[key]} there, {now[key]} now"
@@ -198,7 +207,7 @@ def check_data(
 def say_what_changed(
     directory: Path, marks: Mapping[str, str], container: Mapping[str, Any]
 ) -> None:
-    """Log which code and data are others than in the rounds before."""
+    """Log which code and data have changed since the previous rounds."""
     for key, (then, now) in changes(noted_marks(directory), marks).items():
         if BYTES in now:
             words = f"the data have changed, {in_words(then, now, container, key)}"
@@ -208,7 +217,7 @@ def say_what_changed(
 
 
 def in_words(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
-    """Say how two marks of data differ: by the number of files, where it is known."""
+    """Return how two marks of data differ: the number of changed files if it is known."""
     data_dir = flatten(numbered(container)).get(f"{key.rpartition('.')[0]}.data_dir", "")
     number = number_changed(then, now, str(data_dir))
     if number is None:
@@ -222,10 +231,13 @@ def mapping_of(node: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def from_where_it_began(config: DictConfig, directory: Path, typed: Sequence[str]) -> DictConfig:
-    """Return the configuration of a resumed run, in which relative paths of data begin where they
-    did: in the working directory of the run's first command, unless they have been typed anew.
+    """Return a resumed run's configuration with its relative data paths made absolute.
 
-    typed: keys of the command line that resumes it."""
+    Relative paths refer to the working directory of the run's first command, except paths given in
+    the command that resumes the run.
+
+    typed: the keys on the command line that resumes the run.
+    """
     place = read(directory).get("directory")
     if not isinstance(place, str):
         return config
@@ -245,6 +257,6 @@ def from_where_it_began(config: DictConfig, directory: Path, typed: Sequence[str
 
 
 def is_interpolated(config: DictConfig, key: str) -> bool:
-    """Return whether the value follows from others, such as ${data_dir}/photos."""
+    """Return whether the value refers to others, such as ${data_dir}/photos."""
     parent, _, name = key.rpartition(".")
     return OmegaConf.is_interpolation(OmegaConf.select(config, parent), name)

@@ -1,5 +1,4 @@
-"""A job of a sweep whose files are damaged: what its command can write again is written, else the
-run begins again."""
+"""Repair a job with damaged files: write again what can be restored, or begin the run again."""
 
 import logging
 import os
@@ -16,15 +15,16 @@ log = logging.getLogger("fedexp")
 
 
 def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None:
-    """Make the directory of a job ready to be gone on with, which must be ours.
+    """Prepare a job's directory, so that the job can continue. This process must hold its lock.
 
-    Without a configuration that can be read nothing says what the files there belong to: they are
-    moved to damaged/. What was typed (`overrides`) is written again. Damaged tables are left to the
-    checkpoints, which know their checksums."""
+    Without a readable configuration, the files may belong to another run, so they are moved to
+    damaged/. `overrides` are written again if their file is damaged. Damaged tables are handled
+    with the checkpoints, which have the tables' checksums.
+    """
     run = RunDirectory(directory)
     written = (files.CONFIG, files.SUMMARY, files.CHECKPOINT, files.PREVIOUS, *files.TABLES)
     left = [name for name in written if run.has(name)]
-    # it ended before it began, and nothing is damaged
+    # the job failed before it began, and no file is damaged
     if left == [files.SUMMARY] and run.status == "failed":
         with storage.storing(directory):
             remove_attempt(directory)
@@ -50,8 +50,10 @@ def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None
 
 
 def remove_attempt(directory: Path) -> None:
-    """Remove what an attempt that failed has left, and move folders aside that lie where a run
-    writes its files."""
+    """Remove the files of a failed attempt.
+
+    Folders with the names of a run's files are moved to damaged/.
+    """
     written = (files.CONFIG, files.OVERRIDES, files.ERROR, files.SUMMARY, *files.TABLES)
     files.set_aside(directory, [name for name in written if is_folder(directory / name)])
     for left in (files.ERROR, files.SUMMARY):

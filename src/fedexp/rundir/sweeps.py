@@ -1,4 +1,4 @@
-"""The directory of a sweep: a directory for each job, and a note of which named sweep it holds."""
+"""The directory of a sweep: a directory for each job, and sweep.json with the sweep's name."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ MARKER = "sweep.json"  # in the directory of a named sweep
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """Return the run directories at or below this one, in the order of their names."""
+    """Return the run directories at or below a directory, sorted by name."""
     found = []
     for folder, folders, names in os.walk(directory):
         if not {*names, *folders}.isdisjoint(MARKS):
@@ -30,26 +30,25 @@ def find_runs(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class SweepDirectory:
-    """The jobs of a sweep, by what has become of them."""
+    """The jobs of a sweep, grouped by their state."""
 
     directory: Path
 
     @cached_property
     def jobs(self) -> list[RunDirectory]:
-        """All jobs, also those that have failed or are not at their end, by the name of their
-        directories."""
+        """All jobs, sorted by directory name, including failed and unfinished jobs."""
         found = {path.parent for name in MARKS for path in self.directory.glob(f"*/{name}")}
         found |= {path.parent.parent for path in self.directory.glob(f"*/{files.OVERRIDES}")}
         return [standing_in(RunDirectory(path)) for path in sorted(found)]
 
     @cached_property
     def complete(self) -> list[RunDirectory]:
-        """Return those that are over and whole: what tables are made from."""
+        """The finished runs without damage. Tables are made from these runs."""
         return with_latest([run for run in self.jobs if run.finished])
 
     @cached_property
     def begun(self) -> list[RunDirectory]:
-        """Return those that are running or were interrupted."""
+        """The jobs that are running or were interrupted."""
         return [run for run in self.jobs if run.status in ("running", "unfinished")]
 
     @cached_property
@@ -58,12 +57,12 @@ class SweepDirectory:
 
     @cached_property
     def damaged(self) -> list[RunDirectory]:
-        """Return those with a file that is not whole; the command of the sweep runs them again."""
+        """The jobs with a damaged file. The sweep's command runs them again."""
         return [run for run in self.jobs if run.damaged]
 
     @property
     def name(self) -> str:
-        """The name of the sweep that was noted in the directory, else that of the directory."""
+        """The sweep's name from sweep.json, or the directory's name if there is no such file."""
         try:
             name = contents.read_json(self.directory / MARKER).get("sweep")
         except contents.Damaged:
@@ -71,15 +70,17 @@ class SweepDirectory:
         return name if isinstance(name, str) else self.directory.name
 
     def mark(self, sweep: str) -> None:
-        """Note in the directory which sweep it holds."""
+        """Write the sweep's name to sweep.json."""
         self.directory.mkdir(parents=True, exist_ok=True)
         storage.write_json(self.directory / MARKER, {"sweep": sweep})
 
 
 def with_latest(runs: list[RunDirectory]) -> list[RunDirectory]:
-    """Return, of finished runs that differ in nothing but the code of a user's own classes or the
-    bytes of the data, the one that was made with what is there now, else the one that was made
-    last; and all others."""
+    """Return the runs without outdated ones.
+
+    If finished runs differ only in the code of users' classes or the bytes of the data, only one of
+    them is kept: the run made with the current code and data, or the run that ended last.
+    """
     same: dict[frozenset[str], list[RunDirectory]] = {}
     for run in runs:
         if run.finished and has_marks(run.directory):
@@ -97,20 +98,19 @@ def with_latest(runs: list[RunDirectory]) -> list[RunDirectory]:
 
 
 def has_marks(directory: Path) -> bool:
-    """Return whether a job with other code or data has another directory."""
+    """Return whether changed code or data would give a job another directory."""
     marks = origin.noted_marks(directory).items()
     return any(checksums(mark) and key.endswith((TARGET, ".root", ".path")) for key, mark in marks)
 
 
 def as_now_and_time(run: RunDirectory) -> tuple[bool, float]:
-    """Return (whether code and data are as they are now, seconds when the run ended)."""
+    """Return (whether the run's code and data are current, time when the run ended in seconds)."""
     return not origin.changes(origin.noted_marks(run.directory), data_marks(run.config)), (
         run.directory / files.SUMMARY
     ).stat().st_mtime
 
 
 def standing_in(run: RunDirectory) -> RunDirectory:
-    """Return the run of another sweep that the job's directory names, if it names one and there is
-    no run of its own."""
+    """Return the other sweep's run that a job uses, or `run` if the job has a finished run."""
     other = None if run.finished else noted(run.directory)
     return run if other is None else RunDirectory(other, tuple(run.overrides))
