@@ -34,7 +34,7 @@ def look(number: int) -> dict[str, Any]:
 def curves(setting: "Setting") -> Figure:
     """Draw learning curves of the main measures.
 
-    Each method has its mean over seeds, in a band of one standard deviation.
+    A curve is a method's mean over seeds, in a band of one standard deviation.
     """
     measures = main_measures(setting.runs)
     figure, grid = panels_of(setting.title, len(measures))

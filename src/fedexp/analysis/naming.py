@@ -27,7 +27,7 @@ LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")
 
 
 class RunLike(Protocol):
-    """The attributes of a run that its setting and method are named by."""
+    """The attributes of a run that its names are derived from."""
 
     @property
     def overrides(self) -> Sequence[str]: ...
@@ -50,7 +50,8 @@ def shared_overrides(runs: Iterable[RunLike]) -> set[str]:
 
 
 def chosen(run: RunLike) -> Mapping[str, Any]:
-    """Return the option of each group, also for a run that has not ended, and the run's summary."""
+    """Return the run's summary and each group's option in one mapping. A run that has not ended has
+    options too."""
     return {**(getattr(run, "config", {}).get("choices") or {}), **run.summary}
 
 

@@ -271,9 +271,9 @@ def cell_of(
 ) -> tuple[Block, dict[str, str]] | None:
     """Return (block, fields of the published cells) of a run; None if the run is not in the sweep.
 
-    overrides: those that the run was started with. shared: the overrides that all runs share. If
-    given, they may replace a block's fixed overrides. Such a run does not reproduce the cell, but
-    is shown in pictures.
+    overrides: the overrides that the run was started with. shared: the overrides that all runs
+    share; if given, they may replace a block's fixed overrides. A run with such replacements does
+    not reproduce the cell, but is shown in pictures.
     """
     given = set(map(as_written, overrides))
     shared = None if shared is None else set(map(as_written, shared))

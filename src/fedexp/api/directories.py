@@ -156,12 +156,12 @@ class Run:
     def model(self, round: int | None = None, client: int | None = None) -> Classifier:
         """Load the global model after a round, or a client's local model of that round.
 
-        round: None for the last kept round. client: None for the global model. The model is on the
-        CPU, in eval mode.
+        round: the number of the round; None for the last kept round. client: the number of the
+        client; None for the global model.
 
-        It is a `torch.nn.Module` that maps inputs, prepared as in training, to logits [B, C]. Its
-        attribute `network` is fedexp's module, whose output also has `features`, and whose
-        parameters have the same names as in the run.
+        The model is a `torch.nn.Module` on the CPU, in eval mode. It maps inputs, prepared as in
+        training, to logits [B, C]. Its attribute `network` is fedexp's module: its output also has
+        `features`, and its parameters have the same names as in the run.
         """
         from fedexp.analysis.networks import Classifier, network_of
 

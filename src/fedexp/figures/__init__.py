@@ -42,11 +42,11 @@ def make_figures(
     """Write the figures of a run directory to `figures/` and return their paths.
 
     summary: the content of summary.json, if it has not been written yet. look: formats, titles and
-    style; None for those of the run's configuration.
+    style; None for the settings of the run's configuration.
 
-    A figure is omitted if its source file is missing or empty, so an interrupted run has the
-    figures that its data allow. Raises ConfigError for a damaged file and OSError if the directory
-    cannot be written.
+    A figure is omitted if its source file is missing or empty, so an interrupted run only has the
+    figures that its files allow. Raises ConfigError if a file is damaged, and OSError if the
+    directory cannot be written.
     """
     look = look or look_of(run_dir)
     return save_all(run_dir / "figures", _figures(load_run(run_dir, summary=summary)), look)

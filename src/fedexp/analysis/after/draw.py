@@ -184,7 +184,7 @@ def neurons(
     """Draw the class that each neuron of the last hidden layer prefers (FedNTD Fig. 17).
 
     Each run has a panel, and each model a row. Neurons are sorted by their class in the first
-    model. Columns with a uniform colour mean that the models are aligned.
+    model. If a column has the same colour in all rows, the models agree on that neuron's class.
     """
     rows = [0.5 + len(each.names) for each in found]
     figure = Figure(

@@ -294,7 +294,7 @@ def tsne(run: RunDirectory, request: Request) -> list[str]:
 
 
 def neurons(run: RunDirectory, request: Request) -> list[str]:
-    """Find the class that each neuron of the last hidden layer prefers, for each model of a round.
+    """Find the class that each neuron of the last hidden layer prefers, in each model of a round.
 
     Writes `neurons_round<n>.csv` with the columns model, neuron, class.
     """

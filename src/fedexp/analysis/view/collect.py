@@ -170,10 +170,8 @@ def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
 
 
 def problems_of(run: RunDirectory) -> list[str]:
-    """Return the problems of a run's files.
-
-    These are damaged files, and missing files that an unfinished or finished run should have.
-    """
+    """Return the problems of a run's files: damaged files, and missing files that the run should
+    have."""
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
     if run.status != "failed":  # a failed run may not have started training
@@ -229,8 +227,12 @@ def measures(runs: Iterable[RunDirectory]) -> list[str]:
 def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, Any]:
     """Return a run's curves as plain data.
 
-    Keys: axis, the index of the round numbers in the pool; curves, measure -> values; every, n if
-    every n-th evaluated round is kept; tasks, the last rounds of tasks that another task follows.
+    Keys:
+
+    - axis: the index of the round numbers in the pool
+    - curves: measure -> values
+    - every: n if every n-th evaluated round is kept
+    - tasks: the last rounds of all tasks that another task follows
     """
     if table is None or table.empty:
         return {}
@@ -269,8 +271,11 @@ def heat(
 ) -> dict[str, Any] | None:
     """Return class accuracies as plain data; None if there are none.
 
-    Keys: axis and classes, indices in the pools; every, as in `curves`; data, bytes [R, C] in
-    base64.
+    Keys:
+
+    - axis, classes: indices in the pools
+    - every: as in `curves`
+    - data: bytes [R, C] in base64
     """
     if table is None or table.empty:
         return None
@@ -313,9 +318,9 @@ def as_typed(value: object) -> str:
 def by_sweep(
     paths: Sequence[Path], runs: Sequence[RunDirectory]
 ) -> list[tuple[Path, list[RunDirectory]]]:
-    """Group the finished runs by the given path they are below.
+    """Group the finished runs by the given directory that contains them.
 
-    Run directories that were given themselves are grouped by their parent directory.
+    Run directories that are themselves in `paths` are grouped by their parent directory.
     """
     groups: dict[Path, list[RunDirectory]] = {}
     for run in runs:
