@@ -9,6 +9,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from fedexp.config.options import list_options
+from fedexp.trackers import names
+from fedexp.training.rows import TAIL
 from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +111,13 @@ def test_the_table_of_keys_has_all_with_their_defaults():
 
 def plain(value):
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def test_columns_of_every_run_are_explained_and_have_names_in_trackers():
+    page = (ROOT / "docs/guide/run_directory.md").read_text(encoding="utf-8")
+    for column in TAIL:
+        assert re.search(rf"[`, ]{column}[`, ]", page), column
+        assert column in names.NAMES or column.endswith("_seconds"), column
 
 
 def test_what_these_tests_find(tmp_path):
