@@ -1,11 +1,11 @@
-"""Trust: the code that a configuration may name, and where a run may be sent.
+"""Decide which code a configuration may name and where a tracker may send a run.
 
-A `_target_` is imported and called, so a command line, a preset or a run directory of another
-person could run anything. fedexp's own classes are always allowed; any other must stand in a
-yaml file of a directory that the user has given with --config-dir, and is named in the log.
+A `_target_` is imported and called, so another person's command line, preset or run directory could
+run any code. fedexp's classes are always allowed. Any other class must be named in a yaml file of a
+directory that the user gives with --config-dir, and it is reported in the log.
 
-A run directory may name an account that is not the user's. A resumed run is sent there only where
-the command that resumes it names it too.
+A run directory may name another person's account. A resumed run is sent there only if the command
+that resumes it also names the account.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from fedexp.core.storage import display_path
 from fedexp.trackers.base import TrackerConfig
 
 OWN = "fedexp."
-# keys whose value is imported: by Hydra's instantiate, and by logging's dictConfig
+# keys whose value is imported by Hydra's instantiate or by logging's dictConfig
 TARGET = "_target_"
 NAMES = (TARGET, "()", "class")
 
 
 def require_trusted(name: str, key: str) -> None:
-    """Raise ConfigError for a class outside fedexp that no directory of the user's names."""
+    """Raise ConfigError for a class outside fedexp that no yaml file of the user names."""
     if name.startswith(OWN) or named_by(name):
         return
     raise ConfigError(
@@ -42,9 +42,10 @@ def require_trusted(name: str, key: str) -> None:
 
 
 def require_named(tracker: TrackerConfig, overrides: Sequence[str], directory: Path) -> None:
-    """Raise ConfigError, with the command that allows it, where a resumed run would be sent or
-    written to a place that its directory names and this command does not. overrides: of the job, as
-    `typed_now` reads them."""
+    """Raise ConfigError if only the run directory says where a resumed run is tracked.
+
+    The message has the command that allows it. overrides: the job's overrides, see `typed_now`.
+    """
     typed = typed_now(overrides)
     stored = destinations(overrides[: len(overrides) - len(typed)])
     if not stored or tracker.stays:
@@ -60,8 +61,10 @@ def require_named(tracker: TrackerConfig, overrides: Sequence[str], directory: P
 
 
 def own_folders(folders: Sequence[Path] | None = None) -> list[Path]:
-    """Return those directories of groups that the user has given with --config-dir. folders: those
-    that Hydra searches; None: of the configuration that is being worked on."""
+    """Return the directories that the user gave with --config-dir.
+
+    folders: the directories that Hydra searches; None for those of the current configuration.
+    """
     from fedexp.config.options import conf_directory
 
     given = search_path() if folders is None else folders
@@ -69,8 +72,10 @@ def own_folders(folders: Sequence[Path] | None = None) -> list[Path]:
 
 
 def find_class(name: str, key: str) -> type:
-    """Return the dataclass at a dotted path. Raises ConfigError where it is not to be trusted or is
-    none."""
+    """Return the dataclass at a dotted path.
+
+    Raises ConfigError if it is not trusted, cannot be imported or is not a dataclass.
+    """
     require_trusted(str(name), key)
     module_name, _, class_name = str(name).rpartition(".")
     try:
@@ -83,8 +88,10 @@ def find_class(name: str, key: str) -> type:
 
 
 def foreign(values: Any) -> list[str]:
-    """Return a sentence about each class outside fedexp that a checked configuration names: its
-    source, and who names it."""
+    """Return a sentence for each class outside fedexp that a checked configuration names.
+
+    The sentence has the class's source file and the yaml file that names it.
+    """
     sentences = []
     for name in sorted({name for name in targets(values) if not name.startswith(OWN)}):
         try:
@@ -98,10 +105,12 @@ def foreign(values: Any) -> list[str]:
 def named_by(
     text: str, folders: Sequence[Path] | None = None, anywhere: bool = False
 ) -> Path | None:
-    """Return the yaml file in a directory of the user's that names this class; None where there
-    is none. folders: as of `own_folders`; anywhere: as any value."""
+    """Return the user's yaml file that names this class, or None.
+
+    folders: see `own_folders`. anywhere: accept the text as the value of any key.
+    """
     for path in (path for own in own_folders(folders) for path in sorted(own.rglob("*.yaml"))):
-        with suppress(OSError, ValueError):  # who chooses this option will be told
+        with suppress(OSError, ValueError):  # the error is reported if the option is used
             content = yaml_files.load(path.read_text(encoding="utf-8"))
             for key, value in leaves(content):
                 if value == text and (anywhere or key.rpartition(".")[2] in NAMES):

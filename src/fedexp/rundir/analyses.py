@@ -1,5 +1,4 @@
-"""The tables of the group `analysis` in a run directory: their columns, and the numbers that
-trackers are told."""
+"""The tables of the group `analysis` in a run directory, and the values sent to trackers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from fedexp.rundir.files import CKA, GRADIENT_DIVERSITY, LOCAL_EPOCHS, WEIGHT_DI
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of the table of an analysis, for its readers."""
+    """The columns of an analysis's table."""
 
-    keys: tuple[str, ...]  # columns of whole numbers that every row has
-    texts: tuple[str, ...]  # columns of words
-    columns: Mapping[str, str]  # column -> name of its mean over rows of a round
+    keys: tuple[str, ...]  # integer columns without empty cells
+    texts: tuple[str, ...]  # text columns
+    columns: Mapping[str, str]  # column -> name of its mean over a round's rows
 
 
 ACCURACIES = ("test_accuracy", "in_local_accuracy", "out_local_accuracy", "train_accuracy")
@@ -47,9 +46,11 @@ TABLES = {
 
 
 def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what trackers are told of the rows of one round in a file of this name: means over the
-    clients, of all layers together, or before and after local training. nan and inf are left
-    out."""
+    """Return name -> mean over the clients for one round of an analysis, for trackers.
+
+    name: the name of the table's file. rows: the round's rows. Means are taken over the rows for
+    all layers together, or separately before and after local training. nan and inf are left out.
+    """
     found = {}
     for suffix, chosen in told(list(rows)).items():
         for column, title in TABLES[name].columns.items():
@@ -60,7 +61,7 @@ def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float
 
 
 def told(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return end of a name -> the rows whose means it has."""
+    """Return suffix of the tracker's name -> the rows to average."""
     if not rows or "epoch" not in rows[0]:
         return {"": [row for row in rows if row.get("layer", "total") == "total"]}
     last = {row["client"]: row for row in rows}  # epochs ascend

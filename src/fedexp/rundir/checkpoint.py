@@ -1,8 +1,8 @@
-"""The state of a run on disk: the latest and, should that be damaged, the one before it.
+"""A run's checkpoints: the latest, and the previous one in case the latest is damaged.
 
-Both are files of `torch.save`, a zip archive that holds a CRC-32 of each of its records. It is
-checked before a run resumes from them, as is everything else that a state needs: the states of
-clients, and tidy files of the length that it says.
+Both are written with `torch.save`, as zip archives with a CRC-32 checksum of each record. The
+checksums are checked before a run resumes. So are the other files that a checkpoint needs: the
+client states and the csv files, which must have at least the recorded lengths.
 """
 
 import os
@@ -26,30 +26,33 @@ class Saved:
     """The state that a run resumes from."""
 
     state: Mapping[str, Any] | None  # None: the csv files are damaged, and the run begins again
-    # what is wrong with the latest checkpoint, where this is the one before it or none
+    # what is wrong with the latest checkpoint, if it is not used
     problem: str | None
 
 
 def save(directory: Path, state: Tree) -> None:
-    """Save a state so that a whole one is there at any moment, also after a loss of power. What it
-    names must have been synced."""
+    """Save a state so that a complete checkpoint always exists, even after a power failure.
+
+    The files that the state names must have been synced.
+    """
     latest, previous = directory / files.CHECKPOINT, directory / files.PREVIOUS
     if latest.exists():
         with storage.storing(previous), storage.temporary_of(previous) as temporary:
             try:
                 os.link(latest, temporary)
-            except OSError:  # not every file system has links
+            except OSError:  # some file systems have no links
                 temporary.write_bytes(latest.read_bytes())
             os.replace(temporary, previous)
     storage.save_tree(latest, state)
 
 
 def load(directory: Path, check: Callable[[Any], None] = lambda state: None) -> Saved | None:
-    """Return the latest state that is whole, None where none was saved. Raises ConfigError where
-    all are damaged, unless the damage is in the csv files: these belong to the states, so that no
-    state could be resumed.
+    """Return the latest valid state, or None if no state was saved.
 
-    check: raises ConfigError for a state that is not of this run.
+    If the csv files are damaged, no state can be resumed, and the result has the state None. Raises
+    ConfigError if all checkpoints are damaged for another reason.
+
+    check: a function that raises ConfigError if a state does not belong to this run.
     """
     found, problems, tables = [], [], False
     for name in (files.CHECKPOINT, files.PREVIOUS):
@@ -92,8 +95,10 @@ def check_what_it_needs(directory: Path, state: Mapping[str, Any]) -> None:
 
 
 def set_aside(directory: Path) -> None:
-    """Move a damaged latest checkpoint away, since the next one would put it in the place of the
-    whole one."""
+    """Move a damaged latest checkpoint away.
+
+    Otherwise the next `save` would replace the valid previous checkpoint with it.
+    """
     latest = directory / files.CHECKPOINT
     if latest.exists():
         with storage.storing(latest):
@@ -101,13 +106,12 @@ def set_aside(directory: Path) -> None:
 
 
 def set_tables_aside(directory: Path) -> None:
-    """Moves damaged csv files and the states that belong to them to damaged/, since the run begins
-    again."""
+    """Move damaged csv files and their checkpoints to damaged/, since the run begins again."""
     files.set_aside(directory, (*files.TABLES, files.CHECKPOINT, files.PREVIOUS))
 
 
 def kept(directory: Path) -> int | None:
-    """Return the round after which the state is saved; None where there is none to resume from."""
+    """Return the round of the saved state, or None if there is no state to resume from."""
     try:
         saved = load(directory)
     except (ConfigError, OSError, StorageError):

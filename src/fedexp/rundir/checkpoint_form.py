@@ -1,7 +1,7 @@
-"""The form of a checkpoint: the keys and types that it must have before it is used.
+"""Check the keys and types of a checkpoint before it is used.
 
-A file may load well and yet be written by hand. What is wrong with it is damage, as is a wrong
-checksum: the checkpoint before it is used.
+A file that loads may still have invalid content, for example after an edit by hand. It is then
+treated like a file with a wrong checksum: the previous checkpoint is used.
 """
 
 import math
@@ -29,7 +29,7 @@ def is_seconds(value: object) -> bool:
 
 
 def is_share(value: object) -> bool:
-    """Return whether a value is an accuracy; nan where a class or task has no test example."""
+    """Return whether a value is an accuracy; nan means that a class or task has no test example."""
     return type(value) is float and (0 <= value <= 1 or math.isnan(value))
 
 
@@ -44,12 +44,12 @@ def pair(form: Any) -> Callable[[object], bool]:
 
 
 def is_tested(value: object) -> bool:
-    """Return whether a mapping has what the tests in one view have found, of right types."""
+    """Return whether a value has all test results of one view, with the right types."""
     whole = isinstance(value, dict) and TESTED.keys() <= value.keys() and not misfit(value, TESTED)
     return whole and {*ARRAYS} <= value["history"].keys()  # type: ignore[index]
 
 
-# Key -> form of its value: what the tests in one view have found, and a whole checkpoint.
+# Key -> form of its value, for the test results of one view and for a whole checkpoint.
 TESTED: Mapping[str, Any] = {
     "accuracy": [pair(is_share)],
     "tasks": [pair([is_share])],
@@ -69,7 +69,7 @@ FORM: dict[str, Any] = {
     "alignment": [dict],
     "lengths": {lambda key: key in files.TABLES: is_count},
 }
-OPTIONAL: dict[str, Any] = {  # what older checkpoints lack
+OPTIONAL: dict[str, Any] = {  # keys that older checkpoints do not have
     "checksums": {lambda key: key in files.TABLES: is_count},
     "first_view": lambda value: value in VIEWS,
     "views": {lambda view: view in VIEWS and view != PLAIN: is_tested},
@@ -87,7 +87,7 @@ ARRAYS = (
 
 
 def check_form(path: Path, state: object) -> None:
-    """Raise ConfigError unless a loaded checkpoint has the keys and types of one."""
+    """Raise ConfigError unless a loaded file has the keys and types of a checkpoint."""
     if not isinstance(state, dict):
         raise ConfigError(f"{path}: not a checkpoint (holds {type(state).__name__})")
     if state.get("format") != CHECKPOINT_FORMAT:
@@ -107,6 +107,8 @@ def check_form(path: Path, state: object) -> None:
 
 
 def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return view -> what a checkpoint has of it; the first one stands in the checkpoint itself.
-    Older checkpoints have the plain one alone."""
+    """Return view -> its test results in a checkpoint.
+
+    The first view's results are on the top level. Older checkpoints only have the plain view.
+    """
     return {state.get("first_view", PLAIN): state} | state.get("views", {})

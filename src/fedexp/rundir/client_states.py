@@ -1,8 +1,8 @@
-"""States that clients keep between rounds: a tree for each client that has ever taken part.
+"""States that clients keep between rounds, with a tree for each client that has participated.
 
-Where a run has a directory, each state is a file of its own, written again only when it has
-changed: a checkpoint costs what the cohort changes, not what all clients hold. States that do not
-fit into memory are read from there, memory-mapped.
+If a run has a directory, each state is a separate file, which is written only after a change. The
+cost of a checkpoint then depends on the cohort and not on the number of clients. States that do not
+fit into memory are memory-mapped from their files.
 """
 
 import logging
@@ -19,26 +19,31 @@ from fedexp.core.tree import Tree
 
 log = logging.getLogger("fedexp")
 CPU = torch.device("cpu")
-STATE = re.compile(r"\d+\.\d+\.pt")  # what `file_name` gives
-SHARE_OF_MEMORY = 0.25  # of what is free, that the states of all clients may take
+STATE = re.compile(r"\d+\.\d+\.pt")  # the names from `file_name`
+SHARE_OF_MEMORY = 0.25  # largest share of the free memory for the states of all clients
 
 
 class ClientStates(MutableMapping[int, Tree]):
-    """Client -> state. In memory only, until `save` says where the files are."""
+    """A mapping from client to state. It is only in memory until `save` is called with a folder."""
 
     def __init__(self, folder: Path | None = None, versions: dict[int, int] | None = None):
-        """Set up the states. versions: client -> round after which its file was written (of a run
-        that is resumed)."""
+        """Set up the states.
+
+        versions: for a resumed run, client -> round after which the client's file was written.
+        """
         self.folder, self.versions = folder, dict(versions or {})
         self.home, self.resident = CPU, True
         self._memory: dict[int, Tree] = {}
         self._changed: set[int] = set()
-        # of the last two checkpoints
+        # versions in the last two checkpoints
         self._saved, self._before = dict(self.versions), dict(self.versions)
 
     def place(self, home: torch.device, resident: bool) -> None:
-        """Choose the place of the states. home: where they are kept; resident: in memory, else in
-        their files between checkpoints."""
+        """Choose where the states are kept.
+
+        home: the device. resident: whether they stay in memory; if False, they are only in their
+        files after a checkpoint.
+        """
         self.home, self.resident = home, resident
 
     def __getitem__(self, client: int) -> Tree:
@@ -70,8 +75,10 @@ class ClientStates(MutableMapping[int, Tree]):
         return len(self._memory.keys() | self.versions.keys())
 
     def save(self, folder: Path, round: int) -> dict[int, int]:
-        """Write what has changed; return the versions, for the checkpoint. Older files stay until
-        `tidy`."""
+        """Write the changed states and return the versions for the checkpoint.
+
+        Older files are kept until `tidy` is called.
+        """
         for client in sorted(self._changed):
             storage.save_tree(
                 folder / file_name(client, round), self._memory[client], sync_folder=False
@@ -87,8 +94,10 @@ class ClientStates(MutableMapping[int, Tree]):
         return dict(self.versions)
 
     def tidy(self) -> None:
-        """Remove files that neither the checkpoint that has been written since `save` nor the one
-        before it names."""
+        """Remove files that the last two checkpoints do not use.
+
+        Call this after the checkpoint that follows `save` has been written.
+        """
         current = {
             file_name(*state)
             for versions in (self._saved, self._before)
@@ -101,8 +110,11 @@ class ClientStates(MutableMapping[int, Tree]):
 
 
 def file_name(client: int, round: int) -> str:
-    """Return the name of a state's file; raise ConfigError for what is no number: a name from a
-    checkpoint must not lead elsewhere."""
+    """Return the name of a state's file.
+
+    Raises ConfigError unless both values are integers, so that a checkpoint from another person
+    cannot name files outside the folder.
+    """
     if type(client) is not int or type(round) is not int:
         raise ConfigError(f"client {client!r}, round {round!r}: do not name the state of a client")
     return f"{client}.{round}.pt"
@@ -114,8 +126,10 @@ def to(state: Tree, device: torch.device) -> Tree:
 
 
 def choose_place(each: int, clients: int, device: torch.device) -> tuple[torch.device, bool, str]:
-    """Return (home, resident, sentence) for states of `each` bytes: on the device, in memory or in
-    files, as they fit."""
+    """Return (home, resident, sentence for the log) for states of `each` bytes.
+
+    The states are kept on the GPU, in memory or in files: the first place with enough room.
+    """
     total, free = each * clients, free_memory()
     size = f"client states: {size_of(each)} each, {size_of(total)} in total for {clients:,} clients"
     if device.type == "cuda" and total <= SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]:

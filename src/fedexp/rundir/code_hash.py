@@ -1,5 +1,4 @@
-"""The code of a user's own classes: what a run notes of it, so that a change of it does not go
-unnoticed."""
+"""Compute checksums of the code of users' classes, so that a run detects changes of this code."""
 
 import ast
 import hashlib
@@ -13,12 +12,15 @@ INSTALLED = frozenset({"site-packages", "dist-packages", "lib-dynload"})  # pack
 
 
 def marked(target: str) -> str | None:
-    """Return `<class> (code <checksum>)` of a class outside fedexp: of the file of its module and
-    of those that this imports from the same place, in turn. None for one of fedexp, of an installed
-    package, or that is not found.
+    """Return `<class> (code <checksum>)` for a user's class.
 
-    target: the dotted path of the class. No code is run for it. A comment that changes is a change:
-    what is without effect cannot be told."""
+    The checksum covers the file of the class's module and the files that this imports, directly or
+    indirectly, from the same directory. Return None if the class belongs to fedexp or to an
+    installed package, or is not found.
+
+    target: the dotted path of the class. No code is run. Every change of a file counts, also in a
+    comment, since changes without an effect cannot be recognised.
+    """
     module = target.rpartition(".")[0]
     root = place_of(module.partition(".")[0])
     if root is None or INSTALLED & {*root.parts} or CODE in target:  # it is marked already
@@ -30,7 +32,7 @@ def marked(target: str) -> str | None:
 
 
 def place_of(package: str) -> Path | None:
-    """Return the directory that a package, or a module on the top level, lies in."""
+    """Return the directory that contains a package or a top-level module, or None."""
     if package in ("", OWN):
         return None
     try:
@@ -45,8 +47,10 @@ def place_of(package: str) -> Path | None:
 
 
 def sources(root: Path, module: str) -> dict[str, Path]:
-    """Return name -> file of a module and of all below `root` that it imports, directly or not,
-    with the packages that they are in."""
+    """Return name -> file for a module and all modules below `root` that it imports.
+
+    Indirect imports and the parent packages are included.
+    """
     found: dict[str, Path] = {}
     names = [module]
     while names:
@@ -72,7 +76,7 @@ def file_of(root: Path, module: str) -> Path | None:
 
 
 def read(path: Path) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Return (checksum of a file, its imports: dots before the name, and the name)."""
+    """Return (a file's checksum, its imports as pairs of leading dots and name)."""
     stat = path.stat()
     return read_once(path, stat.st_mtime_ns, stat.st_size)
 
@@ -83,7 +87,7 @@ def read_once(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int
     try:
         nodes = list(ast.walk(ast.parse(content)))
     except (SyntaxError, ValueError):
-        nodes = []  # who imports it will be told
+        nodes = []  # importing the module reports the error
     found: list[tuple[int, str]] = []
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -98,7 +102,7 @@ def read_once(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int
 
 
 def imported(imports: tuple[tuple[int, str], ...], package: str) -> Iterator[str]:
-    """Yield the absolute names of imports, as they stand in a module of `package`."""
+    """Yield the absolute names of the imports in a module of `package`."""
     for dots, name in imports:
         if dots:
             above = package.split(".")[: len(package.split(".")) - dots + 1]

@@ -1,5 +1,8 @@
-"""A run directory that may be somebody else's must not lead out of itself: what is written, cut
-back or removed in it would else be a file elsewhere."""
+"""Refuse links that lead out of a run directory.
+
+The directory may come from another person. With such a link, fedexp would write, truncate or remove
+files elsewhere.
+"""
 
 import os
 from pathlib import Path
@@ -11,7 +14,7 @@ WANDB = "wandb"  # its folder has links to log files in the user's cache
 
 
 def require_run_directory(directory: Path, given: str) -> None:
-    """Raise ConfigError unless a run was begun there that is safe to resume."""
+    """Raise ConfigError unless the directory holds a run that is safe to resume."""
     for name in (files.OVERRIDES, files.CONFIG):
         try:
             there = (directory / name).is_file()
@@ -23,8 +26,10 @@ def require_run_directory(directory: Path, given: str) -> None:
 
 
 def require_no_way_out(directory: Path) -> None:
-    """Raise ConfigError for a link in a run directory that leaves it, and for what is neither a
-    file nor a folder."""
+    """Raise ConfigError for a link out of a run directory.
+
+    Also raise it for an entry that is neither a file nor a folder.
+    """
     home = directory.resolve()
     for folder, folders, names in os.walk(directory):
         for path in (Path(folder, name) for name in (*folders, *names)):
@@ -42,5 +47,5 @@ def require_no_way_out(directory: Path) -> None:
 def leads_into(link: Path, home: Path) -> bool:
     try:
         return link.resolve(strict=True).is_relative_to(home)
-    except (OSError, RuntimeError):  # to nothing, which would be made, or in a circle
+    except (OSError, RuntimeError):  # the target is missing, so it could be made, or links cycle
         return False

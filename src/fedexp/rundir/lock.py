@@ -1,7 +1,7 @@
-"""One process at a time in a run directory.
+"""Allow one process at a time in a run directory.
 
-The lock is the operating system's: it ends with its owner, also after kill -9, and nothing has to
-find out whether that owner still lives. A file beside it says who it is.
+The operating system releases the lock when its owner ends, also after kill -9, so nothing has to
+check whether the owner is alive. The file .owner.json names the owner.
 """
 
 import json
@@ -18,18 +18,20 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular
 
 LOCK, OWNER = ".lock", ".owner.json"
-# seconds: who only looks whether a directory is in use (`is_occupied`) has the lock for a moment
+# seconds to wait for the lock, since `is_occupied` holds it for a moment
 PATIENCE = 0.5
 
 
 class Occupied(ConfigError):
-    """Error: another process works in the directory."""
+    """Another process works in the directory."""
 
 
 @contextmanager
 def occupied(directory: Path) -> Iterator[None]:
-    """Hold the directory, which must exist; raise Occupied, which names the owner, where another
-    process does."""
+    """Hold the lock of an existing directory while the block runs.
+
+    Raises Occupied, with the owner's name, if another process holds the lock.
+    """
     lock = FileLock(directory / LOCK, timeout=PATIENCE)
     try:
         lock.acquire(poll_interval=0.02)
@@ -43,19 +45,19 @@ def occupied(directory: Path) -> Iterator[None]:
             "host": socket.gethostname(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        with suppress(OSError):  # it is told, not relied on
+        with suppress(OSError):  # the file is only for messages
             (directory / OWNER).write_text(json.dumps(owner), encoding="utf-8")
         yield
     finally:
-        # The lock's own file stays: without it, one who has opened it and one who makes it anew
-        # would both hold it.
+        # The lock's file must stay. If it were removed, a process that has it open and a process
+        # that makes it again could both hold the lock.
         with suppress(OSError):
             (directory / OWNER).unlink()
         lock.release()
 
 
 def owner_of(directory: Path) -> str:
-    """Return in words who holds the directory."""
+    """Return a description of the process that holds the directory."""
     try:
         owner = json.loads(regular(directory / OWNER).read_text(encoding="utf-8"))
         return f"process {owner['process']} on {owner['host']} (since {owner['since']})"
@@ -64,8 +66,8 @@ def owner_of(directory: Path) -> str:
 
 
 def is_occupied(directory: Path) -> bool:
-    """Return whether a living process holds the directory now."""
-    # opening it would cut what it points to
+    """Return whether a running process holds the directory."""
+    # if the lock is a link, opening it would truncate the link's target
     if not (directory / LOCK).is_file() or (directory / LOCK).is_symlink():
         return False
     lock = FileLock(directory / LOCK, timeout=0)
@@ -74,5 +76,5 @@ def is_occupied(directory: Path) -> bool:
             return False
     except Timeout:
         return True
-    except OSError:  # a folder in the place of the lock, or a directory that cannot be written
+    except OSError:  # for example, the directory cannot be written
         return False

@@ -1,9 +1,8 @@
-"""The content that the files of a run must have before anything is computed from them: the tables
-of a sweep rest on them.
+"""Check the content of a run's files before tables are computed from them.
 
-A form says what a value must be: a type, None, a condition, a tuple of forms (one of them), a list
-of one form (of all items), or a dict of one pair (of all keys and values). Each check returns what
-is wrong in a few words, or an empty text.
+A form describes a valid value. It is a type, None, a condition (function), a tuple of alternative
+forms, a list with the form of all items, or a dict with one pair, the forms of all keys and values.
+Each check returns a short description of the problem, or an empty string.
 """
 
 from __future__ import annotations  # pandas takes long to import
@@ -18,13 +17,13 @@ from fedexp.data.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, named
 if TYPE_CHECKING:
     import pandas as pd
 
-# status of a run that has come to its end, or to that it was given
+# status of a run that has ended, also if it ended early
 OVER = ("completed", "diverged", "stopped")
 STATUSES = (*OVER, "failed")
 
 
 def fits(value: object, form: Any) -> bool:
-    """Return whether a value has this form; true and false are no numbers."""
+    """Return whether a value has this form. Booleans are not numbers."""
     match form:
         case tuple():
             return any(fits(value, each) for each in form)
@@ -41,7 +40,10 @@ def fits(value: object, form: Any) -> bool:
 
 
 def misfit(content: Mapping[str, Any], forms: Mapping[str, Any]) -> str | None:
-    """Return the first key whose value has not its form; a missing one is none."""
+    """Return the first key whose value does not have its form, or None.
+
+    Missing keys are ignored.
+    """
     return next(
         (key for key in forms if key in content and not fits(content[key], forms[key])), None
     )
@@ -56,7 +58,7 @@ def is_share(value: object) -> bool:
 
 
 def is_end_of_task(value: object) -> bool:
-    """Return whether it has the number of a task and the two accuracies at its end."""
+    """Return whether a value has a task's number and the two accuracies at the task's end."""
     names = ("average_accuracy", "new_task_accuracy")
     return isinstance(value, dict) and (
         fits(value.get("task"), is_count)
@@ -83,8 +85,8 @@ SUMMARY: Mapping[str, Any] = {
     "tasks": (None, [is_end_of_task]),
     "alignment": (None, [dict]),
 }
-REQUIRED = ("algorithm", "dataset", "rounds")  # of a run that is over
-RESULTS = ("accuracy", "best_accuracy")  # likewise, on the test set or on the validation set
+REQUIRED = ("algorithm", "dataset", "rounds")  # required for a run that has ended
+RESULTS = ("accuracy", "best_accuracy")  # required too, unless only the validation set is used
 LOCAL = (
     "in_local_accuracy",
     "out_local_accuracy",
@@ -93,11 +95,11 @@ LOCAL = (
     "personal_local_accuracy",
 )
 COLUMNS = (*SHARES, *LOCAL, "test_accuracy", "personal_accuracy_worst", "personal_accuracy_std")
-# Of the tables; a metric of a user's own may call what it likes an accuracy.
+# Columns of the tables. Other names are not checked, since a user's metric may have any scale.
 SHARE_COLUMNS = frozenset(named(name, view) for name in COLUMNS for view in VIEWS)
-# columns of rounds.csv, of which it has one
+# rounds.csv has at least one of these columns
 ACCURACIES = ("test_accuracy", named("test_accuracy", VALIDATION))
-LAST_KEY = "choices"  # of config.yaml
+LAST_KEY = "choices"  # the last key in config.yaml
 GROUPS = ("algorithm", "dataset", "partition", "scenario", "hardware", "tracker", "validation")
 CONFIG: Mapping[str, Any] = {
     "choices": dict,
@@ -112,7 +114,7 @@ CONFIG: Mapping[str, Any] = {
 
 
 def check_values(content: Mapping[str, Any], forms: Mapping[str, Any]) -> str:
-    """Return which value has not the form that a run writes there."""
+    """Return which value does not have its form."""
     wrong = misfit(content, forms)
     return "" if wrong is None else f"holds no valid `{wrong}` ({str(content[wrong])[:60]})"
 
@@ -126,22 +128,24 @@ def check_summary(summary: Mapping[str, Any]) -> str:
 
 
 def check_results(summary: Mapping[str, Any]) -> str:
-    """Return what the summary of a run that is over lacks."""
+    """Return which required keys are missing in the summary of a run that has ended."""
     results = () if named("accuracy", VALIDATION) in summary else RESULTS
     lacks = [name for name in (*REQUIRED, *results) if name not in summary]
     return f"lacks {', '.join(lacks)}" if lacks else ""
 
 
 def check_config(config: Mapping[str, Any]) -> str:
-    """Return what the configuration of a run that is over lacks."""
+    """Return whether the configuration of a run that has ended is incomplete, as a message."""
     if LAST_KEY not in config:
         return f"was not written by a run or is cut short (it lacks `{LAST_KEY}`)"
     return ""
 
 
 def check_table(table: pd.DataFrame) -> str:
-    """Return what is wrong with a table as `read_table` gives it: its cells, and accuracies that
-    are none."""
+    """Return what is wrong with a table from `read_table`.
+
+    Cells may be invalid, and accuracies may be outside [0, 1].
+    """
     if problem := table.attrs.get("problem"):
         return str(problem)
     for name in [name for name in table if name in SHARE_COLUMNS]:
@@ -152,14 +156,18 @@ def check_table(table: pd.DataFrame) -> str:
 
 
 def accuracy_column(table: pd.DataFrame) -> str | None:
-    """Return the column of rounds.csv with the accuracy of the model, on the test set where it was
-    evaluated there; None where there is none."""
+    """Return the column of rounds.csv with the model's accuracy, or None if there is none.
+
+    The test set is preferred to the validation set.
+    """
     return next((name for name in ACCURACIES if name in table), None)
 
 
 def check_rounds(table: pd.DataFrame, last: int | None) -> str:
-    """Return what is wrong with rounds.csv of a run whose summary has `last` as its last round, or
-    None."""
+    """Return what is wrong with rounds.csv.
+
+    last: the last round according to the summary, or None.
+    """
     if accuracy_column(table) is None:
         return "has no column test_accuracy"
     if problem := check_table(table):
@@ -172,8 +180,10 @@ def check_rounds(table: pd.DataFrame, last: int | None) -> str:
 
 
 def check_classes(table: pd.DataFrame, rounds: pd.DataFrame) -> str:
-    """Return what is wrong with class_accuracy.csv beside a sound rounds.csv: it has all classes in
-    each round that was evaluated."""
+    """Return what is wrong with class_accuracy.csv.
+
+    Each evaluated round must have all classes. rounds: a valid table rounds.csv.
+    """
     if problem := check_table(table):
         return problem
     evaluated = rounds["round"][rounds[accuracy_column(rounds)].notna()]
