@@ -1,8 +1,7 @@
-"""AG News: 120,000 + 7,600 English news of four classes, from the csv files of X. Zhang et al.
-(NeurIPS 2015).
+"""AG News: 120,000 + 7,600 English news texts in four classes (X. Zhang et al., NeurIPS 2015).
 
-A line is `"class","title","description"` without a header, classes from 1 to 4. As in the paper, a
-text is a sequence of characters; title and description are joined by a space.
+A line of the csv files is `"class","title","description"`, with classes from 1 to 4 and no header.
+As in the paper, a text is a character sequence. Title and description are joined by a space.
 """
 
 import csv
@@ -23,7 +22,7 @@ MD5 = {
 
 
 class AgNews(TextSource):
-    """`<data_dir>/ag_news/{train,test}.csv`, fetched if missing."""
+    """`<data_dir>/ag_news/{train,test}.csv`, downloaded if missing."""
 
     CLASSES: ClassVar[tuple[str, ...]] = ("World", "Sports", "Business", "Sci/Tech")
 
@@ -44,8 +43,10 @@ class AgNews(TextSource):
 
 
 def read_news(path: Path, length: int) -> Texts:
-    """Return the texts of a file, cut to their first `length` characters. Raises ConfigError that
-    names the line."""
+    """Return the texts in a file, cut to their first `length` characters.
+
+    Raises ConfigError with the number of an invalid line.
+    """
     texts, labels, places = [], [], []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,4 +1,4 @@
-"""Decoded arrays kept on disk, so that a data set is decoded once."""
+"""Cache of decoded arrays on disk, so that a data set is decoded only once."""
 
 import contextlib
 import json
@@ -13,14 +13,17 @@ import numpy as np
 from fedexp.data.marks import CACHE, checksum
 
 log = logging.getLogger("fedexp")
-# x_train, y_train, x_test, y_test, classes and, where there are natural clients, owners
+# x_train, y_train, x_test, y_test, classes and, if there are natural clients, owners
 Arrays = dict[str, np.ndarray]
 Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
 FORMAT = 2  # raise when the meaning of the cached arrays changes
 
 
 def arrays_of(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:
-    """Return the arrays of a data set. classes: names; index = label."""
+    """Return the arrays of a data set.
+
+    classes: names; index = label.
+    """
     return {
         "x_train": train[0],
         "y_train": np.asarray(train[1], np.int64),
@@ -37,12 +40,14 @@ def cached(
     options: Mapping[str, Any],
     build: Callable[[], Arrays],
 ) -> Arrays:
-    """Return what `build` makes of a data set's files under `options`, from
-    `<data_dir>/.fedexp_cache` where it is there.
+    """Return the result of `build`, from `<data_dir>/.fedexp_cache` if it is cached there.
 
-    `content`: lines that stand for the files (`SourceFile.stamp`), in order; a change in any of
-    them, or in an option, leads to a new entry. An unreadable entry is built again; a directory
-    that cannot be written only costs the next run its time.
+    An unreadable entry is built again. If the directory cannot be written, the next run builds the
+    arrays again.
+
+    content: lines that identify the files (`SourceFile.stamp`), in order. A change in a line or an
+    option leads to a new entry.
+    options: options that the result depends on.
     """
     chosen = checksum(json.dumps([FORMAT, dict(options)], sort_keys=True))[:8]
     entry = f"{name}-{chosen}-{checksum(chr(10).join(content))}.npz"
@@ -66,8 +71,10 @@ def _read(path: Path) -> Arrays | None:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Write atomically, then remove entries of the same options whose files have changed since."""
-    # not of module tempfile: those only their owner may read
+    """Write atomically, then remove entries with the same options for earlier versions of the
+    files.
+    """
+    # not from the module tempfile, whose files only their owner may read
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""The data sets of conf/dataset: each loads to an ImageData.
+"""The image data sets of conf/dataset, each of which loads to an ImageData.
 
 CIFAR, CINIC-10, Tiny-ImageNet and Caltech-256 are read from a tree
-`<data_dir>/<name>/{train,test}/<class>/<image>` where there is one (class index = position of the
-folder in sorted order), otherwise from the official files, which are fetched if missing.
+`<data_dir>/<name>/{train,test}/<class>/<image>` if there is one (the class index is the folder's
+position in sorted order). Otherwise they are read from the official files, which are downloaded if
+missing.
 """
 
 import functools
@@ -54,13 +55,16 @@ Side = Annotated[int, Limit("greater than 0 and at most 4096 pixels", lambda v: 
 
 
 class Dataset(DataSource):
-    """Base of the data sets. `load` raises ConfigError where files are missing or corrupt."""
+    """Base class of image data sets.
+
+    `load` raises ConfigError if files are missing or corrupt.
+    """
 
     kind: ClassVar[str] = "images"
 
     mean: Mean  # per channel, on the scale 0..1
     std: Std
-    augmentation: Augmentation  # of the training data
+    augmentation: Augmentation  # for the training data
 
     max_value: ClassVar[int] = 255
 
@@ -80,8 +84,10 @@ class Dataset(DataSource):
 
     @abstractmethod
     def read(self) -> Arrays:
-        """Return the decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners,
-        as in ImageData."""
+        """Return the decoded arrays x_train, y_train, x_test, y_test and classes, as in ImageData.
+
+        The array owners is optional.
+        """
 
     def load(self) -> ImageData:
         arrays = self.read()
@@ -134,20 +140,21 @@ class Dataset(DataSource):
             )
 
     def cached(self, build: Callable[[], Arrays], **options: Any) -> Arrays:
-        """Return what `build` makes of `files`, from the cache where possible; options: what else
-        decides it."""
+        """Return the result of `build` for `files`, from the cache if possible.
+
+        options: other values that the result depends on.
+        """
         content = [file.stamp(self.data_dir) for file in self.files]
         return cached(self.data_dir, self.name, content, options, build)
 
     def own_folder(self) -> Path | None:
-        """Return `<data_dir>/<name>` where it is a tree of train and test images."""
+        """Return `<data_dir>/<name>` if it is a tree of train and test images, else None."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
 
 
 class Digits(Dataset):
-    """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that scikit-learn ships; nothing to
-    download."""
+    """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that come with scikit-learn."""
 
     test_fraction: OpenShare
     split_seed: Seed32
@@ -162,9 +169,9 @@ class Digits(Dataset):
         return {**arrays, "classes": classes.copy()}
 
 
-@functools.cache  # scikit-learn reads them from text; a process may have many runs
+@functools.cache  # scikit-learn parses text files, and a process may have many runs
 def decoded_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all images uint8 [N, 8, 8, 1], their labels int64 [N] and the names of the classes."""
+    """Return all images, uint8 [N, 8, 8, 1], their labels, int64 [N], and the class names."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -176,8 +183,7 @@ def decoded_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class TorchvisionDataset(Dataset):
-    """MNIST, FashionMNIST, CIFAR10 or CIFAR100 through torchvision's class of that name, or an
-    image tree."""
+    """MNIST, FashionMNIST, CIFAR10 or CIFAR100, read by torchvision or from an image tree."""
 
     torchvision_class: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"]
     url: str | None  # mirror: the web folder of MNIST's files, the address of CIFAR's archive
@@ -224,11 +230,11 @@ class Femnist(Dataset):
 
 
 class ImageFiles(Dataset):
-    """Base of the data sets whose images are files of their own."""
+    """Base class of data sets in which each image is a file."""
 
     @cached_property
     def tree(self) -> Tree:
-        """The files. Raises ConfigError where they are missing."""
+        """The files. Raises ConfigError if they are missing."""
         return self.scan()
 
     @abstractmethod
@@ -245,17 +251,18 @@ class ImageFiles(Dataset):
 
 
 class ImageFolder(ImageFiles):
-    """Any tree `<root>/{train,test}/<class>/<image>`; grey or colour as dataset.mean has 1 or 3
-    values.
+    """Any tree `<root>/{train,test}/<class>/<image>`.
 
-    With `test_fraction` a tree without a test part, `<root>/<class>/<image>`: each class gives that
-    share of its images to the test set, drawn by `split_seed`.
+    Images are grey or in colour, depending on whether dataset.mean has 1 or 3 values. With
+    `test_fraction`, the tree has no test part, `<root>/<class>/<image>`, and this share of each
+    class is drawn as the test set by `split_seed`.
     """
 
     root: str
     # folders joined to the training data
     train_splits: Annotated[tuple[str, ...], Limit("at least one folder", bool)]
-    size: Side | None  # pixels to which all images are resized; None: they have one size already
+    # all images are resized to size x size pixels; None: they already have one size
+    size: Side | None
     test_fraction: OpenShare | None = None  # None: the tree has a test part
     split_seed: Seed32 = 0
 
@@ -269,7 +276,7 @@ class ImageFolder(ImageFiles):
 
 
 class Cinic10(ImageFolder):
-    """CINIC-10, an image tree as published; fetched if missing."""
+    """CINIC-10, an image tree as published, downloaded if missing."""
 
     url: str | None  # mirror: address of the archive
 
@@ -283,14 +290,16 @@ class Cinic10(ImageFolder):
 
 
 class TinyImageNet(ImageFiles):
-    """Tiny-ImageNet-200 as published, tested on its val images (its test images have no labels), or
-    an image tree."""
+    """Tiny-ImageNet-200 as published, or an image tree.
+
+    It is tested on the published val images, because the published test images have no labels.
+    """
 
     url: str | None  # mirror: address of the archive
 
     @property
     def official(self) -> Path | None:
-        """Return the folder of the published files; None where they are not there."""
+        """Return the folder of the published files, or None if they are missing."""
         folders = [Path(self.data_dir, folder) for folder in ("tiny-imagenet-200", self.name)]
         return next((f for f in folders if (f / "val" / "val_annotations.txt").is_file()), None)
 
@@ -309,10 +318,12 @@ class TinyImageNet(ImageFiles):
 
 
 class Caltech256(ImageFiles):
-    """Caltech-256 as published (no official split: a stratified one is drawn), or an image tree;
-    resized."""
+    """Caltech-256 as published, with resized images, or an image tree.
 
-    # its test part is drawn here; as a surrogate set it is all of its images
+    The published files have no test set, so a stratified one is drawn.
+    """
+
+    # the test part is drawn here; a surrogate set uses all images
     splits_itself: ClassVar[bool] = True
 
     url: str | None  # mirror: address of the archive
@@ -328,8 +339,8 @@ class Caltech256(ImageFiles):
         if (root := self.own_folder()) is not None:
             return scan_tree(root)
         folders = class_folders(self.official)
-        # some class folders hold other folders with strays: only the images directly in a class
-        # folder belong to it
+        # some class folders contain folders with stray files, so only images directly in a class
+        # folder count
         by_class = [list_images(self.official / name, recursive=False) for name in folders]
         classes = [name.partition(".")[2] or name for name in folders]  # 001.ak47
         return drawn(join_classes(by_class), classes, self.test_fraction, self.split_seed)

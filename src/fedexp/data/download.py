@@ -1,5 +1,4 @@
-"""Fetching the original files of a data set, checked by md5, with a message that says how to do it
-by hand."""
+"""Download a data set's original files, with md5 checks and instructions for a manual download."""
 
 import contextlib
 import gzip
@@ -19,13 +18,12 @@ from filelock import FileLock, Timeout
 from fedexp.core.errors import ConfigError, require
 
 log = logging.getLogger("fedexp")
-TIMEOUT = 60  # seconds without an answer
+TIMEOUT = 60  # seconds without a response
 
 
 @dataclass(frozen=True)
 class Download:
-    """Original files of a data set on public hosts; each is fetched, and unpacked where it is
-    packed, in `folder`."""
+    """A data set's original files on public hosts, downloaded to `folder` and unpacked there."""
 
     hosts: tuple[str, ...]  # folders on the web, tried in order
     files: tuple[tuple[str, str], ...]  # (file name, md5)
@@ -34,11 +32,13 @@ class Download:
     packed: bool = True  # False: the files are used as they are
 
     def fetch(self, name: str, mirror: str | None) -> None:
-        """Put the unpacked files into `folder`. `mirror` replaces the hosts: a web folder, or a
-        single file's address.
+        """Download the files to `folder` and unpack them.
 
-        A file that is there with the right md5 is not fetched again. Raises ConfigError when that
-        is impossible.
+        A file that already has the correct md5 is not downloaded again.
+
+        mirror: replaces the hosts by a web folder, or by the address of a single file.
+
+        Raises ConfigError if the files cannot be downloaded or unpacked.
         """
         good = mirror is None or mirror.startswith(("http://", "https://"))
         require(good, "dataset.url", mirror, "an http:// or https:// address")
@@ -46,7 +46,7 @@ class Download:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _alone(self.folder / f".{name}.lock") as waited:
-                # another process has unpacked them then, and others may be reading them already
+                # another process has unpacked the files, and others may already be reading them
                 if waited and all(map(self._is_whole, self.files)):
                     return
                 for file in self.files:
@@ -55,7 +55,7 @@ class Download:
                     if self.packed:
                         unpack(self.folder / file[0], self.folder)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
-            with contextlib.suppress(OSError):  # not empty: an earlier file is there
+            with contextlib.suppress(OSError):  # not empty: it has an earlier file
                 for path in new:
                     path.rmdir()
             raise ConfigError(self._by_hand(name, mirror, error)) from error
@@ -101,8 +101,10 @@ class Download:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Allow one process at a time, of the jobs of a sweep that may all need the same files; yield
-    whether it had to wait."""
+    """Let one process at a time run the block, and yield whether this process had to wait.
+
+    The jobs of a sweep may all need the same files.
+    """
     lock, waited = FileLock(path), False
     try:
         lock.acquire(timeout=0)
@@ -120,7 +122,7 @@ def _alone(path: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)  # torchvision offers no other way, and waits for ever without
+    socket.setdefaulttimeout(seconds)  # torchvision has no timeout option and would wait forever
     try:
         yield
     finally:
@@ -128,9 +130,11 @@ def _timeout(seconds: float) -> Iterator[None]:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack beside the archive, then move: an interrupted run leaves no half of a data set in its
-    place. Nothing is written outside: tarfile refuses such members, zipfile renames them and makes
-    no links."""
+    """Unpack an archive in a temporary folder, then move the files to `folder`.
+
+    An interrupted run leaves no partial data set. Nothing is written outside the folder: tarfile
+    refuses such members, and zipfile renames them and creates no links.
+    """
     with _beside(folder) as temporary:
         if ".tar" in archive.name:
             with tarfile.open(archive) as tar:
@@ -151,6 +155,6 @@ def unpack(archive: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder on the same disk as the files that will be moved out of it."""
+    """Yield a temporary folder inside `folder`, so that its files can be moved on the same disk."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
         yield Path(temporary)

@@ -1,8 +1,8 @@
-"""EMNIST: handwritten letters and digits in the format of MNIST, in six splits.
+"""EMNIST: handwritten letters and digits in MNIST's format, in six splits.
 
-G. Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", arXiv 1702.05373. The files
-are transposed, and are turned upright here; the labels of the letters begin at 1 there, and at 0
-here.
+G. Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", arXiv 1702.05373. The
+images in the files are transposed, and are transposed back here. The labels of letters start at 1
+in the files, and at 0 here.
 """
 
 from pathlib import Path
@@ -18,8 +18,10 @@ PARTS = ("train-images", "train-labels", "test-images", "test-labels")
 
 
 class Emnist(Dataset):
-    """One split of EMNIST, from `<data_dir>/EMNIST/raw`, unpacked as torchvision does it, or as the
-    .gz files."""
+    """One split of EMNIST, from `<data_dir>/EMNIST/raw`.
+
+    The files may be unpacked, as by torchvision, or packed (.gz).
+    """
 
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
     url: str | None  # mirror: address of gzip.zip
@@ -29,7 +31,7 @@ class Emnist(Dataset):
         return Path(self.data_dir, "EMNIST", "raw")
 
     def find(self, part: str) -> Path | None:
-        """Return the file of a part, packed or not; None where there is none."""
+        """Return the file of a part, packed or unpacked, or None if it is missing."""
         name = f"emnist-{self.split}-{part}-idx{3 if part.endswith('images') else 1}-ubyte"
         tried = (
             self.folder / name,
@@ -40,7 +42,7 @@ class Emnist(Dataset):
 
     @property
     def paths(self) -> list[Path]:
-        """Return the files of PARTS that are there."""
+        """Return the files of PARTS that exist."""
         return [path for part in PARTS if (path := self.find(part)) is not None]
 
     def read(self) -> Arrays:

@@ -1,4 +1,4 @@
-"""Training examples that no client has: the server's public set and the validation set."""
+"""Training examples that no client holds: the server's public set and the validation set."""
 
 import numpy as np
 
@@ -6,15 +6,20 @@ from fedexp.core.limits import Checked, ShareBelow1
 
 
 class Public(Checked, prefix="public."):
-    """The server's public set (config node `public`), split off the training data before they are
-    partitioned."""
+    """The server's public set (config node `public`), split off before the training data are
+    partitioned.
+    """
 
     fraction: ShareBelow1
     balanced: bool
 
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the numbers of the public examples, ascending: floor(fraction * N) of labels [N],
-        at random or, balanced, as `of_each_class`."""
+        """Return the indices of floor(fraction * N) public examples, ascending.
+
+        They are drawn at random, or by `of_each_class` if `balanced` is set.
+
+        labels: int [N].
+        """
         total = int(self.fraction * len(labels) + 1e-9)
         if not self.balanced:
             return np.sort(rng.choice(len(labels), total, replace=False))
@@ -24,24 +29,27 @@ class Public(Checked, prefix="public."):
 def of_each_class(
     labels: np.ndarray, num_classes: int, total: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the numbers of `total` of the examples with labels [N], ascending: of each class as
-    many as of the others, up to one, and where a class is too small, the others make up for it."""
+    """Return the indices of `total` examples, ascending, with equally many of each class.
+
+    The numbers per class differ by at most one. If a class is too small, the others have more.
+
+    labels: int [N].
+    """
     piles = [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]
-    # Deal one of each class after the other; the order of the classes within a turn is random.
+    # Take one example of each class in turn; the order of the classes within a turn is random.
     turns = np.concatenate([np.arange(len(pile)) for pile in piles])
     order = np.lexsort((rng.random(len(turns)), turns))
     return np.sort(np.concatenate(piles)[order[:total]])
 
 
 class Validation(Checked, prefix="validation."):
-    """The validation set (config node `validation`): training examples that nobody trains on."""
+    """The validation set (config node `validation`): training examples that no client trains on."""
 
     fraction: ShareBelow1
     per_client: bool
 
     def choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Return floor(fraction * count) of the numbers 0 to count - 1, drawn at random,
-        ascending."""
+        """Return floor(fraction * count) random numbers from 0 to count - 1, ascending."""
         return np.sort(rng.choice(count, int(self.fraction * count + 1e-9), replace=False))
 
 

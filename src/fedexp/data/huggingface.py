@@ -1,9 +1,8 @@
-"""Data sets of the Hugging Face hub, or saved by its library `datasets` in a local folder: images
-and texts.
+"""Image and text data sets from the Hugging Face hub, or saved by its library `datasets`.
 
-The library is an optional extra. What it reads are Parquet, Arrow, json, csv and image files; from
-version 4 on it runs no code of a data set. Names of its own readers are not taken: `pandas`
-unpickles files of the working directory.
+The library is an optional extra. It reads Parquet, Arrow, json, csv and image files, and from
+version 4 on it runs no code from data sets. The names of its built-in readers are not allowed,
+because `pandas` unpickles files in the working directory.
 """
 
 import re
@@ -25,14 +24,14 @@ from fedexp.data.text import Labelled, TextSource
 from fedexp.data.text_files import Texts
 
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
-# names of columns, where `dataset.label` says none
+# usual column names, tried if `dataset.label` is null
 LABELS = ("label", "labels", "fine_label", "target", "class")
 INPUTS = {"image": ("image", "img"), "text": ("text", "content", "sentence", "title")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """The place of the examples: what images and texts share."""
+    """Where the examples come from. Images and texts share these options."""
 
     path: str | None  # name on the hub, such as ylecun/mnist, or a local folder
     subset: str | None  # of a data set that has several (`name` in the library)
@@ -43,13 +42,15 @@ class Hub:
 
     @property
     def files(self) -> Sequence[SourceFile]:
-        """Return those of a local folder."""
+        """Return the files in a local folder, or nothing for a data set on the hub."""
         local = self.path is not None and Path(self.path).is_dir()
         return list_files(Path(str(self.path))) if local else ()
 
     def splits(self, kind: str) -> tuple[Any, Any, str, str]:
         """Return (training examples, test examples, column of the inputs, column of the labels).
-        kind: image or text."""
+
+        kind: image or text.
+        """
         found = load(self.path, self.subset)
         for key, name in (("train_split", self.train_split), ("test_split", self.test_split)):
             if name not in found:
@@ -67,8 +68,10 @@ class Hub:
 
 
 def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
-    """Return the splits of a data set by name. Raises ConfigError where it, or the library, is not
-    there."""
+    """Return a data set's splits by name.
+
+    Raises ConfigError if the data set or the library is missing.
+    """
     local = path is not None and Path(path).is_dir()
     if not path or not (local or ON_THE_HUB.fullmatch(path)):
         raise ConfigError(
@@ -85,7 +88,7 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
         if (Path(path) / "dataset_dict.json").is_file():
             found = datasets.load_from_disk(path)
         else:
-            # a folder by its whole path: its name alone may be that of a reader
+            # absolute path, because a folder's name could also be the name of a reader
             found = datasets.load_dataset(str(Path(path).absolute()) if local else path, subset)
     except Exception as error:  # the library raises many types, of the network too
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -96,7 +99,7 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
 
 
 def pick(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
-    """Return the column of this name, or else the first that has a usual one."""
+    """Return the column `wanted`, or the first column with a usual name if `wanted` is None."""
     columns = list(split.column_names)
     chosen = (
         wanted if wanted is not None else next((name for name in usual if name in columns), None)
@@ -109,8 +112,10 @@ def pick(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
 
 
 def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int], tuple[str, ...]]:
-    """Return (labels of the training examples, of the test examples, names of the classes): those
-    that the data set states, or the sorted different labels of the training examples."""
+    """Return (labels of the training examples, labels of the test examples, class names).
+
+    The classes are those that the data set states, or the sorted labels of the training examples.
+    """
     names = getattr(train.features[column], "names", None)
     raw = [list(split[column]) for split in (train, test)]
     known = list(range(len(names))) if names else sorted(set(raw[0]))
@@ -127,7 +132,7 @@ def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int]
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(Hub, Dataset):
-    """Images; grey or colour as dataset.mean has 1 or 3 values."""
+    """Images, grey or in colour depending on whether dataset.mean has 1 or 3 values."""
 
     size: Side | None  # pixels to which all images are resized; None: they have one size already
 
@@ -149,7 +154,7 @@ class HuggingFaceImages(Hub, Dataset):
         return arrays_of((x_train, y_train), (x_test, y_test), classes)
 
     def _images(self, split: Any, column: str) -> np.ndarray:
-        """Return uint8 [n, height, width, channels]."""
+        """Return the decoded images, uint8 [n, height, width, channels]."""
         arrays = []
         for number, image in enumerate(split[column]):
             if not isinstance(image, Image.Image):
@@ -170,7 +175,7 @@ class HuggingFaceImages(Hub, Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceTexts(Hub, TextSource):
-    """Texts as sequences of characters."""
+    """Texts as character sequences."""
 
     def read(self, length: int) -> Labelled:
         train, test, column, label = self.splits("text")

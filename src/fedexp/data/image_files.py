@@ -1,4 +1,4 @@
-"""Image files: which belong to which class, and their pixels."""
+"""Image files: the class of each file, and its pixels."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedexp")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
-BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # tags of TIFF, and a value
+BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and a value of PHOTOMETRIC
 MODES = {1: "L", 3: "RGB"}  # PIL's names by number of channels
 
 
@@ -51,8 +51,10 @@ class Tree:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in `folder`, sorted: the position is the class index (as
-    torchvision's ImageFolder)."""
+    """Return the names of the folders in `folder`, sorted.
+
+    A folder's position is its class index, as in torchvision's ImageFolder.
+    """
     try:
         names = sorted(
             entry.name
@@ -80,9 +82,11 @@ def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
 def list_files(
     folder: Path, recursive: bool = True, suffixes: tuple[str, ...] = ("",)
 ) -> list[SourceFile]:
-    """Return the files in `folder` that have one of these suffixes and are not hidden, sorted by
-    path. Raises ConfigError for a link to nothing or in a circle, and for what would be waited
-    for."""
+    """Return the files in `folder` with one of the suffixes that are not hidden, sorted by path.
+
+    Raises ConfigError for broken or circular links, and for files that are not regular, such as
+    pipes.
+    """
     found = []
     try:
         for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
@@ -112,8 +116,10 @@ def _raise(error: OSError) -> None:
 
 
 def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -> Labelled:
-    """Return all images of `folder/<class>/*`. Raises ConfigError where the class folders are not
-    exactly `classes`."""
+    """Return all images in `folder/<class>/*`.
+
+    Raises ConfigError if the class folders are not exactly `classes`.
+    """
     there = class_folders(folder)
     if missing := [c for c in classes if c not in there]:
         raise ConfigError(
@@ -132,7 +138,7 @@ def join_classes(by_class: Sequence[list[SourceFile]]) -> Labelled:
 
 
 def scan_splits(root: Path, splits: Sequence[str]) -> tuple[Labelled, list[str]]:
-    """Return (files, classes) of `<root>/<split>/<class>/*`, all splits joined."""
+    """Return (files, classes) of `<root>/<split>/<class>/*`, with all splits joined."""
     classes = class_folders(root / splits[0])
     first, *others = (scan_classes(root / split, classes) for split in splits)
     return sum(others, start=first), classes
@@ -145,9 +151,13 @@ def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> Tree:
 
 
 def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[str]]:
-    """Return (files, classes) of a tree without a test part: `<root>/<class>/*`, or
-    `<root>/<split>/<class>/*` where the folders `train_splits` are there. Raises ConfigError where
-    there is a folder test."""
+    """Return (files, classes) of a tree without a test part.
+
+    The tree is `<root>/<class>/*`, or `<root>/<split>/<class>/*` if the folders `train_splits`
+    exist.
+
+    Raises ConfigError if there is a folder test.
+    """
     if (root / "test").is_dir():
         raise ConfigError(
             f"{root}: has a folder test; dataset.test_fraction is for trees without one (null here)"
@@ -159,17 +169,22 @@ def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[s
 
 
 def files_of_tree(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
-    """Return the files of a tree; undivided: without a test part."""
+    """Return the files of a tree.
+
+    undivided: whether the tree has no test part.
+    """
     if undivided:
         return scan_flat(root, train_splits)[0].files
     return scan_tree(root, train_splits).files
 
 
 def require_test_part(root: Path, train_splits: Sequence[str]) -> None:
-    """Raise ConfigError for a tree without train and test folders, with the option that draws a
-    test set from it."""
+    """Raise ConfigError for a tree without train and test folders.
+
+    The message names the option that draws a test set.
+    """
     if not root.is_dir() or (root / "test").is_dir():
-        return  # `scan_tree` says what is missing
+        return  # `scan_tree` reports what is missing
     if all((root / split).is_dir() for split in train_splits):
         folders = f"{root / 'test'} is not there"
     elif not (root / train_splits[0]).exists() and (names := class_folders(root)):
@@ -188,8 +203,7 @@ def require_test_part(root: Path, train_splits: Sequence[str]) -> None:
 def stratified_split(
     labels: np.ndarray, test_fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return sorted training and test indices; every class gives `test_fraction` of its examples to
-    the test set."""
+    """Return sorted training and test indices, with `test_fraction` of every class for the test."""
     from sklearn.model_selection import train_test_split
 
     everything = np.arange(len(labels))
@@ -205,7 +219,7 @@ def stratified_split(
 
 
 def drawn(files: Labelled, classes: Sequence[str], test_fraction: float, seed: int) -> Tree:
-    """Return files without a test part, some of each class drawn for the test."""
+    """Return a tree from files without a test part, by drawing test images from each class."""
     train, test = stratified_split(files.labels, test_fraction, seed)
     return Tree(files.take(train), files.take(test), classes)
 
@@ -213,7 +227,7 @@ def drawn(files: Labelled, classes: Sequence[str], test_fraction: float, seed: i
 def load_images(
     data_dir: str, name: str, tree: Tree, channels: int, size: int | None = None
 ) -> Arrays:
-    """Return the decoded arrays of image files, from the cache where possible."""
+    """Return the decoded arrays of image files, from the cache if possible."""
     train, test, n = tree.train.labels, tree.test.labels, len(tree.train.files)
 
     def build() -> Arrays:
@@ -226,11 +240,12 @@ def load_images(
 
 
 def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.ndarray:
-    """Decode image files to uint8 [N, H, W, channels]; resized to size x size pixels (bilinear)
-    unless `size` is None.
+    """Decode image files to uint8 [N, H, W, channels].
 
-    Raises ConfigError that names the file for one that is corrupt or, without `size`, differs in
-    size from the first.
+    Images are resized to size x size pixels (bilinear) unless `size` is None.
+
+    Raises ConfigError with the file's name if it is corrupt or, without `size`, if its size differs
+    from the first image's.
     """
     first = _pixels(files[0].path, channels, size)
     x = np.empty((len(files), *first.shape), np.uint8)
@@ -251,16 +266,17 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
 
 
 def eight_bits(image: "Image.Image") -> "Image.Image":
-    """Return grey pixels of 9 to 16 bits as their upper 8 bits, as PIL reads colours of 16 bits;
-    others as they are.
+    """Return grey pixels with 9 to 16 bits as their upper 8 bits, as PIL does for 16-bit colours.
 
-    PIL's own conversion clips them instead: almost every pixel would become white. Raises
-    ConfigError where the file does not say which number is white: integers of more than 16 bits or
-    with a sign, and floating-point numbers.
+    Other images are returned unchanged. PIL's conversion would clip the pixels, and almost every
+    pixel would become white.
+
+    Raises ConfigError if the file does not define which value is white: integers with more than 16
+    bits or with a sign, and floating-point numbers.
     """
     from PIL import Image
 
-    # those two have 16 bits in I
+    # in PNG and PPM files, mode I has 16 bits
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         floats = image.mode == "F"
         kind = "floating-point numbers" if floats else "integers of 32 bits or with a sign"
@@ -276,8 +292,10 @@ def eight_bits(image: "Image.Image") -> "Image.Image":
 
 
 def with_mode(image: "Image.Image", mode: str) -> "Image.Image":
-    """Convert an image, where PIL has no direct way by what lies between: premultiplied colours are
-    divided by alpha first."""
+    """Convert an image to a mode, with an intermediate mode if PIL has no direct conversion.
+
+    For example, premultiplied colours are first divided by alpha.
+    """
     between = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA", "LAB": "RGB"}.get(image.mode)
     return (image if between is None else image.convert(between)).convert(mode)
 
@@ -295,15 +313,17 @@ def _pixels(path: str, channels: int, size: int | None) -> np.ndarray:
 
 
 def as_array(image: "Image.Image", channels: int, size: int | None, where: str) -> np.ndarray:
-    """Return an image as uint8 [height, width, channels], resized where `size` says so. where: how
-    a message calls it."""
+    """Return an image as uint8 [height, width, channels], resized if `size` is given.
+
+    where: name of the image for messages.
+    """
     from PIL import Image
 
     try:
         converted = with_mode(eight_bits(image), MODES[channels])
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:  # as above: pixels are read only now
+    except Exception as error:  # as above, because pixels are read only now
         raise ConfigError(unreadable(where, error)) from error
     if size is not None and converted.size != (size, size):
         converted = converted.resize((size, size), Image.Resampling.BILINEAR)

@@ -1,5 +1,4 @@
-"""Json files of LEAF, which hold examples by user; FEMNIST, whose users are writers with images and
-labels.
+"""LEAF's json files, which store examples by user, and FEMNIST, whose users are writers.
 
 S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv 1812.01097. One file is
 `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [[784 floats], ...], "y":
@@ -26,8 +25,13 @@ Samples = TypeVar("Samples")
 
 
 def split_files(folder: Path, kind: str = KIND, how: str = HOW) -> list[Path]:
-    """Return the json files of one split, sorted. Raises ConfigError when there are none. kind: the
-    data set; how: LEAF's command that makes it."""
+    """Return the json files of one split, sorted.
+
+    kind: name of the data set.
+    how: LEAF's command that makes the data set.
+
+    Raises ConfigError if there are no files.
+    """
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ConfigError(
@@ -39,10 +43,11 @@ def split_files(folder: Path, kind: str = KIND, how: str = HOW) -> list[Path]:
 
 
 def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
-    """Read pixels as LEAF has them: white (the paper) is 1 = 255, ink is 0, the opposite of MNIST.
+    """Read FEMNIST with LEAF's pixel values: white (the paper) is 1 = 255 and ink is 0, unlike
+    MNIST.
 
-    `owners` numbers the writers of the training data from 0 in the sorted order of their names; the
-    test data of all writers are pooled.
+    `owners` numbers the writers of the training data from 0, sorted by name. The test data of all
+    writers are pooled.
     """
     writers, tested = (read_users(paths, _samples, KIND) for paths in (train, test))
     names = sorted(writers)
@@ -51,7 +56,7 @@ def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
 
 
 def pooled(users: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images and labels of all users, in the sorted order of their names."""
+    """Return all users' images and labels, sorted by user name."""
     pairs = [users[name] for name in sorted(users)]
     return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
 
@@ -59,10 +64,12 @@ def pooled(users: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
 def read_users(
     files: Iterable[Path], sample: Callable[[Any, Any], Samples], kind: str
 ) -> dict[str, Samples]:
-    """Return the examples of each user. sample: makes them of the lists x and y, and raises where
-    they are wrong.
+    """Return each user's examples.
 
-    Raises ConfigError for a file that is none of this kind."""
+    sample: function from the lists x and y to examples, which raises an error if they are invalid.
+
+    Raises ConfigError for a file that is not of this kind.
+    """
     users: dict[str, Samples] = {}
     for path in files:
         log.info("reading %s, once", path)
@@ -71,7 +78,7 @@ def read_users(
             for user, samples in user_data.items():
                 require_sound(user not in users, f"user {user} is in another file, too")
                 users[user] = sample(samples["x"], samples["y"])
-        except Exception as error:  # a json file can hold anything
+        except Exception as error:  # a json file can contain anything
             raise ConfigError(
                 f"{path}: not a LEAF json file of {kind} ({type(error).__name__}: {error})"
             ) from error
@@ -91,6 +98,6 @@ def _samples(x: list[list[float]], y: list[int]) -> tuple[np.ndarray, np.ndarray
 
 
 def require_sound(condition: bool, message: str) -> None:
-    """Raise ValueError with this message unless a file is as it should be."""
+    """Raise ValueError with this message unless the condition on a file holds."""
     if not condition:
         raise ValueError(message)

@@ -1,8 +1,8 @@
-"""Marks of data on disk: equal where the bytes are, wherever they lie.
+"""Marks of data on disk, which are equal if the bytes are equal, wherever the files are.
 
-A mark reads `90 files (bytes 0123456789abcdef)`; that of data which have changed within a run
-`90 files (bytes 0123456789abcdef, then fedcba9876543210)`. The checksums of the files are kept in
-`<data_dir>/.fedexp_cache`, and the files are read again only where a size or a time has changed.
+A mark reads `90 files (bytes 0123456789abcdef)`. If the data changed during a run, it reads `90
+files (bytes 0123456789abcdef, then fedcba9876543210)`. The files' checksums are cached in
+`<data_dir>/.fedexp_cache`, and files are read again only if a size or a modification time changes.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.storage import write_atomically
 
 log = logging.getLogger("fedexp")
-CACHE = ".fedexp_cache"  # in a data_dir
+CACHE = ".fedexp_cache"  # folder in a data_dir
 BYTES = " (bytes "
-MANY = 1000  # files, so that reading them takes seconds
+MANY = 1000  # number of files from which reading takes seconds
 CHUNK = 256  # items that a thread takes at once
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class SourceFile(NamedTuple):
-    """A file, and what shows that it may have changed."""
+    """A file, with the size and the modification time that show whether it may have changed."""
 
     path: str
     size: int  # bytes
@@ -41,14 +41,20 @@ class SourceFile(NamedTuple):
         return cls(str(path), stat.st_size, stat.st_mtime_ns)
 
     def stamp(self, data_dir: str) -> str:
-        """Return one line, relative where the file lies below `data_dir`, so that a directory that
-        is moved keeps its cache."""
+        """Return one line that identifies the file.
+
+        The path is relative if the file is below `data_dir`, so that a moved directory keeps its
+        cache.
+        """
         return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
 
 
 def content_mark(find: Callable[[], Sequence[SourceFile]], data_dir: str) -> str | None:
-    """Return the mark of the files that `find` returns: of their bytes, and of their paths from the
-    folder that holds them all. None where there are none, or one cannot be read."""
+    """Return the mark of the files that `find` returns.
+
+    It covers their bytes and their paths relative to the common folder. Return None if there are no
+    files or one cannot be read.
+    """
     try:
         if not (files := sorted(find())):
             return None
@@ -61,8 +67,10 @@ def content_mark(find: Callable[[], Sequence[SourceFile]], data_dir: str) -> str
 
 
 def keep(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
-    """Return the checksum of sorted files; list those of each in
-    `files-<stamps>-<checksum>.txt`."""
+    """Return the checksum of sorted files, and list each file's checksum in the cache.
+
+    The list is the file `files-<stamps>-<checksum>.txt`.
+    """
     if len(files) >= MANY:
         log.info("reading %s files for their checksum, once", f"{len(files):,}")
     folders = [os.path.dirname(file.path) for file in (files[0], files[-1])]
@@ -79,7 +87,7 @@ def keep(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
 
 
 def number_changed(then: str, now: str, data_dir: str) -> int | None:
-    """Return how many files differ between two marks; None where one of them is not listed."""
+    """Return how many files differ between two marks, or None if a mark's files are not listed."""
     listed: list[set[bytes]] = []
     for mark in (then, now):
         pattern = f"files-*-{''.join(checksums(mark)[-1:])}.txt"
@@ -96,8 +104,9 @@ def checksums(mark: str) -> list[str]:
 
 
 def joined(before: str, now: str) -> str:
-    """Return the mark of a run whose first rounds were made with one and the later with the
-    other."""
+    """Return the mark of a run whose first rounds used one mark's data, and the later rounds
+    another's.
+    """
     return f"{before.removesuffix(')')}, then {checksums(now)[-1]})"
 
 
@@ -115,7 +124,7 @@ def file_checksum(path: str | Path) -> str:
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return the results of all items, in their order: several files are read at once."""
+    """Return the results for all items in order, computed in several threads."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
@@ -123,7 +132,7 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> lis
 
 
 def file_mark(path: Path) -> str | None:
-    """Return the checksum of a file; None where it is no readable file."""
+    """Return a file's checksum, or None if it is not a readable file."""
     try:
         return file_checksum(path) if path.is_file() else None
     except (OSError, ValueError):

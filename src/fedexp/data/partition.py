@@ -183,8 +183,10 @@ def make_partition(
 
 
 class IID(Partitioner):
-    """Shuffle, then equal consecutive parts of floor(N/K) examples; the N mod K left-over examples
-    are unused."""
+    """Shuffle, then cut into equal consecutive parts of floor(N/K) examples.
+
+    The remaining N mod K examples are unused.
+    """
 
     def assign(
         self,
@@ -202,14 +204,14 @@ class IID(Partitioner):
 class Sharding(Partitioner):
     """Every client draws s shards of one class each (FedNTD appendix B.5 and its released code).
 
-    A class of n_c examples is cut into m = s*K/C contiguous blocks in the order of the data set;
-    n_c mod m left-over examples go one each to the first blocks. A shuffled table [K, s], in which
-    each class stands m times, says the classes a client draws from, so that a client holds at most
-    s classes (the same class may come twice).
+    A class with n_c examples is cut into m = s*K/C contiguous blocks in the order of the data set.
+    The remaining n_c mod m examples are added to the first blocks, one each. A shuffled table [K,
+    s], in which each class appears m times, gives the classes that each client draws from. A client
+    holds at most s classes, because a class may appear in its row more than once.
 
-    `numpy_seed` gives the very draw of the released code after `np.random.seed(numpy_seed)` and
-    `random.seed(numpy_seed)`: the same classes for each client, and the same examples where the
-    data set has the same order.
+    With `numpy_seed`, the draw is the same as in the released code after
+    `np.random.seed(numpy_seed)` and `random.seed(numpy_seed)`: each client gets the same classes
+    and, if the data set has the same order, the same examples.
     """
 
     shards_per_client: Count  # s
@@ -244,8 +246,9 @@ class Sharding(Partitioner):
     def _as_released(
         self, labels: np.ndarray, num_classes: int, shards: int, shape: tuple[int, int]
     ) -> list[np.ndarray]:
-        """Shuffle the table of classes with Python's generator, and draw each shard with numpy's
-        old kind."""
+        """Shuffle the table of classes with Python's generator and draw each shard with numpy's
+        legacy one.
+        """
         cells = list(range(num_classes)) * shards
         random.Random(self.numpy_seed).shuffle(cells)
         old = np.random.RandomState(self.numpy_seed)
@@ -269,9 +272,11 @@ class Sharding(Partitioner):
 
 
 class Shards(Partitioner):
-    """All examples are cut into s*K shards of about equal size, of which every client draws s
-    (McMahan et al. 2017; CFeD, IJCAI 2022, section 5.3): from a random order, or sorted by label
-    (then a shard holds one or two classes)."""
+    """Cut all examples into s*K shards of about equal size; every client draws s of them.
+
+    The shards are cut from a random order, or from the examples sorted by label, in which case a
+    shard has one or two classes (McMahan et al. 2017; CFeD, IJCAI 2022, section 5.3).
+    """
 
     shards_per_client: Count  # s
     sort_by_label: bool
@@ -309,8 +314,10 @@ class Shards(Partitioner):
 
 
 def _blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
-    """Return contiguous equal blocks; the last `len % number` indices are appended to the first
-    blocks."""
+    """Return contiguous blocks of equal size.
+
+    The last `len % number` indices are appended to the first blocks.
+    """
     whole = len(indices) // number * number
     blocks = list(indices[:whole].reshape(number, -1))
     for i, extra in enumerate(indices[whole:]):
@@ -319,11 +326,12 @@ def _blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
 
 
 class Natural(Partitioner):
-    """The data set's own clients (LEAF). With fewer clients than owners, `choice` says which take
-    part: `random`, drawn uniformly, or `largest`, those with the most examples, which is a bound on
-    the smallest number of samples.
+    """The data set's natural clients (LEAF).
 
-    The examples of the others are unused; a public set has none of them either.
+    If there are fewer clients than owners, `choice` selects the owners that take part: `random`
+    draws them uniformly, and `largest` takes those with the most examples, which bounds the
+    smallest number of examples from below. The other owners' examples are unused, also in a public
+    set.
     """
 
     choice: Literal["random", "largest"] = "random"

@@ -1,4 +1,4 @@
-"""A partition read from a file: the user's own, or the partition.npz of an earlier run."""
+"""A partition from a file: the user's file, or the partition.npz of an earlier run."""
 
 import json
 from collections.abc import Mapping
@@ -14,11 +14,13 @@ from fedexp.data.partitioned import NOT_KEPT
 
 
 class File(Partitioner):
-    """Client -> indices from `path`; examples that no client holds are unused.
+    """Read client -> indices from `path`. Examples that no client holds are unused.
 
-    .npz: arrays named "0".."K-1", or what `Partition.save` writes. .json: `{"0": [indices], ...}`
-    or a list of lists. Indices count the training examples from 0. ConfigErrors name the file, the
-    client and the index.
+    - .npz: arrays named "0".."K-1", or the arrays that `Partition.save` writes.
+    - .json: `{"0": [indices], ...}` or a list of lists.
+
+    Indices count the training examples from 0. ConfigErrors name the file, the client and the
+    index.
     """
 
     numbers_all: ClassVar[bool] = True
@@ -78,8 +80,7 @@ def _from_saved(path: Path, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray
 
 
 def _has_counts_alone(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Return whether a partition.npz says that its indices only stand in for those of a run that
-    are not kept."""
+    """Return whether a partition.npz has only the counts of a run, with placeholders as indices."""
     try:
         info = json.loads(str(arrays["info"])) if "info" in arrays else {}
     except ValueError:
@@ -103,7 +104,10 @@ def _read_json(path: Path) -> Any:
 
 
 def _client_indices(path: Path, client: int, table: Mapping[str, Any]) -> np.ndarray:
-    """Return client `client` of the table as int64 [n_k]; every entry must be an integer."""
+    """Return one client's indices in the table, int64 [n_k].
+
+    Raises ConfigError unless every entry is an integer.
+    """
     if str(client) not in table:
         raise ConfigError(
             f"{path}: client {client} is missing; clients must be named 0 to {len(table) - 1}"

@@ -1,4 +1,4 @@
-"""Any partitioner of flwr-datasets, the data package of Flower, by its class name."""
+"""Partitioners from flwr-datasets, Flower's data package, by class name."""
 
 import inspect
 from dataclasses import field
@@ -14,11 +14,11 @@ LABEL, NUMBER = "label", "number"  # columns of the table that is partitioned
 
 
 class Flower(Partitioner):
-    """Client -> indices by `flwr_datasets.partitioner.<name>(**options)`.
+    """Partition with `flwr_datasets.partitioner.<name>(**options)`.
 
-    `num_partitions` is the number of clients, `partition_by` the labels (of a natural partitioner
-    the data set's own clients) and `seed` drawn by seeds.partition, unless the options say
-    otherwise.
+    Unless set in `options`, `num_partitions` is the number of clients, `partition_by` is the label
+    (or the data set's natural clients for a natural partitioner), and `seed` is drawn by
+    seeds.partition.
     """
 
     name: str | None
@@ -42,7 +42,7 @@ class Flower(Partitioner):
             made.dataset = Dataset.from_dict(columns)
             count = made.num_partitions
             parts = [np.array(made.load_partition(k)[NUMBER], np.int64) for k in range(count)]
-        except Exception as error:  # its partitioners raise many types
+        except Exception as error:  # flwr-datasets raises many types
             raise self.refused(error) from error
         if count != num_clients:
             raise ConfigError(
@@ -55,7 +55,7 @@ class Flower(Partitioner):
         return [np.sort(part) for part in parts], {}
 
     def partitioner(self, num_clients: int, seed: int, natural: bool) -> Any:
-        """Return the partitioner of flwr-datasets, without data."""
+        """Return the flwr-datasets partitioner, without data."""
         try:
             from flwr_datasets import partitioner
         except ImportError:
@@ -90,6 +90,6 @@ class Flower(Partitioner):
             raise self.refused(error) from error
 
     def refused(self, error: Exception) -> ConfigError:
-        """Return what the user reads where flwr-datasets does not accept the options or data."""
+        """Return the error for options or data that flwr-datasets does not accept."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return ConfigError(f"partition.name={self.name}: {self.name} says: {reason}")

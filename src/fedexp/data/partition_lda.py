@@ -1,5 +1,7 @@
-"""LDA: label skew from a Dirichlet distribution (FedNTD "LDA", MOON and FedKA "Dir", FedAlign: one
-routine)."""
+"""LDA: label skew from a Dirichlet distribution.
+
+FedNTD calls it LDA, MOON and FedKA call it Dir, and FedAlign uses it as well.
+"""
 
 import numpy as np
 
@@ -7,7 +9,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Count, Positive, Seed32
 from fedexp.data.partition import Assigned, Partitioner
 
-_PROBES = 100  # draws per setting that an error message tries out
+_PROBES = 100  # number of draws for each setting that an error message suggests
 
 
 def draw_sizes(
@@ -15,10 +17,12 @@ def draw_sizes(
 ) -> np.ndarray:
     """Return one draw of how many examples of each class each client gets, int64 [C, K].
 
-    Classes in order: q ~ Dir_K(alpha); with `balance`, q_k is set to 0 for clients that already
-    hold N/K examples or more and q is renormalised; the class is cut at floor(n_c * cumsum(q)). All
-    zeros when the whole mass of a class falls on full clients (only at tiny alpha, where q
-    underflows): such a draw meets no minimum.
+    For each class in order, q ~ Dir_K(alpha) is drawn, and the class is cut at floor(n_c *
+    cumsum(q)). With `balance`, q_k is first set to 0 for clients that already hold N/K examples or
+    more, and q is renormalised.
+
+    All sizes are zero if a class has its whole mass on full clients, which happens only if q
+    underflows at a tiny alpha. Such a draw meets no minimum.
     """
     sizes = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
     held = np.zeros(num_clients, dtype=np.int64)
@@ -32,22 +36,23 @@ def draw_sizes(
         if not total > 0:
             return np.zeros_like(sizes)
         cuts = np.floor(class_sizes[c] * np.cumsum(q / total)).astype(np.int64)
-        cuts[-1] = class_sizes[c]  # the last client takes the rest, whatever rounding left
+        cuts[-1] = class_sizes[c]  # the last client gets the remaining examples
         sizes[c] = np.diff(cuts, prepend=0)
         held += sizes[c]
     return sizes
 
 
 class LDA(Partitioner):
-    """Dirichlet partition with a balancing cap and a smallest client size, by rejection.
+    """Dirichlet partition with a balancing cap and a smallest client size, by rejection sampling.
 
-    FedNTD appendix B.5 (p_c ~ Dir_K(alpha)); cap and minimum are in the code of FedNTD, MOON and
-    FedAlign but not in the papers. The whole draw is repeated until every client has `min_size`
-    examples, `max_draws` times at most. Examples are shuffled once, for the accepted draw: shuffles
-    are independent of sizes, so the law is the same.
+    See FedNTD appendix B.5 (p_c ~ Dir_K(alpha)). The cap and the minimum are in the code of FedNTD,
+    MOON and FedAlign, but not in their papers. The whole draw is repeated at most `max_draws`
+    times, until every client has `min_size` examples. Examples are shuffled only once, for the
+    accepted draw: shuffles are independent of the sizes, so the distribution is the same.
 
-    `numpy_seed` gives the very draw of that code after `np.random.seed(numpy_seed)`: as many
-    examples of each class for each client, and the same ones where the data set has the same order.
+    With `numpy_seed`, the draw is the same as in that code after `np.random.seed(numpy_seed)`: each
+    client gets the same number of examples of each class and, if the data set has the same order,
+    the same examples.
     """
 
     alpha: Positive  # concentration; smaller is more heterogeneous
@@ -90,9 +95,11 @@ class LDA(Partitioner):
     def _as_released(
         self, labels: np.ndarray, num_clients: int, rng: np.random.RandomState
     ) -> tuple[np.ndarray, list[list[np.ndarray]]]:
-        """Shuffle a class, draw its proportions, go on with the next class, all with one generator
-        of numpy's old kind. Returns the numbers of examples [K], and those of each class for each
-        client."""
+        """Shuffle each class and draw its proportions in turn, with one of numpy's legacy
+        generators.
+
+        Return the number of examples per client [K], and each class's examples for each client.
+        """
         held, piles = np.zeros(num_clients, dtype=np.int64), []
         for label in np.unique(labels):
             shuffled = np.flatnonzero(labels == label)
@@ -100,7 +107,7 @@ class LDA(Partitioner):
             q = rng.dirichlet(np.repeat(self.alpha, num_clients))
             q = q * (held < len(labels) / num_clients) if self.balance else q
             with np.errstate(invalid="ignore"):
-                # 0 / 0, all mass on full clients: the last one has the class
+                # 0 / 0 if all mass is on full clients: the last client gets the class
                 shares = np.nan_to_num(q / q.sum())
             cuts = (np.cumsum(shares) * len(shuffled)).astype(np.int64)[:-1]
             piles.append(np.split(shuffled, cuts))
@@ -108,8 +115,7 @@ class LDA(Partitioner):
         return held, piles
 
     def _failure(self, smallest: np.ndarray, class_sizes: np.ndarray, num_clients: int) -> str:
-        """Return a message: what was seen, and settings that would work with the share of draws
-        that met them."""
+        """Return a message with the sizes that were drawn, and settings that are likely to work."""
 
         def share(alpha: float, clients: int) -> float:
             rng = np.random.default_rng(0)
@@ -145,7 +151,7 @@ class LDA(Partitioner):
 def _deal(
     labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
 ) -> list[list[np.ndarray]]:
-    """Shuffle each class and cut it as `sizes` [C, K] says."""
+    """Shuffle each class and cut it into the given sizes [C, K]."""
     return [
         np.split(rng.permutation(np.flatnonzero(labels == c)), np.cumsum(row)[:-1])
         for c, row in enumerate(sizes)

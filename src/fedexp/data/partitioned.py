@@ -14,13 +14,14 @@ from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 
-NOT_KEPT = "not kept"  # `indices` in the info of a partition of which only the counts were kept
-CHANGED = "partition_from_round"  # begin of the file names of partitions that a run changes to
+NOT_KEPT = "not kept"  # value of info["indices"] if only the counts of a partition were kept
+CHANGED = "partition_from_round"  # prefix of partition files for changes during a run
 
 
 def partition_hash(parts: Sequence[np.ndarray]) -> str:
-    """Return SHA-256 (hex) of the sizes [K] followed by the concatenated indices [N], all as
-    little-endian int64."""
+    """Return the SHA-256 (hex) of the sizes [K] and the concatenated indices [N] as little-endian
+    int64.
+    """
     sizes = np.array([len(part) for part in parts])
     return hashlib.sha256(
         b"".join(array.astype("<i8").tobytes() for array in (sizes, *parts))
@@ -31,31 +32,33 @@ def partition_hash(parts: Sequence[np.ndarray]) -> str:
 class Partition:
     """Client -> indices into the training set.
 
-    Two partitions that give every client the same examples have the same `hash`, because indices
-    are kept sorted.
+    Partitions that give every client the same examples have the same `hash`, because indices are
+    sorted.
     """
 
     parts: tuple[np.ndarray, ...]  # K arrays, int64 [n_k], ascending
     counts: np.ndarray  # int64 [K, C]: training examples of each class
     hash: str
-    # how it was made: scheme, settings, draws, sizes
+    # how the partition was made: scheme, settings, draws, sizes
     info: dict[str, Any] = field(default_factory=dict)
-    # examples of the server, ascending
+    # the server's examples, ascending
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    # examples of nobody, ascending
+    # examples that are held out, ascending
     validation: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def sizes(self) -> np.ndarray:
-        """Return the number of examples n_k of each client, int64 [K]."""
+        """Return each client's number of examples n_k, int64 [K]."""
         return self.counts.sum(1)
 
     @classmethod
     def build(
         cls, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int, info: dict
     ) -> "Partition":
-        """Sort the indices, check that clients are disjoint, in range and not empty, count the
-        classes."""
+        """Sort the indices and count the classes.
+
+        Clients must be disjoint and not empty, and indices and labels in range.
+        """
         ordered = tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
         everything = np.concatenate(ordered)
         assert all(len(part) for part in ordered), "a client without examples"
@@ -65,7 +68,7 @@ class Partition:
         own = labels[everything]
         assert 0 <= own.min() <= own.max() < num_classes, "a label out of range"
         cells = np.bincount(owners * num_classes + own, minlength=len(ordered) * num_classes)
-        # of all clients at once: there may be many
+        # for all clients at once, because there may be many
         counts = cells.reshape(len(ordered), num_classes).astype(np.int64)
         sizes = counts.sum(1)
         info = info | {
@@ -76,8 +79,9 @@ class Partition:
         return cls(ordered, counts, partition_hash(ordered), info)
 
     def sentence(self) -> str:
-        """Return in words what the clients hold: how many examples each, of how many classes; with
-        the settings that were used and the hash."""
+        """Return a sentence with the clients' numbers of examples and classes, the settings and the
+        hash.
+        """
         numbers = {
             key: value for key, value in self.info.items() if isinstance(value, int | float | str)
         }
@@ -98,7 +102,7 @@ class Partition:
         return f"{text} ({', '.join([*used, f'hash {self.hash[:12]}'])})"
 
     def among(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
-        """Return the same partition where example i of it is example numbers[i] of labels [N]."""
+        """Return the partition with its example i replaced by example numbers[i] of labels [N]."""
         info, parts = dict(self.info), [numbers[part] for part in self.parts]
         public = numbers[self.public]
         if len(public):
@@ -108,16 +112,22 @@ class Partition:
     def holding(
         self, parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: int
     ) -> "Partition":
-        """Return the partition with other examples (numbers in labels [N]) for each client; those
-        of the server and of the validation set stay."""
+        """Return the partition with other examples for each client.
+
+        The public and validation examples do not change.
+
+        parts: each client's indices into labels [N].
+        """
         rest = Partition.build(parts, labels, num_classes, self.info)
         return replace(rest, public=self.public, validation=self.validation)
 
     def holding_out(
         self, validation: np.ndarray, labels: np.ndarray, num_classes: int
     ) -> "Partition":
-        """Return the partition with a validation set (numbers in labels [N]), which the clients do
-        not hold."""
+        """Return the partition with a validation set, whose examples are removed from the clients.
+
+        validation: indices into labels [N].
+        """
         parts = [np.setdiff1d(part, validation) for part in self.parts]
         info = self.info | {
             "validation_counts": np.bincount(labels[validation], minlength=num_classes).tolist()
@@ -126,8 +136,11 @@ class Partition:
         return replace(rest, public=self.public, validation=np.sort(validation))
 
     def save(self, path: Path, classes: Sequence[str]) -> None:
-        """Write partition.npz: indices [N], sizes [K], counts [K, C], hash, public [M], classes [C]
-        (names), info (JSON), and validation [V] where there is such a set."""
+        """Write partition.npz.
+
+        Its arrays are indices [N], sizes [K], counts [K, C], hash, public [M], classes [C] (names),
+        info (JSON) and, if there is a validation set, validation [V].
+        """
         save_npz(
             path,
             indices=np.concatenate(self.parts),
@@ -142,8 +155,10 @@ class Partition:
 
     @classmethod
     def load(cls, path: Path) -> "Partition":
-        """Read what `save` wrote; ConfigError when the file is missing, damaged or not a
-        partition."""
+        """Read a file written by `save`.
+
+        Raises ConfigError if the file is missing, damaged or not a partition.
+        """
         arrays = load_npz(path)
         missing = {"indices", "sizes", "counts", "hash", "info"} - arrays.keys()
         if missing:
@@ -165,29 +180,28 @@ class Partition:
 
 
 def spread_of(values: np.ndarray) -> str:
-    """Return `4`, or `1 to 7 (median 4)`."""
+    """Return the range of the values, such as `4` or `1 to 7 (median 4)`."""
     low, middle, high = int(values.min()), float(np.median(values)), int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {middle:g})"
 
 
 def later_partitions(run_dir: Path) -> list[Path]:
-    """Return the files of the partitions of the tasks after the first, in their order."""
+    """Return the partition files of the tasks after the first, in order."""
     paths = (run_dir / task_partition(number) for number in itertools.count(2))
     return list(itertools.takewhile(Path.exists, paths))
 
 
 def changed_partitions(run_dir: Path) -> dict[int, Path]:
-    """Return first round -> the file of the partition from then on, of a run whose partition
-    changes, ascending."""
+    """Return first round -> partition file for each change of a run's partition, ascending."""
     found = {path.stem.removeprefix(CHANGED): path for path in run_dir.glob(f"{CHANGED}*.npz")}
     return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
 
 
 def changed_partition(number: int) -> str:
-    """Return the file name of the partition from round 2, 3, ... on."""
+    """Return the name of the partition file from round 2, 3, ... on."""
     return f"{CHANGED}{number}.npz"
 
 
 def task_partition(number: int) -> str:
-    """Return the file name of the partition of task 2, 3, ..."""
+    """Return the name of the partition file of task 2, 3, ..."""
     return f"partition_task{number}.npz"

@@ -1,8 +1,7 @@
-"""Shakespeare as LEAF writes it: the next character of the lines of each role (LEAF, arXiv
-1812.01097).
+"""LEAF's Shakespeare: predict the next character in the lines of each role (arXiv 1812.01097).
 
 One file is `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [80 characters,
-...], "y": [character, ...]}}}`; a user is a role of a play, and the natural client.
+...], "y": [character, ...]}}}`. A user is a role in a play, and is a natural client.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from fedexp.data.text import Labelled, TextSource, complete
 from fedexp.data.text_files import Texts
 from fedexp.data.types import TextData
 
-# The characters of LEAF's language_utils.py in its order: what is read, and what is predicted.
+# The characters of LEAF's language_utils.py in its order, for both inputs and labels.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 KIND = "Shakespeare"
 HOW = "preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8"
@@ -26,8 +25,7 @@ Users = dict[str, tuple[list[str], list[str]]]  # role -> (texts, the character 
 
 
 class Shakespeare(TextSource):
-    """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`; `owners` are the roles, sorted by
-    name."""
+    """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`; `owners` are the roles by name."""
 
     max_words: int = len(LETTERS)
     vocabulary: str | None = None
@@ -61,7 +59,10 @@ class Shakespeare(TextSource):
 
 
 def sample(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
-    """Return the examples of a role, checked; raises ValueError."""
+    """Return a role's examples after checking them.
+
+    Raises ValueError if they are invalid.
+    """
     require_sound(len(x) == len(y), f"{len(x)} texts but {len(y)} next characters")
     require_sound(all(type(text) is str for text in x), "texts that are none")
     require_sound(
@@ -72,7 +73,7 @@ def sample(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
 
 
 def pooled(users: Users, length: int) -> Texts:
-    """Return the last `length` characters of all texts, role by role in sorted order."""
+    """Return the last `length` characters of all texts, sorted by role."""
     pairs = [users[role] for role in sorted(users)]
     texts = [text[-length:] for x, _ in pairs for text in x]
     return Texts(texts, [each for _, y in pairs for each in y], [])

@@ -1,9 +1,8 @@
-"""Unlabelled examples that clients and server distil on (config node `surrogate`; CFeD, IJCAI 2022,
-section 4.1).
+"""Unlabelled examples for distillation by clients and server (config node `surrogate`).
 
-They come from another data set, turned into the form of the first one, or from a part of its
-training data whose labels are thrown away. They are stored behind the training examples with the
-label -1.
+See CFeD, IJCAI 2022, section 4.1. The examples come from another data set, converted to the form of
+the first one, or from a part of its training data without the labels. They are stored after the
+training examples, with the label -1.
 """
 
 from collections.abc import Sequence
@@ -23,17 +22,18 @@ GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
 
 
 class Surrogate(Checked, prefix="surrogate."):
-    """Source of the surrogate examples, and the number of shards of them that everybody has."""
+    """Source of the surrogate examples, and the numbers of shards that clients and server draw."""
 
     dataset: DataSource | None  # a data set of the group `dataset`; null: none
     options: dict[str, Any]  # changes of that option's values, already made
-    fraction: ShareBelow1  # of the training data, withheld from the clients and used without labels
-    # only examples that have these labels where they come from; null: all
+    # share of the training data that is withheld from clients and used without labels
+    fraction: ShareBelow1
+    # use only examples with these labels in their data set; null: all
     classes: Labels | None
-    examples: CountOrNone  # so many of the data set's, drawn at random; null: all
+    examples: CountOrNone  # number of examples, drawn at random; null: all
     shards: Count  # per client
     server_shards: Count
-    total_shards: CountOrNone  # into which the set is cut; null: two per client
+    total_shards: CountOrNone  # number of shards that the set is cut into; null: two per client
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,11 +55,10 @@ class Surrogate(Checked, prefix="surrogate."):
         return self.dataset is not None or self.fraction > 0
 
     def load(self, like: Data) -> torch.Tensor:
-        """Return the inputs of the surrogate data set's training examples in the form of `like`;
-        none without a data set.
+        """Return the inputs of the surrogate data set's training examples in the form of `like`.
 
-        Also those of its test part where that is no official one, unless it is the data set that is
-        trained on.
+        The result is empty without a surrogate data set. It includes the test part if the data set
+        has no official test part and is not also the data set for training.
         """
         if self.dataset is None:
             return like.x_train[:0]
@@ -70,7 +69,7 @@ class Surrogate(Checked, prefix="surrogate."):
         return torch.cat([inputs_like(data, like, split) for _, split in parts])[chosen]
 
     def some(self, inputs: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """Return as many of the inputs [n, ...] as are wanted, in their order."""
+        """Return the requested number of the inputs [n, ...], in their order."""
         if self.examples is None:
             return inputs
         if self.examples > len(inputs):
@@ -82,7 +81,7 @@ class Surrogate(Checked, prefix="surrogate."):
         return inputs[torch.from_numpy(drawn)]
 
     def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
-        """Return a mask bool [n] of the examples with these labels that may be used."""
+        """Return a mask bool [n] of the examples that `classes` allows."""
         if self.classes is None:
             return torch.ones(len(labels), dtype=torch.bool)
         num_classes = data.num_classes
@@ -100,7 +99,9 @@ class Surrogate(Checked, prefix="surrogate."):
     def attach(
         self, data: Data, tasks: Sequence[Task], rng: np.random.Generator
     ) -> tuple[Data, tuple[Task, ...], np.ndarray]:
-        """Return (data with the surrogate examples, tasks without them, their numbers)."""
+        """Return (data with the surrogate examples, tasks without them, indices of the surrogate
+        examples).
+        """
         labels = data.y_train.clone()
         if self.fraction:
             everything = np.concatenate([task.train for task in tasks])
@@ -126,9 +127,14 @@ class Surrogate(Checked, prefix="surrogate."):
         return data, tuple(tasks), numbers
 
     def deal(self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator) -> "Shards":
-        """Return random shards of the examples `numbers` (unlabelled, so not sorted): each client
-        draws `shards` different ones, all together every one about equally often (disjoint while
-        there are enough), the server draws its own."""
+        """Return random shards of the surrogate examples.
+
+        Each client draws `shards` different shards, and each shard is drawn about equally often
+        (the clients' shards are disjoint if there are enough). The server draws its shards
+        independently.
+
+        numbers: indices of the examples.
+        """
         total = self.total_shards or 2 * num_clients
         for key, count in (("shards", self.shards), ("server_shards", self.server_shards)):
             words = f"at most the {total} shards that there are"
@@ -160,7 +166,7 @@ class Shards:
 
 
 def load_like(dataset: DataSource, like: Data) -> Data:
-    """Load another data set; texts are read with the vocabulary of the first."""
+    """Load another data set. Texts are read with the first data set's vocabulary."""
     if isinstance(dataset, TextSource):
         if not isinstance(like, TextData):
             raise ConfigError(
@@ -171,8 +177,10 @@ def load_like(dataset: DataSource, like: Data) -> Data:
 
 
 def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
-    """Return x_train or x_test of `data` in the form of those of `like`: images get its size,
-    channels and scale."""
+    """Return x_train or x_test of `data` in the form of `like`.
+
+    Images are converted to the size, channels and scale of `like`.
+    """
     x = getattr(data, f"x_{split}")
     if isinstance(data, ImageData) and isinstance(like, ImageData):
         return resized(x, data.max_value, like)
@@ -184,13 +192,15 @@ def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
 
 
 def resized(images: torch.Tensor, max_value: int, like: ImageData) -> torch.Tensor:
-    """Resize uint8 [n, h, w, c] -> [n, height, width, channels] of `like`, bilinear with
-    antialiasing; grey by luma."""
+    """Resize images, uint8 [n, h, w, c] -> [n, height, width, channels] of `like`.
+
+    The resizing is bilinear with antialiasing. Colours are converted to grey by luma.
+    """
     channels, height, width = like.shape
     if images.shape[1:] == like.x_train.shape[1:] and max_value == like.max_value:
         return images
     parts = []
-    for chunk in images.split(2000):  # as floats, all of them would take 12 times their memory
+    for chunk in images.split(2000):  # all images as floats would take 12 times the memory
         x = chunk.permute(0, 3, 1, 2).float()
         if x.shape[1] == 3 and channels == 1:
             x = torch.tensordot(torch.tensor(GREY), x, ([0], [1]))[:, None]

@@ -1,7 +1,7 @@
 """SVHN: digits of house numbers, 32 x 32 in colour, from the MATLAB files of its authors.
 
 Y. Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning", NeurIPS
-workshop 2011. The label 10 stands for the digit 0 there, and is 0 here.
+workshop 2011. The digit 0 has the label 10 in the files, and the label 0 here.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,11 @@ from fedexp.data.download import Download
 
 
 class Svhn(Dataset):
-    """The training and test images from `<data_dir>/{train,test}_32x32.mat` or the folder svhn
-    there; the `extra` images are a training set of their own, and are joined to it on request."""
+    """The training and test images from `{train,test}_32x32.mat` in `<data_dir>` or its folder
+    svhn.
+
+    The `extra` images are a separate training set, which can be added to the training images.
+    """
 
     extra: bool  # 531,131 further training images, somewhat easier
     url: str | None  # mirror: the web folder of the files
@@ -32,8 +35,9 @@ class Svhn(Dataset):
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the files of the splits, all in the one folder or the other; none where they are
-        in neither."""
+        """Return the files of the splits if one of the two folders has all of them, and otherwise
+        ().
+        """
         names = [name for _, name, _ in self.listed.values()]
         for folder in (Path(self.data_dir, "svhn"), Path(self.data_dir)):
             if all((folder / name).is_file() for name in names):
@@ -53,7 +57,10 @@ class Svhn(Dataset):
 
 
 def decode(paths: dict[str, Path]) -> Arrays:
-    """Read the files of the splits. Raises ConfigError that names the one that is corrupt."""
+    """Read the files of the splits.
+
+    Raises ConfigError with the name of a corrupt file.
+    """
     read = {split: read_mat(path) for split, path in paths.items()}
     parts = [part for split, part in read.items() if split != "test"]
     x_train, y_train = map(np.concatenate, zip(*parts, strict=True))
@@ -61,8 +68,10 @@ def decode(paths: dict[str, Path]) -> Arrays:
 
 
 def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return (x uint8 [n, 32, 32, 3], y int64 [n]) of a file with X [32, 32, 3, n] and y [n, 1] in
-    1..10."""
+    """Return (x uint8 [n, 32, 32, 3], y int64 [n]) from a file.
+
+    The file has X [32, 32, 3, n] and y [n, 1] in 1..10.
+    """
     from scipy.io import loadmat
 
     try:

@@ -1,8 +1,8 @@
 """Sequences of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
 A `TaskSequence` is one data set in which every training example belongs to at most one task, and
-every test example to exactly one. Who trains on what in which round is decided elsewhere
-(fedexp.training.division); here, which examples a task has.
+every test example to exactly one. This module decides the examples of each task. The clients and
+rounds that train on them are decided in fedexp.training.division.
 """
 
 from abc import ABC, abstractmethod
@@ -28,28 +28,29 @@ class TaskSequence:
 
 
 class Scenario(Checked, ABC, prefix="scenario."):
-    """Base of the group."""
+    """Base class of the `scenario` group."""
 
     rounds_per_task: Count
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return the name of the option."""
+        """Return the option's name."""
 
     @abstractmethod
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
-        """Load the data set, and what else the scenario needs, and divide it into tasks."""
+        """Load the data that the scenario needs and divide them into tasks."""
 
 
 class OneTask(Scenario):
-    """`scenario=none`: all that there is, from the first round to the last."""
+    """`scenario=none`: all examples in all rounds."""
 
     name = "none"
 
     def __post_init__(self) -> None:
-        """Skip the check of the rounds: they are those of the run, which are checked there, unless
-        they are set here."""
+        """Skip the check of rounds_per_task, which is the run's number of rounds and is checked
+        there.
+        """
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         super().__post_init__()
@@ -68,20 +69,19 @@ Fractions = Annotated[
 
 
 class Several(Scenario):
-    """Base of both kinds of sequences: the split of a task's examples."""
+    """Base class of scenarios with several tasks, which splits each task's examples."""
 
     repeats_examples: ClassVar[bool] = False
-    """All tasks have the same training examples in the same order, each task in a form of its
-    own."""
+    """Whether all tasks have the same training examples in the same order, in different forms."""
 
     split: Fractions | None  # training, validation, test; null: as the data set is split
     evaluate_on: Literal["test", "validation"]
-    # examples of earlier tasks that a client goes on training on (fedexp.data.replay)
+    # number of earlier tasks' examples that a client keeps training on (fedexp.data.replay)
     replay: CountFrom0 = 0
     replay_policy: Literal["reservoir", "class_balanced"] = "reservoir"
     # per_client: clients meet the tasks in different orders (fedexp.data.streams)
     order: Literal["shared", "per_client"] = "shared"
-    blur: ShareBelow1 = 0.0  # of a task's training examples, dealt to other tasks
+    blur: ShareBelow1 = 0.0  # share of a task's training examples that other tasks get
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,17 +95,19 @@ class Several(Scenario):
 
     @property
     def mixes_tasks(self) -> bool:
-        """Tell whether clients train on examples of several tasks in a round."""
+        """Return whether clients train on examples of several tasks in a round."""
         return self.order != "shared" or self.blur > 0
 
     def divide(
         self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
-        """Return (training, evaluation) examples of labels [n], ascending; own_test bool [n]: the
-        data set's own test part.
+        """Return (training, evaluation) examples, ascending.
 
-        Of every class the same fractions, rounded; the rest of the rounding goes to the training
-        part.
+        All classes are split by the same fractions, rounded; the remaining examples are for
+        training.
+
+        labels: int [n].
+        own_test: bool [n], whether an example is in the data set's test part.
         """
         if self.split is None:
             return np.flatnonzero(~own_test), np.flatnonzero(own_test)
@@ -120,14 +122,16 @@ class Several(Scenario):
 
 
 class ClassIncremental(Several):
-    """Each task brings classes that no other has; one head for all classes, and no task number at
-    test."""
+    """Each task has classes that no other task has.
+
+    The model has one head for all classes and does not know the task of a test example.
+    """
 
     name = "class_incremental"
 
     num_tasks: Count
-    shuffle_classes: bool  # at random, by seeds.partition; else in the order of the labels
-    classes: list[list[int]] | None  # of each task, instead of num_tasks and shuffle_classes
+    shuffle_classes: bool  # at random by seeds.partition; False: in label order
+    classes: list[list[int]] | None  # per task; replaces num_tasks and shuffle_classes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,8 +141,11 @@ class ClassIncremental(Several):
         require(all(given), key, given, "lists that are not empty")
 
     def tasks_of(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
-        """Return the classes of each task: equally many, the rest of the division in the last ones
-        (10 in 3: 3, 3, 4)."""
+        """Return the classes of each task.
+
+        All tasks have equally many classes, except that the last ones have one more if the classes
+        cannot be divided evenly (10 classes in 3 tasks: 3, 3, 4).
+        """
         if self.classes is not None:
             wrong = [c for task in self.classes for c in task if not 0 <= c < num_classes]
             require(not wrong, "scenario.classes", wrong, f"labels from 0 to {num_classes - 1}")
@@ -168,13 +175,14 @@ Domains = Annotated[
 
 
 class DomainIncremental(Several):
-    """Each task is a data set of its own with the same classes, the first that of the group
-    `dataset`."""
+    """Each task is another data set with the same classes. The first is that of the group
+    `dataset`.
+    """
 
     name = "domain_incremental"
 
     domains: Domains  # data sets of the group `dataset`, after the first
-    classes: Labels | None  # only these labels of every data set, numbered anew; null: all
+    classes: Labels | None  # use only these labels, renumbered from 0; null: all
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         first = dataset.load()
@@ -208,9 +216,13 @@ class DomainIncremental(Several):
 
 
 def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
-    """Raise ConfigError where a class of one name has one label in the first data set and another
-    one in the other, of these labels: the tasks would teach two labels for it. Names that one of
-    them lacks say nothing."""
+    """Raise ConfigError if a class name has different labels in the two data sets.
+
+    The tasks would teach two labels for the same class. Names that only one data set has are
+    ignored.
+
+    labels: the labels to check.
+    """
     mine = {first.classes[c]: c for c in labels}
     for name, label in ((other.classes[c], c) for c in labels):
         if mine.get(name, label) != label:
@@ -222,8 +234,7 @@ def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
 
 
 def pooled(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """Return (x [n, ...], y [n], bool [n]: of the test part) of training and test examples of all
-    data sets, one by one."""
+    """Return all training and test examples as (x [n, ...], y [n], bool [n]: test part)."""
     splits = [(data, split) for data in every for split in ("train", "test")]
     labels = [getattr(data, f"y_{split}").numpy() for data, split in splits]
     flags = [np.full(len(y), split == "test") for y, (_, split) in zip(labels, splits, strict=True)]
@@ -239,8 +250,10 @@ def assemble(
     names: Sequence[str],
     classes: Sequence[Sequence[int]],
 ) -> TaskSequence:
-    """Return the TaskSequence of the pooled examples: parts: (training, evaluation) examples of
-    each task."""
+    """Return the TaskSequence of the pooled examples.
+
+    parts: (training, evaluation) examples of each task.
+    """
     for name, (train, held) in zip(names, parts, strict=True):
         if not len(train) or not len(held):
             raise ConfigError(

@@ -94,7 +94,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, text, label) of lines `text<TAB>label`; blank lines are skipped."""
+    """Yield (line, text, label) for lines `text<TAB>label`. Blank lines are skipped."""
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -107,9 +107,11 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, text, label) of the records of a csv file; the text is its title directly
-    followed by its body."""
-    # of characters, for the whole process; by default long articles are refused
+    """Yield (line, text, label) for the records of a csv file.
+
+    The text is the title directly followed by the body.
+    """
+    # in characters, for the whole process; the default limit refuses long articles
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, strict=True)
@@ -135,7 +137,7 @@ def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
 
 
 def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], int | None]:
-    """Return the columns that make the text, in this order, and the one that is the label."""
+    """Return the columns that form the text, in this order, and the label's column."""
     names = [name.strip().lower() for name in header]
     if names[-3:] == list(UNNAMED):
         names[-3:] = UNNAMED.values()
@@ -163,8 +165,7 @@ def _undecodable_line(path: Path) -> int:
 
 
 def name_classes(train: Texts) -> tuple[str, ...]:
-    """Return the classes that the labels of the training data name themselves: numbers 0..C-1, or
-    names in sorted order."""
+    """Return the class names in the training labels: numbers 0..C-1, or names in sorted order."""
     found = set(train.labels)
     if not all(is_number(label) for label in found):
         return tuple(sorted(found))
@@ -178,8 +179,7 @@ def name_classes(train: Texts) -> tuple[str, ...]:
 
 
 def class_numbers(texts: Texts, classes: tuple[str, ...]) -> list[int]:
-    """Return the label of each text as a number; a label is the name of a class or its number from
-    0."""
+    """Return each text's label as a number. A label is a class name or its number from 0."""
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
     try:

@@ -14,7 +14,7 @@ from fedexp.data.marks import SourceFile
 
 
 def scan_official(root: Path) -> Tree:
-    """Return the training and val files; class index = position of the wnid in sorted order."""
+    """Return the training and val files. The class index is the wnid's position in sorted order."""
     wnids = class_folders(root / "train")
     train = scan_classes(root / "train", wnids)
     label = {wnid: i for i, wnid in enumerate(wnids)}
@@ -43,8 +43,7 @@ def scan_official(root: Path) -> Tree:
 
 
 def _names(root: Path, wnids: list[str]) -> list[str]:
-    """Return the first English name of each wnid, made unique, or the wnids where words.txt is
-    missing."""
+    """Return each wnid's first English name, made unique, or the wnids if words.txt is missing."""
     words = root / "words.txt"
     if not words.is_file():
         return wnids

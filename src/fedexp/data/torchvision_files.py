@@ -1,4 +1,4 @@
-"""MNIST-like and CIFAR-like data sets in the files that torchvision's classes read."""
+"""MNIST and CIFAR data sets, read from the files of torchvision's classes."""
 
 import gzip
 import math
@@ -22,7 +22,7 @@ class TorchvisionFiles:
 
         self.cls: Any = getattr(torchvision.datasets, class_name)
         self.data_dir = data_dir
-        self.is_idx = hasattr(self.cls, "resources")  # MNIST and its kin; otherwise CIFAR's pickles
+        self.is_idx = hasattr(self.cls, "resources")  # MNIST's format; otherwise CIFAR's pickles
         if self.is_idx:
             folder, packed = Path(data_dir, class_name, "raw"), tuple(self.cls.resources)
             self.paths = [folder / name.removesuffix(".gz") for name, _ in packed]
@@ -36,7 +36,10 @@ class TorchvisionFiles:
             self.download = Download((host,), packed, folder, THROTTLED)
 
     def read(self) -> Arrays:
-        """Decode all files. Raises ConfigError that names the file when one is corrupt."""
+        """Decode all files.
+
+        Raises ConfigError with the file's name if a file is corrupt.
+        """
         if self.is_idx:
             train_x, train_y, test_x, test_y = map(read_idx, self.paths, (3, 1, 3, 1))
             # MNIST has "3 - three"
@@ -44,7 +47,7 @@ class TorchvisionFiles:
             return arrays_of((train_x, train_y), (test_x, test_y), names)
         from torchvision.datasets.utils import check_integrity
 
-        # torchvision unpickles the batches, so they must be the published ones to the bit.
+        # torchvision unpickles the batches, so they must be identical to the published files.
         for path in self.paths:
             if not check_integrity(path, self.md5[path.name]):
                 raise corrupt(path)
@@ -53,15 +56,17 @@ class TorchvisionFiles:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """Read an idx file of bytes, perhaps packed (.gz): two zero bytes, 8 = uint8, the rank,
-    big-endian int32 sizes, the values. Returns labels int64 [N] (rank 1), or images uint8 [N, H, W,
-    1] (rank 3)."""
+    """Read an idx file of bytes, optionally packed (.gz).
+
+    The file has two zero bytes, 8 for uint8, the rank, the sizes as big-endian int32, and the
+    values. Return labels int64 [N] (rank 1) or images uint8 [N, H, W, 1] (rank 3).
+    """
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
         start = 4 + 4 * rank
         sizes = np.frombuffer(content[4:start], ">i4").tolist()
-        values = np.frombuffer(bytearray(content[start:]), np.uint8)  # writable, as torch wants it
+        values = np.frombuffer(bytearray(content[start:]), np.uint8)  # writable, as torch requires
         if content[:4] != bytes([0, 0, 8, rank]) or len(values) != math.prod(sizes):
             raise ValueError(f"not a whole idx file of rank {rank}")
         values = values.reshape(sizes)
