@@ -1,20 +1,22 @@
-"""FedALA: a client starts from a mixture of its old classifier and the global one, with weights
-that it learns.
+"""FedALA: a client starts from a mixture of its old classifier and the global one, with learned
+weights.
 
 J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI
 2023, Eq. (3)-(6) and the authors' code, for the last p = 2 tensors (weight and bias of the
-classifier), the case of FedKA's Table 9:
+classifier), as in FedKA's Table 9:
     theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
     W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1),
-by mini-batches of `part` of the local data. W is 1 at first and kept. The first time, passes are
-repeated until the last 10 losses (of a pass's last batch) have a population standard deviation
-(division by 10, numpy's default, as in the authors' code) below `threshold`, but no more than
-`max_passes`; later there is one pass. Then training as usual. Off before a client has trained once.
-Accuracy is that of the averaged model (FedKA's generic accuracy). Deviations: the released code
-(TsingZ0/FedALA, system/flcore/servers/serverALA.py) mixes at all clients in every round, sampled or
-not, here those of the cohort mix; the data of that search are not augmented, so that their features
-under the global body are computed once; p is not a parameter, since more layers would need them
-anew in every step.
+W is updated on mini-batches of the share `part` of the local data. It starts at 1 and is kept. The
+first time, the client repeats passes until the last 10 losses (of a pass's last batch) have a
+population standard deviation (division by 10, numpy's default, as in the authors' code) below
+`threshold`, for at most `max_passes` passes. Later there is one pass. Training then continues as
+usual. A client that has not trained before skips the mixture. The reported accuracy is that of the
+averaged model (FedKA's generic accuracy).
+
+Deviations: In the released code (TsingZ0/FedALA, system/flcore/servers/serverALA.py), all clients
+mix in every round, sampled or not; here only the cohort does. The data used to learn W are not
+augmented, so their features under the global body are computed only once. p is not a parameter,
+because with more layers the features would have to be computed again in each step.
 """
 
 import numpy as np

@@ -1,16 +1,18 @@
-"""FedAlign: the last stage is smoothed by making it agree with a narrow version of itself.
+"""FedAlign: the last stage is smoothed by aligning it with a narrower version of itself.
 
 M. Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning",
-CVPR 2022, Eq. (4)-(6), and the authors' code; the comparison of FedNTD's Table 13. With f_in, f_out
-the input and output of the last stage, n_in the first `width` of the channels of f_in (a constant
-there), n_out what the first `width` of the channels of the stage make of n_in, and s(a, b) the
-spectral norm of the "transmitting matrix" of two feature maps:
+CVPR 2022, Eq. (4)-(6), and the authors' code; a comparison in FedNTD's Table 13. f_in and f_out are
+the input and output of the last stage. n_in is the first share `width` of f_in's channels (treated
+as a constant). n_out is the output for n_in of the stage's first share `width` of channels. s(a, b)
+is the spectral norm of the "transmitting matrix" of two feature maps:
     L = CE + mu * (CE / L_lip) * L_lip,   L_lip = MSE( s(n_in, n_out), s(f_in, f_out) )
-where the quotient CE / L_lip is a constant to the gradient, as is s(f_in, f_out); gradients are
-clipped at norm `clip`. s: a is average-pooled to the size of b, X = A B^T / (h w), and s =
-sqrt(||m||) after 10 power iterations m <- X X^T m / ||m|| from the vector of ones, an estimate of
-the root of the largest eigenvalue. Models: those with a last stage (models.Staged):
-model=resnet56_bottleneck of Table 13; for the CNNs, the last convolution.
+The quotient CE / L_lip and s(f_in, f_out) are treated as constants in the gradient. Gradients are
+clipped at norm `clip`.
+
+To compute s, a is average-pooled to the size of b, X = A B^T / (h w), and s = sqrt(||m||) after 10
+power iterations m <- X X^T m / ||m|| from the vector of ones. This estimates the root of the
+largest eigenvalue. The model must have stages (models.Staged): model=resnet56_bottleneck of Table
+13, or a CNN, whose last stage is its last convolution.
 """
 
 import logging
@@ -34,7 +36,7 @@ NORMED = "model=resnet56_bottleneck or model.batch_norm=true"
 
 
 def spectral_norm(first: Tensor, second: Tensor) -> Tensor:
-    """Return s(a, b) of maps [B, C1, H, W] and [B, C2, h, w], h <= H: [B]."""
+    """Return s(a, b), [B], for maps [B, C1, H, W] and [B, C2, h, w] with h <= H."""
     pixels = second.shape[-2] * second.shape[-1]
     a = F.adaptive_avg_pool2d(first, (second.shape[-2], second.shape[-1])).flatten(2)
     matrix = a @ second.flatten(2).transpose(1, 2) / pixels  # [B, C1, C2]
@@ -52,7 +54,7 @@ class FedAlign(OwnModel):
     hint = f"it learns less with a last stage without batch norm; use {NORMED}"
 
     mu: NonNegative  # weight of the smoothing relative to the cross-entropy
-    width: PositiveShare  # of the narrow last stage
+    width: PositiveShare  # fraction of channels in the narrow last stage
     clip: NonNegative  # bound of the gradient's norm; 0: none
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:

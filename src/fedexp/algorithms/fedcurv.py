@@ -1,18 +1,20 @@
-"""FedCurv: an elastic penalty where the parameters matter to the other clients.
+"""FedCurv: an elastic penalty on the parameters that matter to the other clients.
 
 N. Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", 2019, Eq. (3)-(5).
-With u_j the diagonal Fisher information of client j at its trained w_j on its own data, v_j = u_j *
-w_j, over all clients j that have ever taken part (latest values), client k adds
+u_j is the diagonal Fisher information of client j at its trained w_j on its data, and v_j = u_j *
+w_j. Over all clients j that have taken part so far (latest values), client k adds
     lambda * ( <P_k, w^2> - 2 <Q_k, w> ),   P_k = sum_{j != k} u_j,   Q_k = sum_{j != k} v_j,
-which is lambda * sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j) up to a constant. No penalty in the
-first round. The server keeps and sends the sums over all clients; a client keeps its own u_k, v_k,
-takes them off, and uploads how they have changed: the same numbers, at the cost that the paper
-states (two models each way). Switch `estimator`: `batch`, as in FedNTD's released code, is the mean
-over mini-batches of the squared gradient of the batch's mean cross-entropy (labels as given), over
-one pass that stops after more than `samples` examples; `sample` squares the gradient of every
-example, the textbook diagonal, about a batch size larger: lambda belongs to the estimator. The
-gradients are taken in eval mode on one more pass after training, shuffled and augmented anew, as in
-that code.
+which equals lambda * sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j) up to a constant. There is no
+penalty in the first round. The server keeps and sends the sums over all clients. A client keeps its
+u_k and v_k, subtracts them from the sums, and uploads their changes. The result is the same, at the
+cost that the paper states (two models each way).
+
+Switch `estimator`: `batch`, as in FedNTD's released code, is the mean over mini-batches of the
+squared gradient of the batch's mean cross-entropy (for the given labels), over one pass that stops
+after more than `samples` examples. `sample` squares the gradient of each example. This is the
+textbook diagonal, larger by about the batch size, so lambda depends on the estimator. The gradients
+are computed in eval mode on a further pass after training, shuffled and augmented again, as in that
+code.
 """
 
 from typing import Literal
@@ -64,8 +66,8 @@ class FedCurv(OwnTraining):
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         p, q = ctx.setup["u"], ctx.setup["v"]
-        # 2 <w, P w - Q> - <P w, w>, all but the first w held still: the same value, and nothing is
-        # left to autograd but the gradient 2 (P w - Q), which takes less than half of the time.
+        # 2 <w, P w - Q> - <P w, w> has the penalty's value. With all but the first w detached, its
+        # gradient is 2 (P w - Q), and autograd takes less than half of the time.
         still = {k: w.detach() for k, w in params.items()}
         scaled = {k: p[k] * w for k, w in still.items()}
         return self.lambda_ * (

@@ -1,19 +1,23 @@
-"""FedDF: the server distils the ensemble of the local models into their average, on unlabelled
-public data.
+"""FedDF: the server distils the ensemble of local models into their average on unlabelled public
+data.
 
 T. Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
-Eq. (1) and Algorithm 1: clients as in FedAvg; then, from w = sum_k p_k w_k, on mini-batches of
-public images (labels are not read)
+Eq. (1) and Algorithm 1. Clients train as in FedAvg. Then, starting from w = sum_k p_k w_k, the
+server minimises on mini-batches of public images, without their labels,
     min_w  KL( softmax(mean_k f_{w_k}(x)) || softmax(f_w(x)) ),
-averaging logits, not probabilities; temperature 1; teachers in eval mode, the student in train
-mode. Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps
-of B = 128, gradients clipped at norm 5, the best student on held-out labelled data, looked at every
-100 steps, no further than `patience` = 1,000 steps without gain (2,000 where the code is called
-without one). The student's initial average is not a candidate, as in the code's default.
-Switches: `epochs_on_server` > 0 runs that many passes over the public set instead and takes the
-last model, the form for comparisons with Flashback (E_s); `steps` and `patience` then mean nothing.
-Deviation: the authors validate on 10 % of the training data; here on the first `validation` of the
-public set in random order, whose labels are read for that alone.
+The mean is over logits, not probabilities, and the temperature is 1. Teachers run in eval mode, the
+student in train mode.
+
+Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps of B
+= 128, and gradients clipped at norm 5. The best student on held-out labelled data is used. It is
+evaluated every 100 steps, and training stops after `patience` = 1,000 steps without improvement
+(2,000 if the code is called without a value). The student's initial average is not a candidate, as
+in the code's default.
+
+Switch `epochs_on_server`: if greater than 0, the server runs this many passes over the public set
+and uses the last model, as in comparisons with Flashback (E_s); `steps` and `patience` are then
+ignored. Deviation: The authors validate on 10 % of the training data. Here validation uses the
+first `validation` of the public set in random order; its labels are used for nothing else.
 """
 
 import math
@@ -34,18 +38,19 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedDF(ServerTraining):
-    lr: Positive  # of Adam
+    lr: Positive  # learning rate of Adam
     batch_size: Count
     clip: NonNegative  # bound of the gradient's norm; 0: none
-    epochs_on_server: CountFrom0  # passes over the public set; 0: by steps, with validation
-    steps: Count  # at most
-    patience: Count  # steps without gain after which it stops
-    interval: Count  # steps between two looks at the validation data
-    validation: OpenShare  # fraction of the public set
+    epochs_on_server: CountFrom0  # passes over the public set; 0: train by steps, with validation
+    steps: Count  # maximum number of steps
+    patience: Count  # number of steps without improvement before training stops
+    interval: Count  # number of steps between two evaluations on the validation data
+    validation: OpenShare  # fraction of the public set used for validation
 
     @property
     def needs(self) -> Needs:
-        least = 1 if self.epochs_on_server else 2  # it validates on one, and trains on the rest
+        # one example for validation, the rest for training
+        least = 1 if self.epochs_on_server else 2
         return Needs(
             data="public, unlabelled (server)",
             public=least,
@@ -77,8 +82,10 @@ class FedDF(ServerTraining):
         loss: distillation.Loss,
         rng: np.random.Generator,
     ) -> Tree:
-        """Train by steps, with early stopping: return the best student on the validation data,
-        never the average it began as."""
+        """Train by steps with early stopping; return the best student on the validation data.
+
+        The initial average is not a candidate.
+        """
         order = rng.permutation(len(public))
         held = max(int(self.validation * len(public)), 1)
         check, rest = order[:held], order[held:]
@@ -97,7 +104,7 @@ class FedDF(ServerTraining):
 
 
 def divergence_from(teacher: Tensor) -> distillation.Loss:
-    """Return the mean divergence of a batch from logits [n, C] of all examples."""
+    """Return the mean divergence of a batch from `logits` [n, C] of all examples."""
     log_p = F.log_softmax(teacher, -1)
 
     def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
@@ -113,7 +120,7 @@ def endless(rng: np.random.Generator, examples: int, size: int) -> Iterator[np.n
 
 
 def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> float:
-    """Return the accuracy of the model in training, in eval mode, on some public examples."""
+    """Return the accuracy of the model in training on some public examples, in eval mode."""
     with torch.no_grad():
         x, y = public.take(numbers)
         return float(
@@ -122,7 +129,7 @@ def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> flo
 
 
 class Adam:
-    """torch's Adam with cosine annealing and clipping, as an Update."""
+    """torch's Adam with cosine annealing and gradient clipping, as an Update."""
 
     def __init__(self, params: Params, lr: float, steps: int, clip: float):
         self.optimizer = torch.optim.Adam(list(params.values()), lr=lr)

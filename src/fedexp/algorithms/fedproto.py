@@ -1,25 +1,29 @@
-"""FedProto: clients send class means of their features, not their models.
+"""FedProto: clients send class means of their features instead of their models.
 
 Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning
-across Heterogeneous Clients", AAAI 2022, Algorithm 1. With f the features of client k's own model:
-    client   min CE + lambda * MSE(f(x), C^y), where the server has a prototype C^y of the label
+across Heterogeneous Clients", AAAI 2022, Algorithm 1. With f the features of client k's personal
+model:
+    client   min CE + lambda * MSE(f(x), C^y), if the server has a prototype C^y of the label
              (MSE: the mean over the dimensions); then C_k^c = mean of f(x) over its examples of
              class c
     server   C^c <- mean of C_k^c over the clients that hold class c, weighted by their examples of
              it
     answer   the class whose prototype is nearest, argmin_c ||f(x) - C^c||.
-A client's model starts as the initial one and stays on the client, with running statistics of its
-own. The answer is that of a linear classifier with rows C^c and biases -||C^c||^2 / 2, which is
-what the personalised test is given. Checked against the authors' code (yuetan031/FedProto,
-lib/update.py, lib/utils.py). Deviations from it: prototypes are taken after local training in eval
-mode, as in the paper's Eq. (3), over one pass (augmented like it), not in the course of the last
-epoch; with `weighting=uniform` all clients that hold a class count the same, as in the code, else
-by examples as in the paper; classes that no client of a round holds keep their prototype (there all
-clients take part); the nearest prototype is sought among all known classes, not among the client's
-own. There all clients have models of different kinds; here of one kind. No client uses a generic
-model. The accuracy of one is that of the mean of the last cohort's models, which nobody uses and
-which is not counted as traffic; `evaluate=[global,personal]` tests the clients' own
-models.
+A client's model starts as the initial one and stays on the client with its running statistics. The
+answer is that of a linear classifier with rows C^c and biases -||C^c||^2 / 2, and the personalised
+test uses this classifier.
+
+No client uses a generic model. The accuracy reported for the generic model is that of the mean of
+the last cohort's models, which is not counted as traffic. `evaluate=[global,personal]` tests the
+personal models.
+
+Checked against the authors' code (yuetan031/FedProto, lib/update.py, lib/utils.py). Deviations:
+Prototypes are computed after local training in eval mode, as in the paper's Eq. (3), over one pass
+(augmented like it), not during the last epoch. With `weighting=uniform`, all clients that hold a
+class have equal weights, as in the code; otherwise they are weighted by examples, as in the paper.
+Classes that no client of a round holds keep their prototype; in the code all clients take part. The
+nearest prototype is searched among all known classes, not only among the client's classes. In the
+code, clients have models of different architectures; here all have the same.
 """
 
 import torch
@@ -39,7 +43,7 @@ from fedexp.algorithms.interfaces import (
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
-# bias of a class without a prototype; finite, so that no product with it is undefined
+# bias of a class without a prototype; finite, so that products with it are defined
 NEVER = -1e30
 
 
@@ -103,7 +107,7 @@ class FedProto(KeepsPart):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the client's own body with a classifier that answers with the nearest
+        """Return the client's body with a classifier that predicts the class of the nearest
         prototype."""
         mean, known = server["prototypes"]["mean"], server["prototypes"]["known"]
         bias = torch.where(known > 0, -0.5 * (mean**2).sum(-1), NEVER)

@@ -1,16 +1,16 @@
-"""FedSMOO: FedSpeed's corrected proximal term, and an ascent that all clients agree on by a second
-dual variable.
+"""FedSMOO: FedSpeed's corrected proximal term, and an ascent that a second dual variable aligns
+among clients.
 
 Y. Sun et al., "Dynamic Regularized Sharpness Aware Minimization in Federated Learning: Approaching
 Global Consistency and Smooth Landscape", ICML 2023, Algorithm 1, in the form of the authors' code.
-With h_k as in FedSpeed, a dual variable mu_k of each client and the server's perturbation s, all 0
-at first:
+h_k is as in FedSpeed, mu_k is a dual variable of each client, and s is the server's perturbation;
+all start at 0:
     client   d = g(w) - mu_k - s,   e = rho d / ||d||,   mu_k <- mu_k + e - s,
              w <- w - lr * (g(w + e) + lambda_ * (w - w_global + h_k)),
              h_k <- h_k + (w_k - w_global)
     server   s <- rho m / ||m|| with m the mean of the mu_k,   h and w_global as in FedSpeed.
-As the authors' code says, its s leaves out the clients' last perturbations, which are small in the
-mean. Both means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
+As the authors' code notes, its s omits the clients' last perturbations, whose mean is small. Both
+means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
 """
 
 from torch import Tensor
@@ -32,7 +32,7 @@ from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
-DUAL = "dual."  # prefix of mu_k's names among the parameters that change in local training
+DUAL = "dual."  # prefix of mu_k's names among the parameters that local training changes
 
 
 class FedSMOO(Proximal, OwnStart):
@@ -60,7 +60,7 @@ class FedSMOO(Proximal, OwnStart):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take one step of the model and of mu_k; the loss returned is that at `params`."""
+        """Take one step of the model and of mu_k; return the loss at `params`."""
         model, dual = divided(params)
         shift = ctx.server["s"]
 
@@ -89,6 +89,6 @@ class FedSMOO(Proximal, OwnStart):
 
 
 def divided(params: Params) -> tuple[Params, Params]:
-    """Return (the model, mu_k) from the parameters in training."""
+    """Return (the model, mu_k), separated from the parameters in training."""
     model = {k: v for k, v in params.items() if not k.startswith(DUAL)}
     return model, {k.removeprefix(DUAL): v for k, v in params.items() if k.startswith(DUAL)}

@@ -1,15 +1,16 @@
-"""FedSpeed: a proximal term whose bias is corrected, and a gradient from an ascended point.
+"""FedSpeed: a proximal term with corrected bias, and a gradient at an ascended point.
 
 Y. Sun et al., "FedSpeed: Larger Local Interval, Less Communication Round, and Higher Generalization
-Accuracy", ICLR 2023, Algorithm 1, in the form of the authors' code. h_k, 0 at first, sums up w_k -
-w_global over the client's participations (the paper's correction is -h_k / lambda_paper; `lambda_`
-here is 1 / lambda_paper):
+Accuracy", ICLR 2023, Algorithm 1, in the form of the authors' code. h_k starts at 0 and sums w_k -
+w_global over the client's participations. The paper's correction is -h_k / lambda_paper, and
+`lambda_` here is 1 / lambda_paper:
     client   g = (1 - alpha) g(w) + alpha g(w + rho g(w) / ||g(w)||),
              w <- w - lr * (g + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k - w_global)
     server   h <- h + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + h
-The mean follows `weighting` (uniform in the authors' code). alpha is 1 in the code. `clip` bounds
-the norm of the whole gradient before weight decay, 10 in the code; there the part lambda_ * w is
-added after clipping, here it is in what is clipped. Running statistics never enter h.
+The mean follows `weighting` (uniform in the authors' code). alpha is 1 in that code. `clip` bounds
+the norm of the whole gradient before weight decay; the code's value is 10. In the code, the term
+lambda_ * w is added after clipping. Here it is part of the clipped gradient. Running statistics
+never enter h.
 """
 
 from fedexp.algorithms.feddyn import Corrected
@@ -31,7 +32,7 @@ class Proximal(Corrected):
 
 
 class FedSpeed(FedSAM, Proximal):
-    alpha: Share  # share of the ascended gradient
+    alpha: Share  # weight of the gradient at the ascended point
 
     needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 

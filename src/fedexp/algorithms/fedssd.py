@@ -1,22 +1,25 @@
-"""FedSSD: distil from the global model as far as it can be believed, in this class and of this
-example.
+"""FedSSD: distil from the global model according to its credibility, by class and by example.
 
 Y. He et al., "Learning Critically: Selective Self-Distillation in Federated Learning on Non-IID
-Data", IEEE Trans. on Big Data 10 (6), 2024 (arXiv 2504.14694). With A_jk the fraction of the
-server's public examples of class j that the global model takes for class k, p_y(x) its probability
-of the true label of an example x, z its logits and those of the model in training without it:
+Data", IEEE Trans. on Big Data 10 (6), 2024 (arXiv 2504.14694). A_jk is the fraction of the server's
+public examples of class j that the global model classifies as class k, p_y(x) the probability that
+it gives to the true label of x, z_global its logits, and z the logits of the model in training:
     M_class[k] = A_kk (1 - max_{j != k} A_jk)
     M_sample(x) = 1 - sqrt(1 - p_y(x))
     M(x)[k] = m_max [ M_class[k] M_sample(x) - threshold ]^+
     L = CE + sum_k ( M(x)[k] (z_global[k] - z[k]) )^2
-The server computes M_class of each new global model, and sends it with the model. In round 1 it is
-0. No code of the authors was found, and of the paper only the abstract was at hand: these formulas,
-and threshold = 0.1, are those of a reimplementation (evgafanboi/fl_clean, README and
-FL/strategy/FedSSD.py), which the tests write again. Its README has M(x) as here; its code has m_max
-inside the bracket, [ m_max M_class[k] M_sample(x) - threshold ]^+. Both are the same with its
-default m_max = 1 alone: with a smaller one the code distils fewer logits. Which of them the paper
-has is not known. Other deviations: M_class is 0 in round 1, where it asks the initial model too;
-gradients are not clipped at norm 0.5.
+The server computes M_class for each new global model and sends it with the model. In round 1 it is
+0.
+
+No code by the authors was found, and only the paper's abstract was available. These formulas, and
+threshold = 0.1, are those of a reimplementation (evgafanboi/fl_clean, README and
+FL/strategy/FedSSD.py); the tests implement them independently. M(x) here is that of its README. Its
+code has m_max inside the bracket, [ m_max M_class[k] M_sample(x) - threshold ]^+. The two agree
+only for its default m_max = 1; with a smaller value, the code distils fewer logits. It is not known
+which form the paper has.
+
+Other deviations: M_class is 0 in round 1, but the reimplementation evaluates the initial model too.
+Gradients are not clipped at norm 0.5.
 """
 
 import numpy as np
@@ -40,7 +43,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def credibility(answers: Tensor, labels: Tensor) -> Tensor:
-    """Return M_class [C] of logits [n, C] and labels [n]; 0 for a class that has no example."""
+    """Return M_class [C] for logits [n, C] and labels [n]; 0 for a class without examples."""
     classes = answers.shape[-1]
     truth, taken = (
         F.one_hot(each, classes).to(answers.dtype) for each in (labels, answers.argmax(-1))
@@ -54,7 +57,7 @@ class FedSSD(ServerTraining):
     sends = ("params", "credibility")
 
     m_max: NonNegative  # largest weight of a logit; 0 is FedAvg
-    threshold: ShareBelow1  # credibility below which a logit is not distilled
+    threshold: ShareBelow1  # minimum credibility for a logit to be distilled
 
     needs = Needs(
         server_state="credibility of classes",

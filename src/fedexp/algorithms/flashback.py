@@ -1,20 +1,24 @@
-"""Flashback: distillation weighted by how often each model has seen each class, on the clients and
-on the server.
+"""Flashback: distillation on clients and server, weighted by how many examples of each class each
+model has seen.
 
 M. Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning",
-arXiv 2402.05558, Eq. (3), Algorithm 1. A teacher i with label counts mu_i [C], a student with
+arXiv 2402.05558, Eq. (3), Algorithm 1. For teachers i with label counts mu_i [C] and a student with
 counts nu [C]:
     alpha_i^c = mu_i^c / (nu^c + sum_j mu_j^c),  0/0 := 0
     L = CE + sum_i sum_c alpha_i^c P_i^c log(P_i^c / Q^c),
     P_i, Q = softmax of the logits (no temperature)
-which is not a Kullback-Leibler divergence and may be negative; it is not clamped. Client: the
-teacher is the global model with counts pi, nu = mu_k its own counts. Server, on a labelled public
-set, from sum_k p_k w_k: the teachers are the local models with mu_k and the old global model with
-pi, nu = pi, so pi counts twice; E_s epochs of SGD with the clients' settings and a fresh buffer.
-Then r_k <- r_k + 1 for the cohort, and pi <- pi + gamma mu_k for those with gamma r_k <= 1,
-compared in integers. pi = 0 at the start: no distillation in round 1's clients. Switches:
-`on_clients`, `on_server`: each side alone. Deviations: mu_k is sent in every round instead of once
-(C numbers). Public examples are not augmented, so that teachers are asked once a round.
+The second term is not a Kullback-Leibler divergence and may be negative; it is not clamped.
+
+On the client, the teacher is the global model with counts pi, and nu = mu_k are the client's
+counts. On the server, which starts from sum_k p_k w_k and trains on a labelled public set, the
+teachers are the local models with mu_k and the old global model with pi. There nu = pi, so pi
+counts twice. The server trains for E_s epochs of SGD with the clients' settings and a fresh
+momentum buffer. Then r_k <- r_k + 1 for the cohort, and pi <- pi + gamma mu_k for the clients with
+gamma r_k <= 1, compared in integers. pi starts at 0, so clients do not distil in round 1.
+
+Switches: `on_clients` and `on_server` enable each side separately. Deviations: mu_k is sent in each
+round instead of once (C numbers). Public examples are not augmented, so the teachers' outputs are
+computed once per round.
 """
 
 import math
@@ -43,17 +47,19 @@ from fedexp.core.tree import Params, Tree
 
 
 def shares(teachers: Tensor, student: Tensor) -> Tensor:
-    """Return the shares alpha [teachers, C] of label counts [teachers, C] and [C]; 0 where nobody
-    has seen a class."""
+    """Return the shares alpha [teachers, C] for label counts [teachers, C] and [C].
+
+    The share is 0 for a class that no model has seen.
+    """
     total = student + teachers.sum(0)
     return torch.where(total > 0, teachers / torch.where(total > 0, total, 1.0), 0.0)
 
 
 def targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the distillation term needs of the teachers: alpha [T, C], logits [T, n, C] ->
-    two [n, C].
+    """Return what the distillation term needs from the teachers, two arrays [n, C].
 
-    sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c - sum_c (weight)^c log Q^c.
+    alpha: [T, C]; logits: [T, n, C]. sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c -
+    sum_c (weight)^c log Q^c.
     """
     log_p = F.log_softmax(teachers, -1)
     weighted = alpha[:, None] * log_p.exp()
@@ -68,8 +74,8 @@ def distillation_loss(entropy: Tensor, weight: Tensor, student: Tensor) -> Tenso
 class Flashback(ServerTraining):
     sends = ("params", "pi")
 
-    gamma: PositiveShare  # part of a client's counts that each participation adds to pi
-    epochs_on_server: Count  # E_s
+    gamma: PositiveShare  # share of a client's counts that each participation adds to pi
+    epochs_on_server: Count  # E_s, passes over the public set
     on_clients: bool
     on_server: bool
 
@@ -87,8 +93,7 @@ class Flashback(ServerTraining):
 
     @property
     def times(self) -> int:
-        """Return the number of participations of a client that count: the largest r with gamma * r
-        <= 1."""
+        """Return how many of a client's participations count: the largest r with gamma * r <= 1."""
         return math.floor(1 / self.gamma + 1e-9)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
