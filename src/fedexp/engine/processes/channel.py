@@ -1,9 +1,9 @@
-"""Python values with tensors between two processes of one machine, without copying the tensors
-through a pipe.
+"""Send Python values with tensors between two processes on one machine, without copying tensors.
 
-A parcel is a file in memory as torch.save writes it, whose descriptor goes through a socket. The
-receiver maps the file: a model that is sent to N processes is in memory once. The files have no
-name and no size limit of a shared-memory mount, and vanish with the last process that holds them.
+A parcel is a file in memory, written by torch.save, whose descriptor is sent through a socket. The
+receiver maps the file, so a model that is sent to N processes is in memory only once. The files
+have no name and are not limited by the size of a shared-memory mount. They disappear with the last
+process that holds them.
 """
 
 import os
@@ -18,8 +18,10 @@ import torch
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that writes of each tensor its own elements, where torch.save would write all of
-    the memory that it is a view of, and no gradient."""
+    """A pickler that writes only a tensor's elements, without gradient.
+
+    torch.save would write all of the memory that the tensor is a view of.
+    """
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor:
@@ -30,18 +32,21 @@ class _Pickler(pickle.Pickler):
 
 
 def save(value: Any, file: BinaryIO) -> None:
-    """Write a value; its tensors keep their values, dtype and strides."""
+    """Write a value. Its tensors keep their values, dtypes and strides."""
     torch.save(value, file, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
 
 
 def load(file: Any, mapped: bool = False) -> Any:
-    """Return a value from this user's own processes, with its tensors on the CPU. mapped: they stay
-    in the file, given by its path, shared with everyone who has it until they are written to."""
+    """Return a value from one of this user's processes, with its tensors on the CPU.
+
+    mapped: whether tensors stay in the file, given by its path. They are shared with all processes
+    that have the file until they are written to.
+    """
     return torch.load(file, "cpu", weights_only=False, mmap=mapped)
 
 
 def pack(value: Any) -> BinaryIO:
-    """Return a file with a value, ready to be sent to several processes."""
+    """Return a file with a value, which can be sent to several processes."""
     file: BinaryIO
     if hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("fedexp", os.MFD_CLOEXEC), "w+b")
@@ -54,7 +59,7 @@ def pack(value: Any) -> BinaryIO:
 
 @dataclass(frozen=True)
 class Channel:
-    """One end of a connection. A process that has died shows as EOFError or ConnectionError."""
+    """One end of a connection. If the other process dies, EOFError or ConnectionError is raised."""
 
     connection: socket.socket
 

@@ -1,11 +1,10 @@
-"""Clients spread over the processes of torch.distributed, on one host or several, started by
-torchrun or Slurm.
+"""The distributed engine: clients in the processes of torch.distributed, on one or several hosts.
 
-Rank 0 leads: it alone reads the configuration and the data, samples, aggregates, writes and prints.
-The others follow: they hold nothing but what rank 0 has sent them, and obey until it dismisses
-them. So nothing has to be the same on all hosts but the installed packages, and the result is that
-of one process: every client is trained alone, and what comes back is put in the order of the
-cohort.
+torchrun or Slurm starts the processes. Rank 0 leads: only rank 0 reads the configuration and the
+data, samples, aggregates, writes and prints. The other ranks have only what rank 0 sends them, and
+run its orders until it dismisses them. So only the installed packages must be the same on all
+hosts. The result is the same as with one process, because every client is trained separately and
+results are put in the order of the cohort.
 """
 
 import io
@@ -46,20 +45,22 @@ from fedexp.engine.processes.worker import (
 )
 
 GATHERING = timedelta(minutes=10)  # until all processes have started
-# Rank 0 may take long between two orders (a download, pictures). A process that ends is noticed at
-# once all the same, because its connections close (see messages); only a host that vanishes without
-# a word is noticed as late as this.
+# Rank 0 may take long between two orders (a download, figures). A process that ends is still
+# noticed at once, because its connections close (see messages). Only a host that disappears without
+# closing its connections is noticed as late as this.
 PATIENCE = timedelta(days=1)
 
 
 class RankLost(RuntimeError):
-    """The connection to another rank is broken: its process has ended, or its host or network
-    has."""
+    """The connection to another rank is broken: its process, its host or its network has failed."""
 
 
 class Distributed(Engine):
-    """Engine over all ranks. `inner`: how each rank trains its share of a cohort; `hardware`: of
-    each rank, which adapts the GPU's number."""
+    """Engine over all ranks.
+
+    inner: engine with which each rank trains its share of a cohort.
+    hardware: hardware of each rank, which replaces the number of the GPU.
+    """
 
     def __init__(self, inner: Engine, hardware: Any):
         self.inner, self.hardware = inner, hardware
@@ -95,7 +96,7 @@ class Distributed(Engine):
         self._own, self._published = None, None
 
     def _prepare(self, runtime: ClientRuntime, server: Tree) -> None:
-        """Send every rank what it needs, once, and the server's state whenever it is another."""
+        """Send every rank model and data once, and the server's state if it has changed."""
         others = dist.get_world_size() - 1
         if self._own is None:
             for order in (Begin(self.hardware), Setup(runtime.to(CPU), self.inner)):
@@ -111,8 +112,10 @@ class Distributed(Engine):
             self._published = server
 
     def _ask(self, orders: Sequence[Any]) -> list[Any]:
-        """Have rank i carry out order i, all at the same time; return the answers. After a failure,
-        too, no rank owes an answer."""
+        """Let rank i run order i, all at the same time, and return the answers.
+
+        All answers are received even after a failure.
+        """
         answers: list[Any] = [None] * len(orders)
         packet, before = None, None
         for rank in range(1, len(orders)):
@@ -137,7 +140,7 @@ class Distributed(Engine):
 
 @contextmanager
 def noting(answers: list[Any], rank: int) -> Iterator[None]:
-    """Record the rank that is lost as failed; the others are still heard."""
+    """Record a lost rank as a failure, so that the other ranks' answers are still received."""
     try:
         yield
     except RankLost as error:
@@ -145,7 +148,7 @@ def noting(answers: list[Any], rank: int) -> Iterator[None]:
 
 
 def attempt(action: Any, *arguments: Any) -> Any:
-    """Return the answer or a Failure."""
+    """Return the result of the action, or a Failure if it raises an exception."""
     try:
         return action(*arguments)
     except Exception as error:
@@ -157,12 +160,12 @@ def attempt(action: Any, *arguments: Any) -> Any:
 
 @contextmanager
 def leading(ranks: Ranks) -> Iterator[None]:
-    """Let rank 0 use the other ranks inside; dismiss them afterwards."""
+    """Let rank 0 use the other ranks in the block, and dismiss them afterwards."""
     join(ranks)
     try:
         yield
     except KeyboardInterrupt:
-        raise  # others may be busy and not listen; they end when the connection closes
+        raise  # others may be busy; they end when the connection closes
     except BaseException:
         dismiss(ranks)
         raise
@@ -177,15 +180,17 @@ def dismiss(ranks: Ranks) -> None:
 
 
 def follow(ranks: Ranks) -> int:
-    """Run the other ranks until they are dismissed; return the exit code. They hold nothing that
-    could be lost, so signals end them at once."""
+    """Run a rank other than 0 until it is dismissed, and return the exit code.
+
+    Signals end such a rank at once, because it has nothing to save.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     try:
         join(ranks)
         worker = Worker()
         while (order := receive(0)) is not None:
-            # an order that cannot be read, such as for a package that is not here, is its answer
+            # an order that cannot be read, e.g. because a package is missing, is a Failure
             answer = order if isinstance(order, Failure) else attempt(obey, worker, order, ranks)
             if isinstance(answer, Failure):
                 answer = answer._replace(error=picklable(answer.error))
@@ -198,7 +203,7 @@ def follow(ranks: Ranks) -> int:
 
 
 def obey(worker: Worker, order: Any, ranks: Ranks) -> Any:
-    """Carry out an order on this rank's own device; return the answer, which each has."""
+    """Run an order on this rank's device and return an answer, which every order has."""
     if isinstance(order, Begin):
         device = own_device(order.hardware.device, ranks)
         order = Begin(replace(order.hardware, device=device))
@@ -206,7 +211,7 @@ def obey(worker: Worker, order: Any, ranks: Ranks) -> Any:
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
-    """Return the GPU whose number is that of this process on its host."""
+    """Return the GPU whose number is this process's number on its host."""
     if device.type == "cpu":
         return device
     if not torch.cuda.device_count():
@@ -217,7 +222,10 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
 
 
 def join(ranks: Ranks) -> None:
-    """Wait for all ranks; raise ConfigError where they do not come together."""
+    """Wait for all ranks.
+
+    Raises ConfigError if they do not all connect.
+    """
     os.environ.setdefault("MASTER_PORT", "29500")
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     names = [f"fedexp/{rank}" for rank in range(ranks.size)]
@@ -240,26 +248,26 @@ def join(ranks: Ranks) -> None:
 
 # --- messages
 #
-# gloo tells only those who wait for a message that has not begun to come that the connection is
-# lost. Who sends, or has received a part, waits for ever (gloo's Pair::signalException passes over
-# the operations under way). So nobody waits for these: a message ends with a mark, for which the
-# receiver waits, and is answered by a receipt, for which the sender waits. What came before either
-# is through by then.
+# gloo reports a lost connection only to a process that waits for a message of which nothing has
+# arrived. A process that is sending, or has received a part, waits forever (gloo's
+# Pair::signalException skips operations in progress). So no process waits for these operations. A
+# message ends with a mark, which the receiver waits for, and is answered by a receipt, which the
+# sender waits for. All earlier parts have arrived by then.
 
 RECEIPT = 1  # the tag; messages have 0
-# the last that each rank was sent: it is out when that rank sends again
+# the last receipt for each rank, which has been delivered when that rank sends again
 _receipts: dict[int, Any] = {}
 
 
 def packed(value: Any) -> Tensor:
-    """Return the bytes of a value, uint8 [n]."""
+    """Return a value's bytes, uint8 [n]."""
     file = io.BytesIO()
     channel.save(value, file)
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
 def send(packet: Tensor, rank: int) -> None:
-    """Send packed bytes; return when the other side has them."""
+    """Send packed bytes, and return when the other rank has received them."""
     with connection(rank):
         receipt: Any = dist.irecv(torch.empty(1), rank, tag=RECEIPT)
         parts = (torch.tensor([len(packet)]), packet, torch.zeros(1))
@@ -270,10 +278,10 @@ def send(packet: Tensor, rank: int) -> None:
 
 
 def receive(rank: int) -> Any:
-    """Return the next value from a rank, or a Failure where it cannot be read here."""
+    """Return the next value from a rank, or a Failure if it cannot be unpickled here."""
     with connection(rank):
         size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, rank)  # comes in one piece
+        dist.recv(size, rank)  # arrives in one piece
         packet = torch.empty(int(size), dtype=torch.uint8)
         parts: list[Any] = [dist.irecv(part, rank) for part in (packet, torch.empty(1))]
         for part in reversed(parts):  # the mark first
@@ -285,11 +293,11 @@ def receive(rank: int) -> Any:
 
 @contextmanager
 def connection(rank: int) -> Iterator[None]:
-    """Raise what torch raises on a broken connection as RankLost."""
+    """Raise RankLost when torch reports a broken connection."""
     try:
         yield
     except RuntimeError as error:
-        time.sleep(0.5)  # after Ctrl+C, which ends all ranks at once, our own signal is on its way
+        time.sleep(0.5)  # Ctrl+C ends all ranks at once, so wait for this process's signal
         raise RankLost(
             f"the connection to rank {rank} is broken ({str(error).splitlines()[0]}): its process"
             " has ended (out of memory, killed), or its host or the network has failed"

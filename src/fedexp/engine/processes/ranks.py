@@ -1,5 +1,7 @@
-"""Ranks among the processes that torchrun or Slurm has started. Without torch: the command asks
-this first."""
+"""Ranks among the processes started by torchrun or Slurm.
+
+This module does not import torch, because the command uses it first.
+"""
 
 import os
 from collections.abc import Mapping
@@ -18,16 +20,18 @@ HOW_TO_START = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """The place of this process among all."""
+    """This process's position among all processes."""
 
     rank: int  # 0 leads
-    size: int  # of all hosts
+    size: int  # number of processes on all hosts
     local: int  # number of this process on its host
 
 
 def find_ranks(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """Return this process's rank; None: it was started alone. Processes of Slurm that know no
-    MASTER_ADDR are independent runs."""
+    """Return this process's rank, or None if it was started alone.
+
+    Slurm processes without MASTER_ADDR are independent runs.
+    """
     if not environment.get("MASTER_ADDR"):
         return None
     for names in LAUNCHERS:

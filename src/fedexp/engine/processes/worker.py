@@ -1,5 +1,4 @@
-"""The process at the other end of the workers engine: trains the clients that it is given, one
-order at a time."""
+"""A worker process of the workers engine, which trains clients, one order at a time."""
 
 import ctypes
 import os
@@ -33,20 +32,20 @@ class Begin(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What stays the same for the whole run."""
+    """Values that stay the same for the whole run."""
 
     runtime: ClientRuntime  # on the CPU
-    engine: Engine  # how this process trains what it is given
+    engine: Engine  # engine with which this process trains clients
 
 
 class Publish(NamedTuple):
-    """The server's state, for the orders that follow."""
+    """The server's state for the orders that follow."""
 
     server: Tree
 
 
 class Ready(NamedTuple):
-    """Request for an answer once all that was sent before has been obeyed."""
+    """Request for an answer after all earlier orders are done."""
 
 
 class Train(NamedTuple):
@@ -63,21 +62,21 @@ class Evaluate(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Request for the logits of a model on training examples."""
+    """Request for a model's logits on training examples."""
 
     model: Params
     numbers: Tensor
 
 
 class Failure(NamedTuple):
-    """An exception of the worker."""
+    """An exception in the worker."""
 
     error: Exception
     report: str  # the traceback
 
 
 class Worker:
-    """Obeys orders; it knows only what it was sent."""
+    """Runs orders. It has only the data that it was sent."""
 
     def __init__(self) -> None:
         self.device = CPU
@@ -85,7 +84,7 @@ class Worker:
 
     @subnormals_as_zero()
     def obey(self, order: Any) -> Trained | Evaluation | Tensor | Ready | None:
-        """Carry out an order and return the answer, on the CPU; None where none is sent."""
+        """Run an order and return its answer, or None if the order has no answer."""
         match order:
             case Begin(hardware):
                 hardware.apply()
@@ -112,19 +111,19 @@ class Worker:
 
 
 def cut_evenly(total: int, most: int) -> list[range]:
-    """Return consecutive numbers 0 ... total - 1 in at most so many pieces of about one size."""
+    """Return the numbers 0 ... total - 1 as at most `most` ranges of about equal size."""
     count = min(most, total)
     edges = [total * i // count for i in range(count + 1)]
     return [range(*edge) for edge in pairwise(edges)]
 
 
 def move(values: Tree, device: torch.device) -> Tree:
-    """Return a tree whose tensors are on the device."""
+    """Return a tree with its tensors on the device."""
     return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, values)
 
 
 def serve(channel: Channel) -> None:
-    """Obey orders until the other end closes."""
+    """Run orders until the other end closes the connection."""
     worker = Worker()
     while True:
         try:
@@ -141,28 +140,35 @@ def serve(channel: Channel) -> None:
 
 
 def picklable(error: Exception) -> Exception:
-    """Return the exception in a form that comes through a pickle: only our own are sure to; of the
-    others type and message remain."""
+    """Return the exception in a form that can be pickled.
+
+    Only fedexp's exceptions are sure to be picklable. For others, type and message are kept.
+    """
     if type(error).__module__.startswith("fedexp.") and len(error.args) == 1:
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent does, also by kill -9 and in the middle of
-    a long step."""
+    """Ask the kernel to end this process when its parent ends.
+
+    This also works after kill -9 and during a long step.
+    """
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:  # it was gone before we asked
+        if os.getppid() != parent:  # the parent ended before prctl
             os._exit(1)
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Run in a separate process: `descriptor` is its end of a socket pair."""
+    """Run a worker in a separate process.
+
+    descriptor: this process's end of a socket pair.
+    parent: process id of the parent.
+    """
     die_with(parent)
-    # The parent decides when to stop; USR2 is how Slurm tells a job of submitit that its time is
-    # up.
+    # The parent decides when to stop. Slurm sends USR2 to a submitit job when its time is up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     serve(Channel(socket.socket(fileno=descriptor)))

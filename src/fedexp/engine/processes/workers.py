@@ -1,8 +1,8 @@
-"""Clients spread over processes: one thread each on a CPU, or one process for each GPU.
+"""The workers engine: clients in several processes, with one thread each or one GPU each.
 
-The longest clients go first and the next goes to whoever is free, so the processes end at about the
-same time. What comes back is put in the order of the cohort: the result does not depend on the
-number of workers.
+The longest clients are trained first, and the next client goes to the first free process, so that
+all processes end at about the same time. Results are put in the order of the cohort, so they do not
+depend on the number of workers.
 """
 
 import logging
@@ -41,11 +41,11 @@ from fedexp.engine.processes.worker import (
 )
 
 log = logging.getLogger("fedexp")
-TRIES = 2  # an order that has killed two processes is not given to a third
+TRIES = 2  # an order that has ended two processes is not given to a third one
 
 
 class WorkerDied(RuntimeError):
-    """A process ended in the middle of its work, and so did the one that took its place."""
+    """A process died during its work, and so did its replacement."""
 
 
 @dataclass
@@ -54,17 +54,17 @@ class Order:
 
     name: str  # for messages
     value: Any
-    positions: Sequence[int]  # of its clients in the cohort, or of its answer among all
+    positions: Sequence[int]  # positions of its clients in the cohort, or of its answer
     tries: int = 0
 
 
 class Process:
-    """A worker and the connection to it."""
+    """A worker process and the connection to it."""
 
     def __init__(self, hardware: Any, parcels: Sequence[BinaryIO]):
-        """Start the process and send it what others have been sent."""
+        """Start the process and send it the parcels that other processes already have."""
         ours, theirs = socket.socketpair()
-        # The same modules can be imported there, whatever made them importable here.
+        # The process can import the same modules as this one.
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(hardware.threads)}
         arguments = f"{theirs.fileno()}, {os.getpid()}"
@@ -78,18 +78,18 @@ class Process:
         )
         theirs.close()
         self.channel = Channel(ours)
-        self.order: Order | None = None  # what it is working on
+        self.order: Order | None = None  # the current order
         with pack(Begin(hardware)) as begin:
             for parcel in (begin, *parcels):
                 self.send(parcel)
 
     def send(self, parcel: BinaryIO) -> None:
-        """Send a message; that the process is gone shows when an answer is waited for."""
+        """Send a message. A dead process is noticed only when an answer is received."""
         with suppress(ConnectionError):
             self.channel.send(parcel)
 
     def end(self) -> str:
-        """Make sure that the process is gone; return how it ended."""
+        """Make sure that the process has ended, and return how it ended."""
         self.channel.close()
         try:
             code = self.popen.wait(timeout=1)
@@ -108,15 +108,21 @@ class Process:
 
 
 class Workers(Engine):
-    """Engine over processes. `hardware`: of each process; `inner`: how a process trains what it is
-    given, one client or a share."""
+    """Engine over several processes.
+
+    hardware: of each process.
+    inner: engine with which a process trains a client or a share of the cohort.
+    """
 
     def __init__(self, inner: Engine, hardware: Sequence[Any], share: bool):
-        """Set up the engine. share: a process takes its part of a cohort at once (to vectorise it),
-        else one client after the other."""
+        """Set up the engine.
+
+        share: whether a process receives its share of a cohort at once (to vectorise it), or one
+        client at a time.
+        """
         self.inner, self.hardware, self.share = inner, hardware, share
         self._processes: list[Process] = []
-        # kind of order -> what it was made of and the order itself, of what all processes have
+        # kind of order -> its source and the packed order, for orders that all processes have
         self._sent: dict[type, tuple[Any, BinaryIO]] = {}
 
     def start(self, runtime: ClientRuntime, server: Tree) -> None:
@@ -138,8 +144,8 @@ class Workers(Engine):
         gather = Gather(len(cohort.clients))
         for order, answer in self._do(shared.runtime, shared.server, orders):
             part = move(vars(answer), shared.runtime.device)
-            # Kept states must not hold on to the file that they came in, which has the messages in
-            # it too.
+            # Clone the states, so that they do not keep the received file alive, which also has
+            # the messages.
             part["states"] = tree.map(torch.clone, part["states"])
             gather.add(order.positions, Trained(**part))
         return gather.result(parallel=min(len(self.hardware), len(orders)))
@@ -172,15 +178,14 @@ class Workers(Engine):
         self._processes, self._sent = [], {}
 
     def _answers(self, runtime: ClientRuntime, server: Tree, orders: Sequence[Order]) -> list[Any]:
-        """Return the answers in the places that the orders name."""
+        """Return the answers in the orders' positions."""
         found = {order.positions[0]: answer for order, answer in self._do(runtime, server, orders)}
         return [found[i] for i in range(len(orders))]
 
     def _do(
         self, runtime: ClientRuntime, server: Tree, orders: Sequence[Order]
     ) -> Iterator[tuple[Order, Any]]:
-        """Have the orders carried out, the first one first; yield them with their answers as these
-        come in."""
+        """Run the orders, the first one first, and yield them with their answers on arrival."""
         try:
             self._prepare(runtime, server)
             left = deque(orders)
@@ -198,21 +203,24 @@ class Workers(Engine):
                         else:
                             yield order, answer
         except BaseException:
-            # what is still being worked on would be taken for an answer to the next order
+            # otherwise a late answer would be taken for the answer to the next order
             self.close()
             raise
 
     def _prepare(self, runtime: ClientRuntime, server: Tree) -> None:
-        """Start the processes once, and send model and data once and each new state of the server
-        once."""
+        """Start the processes and send model and data once, and the server's state if it has
+        changed.
+        """
         self._send(Setup, runtime, lambda: Setup(runtime.to(CPU), self.inner))
         self._send(Publish, server, lambda: Publish(server))
         while len(self._processes) < len(self.hardware):
             self._processes.append(self._start(len(self._processes)))
 
     def _send(self, kind: type, source: Any, order: Callable[[], Any]) -> None:
-        """Send an order to all processes unless they have it; it is kept for those that are started
-        later."""
+        """Send an order to all processes unless they already have it.
+
+        The order is kept for processes that are started later.
+        """
         if kind in self._sent:
             before, parcel = self._sent[kind]
             if before is source:
@@ -233,8 +241,10 @@ class Workers(Engine):
             self._processes[i].send(parcel)
 
     def _take(self, i: int) -> tuple[Order, Any]:
-        """Return the order of a process and its answer; None when it has died, and another has
-        taken its place."""
+        """Return a process's order and its answer.
+
+        If the process has died, replace it and return None as the answer.
+        """
         process = self._processes[i]
         order, process.order = process.order, None
         assert order is not None
@@ -258,8 +268,10 @@ class Workers(Engine):
 
 
 def spread(hardware: Any, count: int) -> list[Any]:
-    """Return the hardware of each of `count` processes: on GPUs each has its own, unless the user
-    has named one."""
+    """Return the hardware of each of `count` processes.
+
+    On GPUs, each process gets another GPU, unless the user has chosen one.
+    """
     if hardware.device.type != "cuda" or hardware.device.index is not None:
         return [hardware] * count
     devices = torch.cuda.device_count()

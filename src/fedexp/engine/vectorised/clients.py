@@ -1,5 +1,4 @@
-"""C clients as one: their network, their stacked state and the local step that changes it in
-place."""
+"""The clients of a cohort as one: their network, their stacked state and their local step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,12 @@ from fedexp.engine.schedule import BatchSchedule
 from fedexp.engine.vectorised.convolution import ClientByClient
 from fedexp.models import Output
 
-# of images that are loaded at once: several steps, so that few kernels are launched
+# images loaded at once, in bytes: several steps, so that few kernels are launched
 LOAD_BYTES = 1 << 26
 
 
 class Fixed(NamedTuple):
-    """The values of each client that a step reads; leaves [C, ...]."""
+    """Values of the clients that a step reads, with leaves [C, ...]."""
 
     personals: Tree
     states: Tree
@@ -39,15 +38,17 @@ class Fixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """All but the batch that a local step reads (the first three) and changes in place (the
-    others)."""
+    """Everything except the batch that a local step uses.
+
+    A step reads the first three fields and changes the others in place.
+    """
 
     server: Tree
     lr: float | Tensor
     fixed: Fixed
     params: Params  # leaves [C, ...]
     buffers: Params  # running statistics; leaves [C, ...]
-    memory: Tree  # of the optimizer; leaves [C, ...]
+    memory: Tree  # the optimizer's state; leaves [C, ...]
     losses: Tensor  # [C]: sum of the objective over the steps so far
 
 
@@ -55,23 +56,26 @@ class Frame:
 
 
 class ClientNetwork(Network):
-    """A network with the running statistics of one client, as engine.network.LiveNetwork is in the
-    sequential engine.
+    """A network with one client's running statistics, like engine.network.LiveNetwork.
 
-    The tree that `gradient` differentiates by runs in train mode, which moves the running
-    statistics; any other goes through the network in eval mode. Nothing that came from outside is
-    changed: `buffers` has what training made of it.
+    The tree that `gradient` differentiates by runs in train mode, which updates the running
+    statistics.
+    All other parameters go through the network in eval mode. The arguments are not changed:
+    `buffers` returns the statistics after training.
     """
 
     def __init__(self, net: FunctionalNetwork, buffers: Params, reference: Params | None = None):
-        """Take over a network and the client's running statistics. reference: those of models in
-        eval mode; None: those that `net` holds, of the received model."""
+        """Take over a network and the client's running statistics.
+
+        reference: running statistics for models in eval mode. None: those in `net`, which belong to
+        the received model.
+        """
         self.net, self._buffers, self._reference = net, buffers, reference or {}
         self._moving: Params | None = None
         self._batch: Batch | None = None
 
     def show(self, batch: Batch) -> Batch:
-        """Remember the batch that the client works on, whose padding is known by its images."""
+        """Store the client's current batch. Its padding is recognised by its images."""
         self._batch = batch
         return batch
 
@@ -80,12 +84,12 @@ class ClientNetwork(Network):
             mask = self._batch.mask
         with ClientByClient():
             if params is not self._moving:
-                # the very tree where it can be, which `net` may hold
+                # pass the same object if possible, because `net` may hold it
                 whole = self._reference | params if self._reference else params
                 return self.net(whole, x, mask)
             moved = {name: value.clone() for name, value in self._buffers.items()}
             output = self.net.in_training(params, moved, x, mask)
-        if mask is not None:  # a batch without examples moves nothing
+        if mask is not None:  # a batch without examples changes no statistics
             there = mask.sum() > 0
             moved = {k: torch.where(there, moved[k], v) for k, v in self._buffers.items()}
         self._buffers = moved
@@ -114,7 +118,7 @@ class ClientNetwork(Network):
 
 
 class PaddedData:
-    """ClientData inside vmap: index and mask are [S, B] there."""
+    """ClientData inside vmap, where index and mask are [S, B]."""
 
     def __init__(
         self,
@@ -141,7 +145,7 @@ class PaddedData:
 
 
 def context(shared: Shared, server: Tree, lr: float | Tensor, one: Fixed) -> Context:
-    """Return what the hooks of one client may read."""
+    """Return the context that one client's hooks may read."""
     rate: Any = lr  # a tensor where steps are recorded
     local = shared.runtime.local
     return Context(server, one.personals, one.states, one.plans, one.begun, rate, one.steps, local)
@@ -152,7 +156,7 @@ def context(shared: Shared, server: Tree, lr: float | Tensor, one: Fixed) -> Con
 
 @dataclass(frozen=True)
 class PaddedSchedules:
-    """The schedules of C clients as arrays on the device, step by step."""
+    """The schedules of C clients as arrays on the device, by step."""
 
     index: Tensor  # int64 [S, C, B]
     mask: Tensor  # [S, C, B]: 1 example, 0 padding
@@ -160,14 +164,16 @@ class PaddedSchedules:
     steps: np.ndarray  # int [C]; on the host, which decides what to launch
 
     def part(self, steps: slice | int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return index, mask and draws of some steps of the first `active` clients."""
+        """Return index, mask and draws of the given steps for the first `active` clients."""
         draws = None if self.draws is None else self.draws[steps][..., :active, :, :]
         return self.index[steps][..., :active, :], self.mask[steps][..., :active, :], draws
 
 
 def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSchedules:
-    """Pad schedules of different lengths to arrays; what is padded has mask 0 and, as its number,
-    an example of the same client."""
+    """Pad schedules of different lengths to arrays.
+
+    Padding has mask 0 and the index of an example of the same client.
+    """
     steps = np.array([s.steps for s in schedules])
     longest, batch_size = max(steps), schedules[0].index.shape[1]
 
@@ -193,16 +199,17 @@ def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSch
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """Upload to the device without waiting for it: from ordinary memory, CUDA would first finish
-    all that it was given."""
+    """Copy a tensor to the device without waiting for it.
+
+    From pageable memory, CUDA would first finish all earlier work.
+    """
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)
 
 
 class Run(NamedTuple):
-    """Steps start .. stop - 1, which the first `active` clients have, and whose images are loaded
-    at once."""
+    """Steps start .. stop - 1 of the first `active` clients, whose images are loaded together."""
 
     start: int
     stop: int
@@ -213,12 +220,11 @@ class Run(NamedTuple):
 
 
 class Clients:
-    """The clients of a cohort, which must be sorted by falling number of steps, during one
-    round."""
+    """The clients of a cohort during one round, sorted by falling number of steps."""
 
     def __init__(self, shared: Shared, cohort: Cohort):
         self.shared, self.count = shared, len(cohort.clients)
-        # is shown the frame after each number of steps
+        # called with the number of steps and the frame after each step
         self.watch: Callable[[int, Frame], None] | None = None
         algorithm, runtime = shared.algorithm, shared.runtime
         self.padded = pad(cohort.schedules, runtime)
@@ -245,7 +251,7 @@ class Clients:
         self.frame = Frame(shared.server, shared.lr, fixed, params, buffers, memory, losses)
 
     def runs(self) -> Iterator[Run]:
-        """Yield all steps, in order."""
+        """Yield all steps in order, in runs."""
         steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
         images = self.shared.runtime.data.x_train
         image_bytes = images[0].numel() * self.shared.runtime.dtype.itemsize
@@ -258,14 +264,14 @@ class Clients:
             start = stop
 
     def batches(self, run: Run) -> Iterator[Batch]:
-        """Yield the batches of a run; leaves [active, B, ...]."""
+        """Yield a run's batches, with leaves [active, B, ...]."""
         index, mask, draws = self.padded.part(slice(run.start, run.stop), run.active)
         x, y = self.shared.runtime.load_train(index, draws)
         for i, number in enumerate(range(run.start, run.stop)):
             yield Batch(x[i], y[i], mask[i], number)
 
     def finish(self) -> tuple[Tree, Tree, Params]:
-        """Return (messages, new states, running statistics); leaves [C, ...]."""
+        """Return (messages, new states, running statistics), with leaves [C, ...]."""
 
         def finish(
             net: ClientNetwork, data: PaddedData, ctx: Context, params: Params
@@ -279,9 +285,12 @@ class Clients:
     def _per_client(
         self, hook: Callable[..., Any], fixed: Fixed, own: Params | None = None, *values: Tree
     ) -> tuple[Any, Params]:
-        """Run hook(net, data, context, *values) for all clients; return what it gave and the
-        running statistics after it, leaves [C, ...]. own: running statistics of each client, with
-        which eval mode is called too; None: the server's."""
+        """Run hook(net, data, context, *values) for all clients.
+
+        Return its results and the running statistics after it, with leaves [C, ...].
+
+        own: each client's running statistics, which eval mode uses as well. None: the server's.
+        """
         shared, padded = self.shared, self.padded
 
         def call(
@@ -307,8 +316,7 @@ class Clients:
         return vmap(call, in_dims=dims)(*arrays, own_or_sent, fixed, *values)
 
     def _copies(self, name: str) -> Params:
-        """Return the parameters or buffers that were sent, for each client in memory that may be
-        changed; leaves [C, ...]."""
+        """Return writable copies of the received parameters or buffers, with leaves [C, ...]."""
         found = {}
         for key, value in self.shared.server[name].items():
             found[key] = tree.room_for(value, self.count).copy_(
@@ -324,15 +332,16 @@ class Clients:
             if name in buffers:
                 buffers[name].copy_(value)
             else:
-                # Like the server's model in memory, which the fused optimizer and the convolutions
-                # want.
+                # Same memory layout as the server's model, for fast optimizers and convolutions.
                 like = self.shared.server["params"].get(name, value[0])
                 params[name] = tree.room_for(like, self.count).copy_(value)
         return params, buffers
 
     def _prepared(self, algorithm: Prepared, fixed: Fixed) -> Tree:
-        """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C,
-        batches, ...], 0 where a client has none."""
+        """Run `prepare` on each batch of the first pass, for the clients that have the batch.
+
+        Return leaves [C, batches, ...], which are 0 for missing batches.
+        """
         shared, runtime = self.shared, self.shared.runtime
 
         def call(x: Tensor, y: Tensor, mask: Tensor, one: Fixed) -> Tree:
@@ -356,7 +365,10 @@ class Clients:
 
 
 def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
-    """Do one step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
+    """Take one step of the first `active` clients in place.
+
+    batch: leaves [active, B, ...].
+    """
     head, buffers, fixed = tree.map(
         lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.fixed)
     )
@@ -367,8 +379,11 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
     def step(
         params: Params, memory: Tree, buffers: Params, x: Any, y: Any, mask: Any, one: Fixed
     ) -> tuple[Any, ...]:
-        """Return one client's (parameters, memory) after the algorithm's own local step, or its
-        gradient in the base's; its running statistics and loss."""
+        """Return one client's result of the step, its running statistics and its loss.
+
+        The result is (parameters, memory) if the algorithm has its own local step, else the
+        gradient.
+        """
         ctx = context(shared, frame.server, frame.lr, one)
         net = ClientNetwork(runtime.net, buffers)
         rows = net.show(Batch(x, y, mask, batch.step))

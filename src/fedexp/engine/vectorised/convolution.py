@@ -1,9 +1,9 @@
-"""Stacked convolutions: each client has its own weights, so no ordinary convolution fits.
+"""Stacked convolutions, in which each client has separate weights.
 
-torch.func.vmap turns them into one convolution of as many groups as clients. Here each client has
-an ordinary convolution, on CUDA in its own stream, so that they share the device: what a
-library does best, many at a time. With ten clients that took 0.4 to 0.9 of the time of groups on an
-H100 and 0.92 on a CPU (benchmarks/RESULTS.md).
+torch.func.vmap turns them into one grouped convolution with a group per client. This module runs an
+ordinary convolution per client instead, on CUDA in separate streams, so that the convolutions share
+the device. With ten clients, this took 0.4 to 0.9 times as long as groups on an H100, and 0.92
+times as long on a CPU (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Callable
@@ -20,17 +20,19 @@ from torch.overrides import TorchFunctionMode
 from fedexp.core import tree
 from fedexp.core.private.of_torch import is_wrapped
 
-FEW_CHANNELS = 4  # of the input, at most, where weights get their gradient in another way
-STREAMS = 16  # more than that are rarely at work on one device at the same time
+FEW_CHANNELS = 4  # up to this many input channels, `gradient_of_weights` is used
+STREAMS = 16  # more streams rarely run on one device at the same time
 
 Pair = tuple[int, int]
-One = Callable[..., Tensor]  # of the tensors of one client
-Dims = tuple[Any, ...]  # of the clients in each input: an int, or None where all clients share it
+One = Callable[..., Tensor]  # function of one client's tensors
+Dims = tuple[Any, ...]  # the clients' dimension in each input, or None if all clients share it
 
 
 class ClientByClient(TorchFunctionMode):
-    """Inside, F.conv2d is `convolve` where input and weight are both stacked, and neither dilation
-    nor groups are asked for."""
+    """Mode that replaces F.conv2d by `convolve`.
+
+    It applies if input and weight are both stacked, without dilation and groups.
+    """
 
     def __torch_function__(
         self,
@@ -53,10 +55,8 @@ def _arguments(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair] | None:
-    """Return the arguments of `convolve` for those of F.conv2d, or None where torch's own is to be
-    used."""
-    # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary
-    # convolution.
+    """Return the arguments of `convolve` for a call of F.conv2d, or None to use F.conv2d."""
+    # If weights are not stacked, such as a teacher's, one ordinary convolution is enough.
     if not (is_wrapped(input) and is_wrapped(weight)) or input.dim() != 4:
         return None
     if isinstance(padding, str) or {*_pair(dilation), groups} != {1}:
@@ -65,7 +65,7 @@ def _arguments(
 
 
 def _pair(value: Any) -> Pair:
-    """Return the one or two ints that convolutions accept, as two."""
+    """Return the one or two ints that convolutions accept, as two ints."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     return values * 2 if len(values) == 1 else values  # type: ignore[return-value]
 
@@ -77,9 +77,8 @@ def convolve(
     padding: Pair,
     stride: Pair = (1, 1),
 ) -> Tensor:
-    """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride;
-    differentiable once."""
-    if torch.is_autocast_enabled(x.device.type):  # before the clients part, not in each
+    """Compute F.conv2d of x [B, C, H, W], weight [O, C, h, w] and bias [O], differentiable once."""
+    if torch.is_autocast_enabled(x.device.type):  # once for all clients, not for each
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -87,7 +86,7 @@ def convolve(
 
 
 class _Convolution(Function):
-    """F.conv2d of plain convolutions."""
+    """F.conv2d with padding and stride only."""
 
     @staticmethod
     def forward(
@@ -122,7 +121,7 @@ class _Convolution(Function):
     ) -> tuple[Tensor, int]:
         function = partial(F.conv2d, stride=stride, padding=padding)
         dims = in_dims[:2] if bias is None else in_dims[:3]
-        if None in dims:  # as in per-example gradients, vmap within vmap
+        if None in dims:  # vmap within vmap, as in per-example gradients
             return vmap(function, in_dims[:3])(x, weight, bias), 0
         addend = None if bias is None else bias.movedim(dims[2], 0)[:, :, None, None]
         stacked = [x.movedim(dims[0], 0), weight.movedim(dims[1], 0)]
@@ -130,8 +129,10 @@ class _Convolution(Function):
 
 
 class _Gradients(Function):
-    """The gradients of a convolution by its input, weights and bias, those that are asked for; a
-    separate function, so that vmap knows how to compute it."""
+    """The requested gradients of a convolution with respect to its input, weight and bias.
+
+    This is a separate function, so that it can define its behaviour under vmap.
+    """
 
     @staticmethod
     def forward(
@@ -185,7 +186,7 @@ class _Gradients(Function):
 
 
 def gradients(padding: Pair, stride: Pair, of_x: bool, of_weight: bool, of_bias: bool) -> list[One]:
-    """Return the functions of (gradient of the output, x, weight)."""
+    """Return the requested gradients as functions of (gradient of the output, x, weight)."""
 
     def gradient(which: int, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         ones, mask = (1, 1), [i == which for i in range(3)]
@@ -200,11 +201,14 @@ def gradients(padding: Pair, stride: Pair, of_x: bool, of_weight: bool, of_bias:
 def gradient_of_weights(
     grad: Tensor, x: Tensor, weight: Tensor, padding: Pair, stride: Pair = (1, 1)
 ) -> Tensor:
-    """Compute stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O,
-    C, h, w], by matrix products of patches, one for each image.
+    """Compute the gradients of stacked weights [S, O, C, h, w] with a matrix product per image.
 
-    For few channels, as images have: cuDNN's way adds in any order, and the one that does not took
-    sixteen times as long (H100, fp32 and tf32; in bf16 it has a good one).
+    It is meant for few channels, as in images. cuDNN's algorithm adds in a nondeterministic order,
+    and its deterministic one took sixteen times as long (H100, fp32 and tf32; in bf16 it is fast).
+
+    grad: [S, B, O, H', W'].
+    x: [S, B, C, H, W].
+    weight: [S, O, C, h, w].
     """
     images, channels = x.flatten(0, 1), x.shape[2]
     (h, w), (top, left) = weight.shape[3:], padding
@@ -220,13 +224,14 @@ def gradient_of_weights(
 def side_by_side(
     functions: list[One], stacked: list[Tensor], addend: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Apply each function to each slice of the first dimension, on CUDA on streams; return the
-    results of a function stacked, with the slices of the addend added.
+    """Apply each function to each slice of the first dimension, on CUDA in several streams.
 
-    The streams begin when all that was launched so far is done, and what is launched next waits for
-    them. So memory that one side gives back is used by the other only when it is free, without the
-    allocator being told of it. That does not hold between two streams, so what they share is
-    allocated outside of them.
+    Return each function's results stacked. The addend's slices are added to them.
+
+    The streams start when all earlier work is done, and later work waits for them. So memory that
+    the main stream or the side streams free is reused by the other only when it is available,
+    without notifying the allocator. This does not hold between two side streams, so memory that
+    they share is allocated on the main stream.
     """
     device, count = stacked[0].device, len(stacked[0])
     here = torch.cuda.current_stream(device) if device.type == "cuda" else None

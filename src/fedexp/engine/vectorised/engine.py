@@ -1,8 +1,8 @@
-"""All sampled clients in one program: stacked parameters, one torch.func.vmap per local step,
-padded and masked.
+"""The vectorised engine: trains all sampled clients together with torch.func.vmap.
 
-Clients are sorted by their number of steps, longest first; a step touches only those that still
-have one. Inside a round nothing waits for the device, so that the host can run ahead of it.
+Parameters are stacked, and batches are padded and masked. Clients are sorted by their number of
+steps, longest first, and a step includes only the clients that still have one. No code inside a
+round waits for the device, so that the host can run ahead of it.
 """
 
 import logging
@@ -24,22 +24,24 @@ from fedexp.engine.vectorised.clients import Clients, Frame
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 
 log = logging.getLogger("fedexp")
-# of what is free, for the clients that are trained at once; graphs and evaluation need some too
+# share of the free memory for clients; graphs and evaluation also need memory
 SHARE_OF_MEMORY = 0.5
 
 
 class OutOfMemory(RuntimeError):
-    """Error: not even one client at a time fits into the memory of the device."""
+    """The device's memory is too small even for one client at a time."""
 
 
 @dataclass
 class Vectorised(Engine):
-    """Engine for models whose layers torch.func.vmap knows; running statistics of batch norm are a
-    client's own."""
+    """Engine for models whose layers support torch.func.vmap.
 
-    # clients at a time; None: as many as fit into the memory of the device
+    Each client has separate running statistics of batch norm.
+    """
+
+    # clients at a time; None: as many as fit into the device's memory
     chunk: int | None = None
-    # record local steps as CUDA graphs where they can be; no matter on a CPU
+    # record local steps as CUDA graphs if possible; no effect on a CPU
     cuda_graphs: bool = True
     # the chunk of the next round
     _fits: int | None = field(default=None, init=False, repr=False, compare=False)
@@ -60,10 +62,11 @@ class Vectorised(Engine):
     def _attempt(
         self, shared: Shared, cohort: Cohort, chunk: int, evaluate_local: bool
     ) -> Trained | None:
-        """Train the whole cohort, `chunk` clients at a time; None where that takes too much memory.
+        """Train the whole cohort, `chunk` clients at a time, or return None if it needs too much
+        memory.
 
-        Nothing that was given is changed, so a failed attempt leaves no trace. It returns instead
-        of raising because an exception would keep the tensors of its frames alive.
+        The arguments are not changed, so a failed attempt has no side effects. The method does not
+        raise, because an exception would keep the tensors in its frames alive.
         """
         order, gather = cohort.longest_first(), Gather(len(cohort.clients))
         testing = Stopwatch(shared.runtime.device)
@@ -93,7 +96,7 @@ class Vectorised(Engine):
     def _part(
         self, shared: Shared, cohort: Cohort, evaluate_local: bool, testing: "Stopwatch"
     ) -> Trained:
-        """Train clients in the order of falling numbers of steps, and return their results."""
+        """Train clients, sorted by falling number of steps, and return their results."""
         clients, probed, correct = Clients(shared, cohort), None, None
         if cohort.probes:
             clients.watch = watch = FrameWatch(shared.runtime, cohort.probes, testing)
@@ -110,8 +113,11 @@ class Vectorised(Engine):
 
 
 def can_be_recorded(runtime: ClientRuntime) -> bool:
-    """Return True on CUDA, but not in float64: recorded steps take the learning rate from memory,
-    which torch has as float32."""
+    """Return whether local steps can be recorded as CUDA graphs.
+
+    This is not possible in float64, because recorded steps read the learning rate from memory,
+    which torch stores as float32.
+    """
     return runtime.device.type == "cuda" and runtime.dtype == torch.float32
 
 
@@ -119,8 +125,7 @@ def can_be_recorded(runtime: ClientRuntime) -> bool:
 
 
 def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[str, Tensor]:
-    """Return the right answers of stacked models in each test view, in a round; int64 [models, C]
-    each."""
+    """Return view -> correct predictions of stacked models in a round, int64 [models, C]."""
     found = {}
     for view in runtime.views:
         tested, draws = runtime.local_test(view, round)
@@ -132,14 +137,16 @@ def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[st
 def evaluate_together(
     runtime: ClientRuntime, params: Params, draws: Tensor | None = None
 ) -> Tensor:
-    """Return class-wise right answers on the test set of models stacked along the first dimension;
-    int64 [models, C]. draws: of the augmented view of all test examples
-    (ClientRuntime.test_draws)."""
+    """Return class-wise correct predictions of stacked models on the test set, int64 [models, C].
+
+    params: models stacked along the first dimension.
+    draws: the augmented view's random numbers for all test examples (ClientRuntime.test_draws).
+    """
     data, count = runtime.data, len(next(iter(params.values())))
-    # Three times as many images as in training take about as much memory, since no backward pass
-    # needs anything kept.
+    # Three times as many images as in training take about as much memory, because nothing is kept
+    # for a backward pass.
     size = min(3 * runtime.local.batch_size, runtime.evaluation_batch)
-    if uses_batch_statistics(runtime.net.module):  # how the test set is cut is part of the result
+    if uses_batch_statistics(runtime.net.module):  # the batches affect the result
         size = runtime.evaluation_batch
     correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=runtime.device)
     for index in torch.arange(len(data.y_test), device=runtime.device).split(size):
@@ -153,15 +160,17 @@ def evaluate_together(
 
 
 class FrameWatch:
-    """Tests the models of a frame at the marks of their probes, those with a mark at the same step
-    together."""
+    """Tests the models of a frame at the marks of their probes.
+
+    Models with a mark at the same step are tested together.
+    """
 
     def __init__(self, runtime: ClientRuntime, probes: Sequence[Probe], testing: "Stopwatch"):
         self.runtime, self.probes, self.testing = runtime, probes, testing
         self.counts = no_counts(runtime, len(probes), probes[0].room)  # leaves [C, room, ...]
 
     def __call__(self, step: int, frame: Frame) -> None:
-        """Test the clients that have a mark after so many steps."""
+        """Test the clients that have a mark after this many steps."""
         rows = [i for i, probe in enumerate(self.probes) if step in probe.marks]
         if not rows:
             return
@@ -176,12 +185,14 @@ class FrameWatch:
 
 
 class Stopwatch:
-    """Seconds inside of its `with` blocks as the device sees them, without waiting for it: on CUDA
-    a block begins when all that was launched before it is done."""
+    """Measures the seconds in its `with` blocks on the device, without waiting for the device.
+
+    On CUDA, a block begins when all work launched before it is done.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._marks: list[Any] = []  # beginnings and ends in turn
+        self._marks: list[Any] = []  # starts and ends of blocks, in turn
 
     def __enter__(self) -> None:
         self._mark()
@@ -199,7 +210,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds so far; waits for the device."""
+        """Return the seconds so far. This waits for the device."""
         total = 0.0
         for start, end in zip(self._marks[::2], self._marks[1::2], strict=True):
             if isinstance(start, float):
@@ -214,8 +225,7 @@ class Stopwatch:
 
 
 def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
-    """Return the number of clients that can be trained at once in the free memory; 1 where even
-    that is in doubt."""
+    """Return the number of clients that can be trained together in the free memory, at least 1."""
     try:
         each = max(memory_of_one(shared, cohort), 1)
     except RuntimeError as error:
@@ -226,8 +236,7 @@ def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
 
 
 def memory_of_one(shared: Shared, cohort: Cohort) -> int:
-    """Return the bytes that a client takes at its peak, measured in the first step of the longest
-    one."""
+    """Return a client's peak memory in bytes, measured in the first step of the longest client."""
     device = shared.runtime.device
     alone = cohort.take(cohort.longest_first()[:1])
     (schedule,) = alone.schedules
@@ -240,7 +249,6 @@ def memory_of_one(shared: Shared, cohort: Cohort) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes on a CUDA device that nobody uses, or that torch holds without using
-    them."""
+    """Return the unused bytes on a CUDA device, including those that torch has reserved."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,10 +1,9 @@
-"""Local steps recorded once and replayed (CUDA graphs), so that the host launches one graph a step
-and not its kernels.
+"""Local steps recorded as CUDA graphs, so that the host launches one graph per step.
 
-A graph works on fixed memory and a fixed number of clients. So a round is copied into frames that
-stay from round to round, there is a graph for each of a few numbers of clients, and a step of fewer
-clients takes the next larger graph: what that does to the clients that are already done is thrown
-away, since they are copied out as soon as they are done.
+A graph works on fixed memory and a fixed number of clients. So each round is copied into frames
+that are reused in all rounds. There is a graph for each of a few numbers of clients, and a step
+with fewer clients uses the next larger graph. The graph's results for finished clients are
+discarded, because finished clients are copied out first.
 """
 
 import logging
@@ -23,11 +22,11 @@ from fedexp.engine.base import Shared
 from fedexp.engine.vectorised.clients import Clients, Frame, local_step
 
 log = logging.getLogger("fedexp")
-FRAMES = 2  # kept at a time: a whole chunk and the rest of the cohort
+FRAMES = 2  # kept at a time: one for full chunks, one for the rest of the cohort
 
 
 def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
-    """Run all local steps of the clients, in place."""
+    """Run all local steps of the clients in place."""
     steps = Steps(clients) if graphs is None or graphs.failed else graphs.open(clients)
     if clients.watch is not None:
         clients.watch(0, steps.frame)
@@ -41,35 +40,40 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
 
 
 class Steps:
-    """The steps of a round, carried out one by one, kernel by kernel."""
+    """A round's steps, run kernel by kernel."""
 
     def __init__(self, clients: Clients):
         self.clients = clients
 
     @property
     def frame(self) -> Frame:
-        """Return the frame in which the clients are that still run."""
+        """Return the frame with the clients that still run."""
         return self.clients.frame
 
     def step(self, active: int, batch: Batch) -> None:
-        """Do one step of the first `active` clients."""
+        """Take one step of the first `active` clients."""
         local_step(self.clients.shared, self.clients.frame, active, batch)
 
     def keep(self, active: int) -> None:
-        """Keep only the first `active` clients running: the others must be as they should be. Here
-        a step touches only those that still have one."""
+        """Finish all clients except the first `active`, whose values must be final in the clients'
+        frame.
+
+        Here this needs no work, because a step changes only the clients that still have one.
+        """
 
 
 class CudaCapture:
-    """Recording with CUDA graphs, which share the memory of what they compute in between: only one
-    runs at a time."""
+    """Records CUDA graphs.
+
+    The graphs share memory for intermediate results, because only one runs at a time.
+    """
 
     def __init__(self, device: torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, step: Callable[[], None]) -> None:
-        """Carry out the step, so that libraries have done by then what may not be recorded."""
+        """Run the step, so that libraries do work that cannot be recorded."""
         here = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
@@ -77,7 +81,7 @@ class CudaCapture:
         here.wait_stream(self.stream)
 
     def record(self, step: Callable[[], None]) -> Callable[[], Any]:
-        """Record the step without carrying it out; what is returned carries it out."""
+        """Record the step without running it, and return a function that runs it."""
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self.device),
@@ -89,7 +93,7 @@ class CudaCapture:
 
 @dataclass
 class Recorded:
-    """A frame that stays where it is, and the graphs that work on it."""
+    """A frame at a fixed place in memory, and the graphs that work on it."""
 
     shared: Shared
     frame: Frame
@@ -99,8 +103,10 @@ class Recorded:
 
 
 class Graphs:
-    """The graphs of a run. Where a step cannot be recorded, steps run without graphs, after one log
-    line."""
+    """The graphs of a run.
+
+    If a step cannot be recorded, a warning is logged once and steps run without graphs.
+    """
 
     def __init__(self, capture: CudaCapture):
         self.capture = capture
@@ -108,12 +114,14 @@ class Graphs:
         self._recorded: dict[Any, Recorded] = {}
 
     def open(self, clients: Clients) -> Steps:
-        """Open the frame for one round of clients."""
+        """Return the steps of one round of clients in a frame."""
         return Replaying(self, clients, self._frame_of(clients))
 
     def step(self, recorded: Recorded, size: int) -> None:
-        """Do one step of the first `size` clients of a frame: first carried out, then recorded,
-        then replayed."""
+        """Take one step of the first `size` clients of a frame.
+
+        The first step is run, the second is recorded, and all later steps are replayed.
+        """
 
         def step() -> None:
             x, y, mask = (leaf[:size] for leaf in recorded.batch[:3])  # type: ignore[index]
@@ -139,11 +147,11 @@ class Graphs:
         recorded.replays[size]()
 
     def clear(self) -> None:
-        """Give back the memory of frames and graphs."""
+        """Release the memory of frames and graphs."""
         self._recorded.clear()
 
     def _frame_of(self, clients: Clients) -> Recorded:
-        """Return the frame into which these clients fit; a new one where there is none."""
+        """Return a frame that fits these clients, a new one if necessary."""
         leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
         shapes = []
         for leaf in leaves:
@@ -161,12 +169,12 @@ class Graphs:
 
 
 class Replaying(Steps):
-    """The steps of a round in a frame that stays."""
+    """A round's steps in a reused frame."""
 
     def __init__(self, graphs: Graphs, clients: Clients, recorded: Recorded):
         super().__init__(clients)
         self.graphs, self.recorded = graphs, recorded
-        # clients that had a step when `keep` was last called; first: all
+        # clients that had a step when `keep` was last called; all at first
         self.before = clients.count
         source, target = clients.frame, recorded.frame
         target.lr.fill_(source.lr)  # type: ignore[union-attr]
@@ -180,13 +188,12 @@ class Replaying(Steps):
         into = self.recorded.batch
         for name in ("x", "y", "mask"):
             getattr(into, name)[:active].copy_(getattr(batch, name))
-        # a tensor: a number would be recorded
+        # a tensor, because a number would be recorded as a constant
         into.step.fill_(batch.step)  # type: ignore[attr-defined]
         self.graphs.step(self.recorded, rounded(active, self.clients.count))
 
     def keep(self, active: int) -> None:
-        """Copy out the clients that are done, before a graph of more clients than are active spoils
-        them."""
+        """Copy out the finished clients, before a graph for more clients overwrites them."""
         done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
         kept = ((each.params, each.buffers, each.losses) for each in (ours, theirs))
         tree.map(lambda to, of: to[done].copy_(of[done]), *kept)
@@ -194,18 +201,20 @@ class Replaying(Steps):
 
 
 def rounded(active: int, count: int) -> int:
-    """Return the number of clients of the graph to use: `active` with three binary digits, rounded
-    up; at most `count`.
+    """Return the number of clients of the graph to use, at most `count`.
 
-    1 to 8, 10, 12, 14, 16, 20, ...: at most a quarter is computed for nothing.
+    It is `active` rounded up to three binary digits: 1 to 8, 10, 12, 14, 16, 20, ... At most a
+    quarter of the computation is wasted.
     """
     unit = 1 << max(active.bit_length() - 3, 0)
     return min(-(-active // unit) * unit, count)
 
 
 def make_frame(clients: Clients) -> Recorded:
-    """Allocate memory for such clients; the learning rate and the number of the step become
-    tensors, which can change."""
+    """Allocate a frame for such clients.
+
+    The learning rate and the step number become tensors, whose values can change.
+    """
     padded, runtime = clients.padded, clients.shared.runtime
     lr = torch.zeros((), dtype=runtime.dtype, device=runtime.device)
     room = tree.map(empty_like, vars(replace(clients.frame, lr=lr)))
@@ -226,7 +235,9 @@ def copy_into(target: Any, source: Tree) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for torch.cuda.OutOfMemoryError, and for what the libraries below it raise."""
+    """Return whether an error is torch.cuda.OutOfMemoryError or a similar error of a library below
+    it.
+    """
     if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error).lower()
