@@ -1,5 +1,8 @@
-"""Configuration -> checked objects: unknown keys, wrong types and values out of range are collected
-over the whole of it and raised as one ConfigError."""
+"""Make checked objects from a configuration.
+
+Unknown keys, wrong types and values out of range are collected from the whole configuration and
+raised as one ConfigError.
+"""
 
 import dataclasses
 from typing import Any
@@ -38,13 +41,12 @@ from fedexp.trackers.base import TrackerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """The checked parts of a configuration; nothing has been loaded or started yet.
+    """The checked parts of a configuration. Nothing has been loaded or started yet.
 
-    The type of a group's field is the base of its options: what an option stands for must derive
-    from it.
+    The type of a group's field is the base class of the group's options.
     """
 
-    settings: Settings  # the keys that are in no node
+    settings: Settings  # the scalar keys on the top level
     seeds: Seeds
     local: LocalTraining
     server: ServerOptimizer = NO_SERVER_OPTIMIZER
@@ -69,7 +71,7 @@ class Built:
 
     @property
     def sources(self) -> dict[str, DataSource]:
-        """Return the data sets, by their keys in the configuration."""
+        """Configuration key -> data set."""
         domains = getattr(self.scenario, "domains", [])
         found = {f"scenario.domains.{i}": domain for i, domain in enumerate(domains)}
         if self.surrogate.dataset is not None:
@@ -78,7 +80,7 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NODES = ("server", "surrogate")  # beside FIRST_NODES
+NODES = ("server", "surrogate")  # in addition to FIRST_NODES
 GROUPS = {
     name: base
     for name, base in FIELDS.items()
@@ -87,8 +89,7 @@ GROUPS = {
 
 
 def build(config: DictConfig) -> Built:
-    """Check the whole configuration; raise one ConfigError that lists everything that is wrong with
-    it."""
+    """Check the whole configuration and make its parts. Raises one ConfigError with all errors."""
     errors: list[str] = []
     resolved = resolve(config)
     values = values_of(config, resolved)

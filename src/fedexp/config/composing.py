@@ -1,10 +1,9 @@
-"""A check of what Hydra composes, before Hydra calls anything that it names.
+"""Check a composed configuration before Hydra calls any class that it names.
 
-Hydra instantiates the classes of `hydra.callbacks`, `hydra.launcher` and `hydra.sweeper`, and those
-of its two logging nodes, before the configuration of a run is looked at. The loader of this module
-takes the place of Hydra's own, also in the processes that a launcher starts: a configuration that
-names a class that is neither known here nor named in a directory of the user's is refused as soon
-as it has been composed, whatever way the name came in.
+Hydra instantiates the classes of `hydra.callbacks`, `hydra.launcher`, `hydra.sweeper` and its two
+logging nodes before fedexp sees the configuration. This module replaces Hydra's loader, also in the
+processes that a launcher starts. The new loader refuses a configuration with a class that is
+neither in KNOWN nor named in a user's config directory, no matter where the name comes from.
 """
 
 import copy
@@ -50,7 +49,7 @@ KNOWN = {
 }
 # nodes that Hydra makes objects from
 CALLED = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
-# what Hydra's own files, its plugins' and ours refer to: texts, and a number
+# the references in the files of Hydra, its plugins and fedexp; they resolve to strings or a number
 REFERENCES = {
     "${data_dir}",
     "${fedexp.gpus:}",
@@ -62,11 +61,10 @@ REFERENCES = {
 
 
 class CheckedRepository(ConfigRepository):
-    """The groups of the configuration directories; an option outside of them is refused."""
+    """Hydra's repository of config groups, which refuses options outside their directories."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CheckedRepository":
-        """Return a shallow copy: Hydra composes with a copy only to replace its list of sources,
-        whole."""
+        """Return a shallow copy. Hydra only replaces the copy's whole list of sources."""
         return copy.copy(self)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -80,29 +78,27 @@ class CheckedRepository(ConfigRepository):
 
 
 class CheckedLoader(ConfigLoaderImpl):
-    """Hydra's loader, whose configurations are checked before anybody sees them."""
+    """Hydra's loader with a check of each composed configuration."""
 
     def __init__(self, config_search_path: ConfigSearchPath):
         super().__init__(config_search_path)
         self.repository = CheckedRepository(config_search_path)
 
     def load_configuration(self, *arguments: Any, **options: Any) -> DictConfig:
-        """Raise ConfigError where the configuration names a class for Hydra that is not to be
-        trusted."""
+        """Compose the configuration. Raises ConfigError if Hydra would call an untrusted class."""
         config = super().load_configuration(*arguments, **options)
         check_called(config)
         return config
 
 
 def install() -> None:
-    """Puts the checked loader in the place of Hydra's own."""
+    """Replace Hydra's loader by the checked loader."""
     of_hydra.replace_loader(CheckedLoader)
 
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Have Hydra compose with the checked loader while the block runs, and with its own
-    afterwards."""
+    """Use the checked loader while the block runs, and restore the previous loader afterwards."""
     before = of_hydra.current_loader()
     install()
     try:
@@ -112,8 +108,11 @@ def checked() -> Iterator[None]:
 
 
 def check_called(config: DictConfig) -> None:
-    """Raise ConfigError unless all that Hydra imports in these nodes is known, or named in a
-    directory of the user's; likewise what they refer to, which could be a node with such a name."""
+    """Raise ConfigError unless every class that Hydra imports is known or named by the user.
+
+    The nodes in CALLED are checked. Their references are checked too, since a reference could point
+    to a node with a class name.
+    """
     sources = config.hydra.runtime.config_sources
     folders = [Path(each.path) for each in sources if each.schema == "file"]
     written: dict[str, Any] = OmegaConf.to_container(config.hydra)  # type: ignore[assignment]

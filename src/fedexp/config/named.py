@@ -1,8 +1,8 @@
-"""Options that a configuration names beside the one of a group: `scenario.domains`,
-`surrogate.dataset`, and the members of `tracker` and `analysis`.
+"""Replace names of options in a configuration by the options' nodes.
 
-A name stands for the option of that name in the group, in which of a data set the node `dataset` is
-taken and the rest (the protocol of a run on it) left.
+Such names are in `scenario.domains`, `surrogate.dataset`, and the members of `tracker` and
+`analysis`. For a data set, only the option's node `dataset` is used. The rest of the option, the
+protocol of runs on the data set, is ignored.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,14 @@ from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
 OPTIONS = "values by name, such as {root: photos}"
-SHARED = ("rounds", "every")  # keys of several analyses, which each of them takes over
+SHARED = ("rounds", "every")  # keys of `analysis=several` that are copied to each member
 
 
 def with_named_members(config: DictConfig, group: str) -> DictConfig:
-    """Return a copy of the configuration with nodes in place of the names in `<group>.members`,
-    changed as `<group>.options` says."""
+    """Return a copy of the configuration with the names in `<group>.members` replaced by nodes.
+
+    `<group>.options` changes values of the nodes. Raises ConfigError for invalid names or options.
+    """
     members = OmegaConf.select(config, f"{group}.members")
     if not isinstance(members, ListConfig) or not all(isinstance(name, str) for name in members):
         return config
@@ -55,8 +57,7 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
 
 
 def with_named_datasets(config: DictConfig) -> DictConfig:
-    """Return a copy of the configuration with the nodes of these data sets in place of their
-    names."""
+    """Return a copy of the configuration with names of data sets replaced by their nodes."""
     if domains := OmegaConf.select(config, "scenario.domains"):
         nodes = [
             node_of(name, "scenario.domains") if isinstance(name, str) else name for name in domains
@@ -73,7 +74,7 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
 
 
 def with_node(config: DictConfig, key: str, node: Any) -> DictConfig:
-    """Return a copy of the configuration with a node of any keys."""
+    """Return a copy of the configuration with the node at `key` replaced. Its keys may be new."""
     config = config.copy()
     OmegaConf.set_struct(config, False)
     OmegaConf.update(config, key, node, merge=False)
@@ -83,8 +84,10 @@ def with_node(config: DictConfig, key: str, node: Any) -> DictConfig:
 def changed(
     node: dict[str, Any], changes: Mapping[str, Any], key: str, name: str
 ) -> dict[str, Any]:
-    """Return the node of an option with other values. Raises ConfigError for a key that it has not;
-    name: of the option."""
+    """Return an option's node with changed values.
+
+    name: the option's name. Raises ConfigError for a key that the node does not have.
+    """
     known = [each for each in node if each != "_target_"]
     if wrong := [each for each in changes if each not in known]:
         raise ConfigError(f"{key}.{wrong[0]}: {name} has no such key{nearest(wrong[0], known)}")
@@ -92,9 +95,11 @@ def changed(
 
 
 def node_of(name: str, key: str, group: str = "dataset", resolve: bool = False) -> dict[str, Any]:
-    """Return the node of an option of a group. Raises ConfigError.
+    """Return the node of a group's option. Raises ConfigError if there is no such option.
 
-    key: where it is named; resolve: what it refers to is in its own file."""
+    key: the configuration key that has the name. resolve: whether to resolve interpolations; they
+    must then refer to values in the option's file.
+    """
     kind = {"dataset": "data set"}.get(group, group)
     if is_path(name):
         raise ConfigError(f"{key}={name}: is a path; must be the name of a {kind}")
@@ -111,7 +116,7 @@ def node_of(name: str, key: str, group: str = "dataset", resolve: bool = False) 
 
 
 def search_path() -> list[Path]:
-    """Return the directories with groups: those that Hydra searches, and fedexp's own."""
+    """Return the directories with config groups: those that Hydra searches, then fedexp's."""
     from fedexp.config.options import conf_directory
 
     found = []

@@ -1,4 +1,4 @@
-"""The groups, options and keys of conf/ and of the user's own directories."""
+"""The groups, options and keys of conf/ and of the users' config directories."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,16 +8,16 @@ from typing import Any
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 
-# Folders of conf/ whose options bring no keys of their own.
+# Folders of conf/ that are not config groups with keys.
 PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
-# Groups that take several options at once, and what their option `several` is.
+# Groups that accept several options at once -> description of their option `several`.
 SEVERAL = {"tracker": "list of trackers", "analysis": "list of analyses"}
 ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
 def list_groups(directories: list[Path]) -> list[str]:
-    """Return the config groups, in the order of the defaults list where they are in it."""
+    """Return the config groups, first in the order of the defaults list, then by name."""
     names = {
         p.name
         for directory in directories
@@ -42,10 +42,9 @@ def list_groups(directories: list[Path]) -> list[str]:
 
 
 def list_options(group: str, directories: list[Path]) -> list[str]:
-    """Return the options of a group, also those in its folders, such as `fedntd/cifar10_s2` of
-    `experiment`.
+    """Return a group's options, including those in subfolders, such as `fedntd/cifar10_s2`.
 
-    A file whose name begins with `_` holds what others have in common, and is not an option.
+    A file whose name begins with `_` has values that several options share, and is not an option.
     """
     if group == "sweep":
         return sorted(read_sweeps(directories))
@@ -57,11 +56,12 @@ def list_options(group: str, directories: list[Path]) -> list[str]:
 
 
 def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
-    """Return name -> (file, content) of the sweeps in the folders `sweep`, the first of a name.
+    """Return name -> (file, content) for the sweeps in the folders `sweep`.
 
-    A file with `blocks` is one sweep, named like the file. Any other holds sweeps by name, with
-    the values of its `defaults` where they have none. The content of a file that cannot be read is
-    the error."""
+    If a name appears several times, the first sweep is returned. A file with `blocks` is one sweep
+    with the name of the file. Any other file has several sweeps by name, and `defaults` for values
+    that they do not set. If a file cannot be read, the content is the exception.
+    """
     found: dict[str, tuple[Path, Any]] = {}
     for path in (path for each in directories for path in sorted(each.glob("sweep/*.yaml"))):
         try:
@@ -79,8 +79,10 @@ def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
-    """Everything that a user may write left of `=`, with the options (`group=option`) that bring it
-    along."""
+    """Return key -> options (`group=option`) that define it, for all keys that a user may set.
+
+    The list is empty for keys that every run has.
+    """
 
     def walk(node: Any, prefix: str) -> Iterator[str]:
         for name, child in node.items():
@@ -108,7 +110,7 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
 
 
 def conf_directory() -> Path:
-    """Return conf/ inside the installed package, else the checkout's."""
+    """Return conf/ of the installed package or of the checkout."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "conf", package.parents[1] / "conf"):
         if (candidate / "config.yaml").exists():

@@ -1,4 +1,4 @@
-"""The name of a job's directory below that of its sweep, which follows from its fingerprint."""
+"""Name the directory of a sweep's job by the job's fingerprint."""
 
 import hashlib
 from pathlib import Path
@@ -10,9 +10,13 @@ from fedexp.rundir.fingerprint import fingerprint
 
 
 def run_name(root: DictConfig) -> str:
-    """Return <dataset>_<partition>_<algorithm>_seed<seed>_<hash>: the directory of a job below that
-    of its sweep, the same whatever else the sweep holds; or the name of a job there that has become
-    this run by more rounds. root: the composed configuration with its node `hydra`."""
+    """Return <dataset>_<partition>_<algorithm>_seed<seed>_<hash>, a job's directory in its sweep.
+
+    The name does not depend on the other jobs of the sweep. If a job with another name now has the
+    same fingerprint, for example after it was given more rounds, that job's name is returned.
+
+    root: the composed configuration with its node `hydra`.
+    """
     from fedexp.config.values import resolve
     from fedexp.core.errors import ConfigError
 
@@ -22,7 +26,7 @@ def run_name(root: DictConfig) -> str:
     start = f"{choices.dataset}_{choices.partition}_{choices.algorithm}_seed{seed}_"
     try:
         identity = fingerprint(resolve(own))
-    except ConfigError:  # the job itself will say what is wrong
+    except ConfigError:  # the job reports the error
         return start + hashlib.sha256("\n".join(map(str, overrides)).encode()).hexdigest()[:8]
     sweep, name = Path(str(root.hydra.sweep.dir)), start + identity.partition(":")[2][:8]
     others = [] if (sweep / name).is_dir() else sorted(sweep.glob(f"{start}*"))
@@ -31,7 +35,7 @@ def run_name(root: DictConfig) -> str:
 
 
 def register() -> None:
-    """Make `${fedexp.run_name:}` known; Hydra hands it on to the processes of its launchers."""
+    """Register the resolver `${fedexp.run_name:}`. Hydra copies it to its launchers' processes."""
     OmegaConf.register_new_resolver(
         "fedexp.run_name", lambda _root_: run_name(_root_), replace=True
     )

@@ -1,5 +1,4 @@
-"""The node `schedule` as users write it, round by round, turned into the nodes that it stands
-for."""
+"""Turn the node `schedule`, which users write by rounds, into nodes with classes."""
 
 from typing import Any
 
@@ -12,20 +11,22 @@ KINDS = {
     "partition": "rounds with the partition from then on, such as {101: {name: lda, alpha: 0.1}}",
     "classes": "rounds with the share of a class from then on, such as {50: {3: 0.1}}",
 }
-PARTITIONS = ("iid", "lda", "sharding", "equal_shards")  # between which a run can change
+PARTITIONS = ("iid", "lda", "sharding", "equal_shards")  # partitions allowed in a schedule
 TARGETS = {name: f"fedexp.data.changes.{name}" for name in ("NewPartition", "NewShares")}
 
 
 def with_schedule(config: DictConfig) -> DictConfig:
-    """Return a copy of the configuration in which `schedule.partition` and `schedule.classes` are
-    lists of nodes."""
+    """Return a copy of the configuration with lists of nodes in `schedule`.
+
+    The lists are `schedule.partition` and `schedule.classes`.
+    """
     schedule = OmegaConf.select(config, "schedule")
     if not isinstance(schedule, DictConfig):
         return config
     made = {}
     for key in KINDS:
         written = schedule.get(key)
-        # made before
+        # already a list of nodes
         if isinstance(written, ListConfig) and all(
             isinstance(each, DictConfig) for each in written
         ):
@@ -37,7 +38,10 @@ def with_schedule(config: DictConfig) -> DictConfig:
 
 
 def by_round(key: str, written: Any) -> dict[int, Any]:
-    """Return round -> what is written for it. Raises ConfigError."""
+    """Return round -> its change, as the user wrote it.
+
+    Raises ConfigError unless the value is a mapping from rounds (2, 3, ...) to changes.
+    """
     if written is None:
         return {}
     value = (
@@ -57,7 +61,10 @@ def by_round(key: str, written: Any) -> dict[int, Any]:
 
 
 def shares_node(number: int, change: Any) -> dict[str, Any]:
-    """Return the node of a change of classes: {3: 0.1}. Raises ConfigError."""
+    """Return the node for a change of class shares, such as {3: 0.1}.
+
+    Raises ConfigError for a label that is not a number or a share outside [0, 1].
+    """
     where = f"schedule.classes.{number}"
     if not isinstance(change, dict) or not change:
         raise ConfigError(f"{where}={change}: must be classes with their share, such as {{3: 0.1}}")
@@ -74,8 +81,11 @@ def shares_node(number: int, change: Any) -> dict[str, Any]:
 
 
 def partition_node(number: int, change: Any) -> dict[str, Any]:
-    """Return the node of a change of the partition: {name: lda, alpha: 0.1}. What is not given has
-    the value of the option's own file. Raises ConfigError."""
+    """Return the node for a change of the partition, such as {name: lda, alpha: 0.1}.
+
+    Missing keys get the values in the option's file. Raises ConfigError for an unknown partition
+    or key.
+    """
     where = f"schedule.partition.{number}"
     if isinstance(change, str):
         change = {"name": change}

@@ -1,4 +1,4 @@
-"""Ways in which users write overrides, turned into the one that Hydra and the groups know."""
+"""Rewrite the users' spellings of overrides to the spelling that Hydra and the groups use."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +10,19 @@ ALIASES = {"partition": {"dirichlet": "lda"}}  # group -> name in the literature
 
 
 def normalise(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Return the overrides with options of groups in their own spelling (algorithm=FedNTD is
-    fedntd), aliases in place of other names of an option, and quotes around letters that Hydra's
-    grammar lacks (hydra.run.dir=grün).
+    """Return the overrides in the spelling that Hydra and the groups use.
 
-    folders: the directories with groups, the user's own first."""
+    Options get the case of their file (algorithm=FedNTD becomes fedntd), aliases are replaced by
+    options, and values with letters outside Hydra's grammar are quoted (hydra.run.dir=grün).
+
+    folders: the directories with groups, the user's first.
+    """
     groups = [*list_groups(list(folders)), *PRESETS]
     return [normalised(text, groups, folders) for text in overrides]
 
 
 def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return one override in the spelling that Hydra knows; what is not understood stays as it
-    is."""
+    """Return one override in Hydra's spelling. An unknown spelling is not changed."""
     key, equals, value = override.partition("=")
     if not equals:
         return override
@@ -35,8 +36,10 @@ def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) ->
 
 
 def option_of(name: str, group: str, options: Sequence[str]) -> str:
-    """Return the option that a name stands for: itself, an alias, or the same letters in another
-    case."""
+    """Return the option that a name means, directly, as an alias or in another case.
+
+    An unknown name is returned unchanged.
+    """
     if name in options:
         return name
     if alias := ALIASES.get(group, {}).get(name.lower()):
@@ -46,8 +49,11 @@ def option_of(name: str, group: str, options: Sequence[str]) -> str:
 
 
 def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
-    """Raise ConfigError for a directory or an option that is left empty, as a shell variable
-    without a value leaves it, for what every run has and is taken out, and for `seeds=1`."""
+    """Raise ConfigError for values that Hydra would accept or report unclearly.
+
+    These are an empty directory or option, for example from an empty shell variable, the removal of
+    something that every run has, and `seeds=1`.
+    """
     groups = list_groups([conf_directory()])
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -72,7 +78,7 @@ def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
 
 
 def quoted(text: str) -> str:
-    """Quote a text for Hydra's grammar; interpolations in it stay interpolations."""
+    """Quote a text for Hydra's grammar. Interpolations in the text still work."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(text, Quote.single).with_quotes()

@@ -1,12 +1,11 @@
-"""Free memory of the machine, and sizes in words."""
+"""The machine's free memory, and sizes as text."""
 
 import os
 from pathlib import Path
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that programs can still have; without limit where the system does
-    not say."""
+    """Return the available memory in bytes, or a very large number if it is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(
@@ -20,5 +19,5 @@ def free_memory() -> int:
 
 
 def size_of(number: int) -> str:
-    """Return a number of bytes in words."""
+    """Return a number of bytes as text, in GB or MB."""
     return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

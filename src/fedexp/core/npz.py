@@ -1,5 +1,7 @@
-"""Files of arrays (.npz): written whole, and read without unpickling or unpacking more than the
-memory may hold."""
+"""Write .npz files atomically, and read them safely.
+
+Reading does not unpickle and refuses files that would unpack to too many bytes.
+"""
 
 import io
 from pathlib import Path
@@ -12,15 +14,17 @@ from fedexp.core.storage import check_size, regular, write_atomically
 
 
 def save_npz(path: Path, **arrays: Any) -> None:
-    """Write an .npz file atomically: readers see the old file or the complete new one."""
+    """Write an .npz file atomically, so that readers see the old or the complete new file."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_atomically(Path(path), buffer.getvalue())
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """Return all arrays of an .npz file, nothing unpickled. Raises ConfigError when it is missing
-    or unreadable."""
+    """Return all arrays of an .npz file without unpickling.
+
+    Raises ConfigError if the file is missing or cannot be read.
+    """
     try:
         with open(regular(path), "rb") as file:
             archive = np.load(file, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client), never of call order."""
+"""Random generators that depend on (seed, purpose, round, client) and never on the call order."""
 
 import zlib
 
@@ -6,11 +6,13 @@ import numpy as np
 
 
 def generator_for(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """Return an independent generator for one purpose, for example `generator_for(seed, "batches",
-    round, client)`."""
+    """Return an independent generator for one purpose.
+
+    An example is `generator_for(seed, "batches", round, client)`.
+    """
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *key])
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
-    """Return a 63-bit seed for torch.manual_seed, derived in the same way."""
+    """Return a 63-bit seed for torch.manual_seed, derived like `generator_for`."""
     return int(generator_for(seed, purpose, *key).integers(2**63 - 1))

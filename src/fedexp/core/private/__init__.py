@@ -1,6 +1,5 @@
-"""Uses of other libraries beside their documented interfaces: all of them are here, each with its
-reason.
+"""All uses of undocumented interfaces of other libraries, with their reasons.
 
-Tried with hydra-core 1.3.8, omegaconf 2.3.1 and torch 2.15. A module for each library, so that what
-needs one alone does not import the other.
+Tested with hydra-core 1.3.8, omegaconf 2.3.1 and torch 2.15. Each library has a separate module, so
+that code that needs one library does not import the others.
 """

@@ -1,5 +1,7 @@
-"""Optuna: a trial that was begun by another process, or by an earlier command. It has no public way
-to it."""
+"""Open an Optuna trial that another process or an earlier command began.
+
+Optuna has no public interface for this.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -9,8 +11,7 @@ if TYPE_CHECKING:
 
 
 def reopened(study: "Study", number: int) -> "Trial":
-    """Return the running trial of this number, which can be told values and whether it is to be
-    pruned."""
+    """Return the running trial with this number, for `report` and `should_prune`."""
     from optuna.trial import Trial
 
     return Trial(study, study.trials[number]._trial_id)

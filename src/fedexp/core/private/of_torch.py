@@ -1,5 +1,8 @@
-"""torch: whether code runs within torch.func's transforms, which no public function of it tells, a
-fused copy, and gradients without its compiler."""
+"""Undocumented functions of torch.
+
+They tell whether code runs in a torch.func transform, copy many tensors at once, and compute
+gradients without loading torch's compiler.
+"""
 
 import importlib
 import sys
@@ -13,42 +16,47 @@ COMPILER = "torch._dynamo"
 
 
 def in_transform() -> bool:
-    """Return whether a transform (grad, vmap) is active, within which memory cannot be written in
-    place."""
+    """Return whether a transform (grad, vmap) is active.
+
+    Inside a transform, memory cannot be written in place.
+    """
     return torch._C._are_functorch_transforms_active()
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Return whether it stands for one slice, or a traced value, of a transform."""
+    """Return whether a tensor is a wrapper that a transform made, for example of one slice."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def outside_transforms() -> AbstractContextManager[None]:
-    """Inside, new tensors are ordinary ones with memory of their own, also when a transform is
-    active."""
+    """Make new tensors ordinary tensors inside the block, even if a transform is active."""
     return torch._C._DisableFuncTorch()
 
 
 def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy many tensors at once: one kernel on a GPU, where a copy of each would launch one
-    each."""
+    """Copy many tensors at once.
+
+    On a GPU this uses one kernel; separate copies would launch one kernel each.
+    """
     torch._foreach_copy_(targets, values)
 
 
 class _Unloaded(ModuleType):
-    """Stands where a module is not loaded yet, with a few of its names; asked for any other, it
-    loads the module, and that takes its place."""
+    """A placeholder for a module that is not loaded, with a few of the module's names.
+
+    Access to any other name loads the module, which then replaces the placeholder.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
 
 
 def without_compiler() -> None:
-    """Let torch.func take gradients without loading torch's compiler, which takes seconds.
+    """Let torch.func compute gradients without loading torch's compiler, which takes seconds.
 
-    From torch 2.8 on, it loads it in order to switch off autograd's compiled mode. While the
-    compiler is not loaded, that mode cannot be on. torch 2.6 imports it by name, so there it is
-    loaded all the same.
+    From version 2.8 on, torch loads the compiler to switch off autograd's compiled mode. This is
+    not needed, since the mode cannot be on while the compiler is not loaded. torch 2.6 imports the
+    compiler by name, so this function has no effect there.
     """
     if COMPILER not in sys.modules:
         mode, compiler = _Unloaded(f"{COMPILER}.compiled_autograd"), _Unloaded(COMPILER)

@@ -1,5 +1,7 @@
-"""W&B: the handle of its background process (wandb-core), which can hang and then has to be killed.
-Tried with wandb 0.20 and 0.31."""
+"""Find W&B's background process (wandb-core), which can hang and must then be killed.
+
+Tested with wandb 0.20 and 0.31.
+"""
 
 import subprocess
 from contextlib import suppress
@@ -7,7 +9,7 @@ from typing import Any
 
 
 def service_process() -> subprocess.Popen[bytes] | None:
-    """Return the process of wandb-core, if one runs."""
+    """Return the wandb-core process, or None if it does not run."""
     with suppress(Exception):
         from wandb.sdk import wandb_setup
 
