@@ -1,7 +1,7 @@
 """Common part of the methods that train separate low-rank adapters for each task (PILoRA, LoRM).
 
-The server keeps what clients train, the adapters of the current task and the head, apart from the
-model that is tested, in which the adapters of all tasks so far count.
+The server keeps two models separately: what clients train, which is the adapters of the current
+task and the head, and the tested model, which contains the adapters of all tasks so far.
 """
 
 import math
@@ -18,11 +18,11 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.models.lora import LowRank
 
-DOWN, UP = ".down.weight", ".up.weight"  # ends of the names of A and B, see models.lora
+DOWN, UP = ".down.weight", ".up.weight"  # ends of the names of A and B (see models.lora)
 
 
 def adapters(params: Params) -> Params:
-    """Return A and B of all layers that have them."""
+    """Return A and B of all layers that have adapters."""
     return {name: value for name, value in params.items() if name.endswith((DOWN, UP))}
 
 
@@ -32,7 +32,10 @@ def layers(params: Params) -> list[str]:
 
 
 class NewAdapters(NewClasses, OwnModel, Rehearsal):
-    """Base: with every task adapters begin anew, A as torch begins a linear layer and B at 0."""
+    """Base of methods that start each task with new adapters.
+
+    A is initialised as in torch's linear layers, B with 0.
+    """
 
     own_step = "its server makes the tested model of the adapters of all tasks"
     inputs = ("images",)
@@ -40,7 +43,7 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
     needs_head = True
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
-        """Check that the model has adapters that are trained whole."""
+        """Check that the model has adapters whose A and B are both trained."""
         name, found = (
             type(self).__name__,
             [part for part in module.modules() if isinstance(part, LowRank)],
@@ -77,13 +80,13 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
 
 
 def drawn(like: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return a new A, uniform within 1 / sqrt(numbers of an input)."""
+    """Return a new A, uniform within 1 / sqrt(number of an input's entries)."""
     bound = 1 / math.sqrt(like[0].numel())
     return torch.from_numpy(rng.uniform(-bound, bound, tuple(like.shape))).to(like)
 
 
 class Prototypes(nn.Module):
-    """A head that answers with the class whose prototype is nearest; logits [B, C] are the negative
+    """A head that predicts the class of the nearest prototype; the logits [B, C] are the negative
     distances sqrt(||f - c||^2 / D)."""
 
     def __init__(self, width: int, num_classes: int):

@@ -1,34 +1,40 @@
-"""FedFOMO: every client has a personal model and moves it towards the models that help it.
+"""FedFOMO: each client has a personal model and moves it towards the models that help it.
 
 M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021,
-Eq. (3)-(4), and the authors' code. Let theta be client i's model before its last local training
-(the baseline). The candidates theta_j are `models` other clients' models and the model that client
-i itself trained last. With the loss l_i on its own validation data
+Eq. (3)-(4), and the authors' code. theta is client i's model before its last local training (the
+baseline). The candidates theta_j are `models` other clients' models and the model that client i
+trained last. With l_i the loss on client i's validation data,
     d_j = (l_i(theta) - l_i(theta_j)) / ||theta_j - theta||
     w_j = max(0, d_j) / sum_k max(0, d_k), or 0 if no d_k is > 0
     theta <- theta + sum_j w_j (theta_j - theta),  then local training.
-So a client whose last training did not lower its validation loss goes back to where that training
-started. The server keeps an affinity P (identity at first), adds d_j / |sum_k d_k| to P_ij
-(negative values too), and sends the models with the largest; ties are broken at random. With
-probability epsilon, which falls by `epsilon_decay` a round, a place goes to a random model instead.
-`distance` is the norm: l1, the released code's default, or l2. With `federations` = F > 0 there are
-F + 1 more candidates, as in the released code (NVlabs/FedFomo, server.py and federation.py, where F
-is 5): spectral clustering of P (softmax of its rows, made symmetric) divides the clients into F
-sub-federations, and a candidate is the average, by examples, of the models in each that were
-trained last, and the mean of these averages. They have a part in the sum of the d_k, but no
-affinity. Validation: each example is for
-validation with probability `validation`. The draw depends on its number alone: it is the same in
-all rounds, also where a client's examples change, and clients do not train on these examples. A
-client without one validates on its example that has drawn the least; one that has no others trains
-on that with the most. No client uses a global model: the test uses the average of all K clients'
-latest models with n_k (FedKA's Table 9 says "generic accuracy" without a rule), their running
-statistics likewise. n_k is that of the first task or partition, so that it stays an average where
-the numbers of examples change. The upload is the change of the client's model, from which the
-server knows the model. A client's models keep their running statistics. Deviations from the
-released code: F is 0, as in the paper; P_ii stays 1, and sub-federations without a trained model
-have no average; the validation examples are drawn one by one, not as a fixed number of them; the
-server offers the models of all clients that have ever taken part, not only of the last cohort;
-epsilon falls by rounds, not by local epochs.
+A client whose last training did not lower its validation loss therefore returns to the model before
+that training. `distance` is the norm: l1, the released code's default, or l2.
+
+The server keeps an affinity P (initially the identity), adds d_j / |sum_k d_k| to P_ij (negative
+values too), and sends the models with the largest P_ij; ties are broken at random. With probability
+epsilon, which decreases by `epsilon_decay` per round, it sends a random model instead.
+
+With `federations` = F > 0 there are F + 1 more candidates, as in the released code (NVlabs/FedFomo,
+server.py and federation.py, where F is 5). Spectral clustering of P (softmax of its rows, made
+symmetric) divides the clients into F sub-federations. The candidates are each sub-federation's
+average, by examples, of its clients' latest trained models, and the mean of these averages. They
+count in the sum of the d_k, but have no affinity.
+
+Each example is used for validation with probability `validation`. The draw depends only on the
+example's index, so it is the same in all rounds, even if a client's examples change. Clients do not
+train on these examples. A client without a validation example uses the example with the lowest
+draw. A client that has only validation examples trains on the one with the highest draw.
+
+No client uses a global model. The test uses the average of all K clients' latest models with n_k
+(FedKA's Table 9 says "generic accuracy" without a definition), and the same average of their
+running statistics. n_k is that of the first task or partition, so that the result stays an average
+if the numbers of examples change. Clients upload the change of their model, from which the server
+computes the model. A client's models keep their running statistics.
+
+Deviations from the released code: F is 0, as in the paper. P_ii stays 1, and sub-federations
+without a trained model have no average. The validation examples are drawn independently, not as a
+fixed number. The server offers the models of all clients that have taken part so far, not only of
+the last cohort. epsilon decreases by rounds, not by local epochs.
 """
 
 import functools
@@ -57,14 +63,17 @@ from fedexp.core.limits import Count, CountFrom0, OpenShare, Share
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 
-# sum of the affinities' changes below which it is enlarged by as much, as in the authors' code
+# If |sum of the affinity changes| is below this value, the value is added to it, as in the authors'
+# code.
 SMALLEST = 1e-9
 
 
 @functools.lru_cache(maxsize=2)
 def draws(examples: int) -> np.ndarray:
-    """Return a random number from 0 to 1 for each of all training examples, [N], the same in every
-    run; not to be changed."""
+    """Return a random number from 0 to 1 for each training example, [N].
+
+    The numbers are the same in every run. Do not modify the array.
+    """
     return generator_for(0, "FedFOMO validation").random(examples)
 
 
@@ -72,12 +81,13 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     own_step = "it has no global model, each client has its own"
     keeps_buffers = True
 
-    models: Count  # M, received in each round
-    validation: OpenShare  # chance of an example to be for validation
-    epsilon: Share  # chance of a random model instead of the best, in the first round
-    epsilon_decay: Share  # taken off in every round
+    models: Count  # M, number of models received per round
+    validation: OpenShare  # probability that an example is used for validation
+    epsilon: Share  # probability of a random model instead of the best one, in the first round
+    epsilon_decay: Share  # subtracted in each round
     distance: Literal["l1", "l2"]
-    federations: CountFrom0 = 0  # F, whose averages are candidates too; 0: none
+    # F, number of sub-federations whose averages are candidates; 0: none
+    federations: CountFrom0 = 0
 
     @property
     def needs(self) -> Needs:
@@ -93,11 +103,12 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
 
     @property
     def slots(self) -> int:
-        """Return the number of candidates that a client is sent at most."""
+        """Return the maximum number of candidates that a client receives."""
         return self.models + (self.federations + 1 if self.federations else 0)
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return the models and the d_j; nobody uses the average, and empty slots are not sent."""
+        """Return the models and the d_j; no client uses the average, and empty slots are not
+        sent."""
         if up:
             return {"change": sent["change"], "d": sent["affinity"][sent["valid"] > 0]}
         number = int(sent["personal"]["valid"].sum())
@@ -121,8 +132,11 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return {"params": params, "before": params}
 
     def held_out(self, federation: Federation, client: int) -> np.ndarray:
-        """Return the validation examples of a client, at least one and never all; clients that have
-        a single example validate on it."""
+        """Return a client's validation examples.
+
+        There is at least one, and at least one example remains for training, except for a client
+        with a single example, which validates on it.
+        """
         part = federation.parts[client]
         drawn = draws(len(federation.labels))[part]
         low = drawn < self.validation
@@ -137,10 +151,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
             np.arange(federation.num_clients), [len(part) for part in federation.parts]
         )
         low = draws(len(federation.labels))[np.concatenate(federation.parts)] < self.validation
-        # validation examples of any client
+        # maximum number of validation examples over all clients
         most = max(int(np.bincount(owners[low]).max(initial=0)), 1)
         mean = self.validation * federation.largest
-        # also of runs of other seeds
+        # also for runs with other seeds
         usual = int(mean + 3 * (mean * (1 - self.validation)) ** 0.5) + 1
         return padded_numbers(
             self.held_out(federation, client), max(most, min(usual, federation.largest))
@@ -151,7 +165,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     ) -> Tree:
         chosen = self.chosen(server, client, sorted(kept.keys() - {client}), rng)
         like, averages = server["affinity"], self.averages(server, kept)
-        # Slots without a model, in early rounds, hold the initial average and do not count.
+        # Slots without a model, in early rounds, contain the initial average and do not count.
         filler, empty = [server["params"] | server["buffers"]], self.models - len(chosen)
         rest = self.slots - self.models - len(averages)
         models = models_of(chosen, kept, like) + empty * filler + averages + rest * filler
@@ -166,7 +180,8 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         }
 
     def averages(self, server: Tree, kept: Mapping[int, Tree]) -> list[Params]:
-        """Return the average of each sub-federation with a trained model, and the mean of them."""
+        """Return the average of each sub-federation with a trained model, and the mean of these
+        averages."""
         found: list[Params] = []
         for number in range(self.federations):
             trained = server["trained"] * (server["federation"] == number)
@@ -180,8 +195,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     def chosen(
         self, server: Tree, client: int, others: Sequence[int], rng: np.random.Generator
     ) -> list[int]:
-        """Return the clients whose models `client` is sent: for each place the best of the others
-        that remain, or a random one."""
+        """Return the clients whose models are sent to `client`.
+
+        Each is the best of the remaining clients or a random one.
+        """
         affinity = server["affinity"][client].cpu().numpy()[list(others)]
         best = [others[i] for i in np.lexsort((rng.random(len(others)), -affinity))]
         random = rng.permutation(others).tolist()
@@ -192,8 +209,11 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return found
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return w_j of all candidates [slots + 1], the client's own model last, the changes of P
-        [M], and the model that the w_j lead to."""
+        """Return the weights, the changes of P, and the model that local training starts from.
+
+        These are w_j for all candidates [slots + 1], with the client's model last; the changes [M];
+        and the weighted model.
+        """
         base, own = (ctx.personal["first_buffers"] | ctx.client[k] for k in ("before", "params"))
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
@@ -241,7 +261,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the model that the client has trained last, with its own running statistics."""
+        """Return the model that the client trained last, with its running statistics."""
         return state["params"]
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
@@ -257,12 +277,15 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return server | new | {"first_buffers": server.get("first_buffers", server["buffers"])}
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Make the running statistics those of all clients' models, not of the cohort's."""
+        """Replace the running statistics by the average over all clients' models, not only the
+        cohort's."""
         return server | {"buffers": self.moved(round.previous["buffers"], messages, round)}
 
     def moved(self, average: Params, messages: Tree, round: ServerRound) -> Params:
-        """Return the average over all clients after the cohort's models have changed; batch counts
-        are the largest."""
+        """Return the average over all clients after the cohort's models have changed.
+
+        Batch counts are the maximum.
+        """
         shares = round.previous["shares"][list(round.clients)]
         return {
             k: v + torch.tensordot(shares.to(v), messages["change"][k], 1)
@@ -273,12 +296,12 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
 
 
 def models_of(clients: Sequence[int], kept: Mapping[int, Tree], like: Tensor) -> list[Params]:
-    """Return the models that clients have trained last, on the device of `like`."""
+    """Return the models that the clients trained last, on the device of `like`."""
     return [tree.map(lambda leaf: leaf.to(like.device), kept[j]["params"]) for j in clients]
 
 
 def divided(affinity: Tensor, number: int) -> Tensor:
-    """Return the sub-federation of each client, 0 to number - 1, [K]; affinity: P [K, K]."""
+    """Return each client's sub-federation, 0 to number - 1, [K]; affinity: P [K, K]."""
     from sklearn.cluster import SpectralClustering  # slow to import
 
     if not affinity.isfinite().all():

@@ -1,27 +1,28 @@
-"""FedPAC: features are aligned with global class prototypes, and every client gets a classifier
-combined for it.
+"""FedPAC: features are aligned with global class prototypes, and each client receives a classifier
+combined from all clients' classifiers.
 
 J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Alignment and Classifier
 Collaboration", ICLR 2023, Eq. (5), (7)-(13) and the authors' code. With features f, class shares
 p_k^c and class means mu_k^c of client k:
     client   `head_epochs` epochs of the classifier alone at `head_lr`, then E epochs of the body
              alone on CE + lambda * MSE(f(x), prototype of y), the global prototype of the class,
-             else the client's own; no alignment before the server has prototypes
+             or the client's if there is none; no alignment before the server has prototypes
     server   body: average with n_k; prototypes: class means weighted by class counts; and
              for every client i of the round the classifier
              sum_k a_k head_k with  min_a a^T (diag(V) + D_i) a,  a >= 0, sum_k a_k = 1,
              D_i[j, k] = sum_c <h_i^c - h_j^c, h_i^c - h_k^c>,   h_k^c = p_k^c mu_k^c,
              V_k = (1 / n_k) (sum_c p_k^c E||f||^2 - sum_c (p_k^c)^2 ||mu_k^c||^2).
-V and h are taken under the received body, before training. As in the code (JianXu95/FedPAC,
-tools.py), weights below 0.001 are set to 0, and all eigenvalues below 0.01 are dropped of a matrix
-that has a negative one, which only rounding can give it. A client's classifier is sent to it when
-it next takes part. Accuracy is that of the averaged body with the n_k-averaged classifier (FedKA's
-generic accuracy). `head_lr` is the same in all rounds, as in the code (methods/fedpac.py: 0.1 with
-momentum 0.5); there the body's rate is, too, while here it follows `local.lr_decay`: with 0.99 the
-quotient of the two grows 7.5 times in 200 rounds. Deviation: conf/algorithm/fedpac.yaml has 0.01,
-since with momentum 0.9 a step is worth 1 / (1 - 0.9) = 10 times its learning rate, not 2 times, and
-FedKA names one rate, 0.01, for all. Feature statistics are taken over the batches of the first pass
-(augmented like them).
+V and h are computed under the received body, before training, over the batches of the first pass
+(augmented like them). As in the code (JianXu95/FedPAC, tools.py), weights below 0.001 are set to 0.
+If rounding makes an eigenvalue of a matrix negative, all its eigenvalues below 0.01 are dropped. A
+client receives its classifier when it next takes part. The reported accuracy is that of the
+averaged body with the n_k-averaged classifier (FedKA's generic accuracy).
+
+`head_lr` is the same in all rounds, as in the code (methods/fedpac.py: 0.1 with momentum 0.5). In
+the code, the body's rate is also constant; here it follows `local.lr_decay`. With 0.99, the ratio
+of the two rates grows 7.5 times in 200 rounds. Deviation: conf/algorithm/fedpac.yaml has 0.01. With
+momentum 0.9, a step is effectively 1 / (1 - 0.9) = 10 times its learning rate, not 2 times, and
+FedKA states a single rate, 0.01, for all.
 """
 
 from collections.abc import Mapping
@@ -67,8 +68,8 @@ class FedPAC(HeadThenBody, Personal):
         )
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return what is sent: up the statistics of the classes that a client holds, down the
-        classifier of the client instead of the averaged one."""
+        """Return what is sent: up, the statistics of the client's classes; down, the client's
+        classifier instead of the averaged one."""
         if up:
             own = {k: sent[k] for k in ("prototypes", "statistics")}
             return sent | prototypes.of_present(sent["statistics"]["count"], own)
@@ -101,19 +102,22 @@ class FedPAC(HeadThenBody, Personal):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the global body with the classifier combined for the client, the initial one
-        before it took part."""
+        """Return the global body with the client's combined classifier.
+
+        Before the client first takes part, this is the initial classifier.
+        """
         return server["params"] | tree.row(server["heads"], client)
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the class statistics under the received body, and the prototypes to align with."""
+        """Return the class statistics under the received body and the prototypes for the
+        alignment."""
         stats = self.statistics(net, ctx.server["params"], data, ctx)
         known = ctx.server["prototypes"]["known"]
         target = torch.where(known[:, None] > 0, ctx.server["prototypes"]["mean"], stats["mean"])
         return stats | {"target": target, "aligns": (known.sum() > 0).to(target.dtype)}
 
     def statistics(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Return the class statistics over one pass, see `prototypes.statistics`."""
+        """Return the class statistics over one pass (see `prototypes.statistics`)."""
         passed = first_pass(data, ctx, self.epochs(ctx.local))
         return prototypes.statistics(net, params, passed, ctx.server["prototypes"]["mean"])
 
@@ -145,8 +149,10 @@ class FedPAC(HeadThenBody, Personal):
 
 
 def combine(statistics: Tree) -> Tensor:
-    """Return weights a [|S|, |S|]: row i combines the classifiers for client i. statistics: count,
-    square [|S|, C] and mean [|S|, C, D] of each client."""
+    """Return weights a [|S|, |S|]; row i combines the classifiers for client i.
+
+    statistics: count and square [|S|, C], and mean [|S|, C, D], of each client.
+    """
     count, mean, square = (statistics[k].double().cpu() for k in ("count", "mean", "square"))
     sizes = count.sum(1).clamp(min=1)
     share = count / sizes[:, None]
@@ -160,8 +166,12 @@ def combine(statistics: Tree) -> Tensor:
 
 
 def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:
-    """Return argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own
-    classifier (index `own`). Returns that one alone where a client has sent NaN or Inf."""
+    """Return argmin of a^T M a over a >= 0, sum a = 1.
+
+    It is computed with SciPy's SLSQP, starting near the client's classifier (index `own`). If the
+    matrix is not finite, because a client has sent NaN or Inf, only the client's classifier is
+    used.
+    """
     from scipy.optimize import minimize  # slow to import, and no other algorithm needs it
 
     if not np.isfinite(matrix).all():

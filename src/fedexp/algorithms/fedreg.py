@@ -1,24 +1,27 @@
-"""FedReg: steps are corrected so that the global model's answers on generated data do not change.
+"""FedReg: steps are corrected so that the global model's predictions on generated data do not
+change.
 
 C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training",
-ICLR 2022, section 4 and the authors' code. Before training, the global model in eval mode turns
-every batch (x, y) of the first pass into
+ICLR 2022, section 4 and the authors' code. Before training, the global model in eval mode converts
+each batch (x, y) of the first pass into
     pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f_global(x), y)),
                     with soft labels y^s = softmax(f_global(x^s))
     perturbed data  x^p: the same with eta_p = eta_ratio * eta_s, and the labels y.
-Step j on a batch, with the pseudo batch j (they come round again in every epoch):
+Step j on a batch uses the pseudo batch j, which is reused in each epoch:
     1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no
        weight decay; with another local.optimizer a step of it)
     2. delta = w - w_global, w^ = (w + w_global) / 2
        g_s = grad CE(w^; x^s, y^s),  a = max(0, <delta, g_s> / ||g_s||^2)
        g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
        w <- w - a g_s - b g_p.
-The paper averages uniformly: weighting=uniform. Generated images stay where they are normalised;
-they are not clipped, as in the authors' code (Zoesgithub/FedReg, FedUtils/fed/fedreg.py), whose
-clamp does nothing. Generated images do not enter a client's running statistics: there another copy
-of the model (`penalty_m`) sees them. Deviations: the authors generate them in another pass,
-shuffled and augmented anew, so that there pseudo batch j is not made of the first epoch's batch j;
-their in-place change of the training batch is not copied.
+The paper averages uniformly: weighting=uniform. Generated images remain normalised and are not
+clipped, as in the authors' code (Zoesgithub/FedReg, FedUtils/fed/fedreg.py), whose clamp has no
+effect. They do not update a client's running statistics; in the code, a second copy of the model
+(`penalty_m`) processes them.
+
+Deviations: The authors generate the images in a separate pass, shuffled and augmented again, so
+their pseudo batch j does not come from the first epoch's batch j. The code's in-place change of the
+training batch is not reproduced.
 """
 
 import torch
@@ -34,20 +37,20 @@ from fedexp.core import tree
 from fedexp.core.limits import Count, NonNegative, Positive, Share
 from fedexp.core.tree import Params, Tree
 
-SMALLEST = 1e-30  # in denominators, as in the authors' code
+SMALLEST = 1e-30  # added to denominators, as in the authors' code
 
 
 class FedReg(Prepared):
-    inputs = ("images",)  # it moves them along a gradient
+    inputs = ("images",)  # it changes images along a gradient
 
-    gamma: Share  # how much of the local model is in the point of the gradient
+    gamma: Share  # weight of the local model at the point where the gradient is computed
     eta_s: Positive  # step size of the pseudo data
     eta_ratio: NonNegative  # eta_p / eta_s
-    ascent: Count  # steps of both
+    ascent: Count  # number of ascent steps for both
 
     @property
     def needs(self) -> Needs:
-        # pseudo and perturbed data share the first gradient of their ascents
+        # the pseudo and the perturbed data share the first gradient of their ascents
         return Needs(
             data="generated (clients)",
             gradients=3,

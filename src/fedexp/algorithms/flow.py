@@ -1,12 +1,13 @@
-"""A normalising flow over features, given their class: an invertible map to noise of a standard
-normal distribution.
+"""A normalising flow over features given their class: an invertible map to standard normal noise.
 
 Affine coupling layers (L. Dinh et al., "Density Estimation Using Real NVP", ICLR 2017) as in
-AF-FCL's code: with the first half a of what comes in, the rest b, and the class as a one-hot row c,
+AF-FCL's code. With a the first half of the input, b the second half, and c the class as a one-hot
+row,
     b <- b * s + m,   s = sigmoid(r + 2) + 0.001,   (m, r) = net(a, c),
 where net has a linear layer, two residual blocks gated by c, and a linear layer, with leaky ReLUs.
-What comes in is reversed before the first two layers, and turned by a quarter of its entries before
-the last two, where the code draws a permutation: so there is nothing to keep beside the parameters.
+The input is reversed before the first two layers and rotated by a quarter of its entries before the
+last two. The code draws a permutation instead; the fixed order needs no state besides the
+parameters.
 """
 
 import math
@@ -20,7 +21,8 @@ from torch.func import functional_call
 from fedexp.core.tree import Params
 
 LAYERS, REVERSED, BLOCKS = 4, 2, 2
-SMALL = 1e-3  # first weights of a block's last layer, so that it begins as the identity
+# initial weights of a block's last layer, so that the block starts close to the identity
+SMALL = 1e-3
 
 
 class Block(nn.Module):
@@ -62,8 +64,8 @@ class Flow(nn.Module):
         self.layers = nn.ModuleList(Coupling(width, classes, hidden) for _ in range(LAYERS))
 
     def forward(self, x: Tensor, given: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-        """Return noise [n, D] of features [n, D], or features of noise, and the logarithm of the
-        determinant, [n]."""
+        """Return noise [n, D] for features [n, D], or features for noise, and the log-determinant
+        [n]."""
         half, change = self.width // 2, x.new_zeros(len(x))
         steps = list(enumerate(self.layers))
         for number, layer in reversed(steps) if inverse else steps:
@@ -87,11 +89,14 @@ class Density:
     params: Params
 
     def log_density(self, features: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (log p(features | class) [n], noise [n, D]); given: one-hot rows [n, C]."""
+        """Return (log p(features | class) [n], noise [n, D]).
+
+        given: one-hot rows [n, C].
+        """
         noise, change = functional_call(self.flow, self.params, (features, given, False))
         normal = -0.5 * noise.square().sum(-1) - 0.5 * noise.shape[-1] * math.log(2 * math.pi)
         return normal + change, noise
 
     def features(self, noise: Tensor, given: Tensor) -> Tensor:
-        """Return features [n, D] of noise [n, D]."""
+        """Return features [n, D] for noise [n, D]."""
         return functional_call(self.flow, self.params, (noise, given, True))[0]

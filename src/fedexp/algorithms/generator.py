@@ -1,15 +1,15 @@
-"""Images made from a classifier alone: a generator is trained until the classifier recognises what
-it draws.
+"""Images generated from a classifier alone: a generator is trained until the classifier recognises
+its images.
 
-As in TARGET (J. Zhang et al., ICCV 2023) and its released code. Of each batch of images, with the
-teacher's logits t on G(z) for the classes that it knows, no others, and a label y drawn at random
-from these classes,
+As in TARGET (J. Zhang et al., ICCV 2023) and its released code. For each batch of images, t are the
+teacher's logits on G(z), only for the classes that it knows, and y are labels drawn at random from
+these classes:
     min over z and G   ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||),
-where l runs over the teacher's batch norm layers with running statistics m_l, v_l, and mu_l, var_l
-are those of the layer's input, a tenth of them this batch's and the rest the batches' before (decay
-MOMENTUM). `steps` steps of Adam are taken on z and on a copy of G; the sum of the copy's gradients
-makes one step of Adam on G itself (first-order MAML), of `steps` times the learning rate. The
-images of the step with the lowest loss are kept, at 8 bits a value.
+l runs over the teacher's batch norm layers with running statistics m_l and v_l. mu_l and var_l are
+moving averages of the statistics of the layer's input: a tenth comes from this batch and the rest
+from the earlier batches (decay MOMENTUM). `steps` steps of Adam are taken on z and on a copy of G.
+The sum of the copy's gradients makes one step of Adam on G (first-order MAML) with `steps` times
+the learning rate. The images of the step with the lowest loss are kept, with 8 bits per value.
 """
 
 import math
@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from fedexp.algorithms.interfaces import Pixels
 
-LATENT, BETAS, LR_LATENT = 256, (0.5, 0.999), 0.01  # entries of z; of Adam; its rate for z
+LATENT, BETAS, LR_LATENT = 256, (0.5, 0.999), 0.01  # size of z; Adam's betas; learning rate of z
 ONE_HOT, BATCH_NORM, MOMENTUM = 0.5, 10.0, 0.9  # the authors' values for CIFAR-100
 
 
 class Generator(nn.Module):
-    """Two doublings from a quarter of the size; images [n, channels, height, width] with values
-    from 0 to 1."""
+    """A generator with two upsamplings by 2, from a quarter of the image size.
+
+    It returns images [n, channels, height, width] with values from 0 to 1.
+    """
 
     def __init__(self, shape: tuple[int, int, int], width: int):
         super().__init__()
@@ -52,21 +54,24 @@ class Generator(nn.Module):
 
 
 def normalised(values: Tensor, pixels: Pixels) -> Tensor:
-    """Return images [n, channels, height, width] with values from 0 to 1 as a model reads them."""
+    """Return images [n, channels, height, width] with values from 0 to 1, normalised for a
+    model."""
     mean, std = (values.new_tensor(each)[:, None, None] for each in (pixels.mean, pixels.std))
     return (values - mean) / std
 
 
 @dataclass
 class Statistics:
-    """The moving statistics of what the batch norm layers have seen of all batches so far."""
+    """The moving statistics of the batch norm layers' inputs over all batches so far."""
 
-    # mean and variance of each layer
+    # mean and variance for each layer
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def distance(self, layers: list[tuple[Tensor, ...]]) -> Tensor | float:
-        """Return the distance to the running statistics, see above; layers: those of
-        `norm_inputs`."""
+        """Return the distance to the running statistics (see above).
+
+        layers: the result of `norm_inputs`.
+        """
         total: Tensor | float = 0.0
         for number, (mean, var, running_mean, running_var) in enumerate(layers):
             if self.before:
@@ -77,7 +82,7 @@ class Statistics:
         return total
 
     def add(self, layers: list[tuple[Tensor, ...]]) -> None:
-        """Take in the statistics of a batch's last step."""
+        """Add the statistics of a batch's last step."""
         now = [(mean.detach(), var.detach()) for mean, var, *_ in layers]
         if self.before:
             pairs = zip(self.before, now, strict=True)
@@ -96,7 +101,7 @@ class Best:
     lowest: float = math.inf
 
     def offer(self, values: Tensor, loss: Tensor) -> None:
-        """Take images with values from 0 to 1 where they are the first or the best so far."""
+        """Keep images with values from 0 to 1 if they are the first or the best so far."""
         found = float(loss.detach())
         if not len(self.images) or found < self.lowest:
             self.images, self.lowest = (values.detach() * 255).to(torch.uint8), found

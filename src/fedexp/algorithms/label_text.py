@@ -1,5 +1,4 @@
-"""Embeddings of class names, the anchors of LANDER: their file, or random vectors in their
-place."""
+"""Embeddings of class names, the anchors of LANDER: from a file, or random vectors instead."""
 
 from pathlib import Path
 
@@ -13,14 +12,17 @@ from fedexp.core.rng import generator_for
 from fedexp.core.storage import regular
 from fedexp.models import Output, classifier_of
 
-RANDOM = "random"  # as algorithm.embeddings: no text, vectors drawn at random
+RANDOM = "random"  # value of algorithm.embeddings: vectors drawn at random, without text
 KEY = "algorithm.embeddings"
 
 
 def embeddings(source: str | None, classes: int, width: int) -> np.ndarray:
-    """Return float64 [classes, E]: the rows of a file, or `RANDOM` vectors of `width` standard
-    normal numbers, the same in every run. Raises ConfigError without a source, and for a file that
-    does not hold a finite matrix with a row for each class."""
+    """Return the embeddings, float64 [classes, E].
+
+    They are the rows of a file or, for `RANDOM`, vectors of `width` standard normal numbers, which
+    are the same in every run. Raises ConfigError if there is no source, or if the file does not
+    contain a finite matrix with one row per class.
+    """
     if source is None:
         raise ConfigError(
             f"{KEY}: LANDER needs an embedding of each class name; {KEY}=<file> names a .npy, .npz"
@@ -40,8 +42,10 @@ def embeddings(source: str | None, classes: int, width: int) -> np.ndarray:
 
 
 def read_matrix(path: Path) -> np.ndarray:
-    """Return the matrix of a .npy, .npz or .csv file as float64; of several arrays, the one named
-    `embeddings`."""
+    """Return the matrix in a .npy, .npz or .csv file as float64.
+
+    If there are several arrays, it is the array named `embeddings`.
+    """
     if path.suffix not in (".npy", ".npz", ".csv"):
         raise ConfigError(f"{KEY}={path}: must be a .npy, .npz or .csv file, or {RANDOM}")
     try:
@@ -60,15 +64,17 @@ def read_matrix(path: Path) -> np.ndarray:
         return np.asarray(found).astype(np.float64)
     except OSError as error:
         raise ConfigError(f"{KEY}={path}: cannot be read ({error.strerror})") from error
-    # a header may claim more than the memory holds
+    # a header may declare more data than fits into memory
     except (ValueError, EOFError, MemoryError) as error:
         raise ConfigError(f"{KEY}={path}: is not a matrix of numbers ({error})") from error
 
 
 def add_mapping(module: nn.Module, width: int) -> nn.Module:
-    """Give a model a linear layer `mapping` from the input of its classifier to the space of the
-    embeddings: its features are then what that layer returns, its logits and the names of its
-    parameters stay."""
+    """Add a linear layer `mapping` from the classifier's input to the space of the embeddings.
+
+    The model's features are then the outputs of that layer. Its logits and the names of its other
+    parameters do not change.
+    """
     module.mapping = nn.Linear(classifier_of(module).in_features, width)
     module.register_forward_hook(mapped)
     return module
