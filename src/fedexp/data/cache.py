@@ -16,7 +16,7 @@ log = logging.getLogger("fedexp")
 # x_train, y_train, x_test, y_test, classes and, if there are natural clients, owners
 Arrays = dict[str, np.ndarray]
 Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
-FORMAT = 2  # raise when the meaning of the cached arrays changes
+FORMAT = 2  # increase when the meaning of the cached arrays changes
 
 
 def arrays_of(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:

@@ -34,11 +34,11 @@ class Hub:
     """Where the examples come from. Images and texts share these options."""
 
     path: str | None  # name on the hub, such as ylecun/mnist, or a local folder
-    subset: str | None  # of a data set that has several (`name` in the library)
+    subset: str | None  # configuration of the data set (`name` in the library)
     train_split: str
     test_split: str
-    column: str | None  # of the images or texts; None: by the usual names
-    label: str | None  # column of the labels; None: by the usual names
+    column: str | None  # column of the images or texts; None: the first usual name
+    label: str | None  # column of the labels; None: the first usual name
 
     @property
     def files(self) -> Sequence[SourceFile]:
@@ -90,7 +90,7 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
         else:
             # absolute path, because a folder's name could also be the name of a reader
             found = datasets.load_dataset(str(Path(path).absolute()) if local else path, subset)
-    except Exception as error:  # the library raises many types, of the network too
+    except Exception as error:  # the library raises many types, including network errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"dataset.path={path}: cannot be loaded by the package datasets ({reason})"
@@ -134,7 +134,7 @@ def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int]
 class HuggingFaceImages(Hub, Dataset):
     """Images, grey or in colour depending on whether dataset.mean has 1 or 3 values."""
 
-    size: Side | None  # pixels to which all images are resized; None: they have one size already
+    size: Side | None  # images are resized to size x size pixels; None: they already have one size
 
     def read(self) -> Arrays:
         train, test, column, label = self.splits("image")

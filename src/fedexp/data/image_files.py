@@ -82,7 +82,9 @@ def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
 def list_files(
     folder: Path, recursive: bool = True, suffixes: tuple[str, ...] = ("",)
 ) -> list[SourceFile]:
-    """Return the files in `folder` with one of the suffixes that are not hidden, sorted by path.
+    """Return the files in `folder` that have one of the suffixes, sorted by path.
+
+    Hidden files and folders are skipped.
 
     Raises ConfigError for broken or circular links, and for files that are not regular, such as
     pipes.

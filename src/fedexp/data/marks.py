@@ -74,7 +74,7 @@ def keep(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
     if len(files) >= MANY:
         log.info("reading %s files for their checksum, once", f"{len(files):,}")
     folders = [os.path.dirname(file.path) for file in (files[0], files[-1])]
-    start = len(os.path.commonpath(folders))  # of all of them, since they are sorted
+    start = len(os.path.commonpath(folders))  # common to all files, because they are sorted
     digests = in_threads(lambda file: file_checksum(file.path), files)
     lines = [f"{digest} {f.path[start:]}" for digest, f in zip(digests, files, strict=True)]
     digits, folder = checksum("\n".join(lines)), Path(data_dir, CACHE)

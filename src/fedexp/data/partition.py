@@ -215,7 +215,7 @@ class Sharding(Partitioner):
     """
 
     shards_per_client: Count  # s
-    numpy_seed: Seed32 | None = None  # the draw of the released code; None: by seeds.partition
+    numpy_seed: Seed32 | None = None  # seed of the released code's draw; None: use seeds.partition
 
     def assign(
         self,

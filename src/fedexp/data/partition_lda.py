@@ -59,7 +59,7 @@ class LDA(Partitioner):
     min_size: Count  # smallest n_k
     balance: bool  # the cap: a client that holds N/K examples gets no more
     max_draws: Count
-    numpy_seed: Seed32 | None = None  # the draw of the released code; None: by seeds.partition
+    numpy_seed: Seed32 | None = None  # seed of the released code's draw; None: use seeds.partition
 
     def assign(
         self,

@@ -25,7 +25,10 @@ Users = dict[str, tuple[list[str], list[str]]]  # role -> (texts, the character 
 
 
 class Shakespeare(TextSource):
-    """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`; `owners` are the roles by name."""
+    """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`.
+
+    `owners` are the roles, sorted by name.
+    """
 
     max_words: int = len(LETTERS)
     vocabulary: str | None = None

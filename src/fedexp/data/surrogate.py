@@ -24,8 +24,8 @@ GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
 class Surrogate(Checked, prefix="surrogate."):
     """Source of the surrogate examples, and the numbers of shards that clients and server draw."""
 
-    dataset: DataSource | None  # a data set of the group `dataset`; null: none
-    options: dict[str, Any]  # changes of that option's values, already made
+    dataset: DataSource | None  # an option of the group `dataset`, or null
+    options: dict[str, Any]  # overrides of that option's values, already applied
     # share of the training data that is withheld from clients and used without labels
     fraction: ShareBelow1
     # use only examples with these labels in their data set; null: all

@@ -23,7 +23,7 @@ from fedexp.data.types import Data, DataSource, Task
 
 @dataclass(frozen=True)
 class TaskSequence:
-    data: Data  # of all tasks
+    data: Data  # data of all tasks
     tasks: tuple[Task, ...]
 
 
@@ -74,12 +74,12 @@ class Several(Scenario):
     repeats_examples: ClassVar[bool] = False
     """Whether all tasks have the same training examples in the same order, in different forms."""
 
-    split: Fractions | None  # training, validation, test; null: as the data set is split
+    split: Fractions | None  # training, validation, test; null: the data set's split
     evaluate_on: Literal["test", "validation"]
     # number of earlier tasks' examples that a client keeps training on (fedexp.data.replay)
     replay: CountFrom0 = 0
     replay_policy: Literal["reservoir", "class_balanced"] = "reservoir"
-    # per_client: clients meet the tasks in different orders (fedexp.data.streams)
+    # per_client: clients learn the tasks in different orders (fedexp.data.streams)
     order: Literal["shared", "per_client"] = "shared"
     blur: ShareBelow1 = 0.0  # share of a task's training examples that other tasks get
 

@@ -54,7 +54,7 @@ class Cohort:
     schedules: Sequence[BatchSchedule]
     states: Sequence[Tree]
     plans: Sequence[Tree]
-    personals: Sequence[Tree]  # what the server sent to this client only
+    personals: Sequence[Tree]  # what the server sent only to each client
     # when each client's model is tested during training; empty: never
     probes: Sequence[Probe] = ()
 

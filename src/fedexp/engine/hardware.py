@@ -25,7 +25,8 @@ from fedexp.engine.vectorised.engine import Vectorised
 
 # options of the vectorised engine -> their defaults
 VECTORISED = {"chunk": None, "cuda_graphs": True}
-SLOW, EMULATED = 1.2, 3.0  # bf16's time relative to fp32 on a CPU, at least
+# bf16's time relative to fp32 on a CPU, from which bf16 counts as slow, and as emulated
+SLOW, EMULATED = 1.2, 3.0
 
 
 def is_device(name: str) -> bool:
@@ -166,7 +167,7 @@ class Resolved:
     engine: str
     precision: str  # auto until timing has decided
     threads: int  # of each process
-    workers: int  # processes that train
+    workers: int  # number of processes that train
     vectorised: Vectorised  # as requested, whether used or not
     inner: str  # engine of each worker
     why: str

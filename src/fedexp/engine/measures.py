@@ -16,7 +16,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Probe
 from fedexp.engine.network import FunctionalNetwork
 
-NONE = -1  # means that predictions were not counted
+NONE = -1  # value of counts if predictions were not counted
 
 
 def no_counts(runtime: ClientRuntime, count: int, room: int) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ class Watch:
     runtime: ClientRuntime
     server: Tree  # the broadcast, held again after each test
     probe: Probe
-    seconds: float = 0.0  # spent on tests
+    seconds: float = 0.0  # time for tests
     counts: dict[str, Tensor] = field(init=False)  # leaves [1, room, ...]
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from fedexp.engine.batch_norm import has_batch_norm, keeps_statistics, leaving_o
 from fedexp.engine.teachers import Kept
 from fedexp.models import Output
 
-LAYOUT = torch.channels_last  # oneDNN and cuDNN convolve fastest in it
+LAYOUT = torch.channels_last  # for parameters and images: the fastest format in oneDNN and cuDNN
 
 
 class FunctionalNetwork:

@@ -27,7 +27,7 @@ class OfOne:
 
     # the parameters, kept so that no other tensor gets their id
     held: tuple[Tensor, ...]
-    output: Output  # features [n, D], None where a model has none, and logits [n, C]
+    output: Output  # features [n, D] (None if the model has no features) and logits [n, C]
     known: np.ndarray  # bool [n]: whether an example's output is stored
 
     def write(self, rows: Tensor, output: Output) -> None:

@@ -59,7 +59,7 @@ class Distributed(Engine):
     """Engine over all ranks.
 
     inner: engine with which each rank trains its share of a cohort.
-    hardware: hardware of each rank, which replaces the number of the GPU.
+    hardware: hardware of the ranks, on which each rank sets the number of its GPU.
     """
 
     def __init__(self, inner: Engine, hardware: Any):

@@ -70,11 +70,11 @@ class Process:
         arguments = f"{theirs.fileno()}, {os.getpid()}"
         program = f"from fedexp.engine.processes.worker import main; main({arguments})"
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", program],  # -P: not the modules of the current directory
+            [sys.executable, "-P", "-c", program],  # -P: do not import from the current directory
             pass_fds=[theirs.fileno()],
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl+C in a terminal reaches the parent only, which then decides
+            process_group=0,  # Ctrl+C in a terminal reaches only the parent
         )
         theirs.close()
         self.channel = Channel(ours)
@@ -128,7 +128,7 @@ class Workers(Engine):
     def start(self, runtime: ClientRuntime, server: Tree) -> None:
         published = self._sent[Publish][0] if Publish in self._sent else server
         orders = [Order(f"starting worker {i}", Ready(), [i]) for i in range(len(self.hardware))]
-        self._answers(runtime, published, orders)  # each has one
+        self._answers(runtime, published, orders)  # one order per worker
 
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
         shares = [[position] for position in cohort.longest_first()]

@@ -146,12 +146,12 @@ class PaddedData:
 
 def context(shared: Shared, server: Tree, lr: float | Tensor, one: Fixed) -> Context:
     """Return the context that one client's hooks may read."""
-    rate: Any = lr  # a tensor where steps are recorded
+    rate: Any = lr  # a tensor if steps are recorded
     local = shared.runtime.local
     return Context(server, one.personals, one.states, one.plans, one.begun, rate, one.steps, local)
 
 
-# --- the schedules of all
+# --- the schedules of all clients
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class PaddedSchedules:
     index: Tensor  # int64 [S, C, B]
     mask: Tensor  # [S, C, B]: 1 example, 0 padding
     draws: Tensor | None  # int64 [S, C, B, D]
-    steps: np.ndarray  # int [C]; on the host, which decides what to launch
+    steps: np.ndarray  # int [C], on the host, which decides the kernels to launch
 
     def part(self, steps: slice | int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return index, mask and draws of the given steps for the first `active` clients."""
