@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """Return the flags as Hydra's parser takes them."""
+        """The flags in the form that Hydra's parser accepts."""
         given = self.flags.items()
         return [name if value is None else f"{name}={value}" for name, value in given]
 
@@ -69,7 +69,7 @@ class Plan(NamedTuple):
 
 
 def parse(arguments: Sequence[str]) -> Plan:
-    """Return what a command line asks for, see `plan_of`."""
+    """Return the plan for a command line, see `plan_of`."""
     return plan_of(*split_flags(arguments), config_directories(arguments))
 
 

@@ -83,7 +83,7 @@ def answer_shell(words: list[str], folders: list[Path]) -> str:
         return SCRIPTS[shell].strip()
     line = os.environ.get("COMP_LINE", "")
     typed = line.split()[1:] + [""] * line.endswith(" ")
-    # bash is set (nospace) not to add a space after a word
+    # the script tells bash (nospace) to add no space after a word, so add it here
     whole = " " if shell == "bash" and not is_multirun(typed) else ""
     found = candidates(typed or [""], folders)
     return "\n".join(text if text.endswith(("=", ".", "/")) else text + whole for text in found)

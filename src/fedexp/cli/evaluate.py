@@ -1,4 +1,4 @@
-"""The data set and the table of `fedexp evaluate RUN [dataset=...]`."""
+"""Choose the data set and format the table of `fedexp evaluate RUN [dataset=...]`."""
 
 from collections.abc import Sequence
 from pathlib import Path

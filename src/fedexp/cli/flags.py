@@ -1,4 +1,4 @@
-"""Flags that several subcommands share."""
+"""Command-line flags shared by several subcommands."""
 
 from argparse import ArgumentParser
 

@@ -29,7 +29,7 @@ NOTES = ".failed"  # folder of a sweep with the notes of jobs that could not wri
 
 @dataclass
 class SweepWatch:
-    """The sweeps of one command, by their directories."""
+    """The state of a command's sweeps, by directory."""
 
     begun: dict[Path, dict[Path, Mark]] = field(default_factory=dict)  # failures before the start
     made: set[Path] = field(default_factory=set)  # directories that are new

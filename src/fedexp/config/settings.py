@@ -38,8 +38,7 @@ NO_STOP = Stop(patience=None, metric=None, minutes=None)
 
 
 class LocalEvaluation(Checked, prefix="local_evaluation."):
-    """How often and on how many examples local models are tested (config node
-    `local_evaluation`)."""
+    """How often, and on how many examples, local models are tested (node `local_evaluation`)."""
 
     every: CountOrNone  # rounds; None: as often as the global model
     examples: CountOrNone  # of each test view; None: all
@@ -57,7 +56,7 @@ class Seeds(Checked, prefix="seeds."):
 
 
 class Settings(Checked):
-    """The scalars of the top level."""
+    """The values on the top level of the configuration that are not in a node."""
 
     seed: CountFrom0
     rounds: Count
@@ -108,7 +107,7 @@ class Settings(Checked):
 
     @property
     def tests_personal(self) -> bool:
-        """Return whether each client's own model is tested on its own distribution."""
+        """Whether each client's personal model is tested on the client's distribution."""
         return PERSONAL in self.evaluate
 
     @property

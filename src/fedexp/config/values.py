@@ -74,7 +74,7 @@ def check_first(config: DictConfig, typed: Sequence[str]) -> None:
 
 
 def values_of(config: DictConfig, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that `build` makes its parts from."""
+    """Return the values from which `build` makes the configuration's parts."""
     values = dict(resolved)
     # `resolve` adds this key; if a user gives it, it is an unknown key
     if "revisions" not in config:
@@ -179,7 +179,11 @@ def make_target(node: object, key: str, base: type[T]) -> T:
 
 
 def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
-    """Make an instance of a dataclass from plain values, each checked against its annotation."""
+    """Make an object of a dataclass from plain values and check each value.
+
+    Values are converted to the types of their annotations. Raises ConfigError for unknown, missing
+    or invalid values.
+    """
     fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
     if not isinstance(values, Mapping):
         keys = ", ".join(f"{prefix}{name}" for name in fields)

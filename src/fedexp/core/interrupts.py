@@ -40,5 +40,5 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-# Slurm's preemption, `kill`; Ctrl+C
+# SIGTERM comes from `kill` and from Slurm's preemption, SIGINT from Ctrl+C
 RAISING = {signal.SIGTERM: _interrupt, signal.SIGINT: signal.default_int_handler}

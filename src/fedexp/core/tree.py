@@ -96,7 +96,7 @@ def row(stacked: Tree, i: int) -> Tree:
 
 
 def leaves(tree: Tree) -> list[torch.Tensor]:
-    """Return the tensors of a tree."""
+    """Return a list of all tensors in a tree."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 

@@ -121,7 +121,7 @@ def file_name(client: int, round: int) -> str:
 
 
 def to(state: Tree, device: torch.device) -> Tree:
-    """Return the state on the device."""
+    """Move a state's tensors to a device."""
     return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
 
 

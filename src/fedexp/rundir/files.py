@@ -1,4 +1,4 @@
-"""The names of the files of a run directory."""
+"""The names of the files in a run directory."""
 
 import os
 from collections.abc import Iterable

@@ -49,15 +49,15 @@ FREE = (
     # older configurations have .jobs_together
     *("hardware.jobs_per_gpu", "hardware.jobs_together"),
 )
-# The nodes that are data sets, and the values that are paths of data.
+# The keys of data sets, and the keys whose values are paths of data.
 DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
-# a name on a hub, or a folder
+# the name of a data set on a hub, or a folder
 HUB = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.path")
 SINGLE = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")
 FILES = ".files"  # suffix of the key for data whose files are not named in the configuration
 
-# Options with which a run is what it was before there were any: the hash counts them only where
-# they say otherwise.
+# Options that were added later, with the value that keeps the earlier behaviour. The hash includes
+# an option only if its value is another one, so older runs keep their fingerprint.
 NEUTRAL = {
     "test_views": ["plain"],
     "evaluate": ["global"],
@@ -106,9 +106,9 @@ NEUTRAL = {
 }
 # Removed options with the value that all runs now use, which was their default.
 FORMER = {"hardware.convolution": "auto"}
-EMPTY = ("schedule.partition", "schedule.classes")  # an empty list is null
-SPLIT = "test_fraction"  # null, likewise, and `split_seed` beside it
-# null, likewise
+EMPTY = ("schedule.partition", "schedule.classes")  # an empty list means null
+SPLIT = "test_fraction"  # if null, the hash includes neither this key nor `split_seed`
+# left out of the hash if null
 LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layout")
 
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
@@ -141,7 +141,7 @@ def essential(
         if key.rpartition(".")[2] == TARGET:
             value = class_name(value)
         values[key] = marks.get(key, value)
-    # the options are in it already
+    # the node of the data set already has the options
     if isinstance(container.get("surrogate", {}).get("dataset"), dict):
         values = {
             key: value for key, value in values.items() if not key.startswith("surrogate.options")

@@ -56,7 +56,7 @@ def without_compiler() -> None:
 
     From version 2.8 on, torch loads the compiler to switch off autograd's compiled mode. This is
     not needed, since the mode cannot be on while the compiler is not loaded. torch 2.6 imports the
-    compiler by name, so this function has no effect there.
+    compiler by name, so the compiler is loaded there anyway.
     """
     if COMPILER not in sys.modules:
         mode, compiler = _Unloaded(f"{COMPILER}.compiled_autograd"), _Unloaded(COMPILER)
