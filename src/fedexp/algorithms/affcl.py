@@ -51,7 +51,7 @@ from fedexp.core.limits import Count, NonNegative, Share
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
-FLOW, HIDDEN = "flow.", "classifier.hidden."  # prefixes of names
+FLOW, HIDDEN = "flow.", "classifier.hidden."  # prefixes of parameter names
 TEMPERATURE, VARIANCE = 2.0, 1e-6
 
 
@@ -60,19 +60,19 @@ class AFFCL(Remembering, OwnModel):
     needs_head = True
     must_train = heads.HEAD
     hint = "the authors have local.optimizer=adam local.lr=0.0001"
-    # of the flow, whose parameters are among the model's; known once it is `fitted`
+    # the flow's module, whose parameters are part of the model's; known after `fitted`
     shape: ClassVar[Flow]
 
-    replay: NonNegative  # weight of the features that are drawn
-    kd_last: NonNegative  # of the model at the end of the last task as a teacher
+    replay: NonNegative  # weight of the loss on generated features
+    kd_last: NonNegative  # weight of the distillation from the model at the end of the last task
     kd_feature: NonNegative
     kd_output: NonNegative
-    flow_last: NonNegative  # of the flow at the end of the last task
-    theta: Share  # least weight of what is drawn
+    flow_last: NonNegative  # weight of the flow at the end of the last task
+    theta: Share  # minimum weight of generated features
     replay_trains: Literal["hidden", "classifier"]
     credibility: Literal["latent", "released"]
     hidden: Count  # units of the flow's layers
-    bank: Count  # features that are drawn for a round
+    bank: Count  # number of features generated per round
 
     @property
     def needs(self) -> Needs:
@@ -104,7 +104,7 @@ class AFFCL(Remembering, OwnModel):
         )
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return noise and labels of the features that are drawn in this round, and of those of the
+        """Return the noise and labels of the features generated in this round, and of those of the
         old flow."""
         before = np.array(federation.classes_met(), dtype=np.int64)
         plan = self.draw("new", np.union1d(before, np.flatnonzero(federation.counts.sum(0))), rng)
@@ -161,7 +161,7 @@ class AFFCL(Remembering, OwnModel):
         typical: Tensor,
         ctx: Context,
     ) -> Tensor:
-        """Return the loss on features that are drawn, without its weight."""
+        """Return the loss on generated features, without its weight."""
         if self.replay_trains == "hidden":
             params = params | {k: v.detach() for k, v in heads.head(params).items()}
         answers = classified(drawn["features"], params)
@@ -175,7 +175,7 @@ class AFFCL(Remembering, OwnModel):
 
 
 class Deeper(nn.Linear):
-    """A classifier behind a hidden layer as wide as its input."""
+    """A classifier with a hidden layer that is as wide as its input."""
 
     def __init__(self, classifier: nn.Linear):
         super().__init__(classifier.in_features, classifier.out_features)
@@ -187,7 +187,7 @@ class Deeper(nn.Linear):
 
 
 def classified(features: Tensor, params: Params) -> Tensor:
-    """Return the logits [n, C] of features [n, D] by the classifier of a model."""
+    """Return the logits [n, C] of features [n, D] from a model's classifier."""
     if HIDDEN + "weight" in params:
         hidden = F.linear(features, params[HIDDEN + "weight"], params[HIDDEN + "bias"])
         features = F.leaky_relu(hidden)
@@ -201,8 +201,11 @@ def credibility(
     present: Tensor,
     typical: Tensor,
 ) -> Tensor:
-    """Return w [n] of what is drawn: space [n, D], labels [n]; noise [B, D] of the batch, whose
-    classes are the rows of present [B, C], all 0 for padding; typical: P."""
+    """Return the weights w [n] of generated features.
+
+    space: [n, D]; labels: [n]; noise: [B, D], the noise of the batch; present: [B, C], the classes
+    of its rows, all 0 for padding; typical: P.
+    """
     count = present.sum(0)
     shares = present / count.clamp(min=1)
     mean = shares.T @ noise

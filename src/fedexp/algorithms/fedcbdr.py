@@ -1,33 +1,38 @@
-"""FedCBDR: clients keep the examples of old tasks that count most among those of all clients, and
-learn them sharper.
+"""FedCBDR: clients keep the most important examples of old tasks among those of all clients, and
+use separate softmax temperatures for old and new classes.
 
 Z. Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental Learning", NeurIPS
-2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay, when task i has ended: with X
-the features of all clients' examples of it under the global model, [n, D],
+2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay takes place when a task i has
+ended. With X [n, D] the features of all clients' examples of the task under the global model,
     X = U S V^T,   tau_j = ||row j of U||^2,   p_j = tau_j / sum tau       Eq. (2)-(6)
-and `samples` of the n examples are drawn with probabilities p; each client keeps those that are its
-own, from then on. Task-aware temperature scaling, from task 2 on, in each batch of new examples and
-kept ones,
+`samples` of the n examples are drawn with probabilities p, and each client keeps those that belong
+to it from then on. Task-aware temperature scaling applies from task 2 on, in each batch of new and
+kept examples:
     z'_c = z_c / tau_old for the classes of old tasks, z_c / tau_new for the others
     L    = omega_old * mean of CE(z') over old examples + omega_new * mean over new ones
-(Eq. (7), (9)), and CE in task 1, Eq. (8). No code of the authors was found; the tests write the
-equations again.
-Values: the best of the paper's Fig. 4, and its 450 examples of a task for CIFAR-10 in three tasks.
-Readings: U has the min(n, D) columns of the thin decomposition, since with the n columns that Eq.
-(4) prints every tau_j is 1; columns of singular values below 1e-6 of the largest are left out. p is
-normalised over all clients, as the text has it, where Eq. (6) prints the sum over one. Scores do
-not balance classes: with the features of model=cnn (D = 512, CIFAR-10, 40 rounds of FedAvg; one
-model, means of 200 draws of 450) 4,500, 450 and 50 images of three classes give 373, 71 and 6
-(equal p: 405, 40 and 5; the three or ten largest directions alone: 406, 41 and 3, 377, 68 and 6),
-and 4,500 of each give 129, 180 and 142 (equal p: 150 each). Balanced replay in the paper's
-experiments comes from one draw over all clients, whose classes are equally large together. Examples
-are drawn without replacement, so that `samples` different ones are kept; the weights 1 / sqrt(n_s
-p_x) of the text enter no equation of the training. Left out: the random rotations P_k and Q of Eq.
-(1), by which a client hides its features from the server. Q changes nothing, and P_k is undone by
-its client, which alone knows it: U is the same. The features that clients send at the end of a task
-are not counted in the traffic. Deviations: the model has all C outputs from the start, those of
-classes to come count as new ones; weights are n_k, kept examples among them, where Algorithm 1 does
-not say which.
+(Eq. (7), (9)). In task 1, the loss is CE, Eq. (8). No code by the authors was found; the tests
+implement the equations independently. The default values are the best ones in the paper's Fig. 4,
+and its 450 examples per task for CIFAR-10 in three tasks.
+
+Interpretation: U has the min(n, D) columns of the thin decomposition. With the n columns of the
+published Eq. (4), every tau_j would be 1. Columns with singular values below 1e-6 of the largest
+are omitted. p is normalised over all clients, as in the paper's text; the published Eq. (6) has the
+sum over one client. Examples are drawn without replacement, so that `samples` different examples
+are kept. The text's weights 1 / sqrt(n_s p_x) appear in no equation of the training and are not
+used.
+
+The scores do not balance classes. With the features of model=cnn (D = 512, CIFAR-10, 40 rounds of
+FedAvg; one model, means of 200 draws of 450), 4,500, 450 and 50 images of three classes give 373,
+71 and 6 kept images (equal p: 405, 40 and 5; only the three or ten largest directions: 406, 41 and
+3, and 377, 68 and 6). 4,500 images of each class give 129, 180 and 142 (equal p: 150 each). In the
+paper's experiments, the replay is balanced because one draw covers all clients, whose classes have
+the same total size.
+
+Omitted: the random rotations P_k and Q of Eq. (1), with which a client hides its features from the
+server. Q has no effect, and each client undoes its P_k, which only the client knows, so U is the
+same. The features that clients send at the end of a task do not count as traffic. Deviations: The
+model has all C outputs from the start, and those of future classes count as new ones. Weights are
+n_k including kept examples; Algorithm 1 does not specify them.
 """
 
 from typing import Literal
@@ -42,11 +47,11 @@ from fedexp.algorithms.interfaces import Batch, Context, Features, Federation, N
 from fedexp.core.limits import Count, NonNegative, Positive
 from fedexp.core.tree import Params
 
-NEGLIGIBLE = 1e-6  # part of the largest singular value
+NEGLIGIBLE = 1e-6  # fraction of the largest singular value
 
 
 def leverage(features: Tensor) -> Tensor:
-    """Return the leverage scores tau [n] of features [n, D], float64; all 1 where every feature is
+    """Return the leverage scores tau [n] of features [n, D], float64; all 1 if all features are
     0."""
     left, values, _ = torch.linalg.svd(features.double(), full_matrices=False)
     if not values.max() > 0:
@@ -57,10 +62,10 @@ def leverage(features: Tensor) -> Tensor:
 class FedCBDR(Exemplars):
     sends = ("params", "known")
 
-    samples: Count  # of each task, over all clients
-    tau_old: Positive  # temperature of old classes
+    samples: Count  # number of kept examples per task, over all clients
+    tau_old: Positive  # temperature for old classes
     tau_new: Positive
-    omega_old: NonNegative  # weight of old examples
+    omega_old: NonNegative  # weight of the old examples' loss
     omega_new: NonNegative
     selection: Literal["leverage", "random"]
 

@@ -41,7 +41,8 @@ from fedexp.core.tree import Params, Tree
 
 
 def centred(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C] minus their mean over the classes with member [C] = 1; 0 elsewhere."""
+    """Return logits [B, C] minus their mean over the classes with member [C] = 1; other classes are
+    0."""
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 
 
@@ -53,9 +54,9 @@ class FedDMC(Remembering, MultiExchange):
     targets: Literal["split", "added"]
     student: Literal["initial", "global"]
     new_model: Literal["initial", "old"]
-    epochs_factor: Count  # epochs of the consolidation, in multiples of E
-    rate_factor: Positive  # its learning rate, in multiples of that of the round
-    whole_set: bool  # every client has all surrogate examples (FedDMC_full)
+    epochs_factor: Count  # number of consolidation epochs, as a multiple of E
+    rate_factor: Positive  # learning rate of the consolidation, as a multiple of the round's rate
+    whole_set: bool  # whether each client has all surrogate examples (FedDMC_full)
 
     @property
     def needs(self) -> Needs:
@@ -89,12 +90,12 @@ class FedDMC(Remembering, MultiExchange):
 
 
 def split(model: Params, server: Tree) -> Tree:
-    """Return a model with its running statistics as a client is sent one to train."""
+    """Return a model, including its running statistics, in the form in which clients receive it."""
     return {part: {k: model[k] for k in server[part]} for part in ("params", "buffers")}
 
 
 class NewModel(FedAvg):
-    """Trains the model of the new classes."""
+    """The exchange that trains the model of the new classes."""
 
     trains_model = False
 
@@ -115,7 +116,7 @@ class NewModel(FedAvg):
 
 
 class Consolidation(OwnTraining):
-    """Trains the student on surrogate examples."""
+    """The exchange that trains the student on surrogate examples."""
 
     targets: str
     student: str

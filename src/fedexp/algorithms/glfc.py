@@ -60,17 +60,18 @@ from fedexp.core.tree import Params, Tree
 
 
 class GLFC(Exemplars, ServerTraining):
-    inputs = ("images",)  # prototypes are sent
+    inputs = ("images",)  # images are sent as prototypes
     hint = (
         "its losses are means over classes: the more there are, the larger local.lr may be (the"
         " authors: 2.0)"
     )
 
-    memory: Count  # examples that a client keeps of all its old classes
+    memory: Count  # number of examples that a client keeps, over all its old classes
     lambda_gc: NonNegative
     lambda_rd: NonNegative
-    compensation: bool  # false: w = 1
-    proxy: bool  # the old model is the best one on the prototypes; false: the last one of the task
+    compensation: bool  # False: w = 1
+    # True: the old model is the best one on the prototypes; False: the last one of the task
+    proxy: bool
 
     @property
     def needs(self) -> Needs:
@@ -112,8 +113,8 @@ class GLFC(Exemplars, ServerTraining):
     def keep(
         self, before: np.ndarray, part: np.ndarray, features: Features, labels: np.ndarray
     ) -> np.ndarray:
-        """Return what one client keeps: the first of each old class, and as many of each class of
-        `part`."""
+        """Return what one client keeps: the first examples of each old class, and the same number
+        of each class of `part`."""
         old = [before[labels[before] == c] for c in dict.fromkeys(labels[before].tolist())]
         new = [part[labels[part] == c] for c in np.unique(labels[part])]
         each = self.memory // max(len(old) + len(new), 1)
@@ -121,7 +122,7 @@ class GLFC(Exemplars, ServerTraining):
         return np.concatenate([numbers[:each] for numbers in [*old, *chosen]] or [before])
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return one example of the client, for the shape of its images."""
+        """Return one of the client's examples, for the shape of its images."""
         return {"one": federation.parts[client][:1]} if self.proxy else {}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
@@ -153,8 +154,12 @@ class GLFC(Exemplars, ServerTraining):
         return {"params": params, "prototypes": self.prototypes(net, params, data, ctx)}, ctx.client
 
     def prototypes(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Return, of one pass, the image of each new class whose feature is closest to the mean of
-        the class, [C, ...], and 1 where there is one, [C]."""
+        """Return a prototype of each new class, [C, ...], and a mask of the classes that have one,
+        [C].
+
+        The prototype is the image, among those of one pass, whose feature is closest to the class
+        mean.
+        """
         new, batch_size = ctx.server["new"], ctx.local.batch_size
         total: Tensor | float = 0.0
         count = torch.zeros_like(new)
@@ -170,7 +175,7 @@ class GLFC(Exemplars, ServerTraining):
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             features = F.normalize(net(params, batch.x, mask).features)
             apart = (features - mean.index_select(0, batch.y)).norm(dim=1)
-            # Two examples of a class are equally far from their mean: then the first counts,
+            # Two examples of a class are equally far from their mean; the first one counts,
             # whatever the rounding.
             place = batch.step * batch_size + torch.arange(len(batch.y), device=new.device)
             apart = apart.round(decimals=4) + 1e-9 * place
@@ -207,24 +212,28 @@ class GLFC(Exemplars, ServerTraining):
 
 
 def compensation(missing: Tensor, is_old: Tensor, mask: Tensor | None) -> Tensor:
-    """Return w [B] of g = `missing` [B]; is_old [B]: 1 for an example of an old class, 0 for one of
-    a new class."""
+    """Return w [B] for g = `missing` [B].
+
+    is_old: [B], 1 for an example of an old class, 0 for one of a new class.
+    """
     present = torch.ones_like(is_old) if mask is None else mask.to(is_old.dtype)
     old, new = (masked_mean(missing, present * kind) for kind in (is_old, 1 - is_old))
     return missing / torch.where(is_old > 0, old, new).clamp(min=torch.finfo(missing.dtype).tiny)
 
 
 def herding(features: Tensor, count: int) -> np.ndarray:
-    """Return positions of at most `count` examples, [m], in the order of their choice; features [n,
-    D]."""
+    """Return the positions of at most `count` examples, [m], in the order of selection.
+
+    features: [n, D].
+    """
     unit = F.normalize(features.double()).cpu().numpy()
     mean, total = unit.mean(0), np.zeros(unit.shape[1])
     chosen: list[int] = []
     for number in range(1, min(count, len(unit)) + 1):
         apart = np.linalg.norm(mean - (total + unit) / number, axis=1)
         apart[chosen] = np.inf
-        # Of equals the first: two examples are as far from their mean, but for rounding, which
-        # differs by engine.
+        # Ties go to the first example: two examples are equally far from their mean except for
+        # rounding, which differs between engines.
         chosen.append(int(np.flatnonzero(apart <= apart.min() + 1e-6)[0]))
         total += unit[chosen[-1]]
     return np.array(chosen, dtype=np.int64)

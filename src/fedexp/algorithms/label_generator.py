@@ -32,16 +32,18 @@ from fedexp.algorithms.generator import LATENT, Generator, normalised
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork
 from fedexp.core.tree import Params
 
-ROWS = 10  # images that share a noisy layer
-ONE_HOT, BATCH_NORM, ADVERSARIAL = 0.5, 1.0, 1.0  # this and all that follows: the authors' values
-LR_STATISTICS, MEAN, STD = 0.01, 0.5, 0.2  # of m and s: learning rate, first values
+ROWS = 10  # number of images that share a noisy layer
+ONE_HOT, BATCH_NORM, ADVERSARIAL = 0.5, 1.0, 1.0  # from here on: the authors' values
+LR_STATISTICS, MEAN, STD = 0.01, 0.5, 0.2  # m and s: learning rate and initial values
 STUDENT_T, STUDENT_BATCH, TRUST = 20.0, 128, 3
-LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4  # of the student
+LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4  # for the student
 
 
 class LabelGenerator(Generator):
-    """Makes images [n, channels, height, width] with values from 0 to 1 of labels [n], n at most
-    `count`."""
+    """Generate images [n, channels, height, width] with values from 0 to 1 for labels [n].
+
+    n is at most `count`.
+    """
 
     def __init__(self, shape: tuple[int, int, int], width: int, anchors: Tensor, count: int):
         super().__init__(shape, width)
@@ -52,7 +54,7 @@ class LabelGenerator(Generator):
         )
 
     def renew(self) -> None:
-        """Draw the noisy layers anew."""
+        """Redraw the noisy layers."""
         for layer in self.noisy:
             assert isinstance(layer, nn.Linear)
             nn.init.normal_(layer.weight)
@@ -66,16 +68,16 @@ class LabelGenerator(Generator):
 
 
 class Student:
-    """A model that learns from the images so far; `net` has it loaded all the time."""
+    """A model that learns from the images generated so far; `net` always has it loaded."""
 
     def __init__(self, net: ServerNetwork, teacher: Params, known: Tensor, ltc: float):
         self.net, self.teacher, self.known, self.ltc = net, teacher, known, ltc
         fresh = {name: drawn(name, teacher[name]) for name in net.params}
         net.load(fresh, {name: value for name, value in teacher.items() if name not in fresh})
-        self.trained = 0  # times
+        self.trained = 0  # number of calls of `learn`
 
     def learn(self, images: Tensor, pixels: Pixels, steps: int) -> None:
-        """Take steps on images, uint8 [n, channels, height, width], n > 1."""
+        """Train on images, uint8 [n, channels, height, width], n > 1."""
         self.trained += 1
         optimizer = torch.optim.SGD(
             self.net.params.values(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY
@@ -96,8 +98,10 @@ class Student:
             optimizer.step()
 
     def difference(self, x: Tensor, taught: Tensor) -> Tensor:
-        """Return how far the student's answers, in eval mode, are from logits that were `taught`,
-        where both have the same first choice; a scalar."""
+        """Return how much the student's logits, in eval mode, differ from the logits `taught`.
+
+        The scalar counts only examples for which both have the same first choice.
+        """
         logits = self.net(self.net.snapshot() | self.net.buffers(), x).logits[:, self.known]
         agrees = (logits.argmax(1) == taught.argmax(1)).to(logits)
         apart = F.kl_div(logits.log_softmax(1), taught.softmax(1), reduction="none").sum(1)
@@ -105,15 +109,20 @@ class Student:
 
 
 def shuffled(count: int) -> Iterator[Tensor]:
-    """Yield the numbers of batches without end, in a new order with every pass; one example alone
-    is left out."""
+    """Yield the indices of batches endlessly, in a new order in each pass.
+
+    A batch of a single example is skipped.
+    """
     while True:
         yield from (part for part in torch.randperm(count).split(STUDENT_BATCH) if len(part) > 1)
 
 
 def drawn(name: str, value: Tensor) -> Tensor:
-    """Return first values of a student's parameter: matrices and kernels after Glorot, scales of
-    batch norm around 1, biases 0."""
+    """Return initial values of a student's parameter.
+
+    Matrices and kernels are initialised as by Glorot, batch norm's scales around 1, and biases with
+    0.
+    """
     if value.dim() > 1:
         return nn.init.xavier_normal_(torch.empty(value.shape)).to(value)
     if name.endswith("weight"):
@@ -122,8 +131,8 @@ def drawn(name: str, value: Tensor) -> Tensor:
 
 
 def balanced(classes: int, count: int) -> Tensor:
-    """Return `count` numbers of classes, each equally often, the remainder drawn at random;
-    int64."""
+    """Return `count` class indices, int64, with each class equally often and the remainder drawn at
+    random."""
     return torch.cat(
         [torch.arange(classes).repeat(count // classes), torch.randint(classes, (count % classes,))]
     )

@@ -81,14 +81,15 @@ class LANDER(DataFree, OwnModel):
     needs_features = True
     needs_head = True
 
-    # file with an embedding of each class name, a row a class; random: no text
+    # file with one embedding per class name, one row per class; random: no text
     embeddings: str | None
-    radius: NonNegative  # r of the bounding loss, in units of a squared number of an embedding
+    radius: NonNegative  # r of the bounding loss, in units of an embedding's squared entries
     ltc: NonNegative  # weight of the bounding loss
     alpha_cur: Positive  # weight of the new task's losses
     alpha_pre: NonNegative  # weight of the distillation
-    warmup: CountFrom0  # batches that the server makes before those that it keeps
-    student_steps: CountFrom0  # of the server's student after each batch of images; 0: no student
+    warmup: CountFrom0  # number of batches that the server generates before those that it keeps
+    # number of student steps on the server after each batch of images; 0: no student
+    student_steps: CountFrom0
 
     needs = Needs(
         server_state="old model, generated images",
@@ -127,7 +128,8 @@ class LANDER(DataFree, OwnModel):
         scale = [anchors.new_full((pixels.shape[0], 1, 1), v).requires_grad_() for v in (MEAN, STD)]
         student = Student(net, server["old"], classes, self.ltc)
         for number in range(self.warmup + self.batches):
-            labels = balanced(len(classes), self.batch_size).to(anchors.device)  # their places
+            # positions in the list of classes
+            labels = balanced(len(classes), self.batch_size).to(anchors.device)
             wanted, best = classes[labels], Best()
             generator.renew()
             groups: list[Any] = [
@@ -174,6 +176,7 @@ class LANDER(DataFree, OwnModel):
         return cur * learning + pre * kept
 
     def weights(self, old: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cur and pre of numbers of classes: old ones, and all so far."""
+        """Return the weights cur and pre for the numbers of old classes and of all classes so
+        far."""
         alpha, beta = (seen / 2 + 1).log2(), (old / seen).sqrt()
         return self.alpha_cur * (1 + 1 / alpha) / beta, self.alpha_pre * alpha * beta

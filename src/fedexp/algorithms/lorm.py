@@ -52,18 +52,19 @@ from fedexp.models import Output
 from fedexp.models.lora import LowRank
 from fedexp.models.own import Headed
 
-CHANGE = ".change"  # end of the names of the merged changes of layers
+CHANGE = ".change"  # end of the names of the layers' merged changes
 
 
 class LoRM(NewAdapters):
     must_train = HEAD
 
-    # factor of a Gram matrix off its diagonal; 1: as it is, 0: the diagonal alone
+    # factor for the off-diagonal entries of a Gram matrix; 1: unchanged, 0: only the diagonal
     off_diagonal: Share
-    # learning rates of A and of B, in multiples of that of the head
+    # learning rates of A and B, as multiples of the head's learning rate
     a_rate: NonNegative = 1.0
     b_rate: NonNegative = 1.0
-    weight_decay: NonNegativeOrNone = None  # of what a round trains; None: local.weight_decay
+    # for the parameters that a round trains; None: local.weight_decay
+    weight_decay: NonNegativeOrNone = None
 
     needs = Needs(
         server_state="merged change, sums over tasks",
@@ -84,9 +85,9 @@ class LoRM(NewAdapters):
         return super().server_init(local, federation) | {
             "params": local | {name + CHANGE: value for name, value in change.items()},
             "trains_b": next(iter(local.values())).new_ones(()),
-            "products": change,  # sum of B_s A_s G_s over the tasks behind it
-            "grams": inputs,  # sum of their G_s
-            "latest": inputs,  # G_k of the last round, summed
+            "products": change,  # sum of B_s A_s G_s over the completed tasks
+            "grams": inputs,  # sum of G_s over the completed tasks
+            "latest": inputs,  # sum of the last round's G_k
         }
 
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
@@ -96,8 +97,8 @@ class LoRM(NewAdapters):
         return begun | {"products": products, "grams": grams, "trains_b": first}
 
     def sums(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
-        """Return the sums of B_s A_s G_s and of G_s over the earlier tasks and the current one, by
-        layer."""
+        """Return for each layer the sums of B_s A_s G_s and of G_s over the earlier and current
+        tasks."""
         products = {
             name: old + local[name + UP] @ local[name + DOWN] @ latest[name]
             for name, old in server["products"].items()
@@ -114,7 +115,7 @@ class LoRM(NewAdapters):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take a step of the optimizer on the head and on either A or B of all layers."""
+        """Take an optimizer step on the head and on either A or B of all layers."""
         if self.weight_decay is not None:
             ctx = replace(ctx, local=replace(ctx.local, weight_decay=self.weight_decay))
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
@@ -165,8 +166,10 @@ class LoRM(NewAdapters):
         }
 
     def tested(self, server: Tree, local: Params, latest: Params, first: bool) -> Params:
-        """Return the model that is tested: its change over all tasks in place of the adapters.
-        first: in task 1."""
+        """Return the tested model, which has its change over all tasks instead of the adapters.
+
+        first: whether this is task 1.
+        """
         products, grams = self.sums(server, local, latest)
         tested = dict(local)
         for name, product in products.items():
@@ -177,7 +180,7 @@ class LoRM(NewAdapters):
 
 
 def damped(grams: Tensor, factor: float) -> Tensor:
-    """Return matrices [..., n, n] with what is off the diagonal multiplied by a factor."""
+    """Return matrices [..., n, n] with their off-diagonal entries multiplied by a factor."""
     return factor * grams + (1 - factor) * torch.diag_embed(grams.diagonal(dim1=-2, dim2=-1))
 
 
@@ -187,20 +190,26 @@ def inverse(matrix: Tensor) -> Tensor:
 
 
 def merged(parts: Tensor, grams: Tensor) -> Tensor:
-    """Return the matrix [m, n] that answers as parts [S, m, n] do on inputs with Gram matrices [S,
-    n, n]."""
+    """Return the matrix [m, n] whose outputs are closest to those of the clients' matrices.
+
+    parts: [S, m, n], the clients' matrices; grams: [S, n, n], the Gram matrices of their inputs.
+    """
     return ((parts.double() @ grams.double()).sum(0) @ inverse(grams.sum(0))).to(parts)
 
 
 def merged_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
-    """Return B [m, r] of parts [S, m, r], as `merged` on what A, down [r, n], makes of the
-    inputs."""
+    """Return B [m, r] merged from `parts` [S, m, r].
+
+    As in `merged`, where the inputs are the outputs of A, down [r, n].
+    """
     return merged(parts, down.double() @ grams.double() @ down.double().T)
 
 
 class Changed(LowRank):
-    """A linear layer with its adapter and a merged change, which counts as B A does; it remembers
-    its inputs."""
+    """A linear layer with its adapter and a merged change, which is added like B A.
+
+    The layer stores its latest inputs.
+    """
 
     def __init__(self, layer: LowRank):
         nn.Module.__init__(self)
@@ -222,8 +231,8 @@ class Changed(LowRank):
 
 
 class Watched(Headed):
-    """A model whose `maps` are the inputs of the layers that have adapters, by the names of
-    these."""
+    """A model whose `maps` are the inputs of the layers with adapters, keyed by the layers'
+    names."""
 
     def __init__(self, model: nn.Module):
         assert isinstance(model, Headed)

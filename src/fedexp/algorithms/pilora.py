@@ -47,15 +47,15 @@ from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
 CENTERS = "classifier.centers"
-SOFTNESS = 0.2  # of the weights of prototypes
+SOFTNESS = 0.2  # softmax temperature for the prototypes' weights
 
 
 class PILoRA(NewAdapters):
-    temperature: Positive  # T of the distances
-    lambda_pl: NonNegative  # weight of the distance to the own prototype
+    temperature: Positive  # temperature T of the distances
+    lambda_pl: NonNegative  # weight of the distance to the true class's prototype
     gamma: NonNegative  # weight of the overlap with the adapters of earlier tasks
     l1: NonNegative  # weight of the sum of |A|
-    # learning rate of the adapters, in multiples of that of the prototypes
+    # learning rate of the adapters, as a multiple of the prototypes' learning rate
     adapter_rate: NonNegative
 
     needs = Needs(
@@ -110,8 +110,8 @@ class PILoRA(NewAdapters):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take a step of the optimizer, shorter for adapters, and none for prototypes of other
-        tasks."""
+        """Take an optimizer step, scaled for adapters, and without a change of other tasks'
+        prototypes."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         slow = {k: v + self.adapter_rate * (moved[k] - v) for k, v in adapters(params).items()}
         centers = torch.where(ctx.server["new"][:, None] > 0, moved[CENTERS], params[CENTERS])
@@ -135,10 +135,11 @@ class PILoRA(NewAdapters):
 
 
 def prototype_weights(own: Tensor, means: Tensor, counts: Tensor) -> Tensor:
-    """Return the weights of the clients' prototypes, [C, S], each row with the sum 1.
+    """Return the weights of the clients' prototypes, [C, S]; each row has the sum 1.
 
-    own, means: prototypes and mean features of each client, [S, C, D]; counts: its examples of each
-    class, [S, C]."""
+    own, means: prototypes and mean features of each client, [S, C, D]; counts: number of its
+    examples of each class, [S, C].
+    """
     holds = (counts > 0).to(own).T  # [C, S]
     apart = torch.cdist(own.transpose(0, 1), means.transpose(0, 1))  # [C, S, S]
     near = 1 / (apart * holds[:, None]).sum(-1).clamp(min=1e-12)

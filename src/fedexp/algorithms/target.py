@@ -1,24 +1,28 @@
-"""TARGET: the server makes images of the old classes from the old model, and clients distil the old
-model on them.
+"""TARGET: the server generates images of the old classes from the old model, and clients distil the
+old model on them.
 
 J. Zhang, C. Chen, W. Zhuang, L. Lyu, "TARGET: Federated Class-Continual Learning via Exemplar-Free
 Distillation", ICCV 2023. No example of an old task is kept. When a task begins, the server trains a
-generator against the global model at the end of the last task, theta_{t-1} (see generator.py), and
-sends theta_{t-1} and the images x~ with the model. In a task t > 1 each local step takes a batch of
-the client's examples and one of as many images:
+generator against theta_{t-1}, the global model at the end of the last task (see generator.py). It
+then sends theta_{t-1} and the images x~ with the model. In a task t > 1, each local step uses a
+batch of the client's examples and a batch of the same number of images:
     L = CE over the classes of task t alone + kd * L_d(x~) over the classes of the tasks before,
-L_d with temperature T as in continual.py, which is the code's. In task 1: CE over its classes
-alone. Checked against the authors' code (methods/target.py): losses, generator, its two optimizers
-and the matching of statistics. Their values for CIFAR-100 are those of conf/algorithm/target.yaml,
-with kd = 25 and T = 2; 2,560 images. At these values their student is never trained, so that the
-adversarial term, which needs it, is never counted: it has a warm-up of 20 batches, and there are
-10. Student and term are left out here. Deviations: a client goes through the images in one order in
-a round, where the code shuffles them with every pass; a batch of images has the size of the local
-batch, there it divides all images among the steps of an epoch; neither the generated images nor the
-clients' copies of them are cropped and flipped; the model has all C outputs from the start, of
-which those of later tasks are left out of every loss, where the code adds outputs with a task;
-models without running statistics, such as model=cnn, have no statistics to match; weights are n_k,
-not equal ones. The images are counted as sent in every round. Only where tasks bring new classes.
+where L_d with temperature T is that of continual.py, as in the code. In task 1, the loss is CE over
+the task's classes.
+
+Checked against the authors' code (methods/target.py): losses, generator, its two optimizers and the
+matching of statistics. The authors' values for CIFAR-100 are in conf/algorithm/target.yaml, with kd
+= 25, T = 2 and 2,560 images. With these values, the code never trains its student, so the
+adversarial term, which needs the student, is never used: its warm-up is 20 batches, and there are
+only 10. The student and the term are therefore omitted here.
+
+Deviations: A client uses the images in the same order throughout a round; the code shuffles them in
+each pass. A batch of images has the size of the local batch; the code divides all images among the
+steps of an epoch. Neither the generated images nor the clients' copies are cropped and flipped. The
+model has all C outputs from the start, and the losses exclude those of later tasks; the code adds
+outputs with each task. Models without running statistics, such as model=cnn, have no statistics to
+match. Weights are n_k, not equal. The images count as sent in every round. The method requires
+tasks with new classes.
 """
 
 import copy
@@ -56,25 +60,26 @@ from fedexp.algorithms.interfaces import (
 from fedexp.core.limits import Count, Limit, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
-NEVER = -1e30  # logit of a class that is left out; finite, so that no product with it is undefined
+NEVER = -1e30  # logit of an excluded class; finite, so that products with it are defined
 
 
 class DataFree(NewClasses, Remembering, Rehearsal, ABC):
-    """Base of the methods whose server makes images of the old classes, on which clients distil the
+    """Base of methods whose server generates images of the old classes, on which clients distil the
     old model."""
 
     sends: ClassVar[tuple[str, ...]] = ("params", "old", "new", "known", "images", "scale")
     inputs = ("images",)
 
     temperature: Positive  # T of teacher and student
-    batches: Count  # of images that the server makes for a task
-    batch_size: Annotated[int, Limit("at least 2", lambda images: images >= 2)]  # images in each
-    steps: Count  # of the generator for each batch
+    batches: Count  # number of batches of images that the server generates per task
+    # number of images per batch
+    batch_size: Annotated[int, Limit("at least 2", lambda images: images >= 2)]
+    steps: Count  # number of generator steps per batch
     lr_generator: Positive
-    width: Count  # channels of the generator's last layers; twice as many before
+    width: Count  # channels of the generator's last layers; the earlier layers have twice as many
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return the order in which a client goes through the images."""
+        """Return the order in which a client uses the images."""
         return (
             {}
             if federation.task == 0
@@ -98,19 +103,24 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
     def images_of(
         self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: list[int], seed: int
     ) -> Tensor:
-        """Return images that the old model takes for these classes, uint8 [n, channels, height,
-        width] with n = batches * batch_size. seed: of all that is drawn."""
+        """Return images that the old model assigns to these classes, uint8 [n, channels, height,
+        width].
+
+        n = batches * batch_size. seed: seed of all random draws.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.make(net, server, pixels, torch.tensor(classes).to(server["new"].device))
 
     @abstractmethod
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
-        """Return the images of `images_of`, drawn by torch's generator."""
+        """Return the images for `images_of`; random numbers come from torch's generator."""
 
     def images(self, step: int, ctx: Context) -> Tensor:
-        """Return the images of a local step, in the order of the client's plan and from its
-        beginning again."""
+        """Return the images for a local step, in the order of the client's plan.
+
+        After the last image, the order starts again.
+        """
         order, scale = ctx.plan["order"], ctx.server["scale"]
         places = rows_of_step(step, ctx.local.batch_size, len(order), order)
         stored = ctx.server["images"].index_select(0, order.index_select(0, places))
@@ -137,7 +147,8 @@ class TARGET(DataFree):
         outer = torch.optim.Adam(generator.parameters(), self.lr_generator * self.steps, BETAS)
         for _ in range(self.batches):
             z = torch.randn(self.batch_size, LATENT).to(like).requires_grad_()
-            labels = torch.randint(len(classes), (self.batch_size,)).to(like.device)  # their places
+            # positions in `classes`
+            labels = torch.randint(len(classes), (self.batch_size,)).to(like.device)
             inner, best = copy.deepcopy(generator), Best()
             groups: list[Any] = [{"params": inner.parameters()}, {"params": z, "lr": LR_LATENT}]
             optimizer = torch.optim.Adam(groups, self.lr_generator, BETAS)
@@ -174,5 +185,5 @@ class TARGET(DataFree):
 
 
 def only(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C] without the classes with member [C] = 0."""
+    """Return logits [B, C] without the classes whose `member` [C] is 0."""
     return logits.masked_fill(member == 0, NEVER)
