@@ -207,9 +207,8 @@ def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.n
 
     vocabulary: must contain <UNK> and <PAD>.
     """
-    numbers = np.full(
-        sys.maxunicode + 1, vocabulary.index(UNK), np.int32
-    )  # number of each code point
+    # vocabulary number of each code point
+    numbers = np.full(sys.maxunicode + 1, vocabulary.index(UNK), np.int32)
     for number, word in enumerate(vocabulary):
         if len(word) == 1:
             numbers[ord(word)] = number
