@@ -1,34 +1,40 @@
-"""AF-FCL: features of earlier tasks are drawn from a flow, and count as far as they agree with the
-client's own data.
+"""AF-FCL: clients replay generated features of earlier tasks, weighted by their credibility.
 
 A. Wuerkaixi et al., "Accurate Forgetting for Heterogeneous Federated Continual Learning", ICLR
-2024, in the form of the authors' code (zaocan666/AF-FCL: model.py, userPreciseFCL.py). Beside the
-model, a normalising flow over the features h given the class is trained and averaged (see flow.py);
-p is its density, u its noise, D the number of features. theta' and p' are model and flow at the end
-of the last task; h', z' the features and logits of theta'. For a batch (x, y), classifier g and
-features h~ with labels y~ drawn from the flow, of all classes met so far,
+2024, in the form of the authors' code (zaocan666/AF-FCL: model.py, userPreciseFCL.py). In addition
+to the model, a normalising flow over the features h given the class is trained and averaged (see
+flow.py). p is its density, u its noise, and D the number of features. theta' and p' are the model
+and the flow at the end of the last task; h' and z' are the features and logits of theta'. For a
+batch (x, y), a classifier g, and features h~ with labels y~ drawn from the flow, of all classes met
+so far,
     L = CE(z, y) + kd_last [ kd_feature mean_d (h'_d - h_d)^2 + kd_output L_d(z, z') ]
         + replay { e * mean_j w_j CE(g(h~_j), y~_j) + kd_last kd_output L_d(g(h~), g'(h~)) }
         - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },   h~', y~' drawn from p', of the
           classes met before
     P = mean over the batch of p(h | y)^(1/D),   e = (1 - theta) P + theta,
     w_j = mean_d N(s_jd; mean and variance of u_d over the examples of class y~_j in the batch),
-          P where it has none.
-The third line trains the flow alone, the second a part of g: `replay_trains`. hidden: g is a linear
-layer of D units with leaky ReLU and the classifier, and the second line trains this layer alone, as
-the code's `classifier_fb_optimizer` holds `fc2` alone; classifier: g is the model's classifier, and
-the second line trains it. On digits (experiment=benchmark/digits_class_incremental
-local.optimizer=adam local.lr=0.001; mean and standard deviation of seeds 0 to 2) hidden, classifier
-and FedAvg have an average accuracy of 0.235 (0.027), 0.255 (0.030) and 0.200 (0.042) and a task
-forgetting of 0.568 (0.088), 0.638 (0.117) and 0.584 (0.142). L_d: see continual.py, with T = 2. In
-task 1 theta' does not exist. `credibility`: s is the noise of h~ (latent), or h~ itself, which the
-code compares with the moments of u (released). Values: the code's. Its weights for the global model
-as a second teacher are 0 and left out. Deviations: one step of one optimizer for all three lines,
-where the code takes three of Adam, one after the other; `bank` features are drawn from the flow
-that was received, once a round, not new ones from the flow in training for every batch; the
-features are the input of the model's last layer; the flow's line is divided by D, which leaves Adam
-unchanged and steadies SGD; variances are at least 1e-6. The text of the paper was not
-at hand: the equations are those of the code.
+          P if the batch has no such example.
+L_d is that of continual.py with T = 2. In task 1, theta' does not exist. `credibility`: s is the
+noise of h~ (latent), or h~, which the code compares with the moments of u (released).
+
+The third line trains only the flow. The second line trains a part of g, see `replay_trains`. With
+hidden, g is a linear layer of D units with leaky ReLU followed by the classifier, and the second
+line trains only this layer, as the code's `classifier_fb_optimizer` contains only `fc2`. With
+classifier, g is the model's classifier, and the second line trains it. On digits
+(experiment=benchmark/digits_class_incremental local.optimizer=adam local.lr=0.001; mean and
+standard deviation over seeds 0 to 2), hidden, classifier and FedAvg have average accuracies of
+0.235 (0.027), 0.255 (0.030) and 0.200 (0.042), and task forgetting of 0.568 (0.088), 0.638 (0.117)
+and 0.584 (0.142).
+
+The values are those of the code. Its weights for the global model as a second teacher are 0, so
+these terms are omitted. The text of the paper was not available, so the equations are those of the
+code.
+
+Deviations: One step of one optimizer is taken for all three lines; the code takes three steps of
+Adam, one after the other. Once per round, `bank` features are drawn from the received flow; the
+code draws new ones from the flow in training for each batch. The features are the input of the
+model's last layer. The flow's line is divided by D, which does not affect Adam and stabilises SGD.
+Variances are at least 1e-6.
 """
 
 import copy

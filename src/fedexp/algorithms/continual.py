@@ -1,5 +1,4 @@
-"""Common parts of the methods for continual learning: the global model at the end of the last task
-as a teacher, and masks of the new classes.
+"""Common parts of the methods for continual learning: an old model as teacher, masks of classes.
 
 CFeD: Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022. Its
 Eq. (3)-(4), for student logits z and teacher logits z':

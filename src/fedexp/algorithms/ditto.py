@@ -1,5 +1,4 @@
-"""Ditto: each client trains a personal model in addition to the global one and keeps it close to
-the global model.
+"""Ditto: each client also trains a personal model and keeps it close to the global model.
 
 T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, Algorithm 1. The global model w is FedAvg's. Each client of the round

@@ -1,5 +1,4 @@
-"""FedCBDR: clients keep the most important examples of old tasks among those of all clients, and
-use separate softmax temperatures for old and new classes.
+"""FedCBDR: clients keep the most important old examples, and temperatures differ for old and new.
 
 Z. Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental Learning", NeurIPS
 2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay takes place when a task i has

@@ -1,5 +1,4 @@
-"""FedDF: the server distils the ensemble of local models into their average on unlabelled public
-data.
+"""FedDF: the server distils the ensemble of local models into their average on public data.
 
 T. Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
 Eq. (1) and Algorithm 1. Clients train as in FedAvg. Then, starting from w = sum_k p_k w_k, the

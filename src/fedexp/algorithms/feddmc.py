@@ -1,26 +1,32 @@
-"""FedDMC: a separate model learns the new classes, and is then consolidated with the old one on
+"""FedDMC: a separate model learns the new classes and is then consolidated with the old model on
 unlabelled examples.
 
 J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4),
 as the baseline of CFeD (IJCAI 2022, section 5.3). Task 1 is FedAvg. A round of task t > 1 has two
-exchanges with the same clients:
-1. the new model, which starts task t as the run began (`new_model=initial`) or as the old model
-   (`new_model=old`), learns the task: CE over its classes alone;
-2. a student is trained on each client's own surrogate examples (FedDMC_full: on the whole set) for
-   `epochs_factor` times E epochs at `rate_factor` times the learning rate, with
-       L = 1/C' sum_c (z_c - t_c)^2 over the C' classes seen so far,
-   t_c = the old model's logits for the old classes and the new model's for the new ones, each minus
-   its mean over these.
-The server averages after each. The new model stays from round to round of a task. The student
-starts every round as the run began (`student=initial`) or from the global model (`student=global`).
-Switch `targets`: `split` as above; `added`, as in CFeD's released code: all C outputs of both
-models, each minus its mean over C, added up, and L over all C classes; the new model then learns
-with CE over all C. Only where tasks bring new classes. `paradigm=centralized` (algorithm=dmc): DMC,
-where student and new model start from the old model and the consolidation has the epochs and the
-rate of the rest, as in CFeD's released code (rounds=1). Deviations from that code: its clients draw
-a new random student each, in every round (all layers but the characters' vectors), where they all
-start from the run's initial model here; it draws the new model anew at the beginning of every
-round, also in task 1; both stand in a part of it that does not run as released.
+exchanges with the same clients, and the server averages after each.
+
+In the first exchange, the new model learns the task with CE over the task's classes only. It starts
+the task from the run's initial model (`new_model=initial`) or from the old model (`new_model=old`),
+and is kept from round to round within the task.
+
+In the second exchange, a student is trained on each client's surrogate examples (FedDMC_full: on
+the whole set) for `epochs_factor` times E epochs at `rate_factor` times the learning rate, with
+    L = 1/C' sum_c (z_c - t_c)^2 over the C' classes seen so far,
+where t_c are the old model's logits for the old classes and the new model's logits for the new
+ones, each minus its mean over these classes. In each round, the student starts from the run's
+initial model (`student=initial`) or from the global model (`student=global`).
+
+Switch `targets`: `split` is the form above. `added` is that of CFeD's released code: the targets
+are the sum of all C outputs of both models, each minus its mean over C, and L is over all C
+classes; the new model then learns with CE over all C. The method requires tasks with new classes.
+With `paradigm=centralized` (algorithm=dmc) it is DMC: student and new model start from the old
+model, and the consolidation has the same number of epochs and learning rate as other training, as
+in CFeD's released code (rounds=1).
+
+Deviations from that code: In each round, each of its clients draws a new random student (all layers
+except the embeddings); here all students start from the run's initial model. The code redraws the
+new model at the start of each round, also in task 1. Both are in a part of the code that does not
+run as released.
 """
 
 from collections.abc import Sequence

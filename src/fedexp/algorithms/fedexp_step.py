@@ -1,5 +1,4 @@
-"""FedExP: the server extrapolates with a step that grows with the diversity of the clients'
-updates.
+"""FedExP: the server extrapolates, with a larger step if the clients' updates differ more.
 
 D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation",
 ICLR 2023, Algorithm 1. With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their

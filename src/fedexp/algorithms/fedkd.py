@@ -1,5 +1,4 @@
-"""FedKD: distil all of the global model's predictions into the local model; the comparison in
-FedNTD's Table 12 (KD).
+"""FedKD: distil all of the global model's predictions; KD in FedNTD's Table 12.
 
 G. Hinton et al. 2015, as applied by FedNTD in Eq. (3) and appendix Eq. (17):
     L = CE + beta * tau^2 * KL( softmax(z_global / tau) || softmax(z / tau) )

@@ -1,5 +1,4 @@
-"""FedReg: steps are corrected so that the global model's predictions on generated data do not
-change.
+"""FedReg: corrected steps keep the global model's predictions on generated data unchanged.
 
 C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training",
 ICLR 2022, section 4 and the authors' code. Before training, the global model in eval mode converts

@@ -1,5 +1,4 @@
-"""FedSMOO: FedSpeed's corrected proximal term, and an ascent that a second dual variable aligns
-among clients.
+"""FedSMOO: FedSpeed's proximal term, and an ascent aligned by a second dual variable.
 
 Y. Sun et al., "Dynamic Regularized Sharpness Aware Minimization in Federated Learning: Approaching
 Global Consistency and Smooth Landscape", ICML 2023, Algorithm 1, in the form of the authors' code.

@@ -1,5 +1,4 @@
-"""Images generated from a classifier alone: a generator is trained until the classifier recognises
-its images.
+"""Images from a classifier alone: a generator is trained until the classifier recognises them.
 
 As in TARGET (J. Zhang et al., ICCV 2023) and its released code. For each batch of images, t are the
 teacher's logits on G(z), only for the classes that it knows, and y are labels drawn at random from

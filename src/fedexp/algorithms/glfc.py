@@ -1,38 +1,47 @@
-"""GLFC: old and new classes pull equally hard, the relations among old classes are distilled, from
-their best model.
+"""GLFC: balanced losses of old and new classes, and relations distilled from the best old model.
 
-J. Dong et al., "Federated Class-Incremental Learning", CVPR 2022. With z the logits, y the one-hot
-label, the classes of all tasks before as old ones, and in a batch new examples and kept old ones:
+J. Dong et al., "Federated Class-Incremental Learning", CVPR 2022. z are the logits and y is the
+one-hot label. Old classes are those of all earlier tasks. A batch contains new examples and kept
+old ones:
     w_i  = g_i / mean of g over those of its kind (old or new) in the batch,
            g_i = 1 - sigmoid(z_i[label])
     L_GC = mean_i w_i BCE(z_i, y_i)              class-aware gradient compensation
     L_RD = mean_i BCE(z_i, y'_i)                 class-semantic relation distillation
     L    = lambda_gc L_GC + lambda_rd L_RD
-where y' is y with the old model's sigmoid(z_old) in the place of the old classes, and BCE the mean
-over classes. In task 1, L = L_GC with w = 1. Each client keeps `memory` examples, equally many of
-each of its old classes, by herding: one after the other, that which brings the mean of those kept
-closest to the mean of its class, of features of length 1. The old model: in the first round of a
-task each client of the cohort sends a prototype of each of its new classes, the image whose feature
-is closest to the mean of the class. On these the proxy server tests the global model after every
-round of the task; the best, the last of equals, is the old model of the next task. Checked against
-the authors' code (conditionWang/FCIL: GLFC.py, ProxyServer.py): both losses, herding, the choice of
-the prototypes. Their values: 2000 examples, both weights 0.5, SGD with lr 2.0, which the mean over
-classes asks for. Simplified: prototypes are sent as they are. There they are first moved by 50
-steps of gradient descent on their loss, and what is sent is the gradient of a LeNet for each, from
-which the proxy server reconstructs it by 250 iterations of L-BFGS and keeps the last 20 images.
-That hides them from the server, and costs far more than the training; since they only rank global
-models, the ranking here is that of a perfect reconstruction. In the code the best accuracy so far
-is not forgotten when a task begins; here it is, since it is one of other classes. Tasks are known
-here, as to every other method: a client of the code infers that a new one began where the entropy
-of the model's answers has risen by 1.2. Its population, in which clients join with every task, is
-another setting. Other deviations: the model has all C outputs from the start, and those of
-classes to come are negatives, so that no untrained one answers in a test, which asks all C; BCE is
-the sum over all C divided by the number n of classes so far: outputs so far have the code's
-gradients; those to come add to the gradients of the features and to the loss, which begins at C / n
-times the code's; no example is kept twice; weights are n_k with the examples kept, not equal ones;
-prototypes are chosen of images as clients train on them, augmented where the data are (the code:
-plain ones); the steps at which the code lowers its learning rate are left to local.lr_decay and its
-like. The text of the paper was not at hand: the equations are those of the code.
+y' is y with the entries of the old classes replaced by the old model's sigmoid(z_old). BCE is the
+mean over classes. In task 1, L = L_GC with w = 1.
+
+Each client keeps `memory` examples, the same number for each of its old classes, selected by
+herding: each step adds the example that brings the mean of the kept examples closest to the class
+mean, for features scaled to length 1.
+
+The old model is selected as follows. In the first round of a task, each client of the cohort sends
+a prototype of each of its new classes, the image whose feature is closest to the class mean. The
+proxy server tests the global model on these prototypes after each round of the task. The best
+model, or the last of equally good ones, is the old model of the next task.
+
+Checked against the authors' code (conditionWang/FCIL: GLFC.py, ProxyServer.py): both losses,
+herding, and the selection of prototypes. The authors' values are 2000 examples, both weights 0.5,
+and SGD with lr 2.0, a rate that the mean over classes requires. The text of the paper was not
+available, so the equations are those of the code.
+
+Simplified: Prototypes are sent unchanged. In the code, 50 steps of gradient descent on their loss
+modify them first, and clients send the gradient of a LeNet for each. The proxy server reconstructs
+the prototype from the gradient with 250 iterations of L-BFGS and keeps the last 20 images. This
+hides the prototypes from the server and costs far more than the training. Since prototypes only
+rank global models, the ranking here is that of a perfect reconstruction.
+
+Other deviations: The code keeps the best accuracy so far when a task begins; here it is reset,
+because it belongs to other classes. As for all methods here, the start of a task is known; a client
+of the code infers it when the entropy of the model's outputs has increased by 1.2. In the code,
+clients join with each task, which is a different setting. The model has all C outputs from the
+start, and future classes are negatives, so that untrained outputs do not win in a test over all C
+classes. BCE is the sum over all C divided by the number n of classes so far: outputs of these
+classes have the code's gradients, and those of future classes add to the features' gradients and to
+the loss, which starts at C / n times the code's. No example is kept twice. Weights are n_k
+including kept examples, not equal. Prototypes are chosen from images as clients train on them,
+augmented if the data are (in the code, without augmentation). Instead of the code's learning rate
+steps, use the options of `local`, such as local.lr_decay.
 """
 
 import numpy as np

@@ -1,22 +1,23 @@
-"""Images made from a classifier and an embedding of each class name: the server's phase of LANDER.
+"""Images generated from a classifier and an embedding of each class name: the server's phase of
+LANDER.
 
 M.-T. Tran et al., CVPR 2024, and its released code (methods/lander.py, methods/generator.py). A
-generator reads the embeddings e_y of labels y: batch norm, then a layer that is drawn anew from
-N(0, 1) for each batch of images (of every ten images of the batch another one), then the
-convolutions of TARGET's generator. Of each batch, with t and a the logits and mapped features of
-the teacher on (G(e_y) - m) / s, and z the logits of a student,
+generator transforms the embeddings e_y of labels y with batch norm, then with a linear layer that
+is redrawn from N(0, 1) for each batch (a separate layer for every ten images of the batch), then
+with the convolutions of TARGET's generator. For each batch, with t and a the teacher's logits and
+mapped features on (G(e_y) - m) / s, and z a student's logits, `steps` steps of Adam minimise
     min over G, m, s   ONE_HOT * CE(t, y) + BATCH_NORM * (distance of statistics, see generator.py)
                        + ltc * max(0, MSE(a, e_y) - r)
                        - mean of KL(softmax(t) || softmax(z)) where argmax t = argmax z
-in `steps` steps of Adam, a fresh one for each batch; m and s, the "learnable data statistics", have
-a value a channel and stay from batch to batch. The images of the step with the lowest loss are
-kept, at 8 bits a value, of all batches but the first `warmup`. After each batch that is kept, the
-student takes `student_steps` steps of SGD on the images so far, shuffled anew with every pass and
-normalised as the data set is, with
+Each batch has a fresh optimizer. m and s, the "learnable data statistics", have one value per
+channel and are kept from batch to batch. The images of the step with the lowest loss are kept, with
+8 bits per value, for all batches except the first `warmup`. After each batch that is kept, the
+student takes `student_steps` steps of SGD on the images so far, reshuffled in each pass and
+normalised like the data set, with
     T^2 KL(softmax(t / T) || softmax(z / T)) + ltc * MSE(mapped features of student, of teacher),
     T = STUDENT_T.
-The last term of the first formula, with the student, counts from the batch on before which it has
-been trained `TRUST` times. Labels are balanced: each class equally often, the remainder at random.
+The first formula's last term, which needs the student, is used after the student has been trained
+`TRUST` times. Labels are balanced: each class appears equally often, and the remainder is random.
 All outputs are those of the classes that the teacher knows.
 """
 

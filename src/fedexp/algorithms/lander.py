@@ -1,38 +1,41 @@
-"""LANDER: features stay within a radius of embeddings of the class names, as those of images that
-the server makes.
+"""LANDER: features of real and generated images stay close to embeddings of the class names.
 
 M.-T. Tran, T. Le, X.-M. Le, M. Harandi, D. Phung, "Text-Enhanced Data-free Approach for Federated
-Class-Incremental Learning", CVPR 2024. As TARGET: no example of an old task is kept; when a task
-begins, the server makes images x~ of the old classes from theta_{t-1}, the global model at the end
-of the last task (see label_generator.py), and sends both. With e_y the embedding of the name of
-class y (the anchor), a(x) the features of x after a linear layer to the space of the embeddings,
-and the bounding loss
+Class-Incremental Learning", CVPR 2024. As in TARGET, no example of an old task is kept. When a task
+begins, the server generates images x~ of the old classes from theta_{t-1}, the global model at the
+end of the last task (see label_generator.py), and sends both. e_y is the embedding of class y's
+name (the anchor), and a(x) are the features of x after a linear layer to the space of the
+embeddings. The bounding loss is
     B = max(0, MSE(a(x), e_y) - r)   (MSE: the mean over the batch and the numbers of an embedding),
-a local step minimises in task 1
+A local step in task 1 minimises
     L = CE + ltc * B
-and in a task t > 1, with the n_o old classes and the n classes so far,
+and a local step in a task t > 1, with n_o old classes and n classes so far,
     L = cur * (CE + ltc * B) + pre * (L_d(x~) + MSE(a(x~), a_{t-1}(x~)))
     cur = alpha_cur (1 + 1 / alpha) / beta,   alpha = log2(n / 2 + 1)
     pre = alpha_pre alpha beta,               beta = sqrt(n_o / n),
-where CE is over the classes of task t alone, L_d (continual.py, temperature T) over those before.
-The linear layer is trained, averaged and sent with the model. Checked against the authors' code
-(tmtuan1307/LANDER, methods/lander.py), from which the formulas are taken; the numbers of the
-paper's equations were not at hand. Its values for CIFAR-100 are those of
-conf/algorithm/lander.yaml. There the server makes 50 batches of 256 images, keeps those from the
-tenth on, and clients use 10,000 of them; here 9 are left out and the next 39 kept, 9,984 images.
-The embeddings come from a file, `embeddings=<file>`, with a row for each class in the order of the
-data set's classes; docs/guide/continual_learning.md has how to make one. Without a file the run is
-refused. `embeddings=random` puts random vectors in their place, as wide as the features and with
-numbers of variance 1: then the anchors say nothing of what the classes mean, and only the bounds
-and the generator of LANDER remain. That is not a result of LANDER; the option is in config.yaml
-and in the run's first lines. Deviations: a client goes through the images in one order in a round,
-where the code shuffles them with every pass; images are neither cropped nor flipped, on the clients
-and on the server; the model has all C outputs from the start, and those of later tasks are left out
-of every loss; weights are n_k, not equal ones; the model at the end of a task is the
-average of its last round, where the code takes the one that was sent in the round with the lowest
-training loss, before that round's average; the student's biases begin at 0, in the code those of
-linear layers and convolutions at N(0, 1). The images are counted as sent in every round. Only where
-tasks bring new classes.
+where CE is over the classes of task t only, and L_d (continual.py, temperature T) over the earlier
+classes. The linear layer is trained, averaged and sent with the model.
+
+The embeddings come from a file, `embeddings=<file>`, with one row per class in the order of the
+data set's classes; docs/guide/continual_learning.md describes how to create it. A run without a
+file is refused. `embeddings=random` uses random vectors instead, with the width of the features and
+entries of variance 1. The anchors then contain no information about the classes' meaning, and only
+the bounds and the generator of LANDER remain. Such a run is not a result of LANDER; the option is
+recorded in config.yaml and in the run's first lines.
+
+Checked against the authors' code (tmtuan1307/LANDER, methods/lander.py), which is the source of the
+formulas; the numbers of the paper's equations were not available. Its values for CIFAR-100 are in
+conf/algorithm/lander.yaml. In the code, the server makes 50 batches of 256 images and keeps those
+from the tenth on, and clients use 10,000 of them. Here the first 9 batches are skipped and the next
+39 are kept, 9,984 images.
+
+Deviations: A client uses the images in the same order throughout a round; the code shuffles them in
+each pass. Images are neither cropped nor flipped, on clients or on the server. The model has all C
+outputs from the start, and the losses exclude those of later tasks. Weights are n_k, not equal. The
+model at the end of a task is the average of its last round; the code uses the model that was sent
+in the round with the lowest training loss, before that round's average. The student's biases start
+at 0; in the code, those of linear layers and convolutions start at N(0, 1). The images count as
+sent in every round. The method requires tasks with new classes.
 """
 
 import logging

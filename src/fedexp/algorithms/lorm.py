@@ -1,28 +1,31 @@
-"""LoRM: adapters are merged in closed form, so that the merged layer answers as the clients' layers
-do on their inputs.
+"""LoRM: the server merges adapters in closed form to approximate the clients' layers.
 
 R. Salami, P. Buzzega, M. Mosconi, J. Bonato, L. Sabetta, S. Calderara, "Closed-form Merging of
 Parameter-Efficient Modules for Federated Continual Learning", ICLR 2025. The backbone is frozen.
-With every task the adapters begin anew, without those of earlier tasks; a round trains either all
-B_k (the first, third, ... of a task) or all A_k, and the head, with CE over the classes of the
-task. With X_k the inputs of a layer for all examples of client k and G_k = X_k^T X_k, what is off
-its diagonal multiplied by `off_diagonal`, the server solves
+Each task starts with new adapters, without those of earlier tasks. A round trains the head and
+either all B_k (the first, third, ... round of a task) or all A_k, with CE over the classes of the
+task. X_k are a layer's inputs for all examples of client k, and G_k = X_k^T X_k with its
+off-diagonal entries multiplied by `off_diagonal`. The server solves
     min_B sum_k ||B A X_k - B_k A X_k||^2     B = (sum_k B_k A G_k) A^T (A (sum_k G_k) A^T)^+
     min_A sum_k ||B A X_k - B A_k X_k||^2     A = (sum_k A_k G_k) (sum_k G_k)^+
-and for the head, likewise, W = (sum_k W_k G_k) (sum_k G_k)^+, its bias the mean by n_k. Tested is,
-from the second task on, the backbone plus the merged change over the tasks s = 1..t,
+and for the head, in the same way, W = (sum_k W_k G_k) (sum_k G_k)^+; its bias is the mean by n_k.
+From the second task on, the tested model is the backbone plus the merged change over the tasks s =
+1..t,
     (sum_s B_s A_s G_s) (sum_s G_s)^+,     G_s = sum_k G_k.
-Checked against the authors' code (aimagelab/fed-mammoth, _models/lorm.py and regmean.py), from
-which the formulas are taken; the numbers of the paper's equations were not at hand. Its
-`alpha_regmean` is off_diagonal = 0.5, rank 16 on all linear layers of the blocks, AdamW with 3e-4
-and a weight decay (`wd_reg`) of 0.1 for what a round trains: local.optimizer=adamw local.lr=0.0003
-algorithm.weight_decay=0.1. Deviations: G_s is that of the clients of the last round of task s, in
-the code all clients are asked once more when a task has ended, and the change within a task is a
-plain mean; G_k is that of the trained local model, in the code from the second task on that of this
-mean. Inverses are pseudo-inverses, for the head too. Rows of the head of other tasks stay as they
-were. Linear layers alone are merged. `a_rate` and `b_rate` are the code's `lr_A` and `lr_B` divided
-by the head's learning rate, by default 1 as there. The Gram matrices are counted as sent; of a
-layer with n inputs they are n^2 numbers. Only where tasks bring new classes.
+
+Checked against the authors' code (aimagelab/fed-mammoth, _models/lorm.py and regmean.py), which is
+the source of the formulas; the numbers of the paper's equations were not available. The code's
+values are `alpha_regmean` (here off_diagonal) = 0.5, rank 16 on all linear layers of the blocks,
+and AdamW with 3e-4 and a weight decay (`wd_reg`) of 0.1 for the parameters that a round trains:
+local.optimizer=adamw local.lr=0.0003 algorithm.weight_decay=0.1. `a_rate` and `b_rate` are the
+code's `lr_A` and `lr_B` divided by the head's learning rate; both are 1 by default, as in the code.
+
+Deviations: G_s is that of the clients in the last round of task s. In the code, all clients compute
+it once more at the end of a task, and the change within a task is a plain mean. G_k is that of the
+trained local model; in the code, from the second task on, it is that of this mean. Inverses are
+pseudo-inverses, also for the head. The head's rows for other tasks do not change. Only linear
+layers are merged. The Gram matrices count as sent; for a layer with n inputs, each has n^2 entries.
+The method requires tasks with new classes.
 """
 
 from dataclasses import replace

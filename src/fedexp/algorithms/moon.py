@@ -1,5 +1,4 @@
-"""MOON: a contrastive loss pulls features towards the global model's features and away from those
-of the client's previous model.
+"""MOON: a contrastive loss pulls features towards the global model and away from the previous one.
 
 Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021, Eq. (3)-(4), with sim =
 cosine:

@@ -1,29 +1,33 @@
-"""PILoRA: adapters of each task, kept apart by a penalty and added up, and prototypes instead of a
-classifier.
+"""PILoRA: adapters per task, kept distinct by a penalty and added up, and prototype classifiers.
 
 H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu, "PILoRA: Prototype Guided Incremental LoRA for
-Federated Class-Incremental Learning", ECCV 2024. The backbone is frozen. Of the features f of an
-example with label y and the prototypes c, one a class, with d_i = sqrt(||f - c_i||^2 / D), a local
+Federated Class-Incremental Learning", ECCV 2024. The backbone is frozen. f are the features of an
+example with label y, c_i is the prototype of class i, and d_i = sqrt(||f - c_i||^2 / D). A local
 step in task t minimises
     L = CE(-d / T, y) + lambda_pl d_y + gamma sum_{s<t} sum |A_s A_t^T| + l1 sum |A_t|
-over B_t, A_t of the adapters of task t, which begin anew with it, and the prototypes of its
-classes; the sums are over all entries and layers. Adapters of earlier tasks have no part in
-training. The server averages A_t and B_t by n_k. It adds up the clients' prototypes of a class by
-weights softmax(u / 0.2), u being 1 / (sum of the distances of a client's prototype to the mean
-features of all clients that hold the class), brought to 0..1 over the clients; of a class that
-nobody holds it takes the plain mean. Tested is the model with A = A_1 + ... + A_t, B = B_1 + ... +
-B_t. Checked against the authors' code (Ghy0501/PILoRA, PILoRA-cifar: update.py, utils.py, VLT.py;
-PILoRA-tiny/CPN.py), from which the formulas are taken, with lambda_pl = 0.001, gamma = 0.5, l1 =
-0.01, T = 1 and Adam with 2e-3 for prototypes and 1e-5 for adapters; the numbers of the paper's
-equations were not at hand. Their adapters are those of the queries and values of the first block,
-`model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and an A and a B for each of the two; here one
-for the whole layer. Deviations: their tested model adds A_1 and B_1 alone to those of the current
-task, from the third task on without what is in between; here all are added. In both, the change B A
-of a layer is a product of sums: it has cross terms B_s A_t, s != t, beside the sum of the tasks'
-own B_s A_s. So has fed-mammoth's PILoRA (_models/pilora.py), which trains with the sums too; which
-of the two the paper means is not known here. The mean features are those of the trained local
-model, over one pass in eval mode, not those met in the course of training. Learning rates have one
-schedule. No early stopping. Only where tasks bring new classes.
+over the adapters A_t and B_t of task t, which start anew in each task, and the prototypes of the
+task's classes. The sums are over all entries and layers. Adapters of earlier tasks are not used in
+training.
+
+The server averages A_t and B_t by n_k. It combines the clients' prototypes of a class with weights
+softmax(u / 0.2). u is 1 / (sum of the distances between a client's prototype and the mean features
+of all clients that hold the class), scaled to 0..1 over the clients. If no client holds a class,
+the prototype is the plain mean. The tested model has A = A_1 + ... + A_t and B = B_1 + ... + B_t.
+
+Checked against the authors' code (Ghy0501/PILoRA, PILoRA-cifar: update.py, utils.py, VLT.py;
+PILoRA-tiny/CPN.py), which is the source of the formulas; the numbers of the paper's equations were
+not available. The code's values are lambda_pl = 0.001, gamma = 0.5, l1 = 0.01, T = 1, and Adam with
+2e-3 for prototypes and 1e-5 for adapters. Its adapters are those of the queries and values in the
+first block, `model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and a separate A and B for each of
+the two; here there is one A and one B for the whole layer.
+
+Deviations: From the third task on, the code's tested model adds only A_1 and B_1 to the adapters of
+the current task and omits those in between; here all are added. In both, the change B A of a layer
+is a product of sums, which has cross terms B_s A_t, s != t, in addition to the sum of the tasks'
+B_s A_s. fed-mammoth's PILoRA (_models/pilora.py) has these terms too, and also trains with the
+sums. It is not known which of the two the paper means. The mean features are those of the trained
+local model, over one pass in eval mode, not those computed during training. All learning rates have
+the same schedule. There is no early stopping. The method requires tasks with new classes.
 """
 
 import torch

@@ -1,5 +1,4 @@
-"""Server optimizers (config node `server`): the change made by averaging is used as a gradient for
-the server's step.
+"""Server optimizers (config node `server`): the change made by averaging serves as a gradient.
 
 S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. With x the
 global model's parameters and Delta = (model after the algorithm's aggregation) - x, which for
