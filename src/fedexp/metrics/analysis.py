@@ -116,8 +116,7 @@ class InRounds(Analysis):
 
 
 class WeightDivergence(InRounds):
-    """`weight_divergence.csv`: distances of each local model from the global model and from the
-    other local models.
+    """`weight_divergence.csv`: distances of local models from the global model and each other.
 
     The file has a row for each round, client and layer; `total` is the whole model. `l1` and `l2`
     are the distances from the distributed global model. `others_l1` and `others_l2` are the mean
@@ -148,8 +147,7 @@ class WeightDivergence(InRounds):
 
 
 class GradientDiversity(InRounds):
-    """`gradient_diversity.csv`: diversity of the gradients of the round's clients at the
-    distributed global model.
+    """`gradient_diversity.csv`: diversity of the clients' gradients at the global model.
 
     The file has a row for each round and layer; `total` is the whole model. Each gradient is that
     of the mean cross-entropy over all of a client's training examples, without augmentation and
@@ -193,8 +191,9 @@ class CKA(InRounds):
 
 
 class LocalEpochs(InRounds):
-    """`local_epochs.csv`: accuracy of local models before their training and after each epoch
-    (FedNTD Fig. 6).
+    """`local_epochs.csv`: local models' accuracy before training and after each epoch.
+
+    These are the values of FedNTD Fig. 6.
 
     The file has a row for each round, client and epoch; epoch 0 is before training. It contains the
     accuracies on the test set, on the client's in-local and out-local distributions (FedNTD

@@ -45,8 +45,9 @@ def local_round_drop(previous: np.ndarray, local: np.ndarray) -> np.ndarray:
 
 
 def round_drop(cw: np.ndarray) -> np.ndarray:
-    """Return F_t = 1/C sum_c max(0, A_c^(t-1) - A_c^(t)) for t = 2..T: `cw` [T+1, C] -> float64
-    [T-1].
+    """Return F_t = 1/C sum_c max(0, A_c^(t-1) - A_c^(t)) for t = 2..T, float64 [T-1].
+
+    cw: [T+1, C].
 
     Flashback section 3 with the sign of `local_round_drop`. Since t > 1, the initial model does not
     count.
@@ -89,8 +90,7 @@ def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 
 
 def in_out_joint(accuracy: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    """Return the global model's in- and out-local accuracy on the sampled clients' joint
-    distribution.
+    """Return the global model's in- and out-local accuracy on the clients' joint distribution.
 
     accuracy: [C]; counts: [S, C]. FedNTD Fig. 4: p = sum_k n_k p^k / sum_k n_k is the label
     distribution of the clients' combined data. The same average of their out-local distributions is

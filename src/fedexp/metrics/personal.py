@@ -42,8 +42,9 @@ def personal_forgetting(drop: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def spread(values: np.ndarray, low_is_bad: bool) -> tuple[float, float, float]:
-    """Return the mean, the (population) standard deviation and the mean of the worst tenth of
-    values [K].
+    """Return the mean, the standard deviation and the mean of the worst tenth of values [K].
+
+    The standard deviation is that of the population.
 
     The worst tenth are the ceil(K / 10) clients with the lowest values if `low_is_bad`, otherwise
     with the highest. nan values are ignored; all three results are nan if all values are.

@@ -11,8 +11,9 @@ def rounds_to_target(
     targets: Sequence[float],
     fractions: Sequence[float],
 ) -> dict[str, int | None]:
-    """Return R = min{t >= 1: A^(t) >= target} for each target, the first evaluated round that
-    reaches it.
+    """Return, for each target, the first evaluated round that reaches it.
+
+    R = min{t >= 1: A^(t) >= target}.
 
     `rounds` and `accuracy` [T+1] correspond; an accuracy of None or nan means "not evaluated". The
     accuracy is not smoothed. The keys are "0.5" for an absolute target and "0.9*best" for a

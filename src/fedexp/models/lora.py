@@ -1,5 +1,6 @@
-"""Low-rank adapters: E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR
-2022), equation 3.
+"""Low-rank adapters for linear layers and convolutions.
+
+E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR 2022), equation 3.
 
 h = W x + (alpha / r) B A x. W is frozen; A [r, in] and B [out, r] are trained, and B is initialised
 with zeros. Linear layers and convolutions can be adapted: for a convolution, A is a convolution
