@@ -5,7 +5,7 @@ Federated Class-Incremental Learning", ECCV 2024. The backbone is frozen. f are 
 example with label y, c_i is the prototype of class i, and d_i = sqrt(||f - c_i||^2 / D). A local
 step in task t minimises
     L = CE(-d / T, y) + lambda_pl d_y + gamma sum_{s<t} sum |A_s A_t^T| + l1 sum |A_t|
-over the adapters A_t and B_t of task t, which start anew in each task, and the prototypes of the
+over the adapters A_t and B_t of task t, which are new in each task, and the prototypes of the
 task's classes. The sums are over all entries and layers. Adapters of earlier tasks are not used in
 training.
 

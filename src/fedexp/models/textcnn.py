@@ -25,7 +25,7 @@ class TextCNN(Model):
     """
 
     reads = "text"
-    mixes_examples = False  # no layer looks across the batch
+    mixes_examples = False  # no layer mixes the examples of a batch
     vectorises = True  # dropout is a function of each example's key
 
     filters: Count  # number of filters of each height
