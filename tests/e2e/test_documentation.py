@@ -125,6 +125,7 @@ MINUTES, CI = "takes minutes to hours", ".ci/run does it, in a fresh environment
 NOT_EXECUTED = {
     "make audit": "needs a network",
     "make constraints": "writes constraints.txt",
+    "python tests/test_build.py --write": "writes tests/golden/options.txt",
     "python tests/e2e/stops.py": "minutes; tests/e2e/test_stops.py runs a part of it",
     "PYTHONPATH=. fedexp --config-dir conf_mine algorithm=smoothed": (
         "tests/test_contributing.py runs it"
