@@ -405,7 +405,7 @@ def test_the_first_screen_has_the_numbers_of_the_second_computation(second):
     assert f"{len(second.cells)} of them, in {len(second.columns)} columns" in text
     assert f"accuracy with an RMSE of {accuracy:.2f} points [" in text
     assert f"and F with {forgetting:.3f} [" in text
-    assert f"There the RMSE is {held:.2f} points" in text
+    assert f"Their RMSE is {held:.2f} points" in text
     assert f"{len(far) - sum(far)} of {len(far)} values are within the tolerance" in text
     assert text.count(", printed ") - text.count(", printed +") - text.count(", printed -") >= sum(
         far
