@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from fedexp.core import console
-from fedexp.training.run_setup import early_lines, run_log
+from fedexp.training.run_setup import EARLY_LINES, early_lines, run_log
 
 
 class Broken(io.StringIO):
@@ -109,3 +109,12 @@ def test_run_log_begins_with_what_was_logged_before_it_was_opened(tmp_path, log,
     assert logged(runs[0]) == ["3 parameters are frozen", "hardware", "resuming"]
     assert logged(runs[1]) == ["3 parameters are frozen", "hardware"]
     assert not log.handlers
+
+
+def test_a_run_that_waits_for_long_keeps_few_lines(tmp_path, log):
+    with early_lines() as early:
+        for number in range(EARLY_LINES + 5):
+            log.info("%d", number)
+        with run_log(tmp_path, early):
+            log.info("opened")
+    assert logged(tmp_path) == [*map(str, range(EARLY_LINES)), "opened"]

@@ -31,7 +31,6 @@ from fedexp.training.state import State
 
 log = logging.getLogger("fedexp")
 EARLY_LINES = 1000  # the largest number of lines kept until run.log is opened
-NEVER = logging.CRITICAL + 1
 # number of directories that a command may create: outputs/<date>/<time>, multirun/<sweep>/<job>
 NEW_LEVELS = 3
 
@@ -223,10 +222,20 @@ def from_this_thread() -> Callable[[logging.LogRecord], bool]:
     return lambda record: record.thread == thread
 
 
+class EarlyLines(MemoryHandler):
+    """Keep the first lines of a run for run.log, which does not exist yet."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line as it reads now; drop it if there are EARLY_LINES already."""
+        if len(self.buffer) < self.capacity:
+            record.msg, record.args = record.getMessage(), None
+            self.buffer.append(record)
+
+
 @contextmanager
-def early_lines() -> Iterator[MemoryHandler]:
-    """Keep this thread's log lines for run.log, which does not exist yet."""
-    early = MemoryHandler(EARLY_LINES, flushLevel=NEVER, flushOnClose=False)
+def early_lines() -> Iterator[EarlyLines]:
+    """Keep this thread's first log lines for run.log."""
+    early = EarlyLines(EARLY_LINES, flushOnClose=False)
     early.addFilter(from_this_thread())
     log.addHandler(early)
     try:
@@ -236,7 +245,7 @@ def early_lines() -> Iterator[MemoryHandler]:
 
 
 @contextmanager
-def run_log(directory: Path, early: MemoryHandler) -> Iterator[None]:
+def run_log(directory: Path, early: EarlyLines) -> Iterator[None]:
     """Write the log to run.log while the block runs, starting with the early lines."""
     path = directory / "run.log"
     with storage.storing(path):
