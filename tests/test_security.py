@@ -14,6 +14,7 @@ import yaml
 
 from fedexp.cli import completion
 from fedexp.cli.job import resume_command
+from fedexp.config import trust
 from fedexp.config.options import conf_directory
 from fedexp.config.overrides import read_stored
 from fedexp.config.trust import own_folders, require_named
@@ -173,6 +174,14 @@ def test_what_is_typed_takes_the_place_of_what_is_stored(tmp_path):
 
 def test_folders_of_the_user_are_those_that_are_not_fedexp_s(tmp_path):
     assert own_folders([conf_directory(), tmp_path]) == [tmp_path]
+
+
+def test_a_class_of_a_run_is_trusted_under_its_target_alone(tmp_path):
+    (tmp_path / "logging.yaml").write_text("handlers:\n  x: {class: own.Handler}\n")
+    (tmp_path / "model.yaml").write_text("_target_: own.Model\n")
+    assert trust.named_by("own.Model", [tmp_path]) == tmp_path / "model.yaml"
+    assert trust.named_by("own.Handler", [tmp_path]) is None
+    assert trust.named_by("own.Handler", [tmp_path], trust.NAMES) == tmp_path / "logging.yaml"
 
 
 def test_the_command_that_is_shown_for_a_run_names_where_it_is_tracked(monkeypatch):

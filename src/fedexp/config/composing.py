@@ -126,7 +126,7 @@ def check_called(config: DictConfig) -> None:
                 continue
             if text in KNOWN | REFERENCES:
                 continue
-            if text.startswith("ext://") or not named_by(text, folders, anywhere=refers):
+            if text.startswith("ext://") or not named_by(text, folders, None if refers else NAMES):
                 raise ConfigError(
                     f"{key}={text}: is not among the classes and references that Hydra may use"
                     " here; one of your own, or of a plugin, is written in a yaml file of your own"

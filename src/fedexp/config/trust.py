@@ -12,7 +12,7 @@ import dataclasses
 import importlib
 import inspect
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -103,17 +103,17 @@ def foreign(values: Any) -> list[str]:
 
 
 def named_by(
-    text: str, folders: Sequence[Path] | None = None, anywhere: bool = False
+    text: str, folders: Sequence[Path] | None = None, keys: Collection[str] | None = (TARGET,)
 ) -> Path | None:
     """Return the user's yaml file that names this class, or None.
 
-    folders: see `own_folders`. anywhere: accept the text as the value of any key.
+    folders: see `own_folders`. keys: last parts of the keys that name a class; None: any key.
     """
     for path in (path for own in own_folders(folders) for path in sorted(own.rglob("*.yaml"))):
         with suppress(OSError, ValueError):  # the error is reported if the option is used
             content = yaml_files.load(path.read_text(encoding="utf-8"))
             for key, value in leaves(content):
-                if value == text and (anywhere or key.rpartition(".")[2] in NAMES):
+                if value == text and (keys is None or key.rpartition(".")[2] in keys):
                     return path
     return None
 
