@@ -759,3 +759,50 @@ def test_parameters_out_of_range_are_refused(cls, changes, key):
     values = (NTD if cls is FedNTD else {}) | changes
     with pytest.raises(ConfigError, match=f"^{key}="):
         cls(**values)
+
+
+def test_fedntd_leaves_the_true_class_alone():
+    """The gradient on the label's logit is exactly 0, and the teacher's logit of the label is not
+    read."""
+    teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
+    not_true = torch.arange(6) != Y[:, None]
+    for algorithm in (ntd(tau=2.0), ntd(distance="mse")):
+        if algorithm.distance == "kl":
+            term = algorithm.distillation(teacher, student, not_true)
+            other = algorithm.distillation(teacher.where(not_true, 99.0), student, not_true)
+        else:
+            term = algorithm.squared_error(teacher, student, not_true, None)
+            other = algorithm.squared_error(teacher.where(not_true, 99.0), student, not_true, None)
+        (grad,) = torch.autograd.grad(term.sum(), student)
+        assert (grad[~not_true] == 0).all()
+        assert (grad[not_true] != 0).all()
+        assert_equal(other, term)
+
+
+def test_fedntd_of_two_classes_is_cross_entropy():
+    teacher, student, y = (
+        logits(classes=2, seed=1),
+        logits(classes=2, seed=2).requires_grad_(),
+        Y % 2,
+    )
+    loss, cross_entropy = (
+        objective(algorithm, teacher, student, y) for algorithm in (ntd(tau=3.0), FedAvg())
+    )
+    assert_equal(loss, cross_entropy)
+    expected = torch.autograd.grad(cross_entropy, student)
+    assert_equal(torch.autograd.grad(loss, student), expected)
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in SHIPPED if r.cls in (FedAvg, FedNTD, FedKD)], ids=lambda row: row.name
+)
+def test_padding_does_not_count(row):
+    """A padded batch has the loss and gradient of the same batch without its padding."""
+    teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
+    mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    padded = objective(row.make(), teacher, student, Y, mask)
+    short = objective(row.make(), teacher[:3], student[:3], Y[:3])
+    assert_equal(padded, short, atol=1e-13)
+    assert_equal(
+        torch.autograd.grad(padded, student), torch.autograd.grad(short, student), atol=1e-13
+    )

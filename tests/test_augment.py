@@ -208,3 +208,29 @@ def test_gpu_equals_cpu():
     draws = torch.from_numpy(aug.draw(np.random.default_rng(0), 50, 32, 32))
     on_gpu = load_batch(images.cuda(), torch.arange(50).cuda(), draws.cuda(), aug, NORMALISE).cpu()
     assert ((on_gpu - fast(images, draws, aug)).abs() > 1e-5).float().mean() < 0.003
+
+
+def test_draws_repeat_and_do_not_depend_on_the_number_of_examples():
+    aug = Augmentation(**CIFAR)
+    first, again, longer = (aug.draw(np.random.default_rng(7), n, 32, 32) for n in (50, 50, 80))
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, longer[:50])
+    assert not np.array_equal(first, aug.draw(np.random.default_rng(8), 50, 32, 32))
+
+
+def test_inputs_stay_unchanged():
+    aug, images = Augmentation(**CIFAR), make_images(5)
+    idx, draws = torch.arange(5), torch.from_numpy(aug.draw(np.random.default_rng(0), 5, 32, 32))
+    copies = [t.clone() for t in (images, idx, draws)]
+    load_batch(images, idx, draws, aug, NORMALISE)
+    assert all(torch.equal(t, copy) for t, copy in zip((images, idx, draws), copies, strict=True))
+
+
+def test_padded_pixels_are_black_before_normalisation():
+    # offset 0, 0: the image is moved 4 pixels down and right
+    draws = torch.zeros(1, DRAWS, dtype=torch.int64)
+    out = fast(make_images(1), draws, Augmentation(**{**OFF, "crop_padding": 4}))[0]
+    black = -torch.tensor(NORMALISE.mean) / torch.tensor(NORMALISE.std)
+    torch.testing.assert_close(out[:, 0, 0], black)
+    torch.testing.assert_close(out[:, 20, 3], black)
+    assert (out[:, 4:, 4:] > black[:, None, None]).all()

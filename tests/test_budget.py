@@ -269,3 +269,11 @@ def test_own_options_in_a_folder_with_commas_and_brackets(here):
     (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
     (job,) = planned([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], [folder])
     assert job.config["algorithm"]["_target_"].endswith("FedAvg")
+
+
+def test_tables_that_cannot_be_written_fail_the_command_and_nothing_else(here, capsys):
+    (here / "multirun/a/table.md").mkdir(parents=True)
+    assert fedexp("rounds=1", "seed=0", "hydra.sweep.dir=multirun/a", "budget=10") == 1
+    answer = capsys.readouterr()
+    assert answer.err.count("table.md: cannot be written") == 1
+    assert answer.out.endswith("1 of 1 done\n")

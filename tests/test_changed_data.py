@@ -335,3 +335,32 @@ def test_a_run_elsewhere_on_other_data_does_not_stand_for_a_job(key, tmp_path):
     (run / origin.NAME).unlink()
     note(run, config, other)
     assert elsewhere.complete(job, config, marks=lambda: now) is None
+
+
+def test_a_data_dir_that_cannot_be_written_costs_only_time(read, tmp_path):
+    (tmp_path / ".fedexp_cache").write_text("a file in the way")
+    (tmp_path / "x").write_text("1")
+    found = [content_mark(lambda: files_in(tmp_path), str(tmp_path)) for _ in range(2)]
+    assert found[0] == found[1] is not None
+    assert len(read) == 4
+
+
+def test_a_run_that_noted_no_bytes_is_resumed_and_notes_them(tmp_path):
+    """Nothing can be said of its data; those of the rounds from here on are known."""
+    config = photos(tmp_path)
+    for former in ({}, {"dataset.root": "8 files 0123456789abcdef"}):
+        directory = tmp_path / f"run{len(former)}"
+        note(directory, config, former)
+        assert origin.differences(directory, config, config) == []
+        now = origin.marks_of(config, {})
+        origin.check_data(directory, now, config)
+        note(directory, config, now)
+        assert origin.noted_marks(directory) == now
+
+
+def test_files_that_no_option_names_count_in_what_a_run_notes(tmp_path):
+    found = []
+    for digits in ("0" * 16, "1" * 16):
+        note(tmp_path / digits, {}, {"dataset.files": f"2 files (bytes {digits})"})
+        found.append(origin.read(tmp_path / digits)["fingerprint"])
+    assert len({*found, fingerprint({})}) == 3

@@ -14,6 +14,7 @@ from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.flashback import Flashback
+from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.analysis.algorithm_costs import table
 from fedexp.core import tree
@@ -269,3 +270,13 @@ def test_running_statistics_that_clients_keep_are_a_part_of_the_run(name, tmp_pa
     )
     run_setup.place_states(run, state)
     assert sizes == [tree.num_bytes(next(iter(state.clients.values())))]
+
+
+def test_nothing_is_sent_that_is_not_declared():
+    """FedAvg: one model down and one up, exactly, also with running statistics."""
+    for model in (None, Normed()):
+        simulation = make_simulation(model=model)
+        result = play_round(simulation, simulation.initial_state())
+        size = tree.num_bytes(simulation.initial) + tree.num_bytes(simulation.runtime.net.buffers())
+        assert result.bytes_up == result.bytes_down == len(result.cohort.clients) * size
+    assert FedAvg().needs == Needs()

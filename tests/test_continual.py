@@ -837,3 +837,37 @@ def test_methods_for_tasks_need_a_scenario():
 def test_surrogate_is_asked_for(algorithm):
     with pytest.raises(ConfigError, match=r"needs unlabelled examples: surrogate.dataset="):
         stream(algorithm, surrogate=0.0)
+
+
+def test_server_distillation_covers_its_set_once():
+    """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own
+    model."""
+    simulation = stream(CFeD(**CFED | dict(server_distillation=True)))
+    asked, drawn = [], []
+
+    @dataclass(frozen=True)
+    class Spy:
+        inner: Any
+
+        def __len__(self):
+            return len(self.inner)
+
+        def take(self, index, dropout):
+            drawn.append(dropout)
+            return self.inner.take(index, dropout)
+
+        def logits_of_parts(self, models, parts):
+            asked.append((models, parts))
+            return self.inner.logits_of_parts(models, parts)
+
+    stages = tuple(replace(stage, surrogate=Spy(stage.surrogate)) for stage in simulation.stages)
+    state = play(replace(simulation, stages=stages), 1)
+    ((models, parts),) = asked
+    assert len(models) == len(parts) == 3 + 1
+    assert drawn, "the student trains with dropout"
+    assert all(isinstance(rng, np.random.Generator) for rng in drawn)
+    held = len(simulation.stages[0].surrogate)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(held))
+    assert_equal({k: models[-1][k] for k in simulation.initial}, simulation.initial)
+    without = play(stream(CFeD(**CFED)), 1)
+    assert (flat(state.server["params"]) - flat(without.server["params"])).abs().max() > 1e-5

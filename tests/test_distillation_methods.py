@@ -21,15 +21,16 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import Flashback, distillation_loss, shares, targets
-from fedexp.algorithms.interfaces import Batch, Federation
+from fedexp.algorithms.interfaces import Batch, Context, Federation
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.base import ScheduledData
+from fedexp.engine.base import ClientRuntime, ScheduledData
 from fedexp.engine.network import LiveNetwork
+from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
-from fedexp.models.resnet import BottleneckResNet
+from fedexp.models.resnet import BottleneckResNet, CifarResNet
 from fedexp.testing import train
 from toy_federation import (
     ENGINES,
@@ -721,3 +722,81 @@ def test_no_gradient_of_the_divergence_goes_to_the_teacher():
     teacher, student = torch.randn(2, 7, 10, generator=torch.Generator().manual_seed(0))
     slope = torch.func.grad(lambda t: kl_divergence(t, student, 1.0, None).sum())(teacher)
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=0)
+
+
+def test_fedalign_s_gradient():
+    """Of mu * constant * L_lip through the narrow stage alone, beside that of the cross-entropy."""
+    algorithm = FedAlign(mu=0.5, width=0.4, clip=0.0)
+    simulation = make_simulation(algorithm)
+    net, params = simulation.runtime.net, simulation.initial
+    (schedule, *_) = assemble(simulation, simulation.initial_state(), 1).schedules[-1:]
+    batch = next(ScheduledData(simulation.runtime, schedule).batches())
+    ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ours = torch.func.grad(lambda p: algorithm.objective(net, p, batch, ctx))(params)
+    plain = torch.func.grad(lambda p: FedAvg().objective(net, p, batch, ctx))(params)
+    output = net(params, batch.x)
+
+    def lipschitz(p):
+        # an image of one channel, not less
+        narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))
+        return ((narrow - spectral_norm(*output.maps)) ** 2).mean()
+
+    scale = F.cross_entropy(output.logits, batch.y) / lipschitz(params)
+    slim = torch.func.grad(lipschitz)(params)
+    assert_close(ours, {k: plain[k] + 0.5 * scale * slim[k] for k in plain}, 1e-10)
+    assert {k for k, v in slim.items() if v.abs().max() > 0} == {
+        "convolutions.0.weight",
+        "convolutions.0.bias",
+    }
+
+
+def test_fedalign_refuses_models_without_a_stage():
+    with pytest.raises(ConfigError, match="resnet56_bottleneck"):
+        make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
+
+
+def test_moon_s_projection_is_a_part_of_the_model():
+    simulation = make_simulation(Moon(mu=1.0, tau=0.5, projection=5))
+    shapes = {k: tuple(v.shape) for k, v in simulation.initial.items() if not k.startswith("body.")}
+    assert shapes == {
+        "projection.0.weight": (8, 8),
+        "projection.0.bias": (8,),
+        "projection.2.weight": (5, 8),
+        "projection.2.bias": (5,),
+        "classifier.weight": (4, 5),
+        "classifier.bias": (4,),
+    }
+
+
+def test_public_examples_belong_to_no_client():
+    simulation = make_simulation(public=0.15)
+    public = set(simulation.stages[0].public.numbers.tolist())
+    assert len(public) == 6
+    assert not public & set(np.concatenate(simulation.stages[0].federation.parts).tolist())
+    counts = np.bincount(simulation.stages[0].federation.labels[sorted(public)], minlength=4)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
+    """Clients of 10 and 3 examples in batches of 4: three batches of the first pass and one, so 4 x
+    4 rows are loaded for the generated data, and not 2 x 3 x 4."""
+    rows, load, prepared = [], ClientRuntime.load_train, Clients._prepared
+
+    def counted(self, *arguments):
+        with monkeypatch.context() as counting:
+            counting.setattr(
+                ClientRuntime,
+                "load_train",
+                lambda *args: rows.append(args[1].numel()) or load(*args),
+            )
+            return prepared(self, *arguments)
+
+    monkeypatch.setattr(Clients, "_prepared", counted)
+    algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=2)
+    play(
+        make_simulation(
+            algorithm, replace(PLAIN, epochs=2), (10, 3), participation=1.0, engine="vectorised"
+        ),
+        1,
+    )
+    assert sum(rows) == 4 * 4

@@ -17,6 +17,7 @@ import torch
 import toy_federation
 from fedexp.core import storage, tree
 from fedexp.data.partition import Partitioner
+from fedexp.data.types import ImageData
 from fedexp.engine.base import Engine
 from fedexp.rundir import files
 from test_algorithms import SHIPPED, record, tables
@@ -164,3 +165,34 @@ def test_the_same_run_twice_has_the_same_files(name, tmp_path):
     assert tables(tmp_path / "a") == tables(tmp_path / "b")
     torch.testing.assert_close(states[0].server, states[1].server, rtol=0, atol=0)
     torch.testing.assert_close(dict(states[0].clients), dict(states[1].clients), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_a_client_whose_weights_explode(name, tmp_path):
+    """Finite, so the round counts; the run then completes or diverges, and its files are whole in
+    either case."""
+    whole = simulation(name, participation=1.0)
+    state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
+    assert state.status in ("completed", "diverged")
+    assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
+    """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes
+    of them."""
+    whole = simulation(name, participation=1.0)
+    own = torch.from_numpy(whole.stages[0].federation.parts[2])
+    inputs = ImageData.inputs
+
+    def poisoned(self, stored, index, *rest):
+        x = inputs(self, stored, index, *rest)
+        bad = torch.isin(index, own) & (stored is self.x_train)
+        return torch.where(bad[..., None, None, None], torch.nan, x)
+
+    monkeypatch.setattr(ImageData, "inputs", poisoned)
+    state = record(whole, tmp_path, resume=False)
+    assert (state.status, state.round) == ("diverged", 1)
+    assert 2 in state.not_finite  # and those with whom it shares examples

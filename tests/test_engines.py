@@ -1,6 +1,8 @@
 """Engines, schedules and aggregation against the same thing done by hand."""
 
+import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +16,8 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
+from fedexp.algorithms.local_training import LocalTraining
+from fedexp.algorithms.scaffold import Scaffold
 from fedexp.config.build import build
 from fedexp.config.settings import Seeds
 from fedexp.core import tree
@@ -618,3 +622,61 @@ def test_evaluation_interval_skips_but_never_the_last_round():
         evaluated.append(bool(result.scores))
         state.advance(result)
     assert evaluated == [False, True, True]
+
+
+def test_adam_is_refused_where_it_makes_no_sense():
+    with pytest.raises(ConfigError, match=r"local\.optimizer=adam: Scaffold is defined for sgd"):
+        make_simulation(Scaffold(divisor="steps", variates="uniform"), ADAM)
+
+
+def test_bytes_are_those_of_the_parameters():
+    """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients, in both
+    directions."""
+    simulation = make_simulation()
+    result = play_round(simulation, simulation.initial_state())
+    assert result.bytes_up == result.bytes_down == 4 * 290 * 8
+
+
+def test_learning_rate_of_a_round():
+    local = LocalTraining(
+        epochs=1,
+        batch_size=1,
+        optimizer="sgd",
+        lr=0.5,
+        lr_decay=0.9,
+        momentum=0.0,
+        weight_decay=0.0,
+    )
+    assert [local.lr_at(round) for round in (1, 2, 3)] == pytest.approx(
+        [0.5, 0.45, 0.405], rel=1e-15
+    )
+    assert replace(local, lr_decay=1.0).lr_at(500) == 0.5
+
+
+def test_model_without_batch_norm_keeps_batches_of_one_example():
+    simulation = make_simulation(participation=1.0, local=replace(LOCAL, batch_size=3))
+    cohort = assemble(simulation, simulation.initial_state(), 1)
+    assert [s.lengths.tolist() for s in cohort.schedules][:3] == [[1] * 2, [3] * 2, [3, 3, 1] * 2]
+
+
+@pytest.mark.slow  # a process imports torch
+def test_subnormal_numbers_are_zero_for_a_while():
+    """In every thread: those of torch's take the setting over from the one that begins them."""
+    code = """
+        import sys, torch
+        from fedexp.engine.network import subnormals_as_zero
+        torch.set_num_threads(2)
+        def survivors():
+            scaled = torch.full((4_000_000,), 1e-30) * 1e-9
+            product = torch.full((500, 500), 1e-30) @ torch.full((500, 500), 1e-12)
+            return [int(scaled.count_nonzero()), int(product.count_nonzero())]
+        with subnormals_as_zero():
+            with subnormals_as_zero():
+                pass
+            print(*survivors())
+        print(sys.float_info.min / 2 > 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "0", "True"]

@@ -298,3 +298,16 @@ def test_numbers_go_into_a_table_and_back():
 def test_bad_values(cls, given, message):
     with pytest.raises(ConfigError, match=message):
         replace(CBDR if cls is FedCBDR else GLFC_, **given)
+
+
+def test_leverage_of_features_that_clients_have_hidden():
+    """Eq. (1): each of two clients rotates its rows by P_k, both the columns by one Q; the server
+    decomposes what it is sent, and client k undoes P_k in its rows of U."""
+    x, sizes = logits(8, 3), (5, 3)
+    rotations = [torch.linalg.qr(logits(n, n, seed=n))[0] for n in (*sizes, 4)]
+    q = torch.linalg.qr(logits(3, 3, seed=9))[0]
+    parts = x.split(sizes)
+    hidden = torch.cat([p @ part @ q for p, part in zip(rotations, parts, strict=False)])
+    u = torch.linalg.svd(hidden, full_matrices=False)[0]
+    undone = torch.cat([p.T @ rows for p, rows in zip(rotations, u.split(sizes), strict=False)])
+    assert_close(undone.square().sum(1), leverage(x))

@@ -189,3 +189,34 @@ def test_clients_that_batch_norm_leaves_out_are_named(tmp_path, caplog):
 
 def recorder_summary(simulation, directory):
     return summary_of(simulation, record(simulation, directory, resume=False))
+
+
+def test_workers_of_another_device_know_what_is_frozen():
+    net = make_simulation(model=frozen("convolutions")).runtime.net
+    copy = net.copy(torch.device("cpu"))
+    assert copy.trained == net.trained < {name for name, _ in net.module.named_parameters()}
+
+
+def test_frozen_parameters_cost_no_bytes():
+    whole, part = (
+        make_simulation(model=model) for model in (frozen("nothing"), frozen("convolutions"))
+    )
+    results = [play_round(simulation, simulation.initial_state()) for simulation in (whole, part)]
+    sizes = [tree.num_bytes(simulation.initial) for simulation in (whole, part)]
+    clients = len(results[0].cohort.clients)
+    # float64: the weights and biases of the convolution
+    assert sizes[0] - sizes[1] == 8 * (3 * 1 * 3 * 3 + 3)
+    for direction in ("bytes_up", "bytes_down"):
+        assert [getattr(result, direction) for result in results] == [
+            clients * size for size in sizes
+        ]
+
+
+def test_a_left_over_example_alone_is_no_warning(caplog):
+    with caplog.at_level(logging.INFO, logger="fedexp"):
+        assert make_simulation(model=Normed(), sizes=(5, 4)).left_out == {
+            "clients": 0,
+            "examples": 1,
+        }
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "leaves out 1 example(s)" in caplog.text

@@ -308,3 +308,11 @@ def test_without_embeddings_a_run_is_refused():
         embeddings("clip", 4, 8)
     with pytest.raises(ConfigError, match=r"algorithm\.radius=-1"):
         replace(LANDER_, radius=-1.0)
+
+
+def test_the_weights_by_hand():
+    """Of 6 classes 3 old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711; 0.2 * 1.5 / beta and 0.4
+    * 2 * beta."""
+    cur, pre = LANDER_.weights(torch.tensor(3.0), torch.tensor(6.0))
+    assert float(cur) == pytest.approx(0.42426, abs=1e-5)
+    assert float(pre) == pytest.approx(0.56569, abs=1e-5)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedexp
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.models.lora import LoRA, LowRank, merge
@@ -15,6 +16,7 @@ from fedexp.models.pretrained import Torchvision
 from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal
 from test_own_models import Net, simulation_of
+from test_python_interface import train
 from toy_federation import ENGINES, make_simulation, play
 
 HEAD = {"classifier.weight", "classifier.bias"}
@@ -168,3 +170,41 @@ def test_the_adapters_are_those_of_peft():
     x = torch.randn(3, 1, 6, 6, dtype=torch.float64)
     torch.testing.assert_close(ours(x).logits, theirs(x))
     torch.testing.assert_close(merge(ours)(x).logits, theirs.merge_and_unload()(x))
+
+
+def test_with_a_fixed_the_mean_of_products_is_that_of_b():
+    simulation = make_simulation(model=Own(lora=LoRA(rank=2, freeze_a=True)))
+    assert set(simulation.initial) == {"backbone.inner.up.weight"} | HEAD
+
+
+@pytest.mark.slow
+def test_an_exported_model_has_its_adapters_merged(tmp_path):
+    """A whole run; the file has the names of a network without adapters, and says the same."""
+    name = [
+        "model=torchvision",
+        "model.name=resnet18",
+        "model.image_size=32",
+        "rounds=1",
+        "num_clients=20",
+    ]
+    lora = [
+        "model.lora.rank=2",
+        "model.lora.targets=[conv1,conv2]",
+        "local.epochs=1",
+        "participation=0.1",
+    ]
+    run = train(tmp_path / "run", *name, *lora)
+    adapted = run.model().network
+    weights = torch.load(fedexp.export(run, tmp_path / "model.pt"), weights_only=True)
+    plain = (
+        Torchvision(name="resnet18", weights=None, image_size=32)
+        .build((1, 8, 8), 10)
+        .double()
+        .eval()
+    )
+    plain.load_state_dict(weights)
+    x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(plain(x).logits, adapted(x).logits)
+    assert any(
+        module.up.weight.any() for module in adapted.modules() if isinstance(module, LowRank)
+    )

@@ -527,3 +527,41 @@ def test_what_a_round_costs_is_not_what_the_run_has_cost():
     np.testing.assert_array_equal(half.matrix, history.matrix[:21])
     half.add(21, np.zeros(4))
     assert history.matrix[21].any()  # each history has rows of its own
+
+
+@few
+@given(arrays(np.float64, (3, 4), elements=fraction), st.integers(1, 9))
+def test_uniform_labels_make_in_and_out_the_mean_accuracy(accuracy, count):
+    inside, outside = forgetting.in_out_local(accuracy, np.full(4, count))
+    np.testing.assert_allclose(inside, accuracy.mean(-1), atol=1e-12)
+    np.testing.assert_allclose(outside, accuracy.mean(-1), atol=1e-12)
+
+
+def test_backward_transfer_object():
+    assert BackwardTransfer().round_values(hand_history()) == {"forgetting": pytest.approx(0.15)}
+    assert BackwardTransfer().summary(hand_history()) == {"forgetting": pytest.approx(0.15)}
+    assert not BackwardTransfer().needs_local
+    assert BackwardTransfer().client_values(hand_history()) == {}
+
+
+@few
+@given(matrices())
+def test_normalised_rounds_sum_to_one_or_zero(cw):
+    sums = forgetting.normalised_heat_map(cw).sum(1)
+    np.testing.assert_allclose(sums, (cw.sum(1) > 0).astype(float), rtol=1e-9)
+
+
+@few
+@given(arrays(np.int64, 6, elements=st.integers(0, 20)))
+def test_overall_accuracy_is_the_class_mean_of_a_balanced_test_set(correct):
+    total = np.full(6, 20)
+    assert overall_accuracy(correct, total) == pytest.approx(
+        float(class_mean(class_accuracy(correct, total)))
+    )
+
+
+def test_rounds_to_target_without_rounds():
+    for accuracy in ([0.9], [0.9, nan]):
+        rounds = list(range(len(accuracy)))
+        assert rounds_to_target(rounds, accuracy, [0.5], [0.9]) == {"0.5": None, "0.9*best": None}
+    assert rounds_to_target([], [], [0.5], [1.0]) == {"0.5": None, "1.0*best": None}

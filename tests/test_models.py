@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN, pooled
@@ -284,3 +285,31 @@ def test_pooling_without_gradient(size, layout):
     expected = pooled(x.requires_grad_()).detach()
     assert expected.isnan().sum() == 1
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("option", ["cnn", "resnet10", "resnet18"])
+def test_initialisation_follows_the_seed(option):
+    def weights(seed):
+        torch.manual_seed(seed)
+        return load(option).build(CIFAR, 10).state_dict()
+
+    first, again, other = weights(0), weights(0), weights(1)
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
+
+
+@pytest.mark.parametrize("option", ["cnn", "cnn_3fc", "t_cnn"])
+def test_per_example_gradients_under_vmap(option):
+    model = load(option).build((1, 16, 16), 5).double()
+    params = {k: p.detach() for k, p in model.named_parameters()}
+    x, y = torch.randn(3, 1, 16, 16, dtype=torch.float64), torch.tensor([0, 4, 2])
+
+    def loss(params, x, y):
+        return F.cross_entropy(functional_call(model, params, (x[None],)).logits, y[None])
+
+    stacked = vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
+    for i in range(3):
+        model.zero_grad()
+        F.cross_entropy(model(x[i : i + 1]).logits, y[i : i + 1]).backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(stacked[name][i], p.grad)

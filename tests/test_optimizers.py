@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
@@ -15,7 +16,9 @@ from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.local_training import OPTIMIZERS, LocalTraining
 from fedexp.algorithms.server_optimizers import STATE, ServerOptimizer
 from fedexp.config.build import build
+from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.engine.base import ScheduledData
 from fedexp.training.checks import of_server
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, Stopping, assert_equal, record
@@ -27,7 +30,9 @@ from toy_federation import (
     KEPT,
     LOCAL,
     ON_THE_SERVER,
+    PAIR,
     STRUCTURE,
+    assemble,
     composed,
     engines_compared,
     first_of_each_class,
@@ -310,3 +315,45 @@ def test_centralized_has_no_server_optimizer():
     options = ("algorithm=lwf", "scenario=class_incremental", "server.optimizer=adam")
     with pytest.raises(ConfigError, match=r"not with .*paradigm=centralized has one"):
         prepare(build(composed(*options, "hardware=cpu")))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [name if name in PAIR else pytest.param(name, marks=pytest.mark.slow) for name in ENGINES],
+    ids=str,
+)
+def test_fedavg_is_sgd_with_lr_1_to_the_bit(engine):
+    simulation = replace(make_simulation(), engine=ENGINES[engine])
+    plain, stepped = (
+        play(each).server["params"]
+        for each in (simulation, with_server(simulation, optimizer="sgd"))
+    )
+    for name, value in plain.items():
+        assert torch.equal(stepped[name], value), name
+
+
+def test_a_server_optimizer_costs_no_bytes():
+    plain = make_simulation()
+    for each in (plain, with_server(plain, optimizer="yogi")):
+        result = play_round(each, each.initial_state())
+        size = len(result.cohort.clients) * tree.num_bytes(plain.initial)
+        assert (result.bytes_up, result.bytes_down) == (size, size)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adagrad", "nesterov"])
+def test_rounds_are_torch_s(name):
+    """One client alone: its rounds are torch.optim's, fresh in each round."""
+    local = local_of(name)
+    simulation = make_simulation(local=local, sizes=(10,), participation=1.0)
+    state = simulation.initial_state()
+    for number in (1, 2):
+        (schedule,) = assemble(simulation, state, number).schedules
+        w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
+        lr = local.lr_at(number)
+        optimizer = TORCH[name](list(w.values()), lr, weight_decay=local.weight_decay)
+        for batch in ScheduledData(simulation.runtime, schedule).batches():
+            optimizer.zero_grad()
+            F.cross_entropy(simulation.runtime.net(w, batch.x).logits, batch.y).backward()
+            optimizer.step()
+        state.advance(play_round(simulation, state))
+        assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)

@@ -22,7 +22,6 @@ from fedexp.config.values import resolve
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.data.held_out import Validation
-from fedexp.data.tasks import ClassIncremental
 from fedexp.engine.base import ClientRuntime
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import History
@@ -35,7 +34,7 @@ from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.personal import ModelTest, evaluate_personal, shares_body
 from fedexp.training.rounds import evaluate
 from test_views import full_run, measured
-from toy_federation import Normed, assert_close, composed, make_simulation, play
+from toy_federation import TWO_TASKS, Normed, assert_close, composed, make_simulation, play
 
 BOTH = ["global", "personal"]
 PERSONAL = {
@@ -408,16 +407,8 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(views, tmp_path):
 def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
     """Two tasks of two classes: in the first only its classes count, in the second those of
     both."""
-    tasks = ClassIncremental(
-        rounds_per_task=2,
-        num_tasks=2,
-        shuffle_classes=False,
-        classes=None,
-        split=None,
-        evaluate_on="test",
-    )
     simulation = make_simulation(
-        scenario=tasks, sizes=(3, 4, 5), rounds=2, participation=1.0, evaluate=BOTH
+        scenario=TWO_TASKS, sizes=(3, 4, 5), rounds=2, participation=1.0, evaluate=BOTH
     )
     rows, _ = full_run(simulation, tmp_path)
     first, second = (stage.partition.counts for stage in simulation.stages)
@@ -428,7 +419,7 @@ def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
     assert not first[:, 2:].any()
     assert second[:, 2:].any()
     # a client's own model is tested on the classes that it holds in any task
-    own = make_simulation(PERSONAL["fedrod"], scenario=tasks, sizes=(3, 4, 5), rounds=2)
+    own = make_simulation(PERSONAL["fedrod"], scenario=TWO_TASKS, sizes=(3, 4, 5), rounds=2)
     found = evaluate_personal(own, own.initial_state().server, {}, 1, ["plain"])["plain"]
     assert np.array_equal(np.isnan(found), first + second == 0)
     assert (first + second == 0).any()

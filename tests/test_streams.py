@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from fedexp.algorithms.target import TARGET
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.streams import blurred, task_orders
-from fedexp.data.tasks import ClassIncremental
 from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.papers.report import task_measures
@@ -23,17 +23,9 @@ from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training.division import divide
 from test_views import full_run
-from toy_federation import composed, make_simulation, play, play_round
+from toy_federation import TWO_TASKS, composed, make_simulation, play, play_round
 
 TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(3)]
-STREAM = dict(
-    rounds_per_task=2,
-    num_tasks=2,
-    shuffle_classes=False,
-    classes=None,
-    split=None,
-    evaluate_on="test",
-)
 
 
 def test_blurring_deals_a_share_of_each_task_to_the_others():
@@ -152,7 +144,7 @@ def test_a_validation_example_counts_for_its_own_task(per_client):
 def test_a_run_with_orders_of_clients(tmp_path):
     """Two tasks, five clients: the values from tasks.csv, client by client; the report of the run
     has the same."""
-    scenario = ClassIncremental(**STREAM, order="per_client", blur=0.1)
+    scenario = replace(TWO_TASKS, order="per_client", blur=0.1)
     simulation = make_simulation(scenario=scenario, sizes=(3, 4, 5), participation=1.0)
     _, summary = full_run(simulation, tmp_path)
     a = np.array([end["accuracies"] for end in summary["tasks"]])
@@ -181,7 +173,7 @@ DMC = FedDMC(
 def test_methods_of_separate_tasks_refuse_mixed_ones(algorithm, changed):
     (option,) = changed
     with pytest.raises(ConfigError, match=rf"scenario\.{option}=.*one task at a time"):
-        make_simulation(algorithm, scenario=ClassIncremental(**STREAM, **changed), surrogate=0.2)
+        make_simulation(algorithm, scenario=replace(TWO_TASKS, **changed), surrogate=0.2)
 
 
 def test_methods_of_separate_tasks_refuse_a_replay_buffer():
@@ -191,7 +183,7 @@ def test_methods_of_separate_tasks_refuse_a_replay_buffer():
     made = dict(batches=2, batch_size=4, steps=3, width=3, lr_generator=0.05, temperature=2.0)
     target = TARGET(kd=5.0, **made)
     glfc = GLFC(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=True, proxy=False)
-    given = dict(scenario=ClassIncremental(**STREAM, replay=3), participation=1.0, rounds=2)
+    given = dict(scenario=replace(TWO_TASKS, replay=3), participation=1.0, rounds=2)
     for algorithm in (DMC, FedMultiHead(), target):
         with pytest.raises(ConfigError, match=r"scenario\.replay=3: .*one task at a time"):
             make_simulation(algorithm, surrogate=0.2, **given)
@@ -207,7 +199,7 @@ def test_methods_of_separate_tasks_refuse_a_replay_buffer():
 )
 def test_wrong_values_are_refused(changed, key):
     with pytest.raises(ConfigError, match=key):
-        ClassIncremental(**STREAM, **changed)
+        replace(TWO_TASKS, **changed)
 
 
 def test_the_defaults_change_no_fingerprint():

@@ -234,3 +234,31 @@ def test_a_refused_sweep_leaves_a_directory_that_was_there(fedexp, tmp_path):
     (tmp_path / "mine" / "multirun.yaml").write_text("")
     fedexp.refused("--multirun", "local.lrr=0.1,0.2", "hydra.sweep.dir=mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["multirun.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["local.lrr=0.1,0.2"], "local.lrr: no such option"),
+        (["seed=0,1", "algorithm=fedavg,fedxx"], "algorithm=fedxx"),
+    ],
+)
+def test_a_refused_sweep_leaves_nothing(fedexp, tmp_path, overrides, message):
+    answer = fedexp("--multirun", *overrides)
+    assert (answer.code, answer.err.count("fedexp:")) == (2, 1)
+    assert message in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_working_directory_stays(fedexp, tmp_path):
+    """Also when it is empty and the run directory would have been in it."""
+    assert fedexp("rounds=0", "hydra.run.dir=run").code == 2
+    assert tmp_path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_package_that_the_configuration_has_not(fedexp):
+    answer = fedexp("--cfg", "job", "--package", "nowhere")
+    assert answer.code == 2
+    assert "package 'nowhere' not found" in answer.err

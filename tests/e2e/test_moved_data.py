@@ -177,3 +177,9 @@ def test_a_sweep_runs_jobs_on_changed_images_anew_and_shows_these(fedexp, tmp_pa
     change(*files[:2])
     answer = fedexp.done(*sweep)
     assert f"{first.parent.name} is complete (1 rounds); nothing to do" in answer.err
+
+
+def test_changing_nothing_needs_no_acceptance(fedexp):
+    answer = fedexp("accept_changed_data=true")
+    assert answer.code == 2
+    assert "accept_changed_data=true: goes with resume=<run directory>" in answer.err

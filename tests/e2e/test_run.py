@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 
@@ -169,3 +172,25 @@ def test_seven_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
     assert [step for step in steps if step[0] != "<lambda>"] == tour[:-1]
     assert tour[-1] == ("play_round", "training/rounds.py")
     assert len(tour) == 7
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
+    """As in `fedexp | head -1`."""
+    command = [
+        sys.executable,
+        "-m",
+        "fedexp",
+        "rounds=2",
+        "hydra.run.dir=run",
+        "tracker=none",
+        *SMALL,
+    ]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"

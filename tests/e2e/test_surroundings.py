@@ -264,3 +264,19 @@ def test_processes_of_a_launcher_do_not_import_from_the_current_directory(tmp_pa
     answer = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
     assert not (tmp_path / "stolen").exists()
+
+
+def test_what_it_starts_does_not_import_from_the_current_directory(tmp_path):
+    """In a process of its own: that of the tests has the current directory on its path, and would
+    hand it on."""
+    (tmp_path / "random.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
+    program = (
+        "import subprocess, sys; from fedexp.cli.main import set_up_process; set_up_process()\n"
+    )
+    program += "sys.exit(subprocess.call([sys.executable, '-c', 'import random']) != 0)"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)}
+    answer = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert not (tmp_path / "stolen").exists()
