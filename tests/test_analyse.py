@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import fedexp
-from fedexp.analysis.after import features, joint, loss_plane, vectors
-from fedexp.analysis.after.hessian import largest, loss_hessian, spectrum_of
-from fedexp.analysis.after.noise import default_strengths, noise_curve
-from fedexp.analysis.after.pictures import picture_of
-from fedexp.analysis.after.subject import Examples, Named, Subject, subject_of
+from fedexp.analysis.posthoc import features, joint, loss_plane, vectors
+from fedexp.analysis.posthoc.hessian import largest, loss_hessian, spectrum_of
+from fedexp.analysis.posthoc.noise import default_strengths, noise_curve
+from fedexp.analysis.posthoc.pictures import picture_of
+from fedexp.analysis.posthoc.subject import Examples, Named, Subject, subject_of
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from pathlib import Path
 
-from fedexp.analysis.after.defaults import COMMON, OF_KIND
+from fedexp.analysis.posthoc.defaults import COMMON, OF_KIND
 from fedexp.cli.flags import add_picture_flags
 from fedexp.core.errors import require, require_choice
 
@@ -120,7 +120,7 @@ def check_plane(options: Namespace) -> None:
 
 def analyse(options: Namespace) -> list[str]:
     """Compute the analysis and write its files; return the lines to print."""
-    from fedexp.analysis.after import kinds
+    from fedexp.analysis.posthoc import kinds
     from fedexp.cli.composition import composed
     from fedexp.cli.job import log_to_console
     from fedexp.figures import look_of

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedexp.analysis.after import draw
-from fedexp.analysis.after.pictures import joint_clouds, noise_of
+from fedexp.analysis.posthoc import draw
+from fedexp.analysis.posthoc.pictures import joint_clouds, noise_of
 from fedexp.analysis.sweep_figures import Setting
 from fedexp.core.errors import ConfigError
 from fedexp.papers.draw_paper import flat, said_of

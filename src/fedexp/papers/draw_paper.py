@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedexp.analysis import draw_sweep
-from fedexp.analysis.after import draw as draw_models
-from fedexp.analysis.after.neurons import preferred_classes
 from fedexp.analysis.draw_sweep import panels_of, shortened
+from fedexp.analysis.posthoc import draw as draw_models
+from fedexp.analysis.posthoc.neurons import preferred_classes
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw

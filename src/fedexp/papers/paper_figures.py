@@ -53,7 +53,7 @@ def pictures_of_runs(
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield (name, call that draws it) of an analysis of kept models, a picture for each setting
     and method."""
-    from fedexp.analysis.after.pictures import picture_of
+    from fedexp.analysis.posthoc.pictures import picture_of
 
     options = {key: value for key, value in node.items() if key not in ("kind", "name")}
     for setting in settings:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedexp.analysis.after import joint, kinds
-from fedexp.analysis.after.defaults import COMMON, OF_KIND
-from fedexp.analysis.after.features import Cloud
-from fedexp.analysis.after.noise import NoiseCurve
-from fedexp.analysis.after.subject import Subject, round_to_show, rounds_to_show
+from fedexp.analysis.posthoc import joint, kinds
+from fedexp.analysis.posthoc.defaults import COMMON, OF_KIND
+from fedexp.analysis.posthoc.features import Cloud
+from fedexp.analysis.posthoc.noise import NoiseCurve
+from fedexp.analysis.posthoc.subject import Subject, round_to_show, rounds_to_show
 from fedexp.core.errors import ConfigError
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir import kept_models

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.after import features, joint
-from fedexp.analysis.after import loss_plane as planes
-from fedexp.analysis.after.hessian import spectrum_of
-from fedexp.analysis.after.neurons import preferred_classes
-from fedexp.analysis.after.noise import NoiseCurve, default_strengths, noise_curve
-from fedexp.analysis.after.subject import (
+from fedexp.analysis.posthoc import features, joint
+from fedexp.analysis.posthoc import loss_plane as planes
+from fedexp.analysis.posthoc.hessian import spectrum_of
+from fedexp.analysis.posthoc.neurons import preferred_classes
+from fedexp.analysis.posthoc.noise import NoiseCurve, default_strengths, noise_curve
+from fedexp.analysis.posthoc.subject import (
     Examples,
     Named,
     Subject,
@@ -86,7 +86,7 @@ def loss_plane(run: RunDirectory, request: Request) -> list[str]:
 
     Writes `loss_plane_round<n>_<directions>.csv` with the columns x, y, loss, accuracy.
     """
-    from fedexp.analysis.after import draw
+    from fedexp.analysis.posthoc import draw
 
     options = request.options
     if options.directions == planes.MODELS:
@@ -174,7 +174,7 @@ def noise(run: RunDirectory, request: Request) -> list[str]:
 
     Writes `noise_round<n>_<scale>.csv` with the columns draw, strength, loss, accuracy.
     """
-    from fedexp.analysis.after import draw
+    from fedexp.analysis.posthoc import draw
 
     subject = request.subject(run, request.options.round, request.options.client)
     found = noise_of(subject, request)
@@ -204,7 +204,7 @@ def hessian(run: RunDirectory, request: Request) -> list[str]:
 
     Writes `hessian_round<n>.csv` with the columns number, eigenvalue, residual.
     """
-    from fedexp.analysis.after import draw
+    from fedexp.analysis.posthoc import draw
 
     options = request.options
     subject = request.subject(run, options.round, options.client)
@@ -228,7 +228,7 @@ def hypersphere(run: RunDirectory, request: Request) -> list[str]:
     Writes `hypersphere_round<n>.csv` with the columns model, class, angle, density. The examples'
     angles are in the .npz file.
     """
-    from fedexp.analysis.after import draw
+    from fedexp.analysis.posthoc import draw
 
     lines, grid = [], np.linspace(-np.pi, np.pi, 181)
     for number in rounds_to_show(run, request.options.round):
@@ -263,7 +263,7 @@ def tsne(run: RunDirectory, request: Request) -> list[str]:
     Writes `tsne_round<n>.csv` with the columns round, model, example, class, x, y. Each round is
     embedded separately.
     """
-    from fedexp.analysis.after import draw
+    from fedexp.analysis.posthoc import draw
 
     others = [RunDirectory(path) for path in request.options.others]
     rounds = rounds_to_show(run, request.options.round)
@@ -298,7 +298,7 @@ def neurons(run: RunDirectory, request: Request) -> list[str]:
 
     Writes `neurons_round<n>.csv` with the columns model, neuron, class.
     """
-    from fedexp.analysis.after import draw
+    from fedexp.analysis.posthoc import draw
 
     lines = []
     for number in rounds_to_show(run, request.options.round):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedexp.analysis.after.subject import (
+from fedexp.analysis.posthoc.subject import (
     Examples,
     Subject,
     models_of_round,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedexp.analysis.after.subject import Named, Subject
+from fedexp.analysis.posthoc.subject import Named, Subject
 from fedexp.core.errors import ConfigError
 
 BANDWIDTH = 0.1  # of both kernels, in radians or as a length in the plane

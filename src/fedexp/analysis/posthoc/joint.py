@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedexp.analysis.after.features import Cloud, embedded
-from fedexp.analysis.after.subject import Subject, models_of_round
+from fedexp.analysis.posthoc.features import Cloud, embedded
+from fedexp.analysis.posthoc.subject import Subject, models_of_round
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
-    from fedexp.analysis.after.kinds import Request
+    from fedexp.analysis.posthoc.kinds import Request
 
 
 def told_apart(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedexp.analysis.after.hessian import spectrum_of
-from fedexp.analysis.after.subject import Named, Subject
-from fedexp.analysis.after.vectors import moved, plane_through, random_direction, unflatten
+from fedexp.analysis.posthoc.hessian import spectrum_of
+from fedexp.analysis.posthoc.subject import Named, Subject
+from fedexp.analysis.posthoc.vectors import moved, plane_through, random_direction, unflatten
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vjp
 
-from fedexp.analysis.after.subject import Subject
-from fedexp.analysis.after.vectors import flatten, unflatten
+from fedexp.analysis.posthoc.subject import Subject
+from fedexp.analysis.posthoc.vectors import flatten, unflatten
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params

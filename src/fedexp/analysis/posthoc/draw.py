@@ -12,11 +12,11 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from fedexp.analysis import draw_sweep
-from fedexp.analysis.after.features import Cloud, circle_density, plane_density
-from fedexp.analysis.after.hessian import Spectrum
-from fedexp.analysis.after.loss_plane import Surface
-from fedexp.analysis.after.neurons import Preferences
-from fedexp.analysis.after.noise import NoiseCurve
+from fedexp.analysis.posthoc.features import Cloud, circle_density, plane_density
+from fedexp.analysis.posthoc.hessian import Spectrum
+from fedexp.analysis.posthoc.loss_plane import Surface
+from fedexp.analysis.posthoc.neurons import Preferences
+from fedexp.analysis.posthoc.noise import NoiseCurve
 from fedexp.figures.fonts import drawable
 from fedexp.figures.style import (
     NAMED_CLASSES,

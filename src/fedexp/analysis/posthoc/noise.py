@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedexp.analysis.after.subject import Subject
-from fedexp.analysis.after.vectors import gaussian, moved, relative_to
+from fedexp.analysis.posthoc.subject import Subject
+from fedexp.analysis.posthoc.vectors import gaussian, moved, relative_to
 
 log = logging.getLogger("fedexp")
 ABSOLUTE, RELATIVE = "absolute", "relative"
