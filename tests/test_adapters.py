@@ -12,7 +12,7 @@ from torch import nn
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.adapters import Prototypes
-from fedexp.algorithms.lorm import Changed, LoRM, damped, merged, merged_up
+from fedexp.algorithms.lorm import Changed, LoRM, damp, merge_down, merge_up
 from fedexp.algorithms.pilora import CENTERS, PILoRA, prototype_weights
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -154,12 +154,12 @@ def test_merged_matrices_answer_as_the_clients_do():
     grams = x.transpose(1, 2) @ x
     answers = torch.cat([x[k] @ parts[k].T for k in range(3)])
     expected = torch.linalg.lstsq(x.flatten(0, 1), answers).solution.T
-    assert_close(merged(parts, grams), expected, atol=1e-10)
+    assert_close(merge_down(parts, grams), expected, atol=1e-10)
     down, ups = random(2, 5), random(3, 4, 2)
     answers = torch.cat([x[k] @ (ups[k] @ down).T for k in range(3)])
     expected = torch.linalg.lstsq(x.flatten(0, 1) @ down.T, answers).solution.T
-    assert_close(merged_up(ups, down, grams), expected, atol=1e-10)
-    assert damped(torch.tensor([[[2.0, 4.0], [4.0, 6.0]]]), 0.25).tolist() == [
+    assert_close(merge_up(ups, down, grams), expected, atol=1e-10)
+    assert damp(torch.tensor([[[2.0, 4.0], [4.0, 6.0]]]), 0.25).tolist() == [
         [[2.0, 1.0], [1.0, 6.0]]
     ]
 
@@ -383,4 +383,4 @@ def test_a_vision_transformer_learns_its_tasks(row):
 
 def test_equal_clients_are_merged_to_what_they_are():
     x, part = random(2, 20, 5), random(4, 5)
-    assert_close(merged(torch.stack([part, part]), x.transpose(1, 2) @ x), part, atol=1e-10)
+    assert_close(merge_down(torch.stack([part, part]), x.transpose(1, 2) @ x), part, atol=1e-10)

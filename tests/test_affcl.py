@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.affcl import AFFCL, HIDDEN, Deeper, classified, credibility
+from fedexp.algorithms.affcl import AFFCL, HIDDEN, Deeper, classify, credibility
 from fedexp.algorithms.base import rows_of_step
 from fedexp.algorithms.flow import Density, Flow
 from fedexp.algorithms.heads import BIAS, WEIGHT
@@ -215,7 +215,7 @@ def test_the_hidden_layer_is_a_part_of_the_model():
     assert torch.equal(made.weight, last.weight)
     assert torch.equal(made.bias, last.bias)
     params = {"classifier." + k: v for k, v in made.named_parameters()}
-    assert_close(made(features), classified(features, params))
+    assert_close(made(features), classify(features, params))
     assert_close(made(features), answers_of(params, features))
     models = [
         set(stream(replace(AF, replay_trains=kind)).initial) for kind in ("hidden", "classifier")

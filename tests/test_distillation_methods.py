@@ -20,7 +20,12 @@ from fedexp.algorithms.fedkd import FedKD
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.fedssd import FedSSD
-from fedexp.algorithms.flashback import Flashback, distillation_loss, shares, targets
+from fedexp.algorithms.flashback import (
+    Flashback,
+    class_weights,
+    distillation_loss,
+    distillation_targets,
+)
 from fedexp.algorithms.interfaces import Batch, Context, Federation
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
@@ -76,10 +81,10 @@ def test_flashback_s_shares_by_hand():
     """Three classes; nobody has seen the last one."""
     pi, mu = torch.tensor([4.0, 0.0, 0.0]), torch.tensor([[2.0, 3.0, 0.0], [1.0, 1.0, 0.0]])
     # Client 0: alpha = pi / (mu_0 + pi) = 4 / 6, 0 / 3, 0 / 0.
-    assert_close(shares(pi[None], mu[0]), torch.tensor([[4 / 6, 0.0, 0.0]]), 1e-7)
+    assert_close(class_weights(pi[None], mu[0]), torch.tensor([[4 / 6, 0.0, 0.0]]), 1e-7)
     # Server: 2 pi + sum mu = 8 + 3, 4, 0.
     expected = torch.tensor([[2 / 11, 3 / 4, 0.0], [1 / 11, 1 / 4, 0.0], [4 / 11, 0.0, 0.0]])
-    assert_close(shares(torch.cat([mu, pi[None]]), pi), expected, 1e-7)
+    assert_close(class_weights(torch.cat([mu, pi[None]]), pi), expected, 1e-7)
 
 
 def test_flashback_s_loss_by_loops():
@@ -92,7 +97,7 @@ def test_flashback_s_loss_by_loops():
             p = teachers[i, n].softmax(0)
             for c in range(3):
                 total[n] += alpha[i, c] * p[c] * math.log(p[c] / q[c])
-    loss = distillation_loss(*targets(alpha, teachers), student)
+    loss = distillation_loss(*distillation_targets(alpha, teachers), student)
     assert_close(loss, total)
     assert loss.min() < 0, "it is not a divergence, and must not be clamped"
 
@@ -114,7 +119,10 @@ def test_flashback_s_loss_by_loops():
 def test_flashback_s_participations_that_count(gamma, times):
     """1 / (1 / 93) is 92.99999999999999 in float64; 3 - 1e-6 is no rounding of 3."""
     assert (
-        Flashback(gamma=gamma, epochs_on_server=1, on_clients=True, on_server=True).times == times
+        Flashback(
+            gamma=gamma, epochs_on_server=1, on_clients=True, on_server=True
+        ).counted_participations
+        == times
     )
 
 

@@ -15,7 +15,7 @@ from fedexp.algorithms.fedbn import FedBN
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
-from fedexp.algorithms.prototypes import combined
+from fedexp.algorithms.prototypes import average_prototypes
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
@@ -242,7 +242,7 @@ def test_a_class_that_nobody_holds_keeps_its_prototype():
     old = {"mean": torch.tensor([[9.0], [7.0], [0.0]]), "known": torch.tensor([1.0, 1.0, 0.0])}
     means, weights = torch.zeros(2, 3, 1), torch.zeros(2, 3)
     means[:, 0, 0], weights[:, 0] = torch.tensor([2.0, 6.0]), torch.tensor([1.0, 3.0])
-    new = combined(old, means, weights)
+    new = average_prototypes(old, means, weights)
     assert new["mean"].tolist() == [[5], [7], [0]]
     assert new["known"].tolist() == [1, 1, 0]
 

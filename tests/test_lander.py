@@ -12,7 +12,12 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import label_generator
 from fedexp.algorithms.interfaces import Batch, Pixels
-from fedexp.algorithms.label_generator import LabelGenerator, Student, balanced, shuffled
+from fedexp.algorithms.label_generator import (
+    LabelGenerator,
+    Student,
+    draw_balanced_labels,
+    shuffled,
+)
 from fedexp.algorithms.label_text import embeddings
 from fedexp.algorithms.lander import LANDER
 from fedexp.core.errors import ConfigError
@@ -152,10 +157,10 @@ def test_the_student_s_batches_are_shuffled_with_every_pass(monkeypatch):
 
 def test_labels_are_balanced():
     torch.manual_seed(0)
-    labels = balanced(3, 11)
+    labels = draw_balanced_labels(3, 11)
     assert labels[:9].tolist() == [0, 1, 2] * 3
     assert len(labels) == 11
-    assert set(balanced(5, 3).tolist()) <= set(range(5))
+    assert set(draw_balanced_labels(5, 3).tolist()) <= set(range(5))
 
 
 def test_a_student_of_few_images_leaves_out_a_batch_of_one(monkeypatch):

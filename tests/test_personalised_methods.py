@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.fedala import FedALA
-from fedexp.algorithms.fedfomo import FedFOMO, divided, draws
+from fedexp.algorithms.fedfomo import FedFOMO, cluster_clients, validation_draws
 from fedexp.algorithms.fedpac import FedPAC, combine, simplex_minimum
 from fedexp.algorithms.fedrod import PERSONAL, FedRoD
 from fedexp.algorithms.interfaces import Batch, Context
@@ -236,7 +236,7 @@ def test_fedfomo_trains_and_validates_on_different_examples():
     at least the one that has drawn least, and never all."""
     simulation = make_simulation(fomo(), sizes=(1, 2, 3, 8, 6))
     info, algorithm = simulation.stages[0].federation, simulation.algorithm
-    drawn = draws(len(info.labels))
+    drawn = validation_draws(len(info.labels))
     plans = [
         algorithm.host_plan(info, client, np.random.default_rng(0))
         for client in range(info.num_clients)
@@ -340,10 +340,10 @@ def test_fedfomo_s_sub_federations_are_clusters_of_the_affinities():
     for i in range(6):
         P[i, i % 2 :: 2] = 3.0
     P[0, 1] = 0.5
-    found = divided(P, 2)
+    found = cluster_clients(P, 2)
     assert found[::2].unique().numel() == found[1::2].unique().numel() == 1
     assert found[0] != found[1]
-    assert divided(torch.full((6, 6), math.nan), 2).tolist() == [0] * 6
+    assert cluster_clients(torch.full((6, 6), math.nan), 2).tolist() == [0] * 6
     simulation = make_simulation(fomo(federations=2), participation=1.0)
     first = assemble(simulation, simulation.initial_state(), 1)
     assert [each["valid"].tolist() for each in first.personals] == [[0] * 5] * 5
@@ -351,7 +351,7 @@ def test_fedfomo_s_sub_federations_are_clusters_of_the_affinities():
     server = state.server | {"federation": torch.tensor([0, 0, 0, 0, 1]).double()}
     server["trained"] = torch.tensor([1, 1, 2, 2, 0]).double()
     mean = flat(state.clients[2]["params"]) * 7 / 15 + flat(state.clients[3]["params"]) * 8 / 15
-    averages = simulation.algorithm.averages(server, state.clients)
+    averages = simulation.algorithm.average_federations(server, state.clients)
     for each in averages:
         assert_close(flat(each), mean)
     assert len(averages) == 2
@@ -396,12 +396,12 @@ def test_fedfomo_breaks_ties_at_random():
     server = state.server | {"affinity": torch.eye(5, dtype=torch.float64)}
     others = np.arange(1, 5)
     drawn = {
-        simulation.algorithm.chosen(server, 0, others, np.random.default_rng(i))[0]
+        simulation.algorithm.choose_models_for(server, 0, others, np.random.default_rng(i))[0]
         for i in range(40)
     }
     assert drawn == {1, 2, 3, 4}
     server["affinity"][0] = torch.tensor([1.0, -0.5, 0.0, -0.2, -3.0])
-    best = replace(simulation.algorithm, models=3).chosen(
+    best = replace(simulation.algorithm, models=3).choose_models_for(
         server, 0, others, np.random.default_rng(0)
     )
     assert best == [2, 3, 1], "also among values below 0"
@@ -414,7 +414,9 @@ def test_fedfomo_explores_place_by_place():
     affinity = torch.zeros(9, 9, dtype=torch.float64)
     affinity[0, 1:3] = torch.tensor([9.0, 8.0], dtype=torch.float64)
     server = {"affinity": affinity, "round": torch.zeros(())}
-    draws = [algorithm.chosen(server, 0, others, np.random.default_rng(i)) for i in range(200)]
+    draws = [
+        algorithm.choose_models_for(server, 0, others, np.random.default_rng(i)) for i in range(200)
+    ]
     kinds = {tuple(j in (1, 2) for j in draw) for draw in draws}
     assert kinds == {(True, True), (True, False), (False, True), (False, False)}
     assert all(len(set(draw)) == 2 for draw in draws)
@@ -429,7 +431,7 @@ def test_fedfomo_explores_less_from_round_to_round(number, epsilon):
     affinity[0, 1] = 1.0
     server = {"affinity": affinity, "round": torch.tensor(float(number))}
     best = sum(
-        algorithm.chosen(server, 0, others, np.random.default_rng(seed)) == [1]
+        algorithm.choose_models_for(server, 0, others, np.random.default_rng(seed)) == [1]
         for seed in range(400)
     )
     assert abs(best - 400 * (1 - epsilon * 7 / 8)) <= (30 if epsilon else 0)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import start_of
+from fedexp.algorithms.families import initial_params_of
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.cli.composition import composed, without_hydra
 from fedexp.config.build import build
@@ -176,7 +176,7 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
     )
     ctx = Context(sent, personal, kept, plan, {}, 0.1, steps, local)
     ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
-    initial = start_of(algorithm, net, data, ctx)
+    initial = initial_params_of(algorithm, net, data, ctx)
     start = {name: value for name, value in initial.items() if name not in sent["buffers"]}
     batch, generator = next(data.batches()), torch.Generator().manual_seed(3)
 

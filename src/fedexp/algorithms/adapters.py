@@ -73,13 +73,13 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
     ) -> Tree:
         """Return the server's state with new adapters for the clients."""
         fresh = {
-            k: drawn(v, rng) if k.endswith(DOWN) else torch.zeros_like(v)
+            k: draw_initial(v, rng) if k.endswith(DOWN) else torch.zeros_like(v)
             for k, v in server["local"].items()
         }
         return server | {"local": server["local"] | adapters(fresh)}
 
 
-def drawn(like: Tensor, rng: np.random.Generator) -> Tensor:
+def draw_initial(like: Tensor, rng: np.random.Generator) -> Tensor:
     """Return a new A, uniform within 1 / sqrt(number of an input's entries)."""
     bound = 1 / math.sqrt(like[0].numel())
     return torch.from_numpy(rng.uniform(-bound, bound, tuple(like.shape))).to(like)

@@ -52,7 +52,7 @@ from fedexp.algorithms.continual import Remembering, distillation_loss
 from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.flow import Density, Flow
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
-from fedexp.algorithms.prototypes import of_class
+from fedexp.algorithms.prototypes import one_hot
 from fedexp.core.limits import Count, NonNegative, Share
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
@@ -126,7 +126,7 @@ class AFFCL(Remembering, OwnModel):
             if model is not None:
                 like, labels = model[heads.BIAS], ctx.plan[f"{name}_labels"]
                 noise = ctx.plan[f"{name}_noise"].to(like.dtype)
-                features = self.flow_of(model).features(noise, of_class(labels, like))
+                features = self.flow_of(model).features(noise, one_hot(labels, like))
                 made[name] = {"noise": noise, "features": features, "labels": labels}
         return made
 
@@ -140,7 +140,7 @@ class AFFCL(Remembering, OwnModel):
             learning = learning + self.kd_last * (
                 self.kd_feature * apart + self.kd_output * answers
             )
-        flow, given = self.flow_of(params), of_class(batch.y, logits[0])
+        flow, given = self.flow_of(params), one_hot(batch.y, logits[0])
         density, noise = flow.log_density(features.detach(), given)
         fit = masked_mean(density, batch.mask)
         rows = rows_of_step(batch.step, ctx.local.batch_size, self.bank, ctx.steps)
@@ -149,17 +149,17 @@ class AFFCL(Remembering, OwnModel):
             fit = (
                 fit
                 + self.flow_last
-                * flow.log_density(old["features"], of_class(old["labels"], logits[0]))[0].mean()
+                * flow.log_density(old["features"], one_hot(old["labels"], logits[0]))[0].mean()
             )
         typical = masked_mean((density.detach() / self.shape.width).exp(), batch.mask)
         present = given if batch.mask is None else given * batch.mask[:, None]
         drawn = {k: v.index_select(0, rows) for k, v in ctx.setup["new"].items()}
         space = drawn["noise" if self.credibility == "latent" else "features"]
         weights = credibility(space, drawn["labels"], noise.detach(), present, typical)
-        replayed = self.replayed(params, drawn, weights, typical, ctx)
+        replayed = self.replay_loss(params, drawn, weights, typical, ctx)
         return masked_mean(learning, batch.mask) + self.replay * replayed - fit / self.shape.width
 
-    def replayed(
+    def replay_loss(
         self,
         params: Params,
         drawn: Tree,
@@ -170,12 +170,12 @@ class AFFCL(Remembering, OwnModel):
         """Return the loss on generated features, without its weight."""
         if self.replay_trains == "hidden":
             params = params | {k: v.detach() for k, v in heads.head(params).items()}
-        answers = classified(drawn["features"], params)
+        answers = classify(drawn["features"], params)
         loss = (weights * cross_entropies(answers, drawn["labels"])).mean()
         loss = loss * ((1 - self.theta) * typical + self.theta)
         if "old" not in ctx.server:
             return loss
-        before = classified(drawn["features"], ctx.server["old"])
+        before = classify(drawn["features"], ctx.server["old"])
         distilled = distillation_loss(answers, before, TEMPERATURE).mean()
         return loss + self.kd_last * self.kd_output * distilled
 
@@ -192,7 +192,7 @@ class Deeper(nn.Linear):
         return super().forward(F.leaky_relu(self.hidden(features)))
 
 
-def classified(features: Tensor, params: Params) -> Tensor:
+def classify(features: Tensor, params: Params) -> Tensor:
     """Return the logits [n, C] of features [n, D] from a model's classifier."""
     if HIDDEN + "weight" in params:
         hidden = F.linear(features, params[HIDDEN + "weight"], params[HIDDEN + "bias"])

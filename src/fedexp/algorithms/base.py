@@ -48,7 +48,7 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def one_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor:
+def require_loss_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor:
     """Return the losses [B] after checking their shape.
 
     Raises ConfigError for any other shape: the engine could not exclude padding from a mean.
@@ -82,7 +82,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield the batches that `OwnTraining.after` requested, and their masks [B].
+    """Yield the batches that `OwnTraining.extra_batches` requested, and their masks [B].
 
     The examples are shuffled and augmented again.
     """
@@ -123,7 +123,7 @@ OPTIONAL = {
     "training_part": "OwnTraining",
     "epochs": "OwnTraining",
     "local_lr": "OwnTraining",
-    "after": "OwnTraining",
+    "extra_batches": "OwnTraining",
     "prepare": "Prepared",
     "refine": "ServerTraining",
     "personal_model": "Personal",
@@ -244,7 +244,7 @@ class FedAvg(Checked, prefix="algorithm."):
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """Return the scalar that a local step minimises: the mean of the example losses plus the
         penalty."""
-        losses = one_per_example(self, self.example_loss(net, params, batch, ctx), batch)
+        losses = require_loss_per_example(self, self.example_loss(net, params, batch, ctx), batch)
         return masked_mean(losses, batch.mask) + self.penalty(net, params, ctx)
 
     def local_step(

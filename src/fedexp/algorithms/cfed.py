@@ -121,7 +121,7 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
             round.rng, len(examples), self.server_batch_size, local.epochs
         )
         distillation.fit(net, examples, batches, loss, update, dropout=round.rng)
-        return distillation.refined(net, server)
+        return distillation.with_trained_model(net, server)
 
 
 class Learner(FedAvg):

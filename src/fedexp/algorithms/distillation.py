@@ -52,6 +52,6 @@ def fit(
             update(net.params, dict(zip(net.params, grads, strict=True)))
 
 
-def refined(net: ServerNetwork, server: Tree) -> Tree:
+def with_trained_model(net: ServerNetwork, server: Tree) -> Tree:
     """Return the server's state with its model replaced by the trained model."""
     return server | {"params": net.snapshot(), "buffers": net.buffers()}

@@ -80,7 +80,7 @@ class OwnTraining(FedAvg):
         """Return the learning rate of local training, computed from the round's rate."""
         return lr
 
-    def after(self, federation: Federation, local: LocalTraining) -> int:
+    def extra_batches(self, federation: Federation, local: LocalTraining) -> int:
         """Return the maximum number of batches in the extra pass over the client's data that
         `finish` makes with `base.fresh_pass`."""
         return 0
@@ -264,14 +264,14 @@ def roles_of(
     return [algorithm] * len(clients)
 
 
-def start_of(algorithm: FedAvg, net: Network, data: ClientData, ctx: Context) -> Params:
+def initial_params_of(algorithm: FedAvg, net: Network, data: ClientData, ctx: Context) -> Params:
     """Return the parameters from which local training starts."""
     if isinstance(algorithm, OwnStart):
         return algorithm.initial_params(net, data, ctx)
     return ctx.server["params"]
 
 
-def part_of(
+def training_part_of(
     algorithm: FedAvg, federation: Federation, client: int
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return the indices of the examples that a client trains on (see `OwnTraining`)."""

@@ -98,14 +98,14 @@ class FedALA(Personal):
         return W
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        return mixture(ctx.server["params"], ctx.client, ctx.setup["W"])
+        return mix_models(ctx.server["params"], ctx.client, ctx.setup["W"])
 
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
         """Return the global body with the client's mixture of classifiers, for the weights it
         learned last."""
-        return mixture(server["params"], state, state["W"])
+        return mix_models(server["params"], state, state["W"])
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
@@ -114,7 +114,7 @@ class FedALA(Personal):
         return {"params": params}, new
 
 
-def mixture(params: Params, client: Tree, W: Params) -> Params:
+def mix_models(params: Params, client: Tree, W: Params) -> Params:
     """Return the global model with a client's mixture of classifiers, if the client has trained
     before."""
     old, trained = client["head"], client["rounds"] > 0

@@ -23,7 +23,7 @@ import torch
 
 from fedexp.algorithms.base import fresh_pass
 from fedexp.algorithms.families import OwnTraining
-from fedexp.algorithms.fisher import squares
+from fedexp.algorithms.fisher import squared_gradients
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
@@ -58,7 +58,7 @@ class FedCurv(OwnTraining):
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return {"u": tree.zeros_like(params), "v": tree.zeros_like(params)}
 
-    def after(self, federation: Federation, local: LocalTraining) -> int:
+    def extra_batches(self, federation: Federation, local: LocalTraining) -> int:
         return min(-(-federation.largest // local.batch_size), self.samples // local.batch_size + 1)
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
@@ -92,7 +92,7 @@ class FedCurv(OwnTraining):
         total = tree.zeros_like(params)
         for batch, mask in fresh_pass(data, ctx):
             counts = ((mask.sum() > 0) & (seen <= self.samples)).to(seen.dtype)
-            found, number = squares(net, params, batch, mask, self.estimator)
+            found, number = squared_gradients(net, params, batch, mask, self.estimator)
             total = {k: total[k] + counts * found[k] for k in total}
             parts, seen = parts + counts * number, seen + mask.sum()
         return {k: v / parts.clamp(min=1) for k, v in total.items()}

@@ -71,7 +71,7 @@ class FedDF(ServerTraining):
         )
         total = self.epochs_on_server * -(-len(public) // self.batch_size)
         distillation.fit(net, public, batches, loss, Adam(net.params, self.lr, total, self.clip))
-        return distillation.refined(net, server)
+        return distillation.with_trained_model(net, server)
 
     def search(
         self,
@@ -96,7 +96,11 @@ class FedDF(ServerTraining):
             distillation.fit(net, public, islice(forever, step - done), loss, adam)
             now = accuracy(net, public, check)
             if now > best_accuracy:
-                best, best_accuracy, best_step = distillation.refined(net, server), now, step
+                best, best_accuracy, best_step = (
+                    distillation.with_trained_model(net, server),
+                    now,
+                    step,
+                )
             elif step - best_step >= self.patience:
                 break
         return best

@@ -46,7 +46,7 @@ from fedexp.core.limits import Count, Positive
 from fedexp.core.tree import Params, Tree
 
 
-def centred(logits: Tensor, member: Tensor) -> Tensor:
+def centre(logits: Tensor, member: Tensor) -> Tensor:
     """Return logits [B, C] minus their mean over the classes with member [C] = 1; other classes are
     0."""
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
@@ -95,7 +95,7 @@ class FedDMC(Remembering, MultiExchange):
         return NewModel(targets=self.targets), Consolidation(**shared, whole_set=self.whole_set)
 
 
-def split(model: Params, server: Tree) -> Tree:
+def split_models(model: Params, server: Tree) -> Tree:
     """Return a model, including its running statistics, in the form in which clients receive it."""
     return {part: {k: model[k] for k in server[part]} for part in ("params", "buffers")}
 
@@ -108,7 +108,7 @@ class NewModel(FedAvg):
     targets: str
 
     def broadcast(self, server: Tree) -> Tree:
-        return split(server["new"], server) | {"new_classes": server["new_classes"]}
+        return split_models(server["new"], server) | {"new_classes": server["new_classes"]}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits = net(params, batch.x).logits
@@ -132,7 +132,7 @@ class Consolidation(OwnTraining):
 
     def broadcast(self, server: Tree) -> Tree:
         start = (
-            split(server["initial"], server)
+            split_models(server["initial"], server)
             if self.student == "initial"
             else {"params": server["params"]}
         )
@@ -154,6 +154,6 @@ class Consolidation(OwnTraining):
         members = [ctx.server["old_classes"], ctx.server["new_classes"]]
         if self.targets == "added":
             members = [torch.ones_like(members[0])] * 2
-        target = sum(centred(*pair) for pair in zip(teachers, members, strict=True))
+        target = sum(centre(*pair) for pair in zip(teachers, members, strict=True))
         seen = (members[0] + members[1]).clamp(max=1)
         return ((net(params, batch.x).logits - target) ** 2 * seen).sum(-1) / seen.sum()

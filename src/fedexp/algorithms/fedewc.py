@@ -30,7 +30,7 @@ from torch import Tensor
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.continual import TASKS
 from fedexp.algorithms.families import MultiExchange, OwnTraining
-from fedexp.algorithms.fisher import squares
+from fedexp.algorithms.fisher import squared_gradients
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
@@ -137,7 +137,7 @@ class Fisher(OwnTraining):
         """Return F for this client's examples at the global model, in eval mode."""
         total, number = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, 1):
-            found, count = squares(net, ctx.server["params"], batch, mask, "sample")
+            found, count = squared_gradients(net, ctx.server["params"], batch, mask, "sample")
             total, number = tree.add(total, found), number + count
         return {"fisher": {k: v / number.clamp(min=1) for k, v in total.items()}}, ctx.client
 

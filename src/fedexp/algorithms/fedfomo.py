@@ -69,7 +69,7 @@ SMALLEST = 1e-9
 
 
 @functools.lru_cache(maxsize=2)
-def draws(examples: int) -> np.ndarray:
+def validation_draws(examples: int) -> np.ndarray:
     """Return a random number from 0 to 1 for each training example, [N].
 
     The numbers are the same in every run. Do not modify the array.
@@ -138,7 +138,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         with a single example, which validates on it.
         """
         part = federation.parts[client]
-        drawn = draws(len(federation.labels))[part]
+        drawn = validation_draws(len(federation.labels))[part]
         low = drawn < self.validation
         return part[low & (drawn < drawn.max()) | (drawn == drawn.min())]
 
@@ -150,7 +150,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         owners = np.repeat(
             np.arange(federation.num_clients), [len(part) for part in federation.parts]
         )
-        low = draws(len(federation.labels))[np.concatenate(federation.parts)] < self.validation
+        low = (
+            validation_draws(len(federation.labels))[np.concatenate(federation.parts)]
+            < self.validation
+        )
         # maximum number of validation examples over all clients
         most = max(int(np.bincount(owners[low]).max(initial=0)), 1)
         mean = self.validation * federation.largest
@@ -163,12 +166,12 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     def personal_broadcast(
         self, server: Tree, client: int, kept: Mapping[int, Tree], rng: np.random.Generator
     ) -> Tree:
-        chosen = self.chosen(server, client, sorted(kept.keys() - {client}), rng)
-        like, averages = server["affinity"], self.averages(server, kept)
+        chosen = self.choose_models_for(server, client, sorted(kept.keys() - {client}), rng)
+        like, averages = server["affinity"], self.average_federations(server, kept)
         # Slots without a model, in early rounds, contain the initial average and do not count.
         filler, empty = [server["params"] | server["buffers"]], self.models - len(chosen)
         rest = self.slots - self.models - len(averages)
-        models = models_of(chosen, kept, like) + empty * filler + averages + rest * filler
+        models = trained_models(chosen, kept, like) + empty * filler + averages + rest * filler
         valid = len(chosen) * [1.0] + empty * [0.0] + len(averages) * [1.0] + rest * [0.0]
         return {
             "models": tree.stack(models),
@@ -179,7 +182,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
             "first_buffers": server.get("first_buffers", server["buffers"]),
         }
 
-    def averages(self, server: Tree, kept: Mapping[int, Tree]) -> list[Params]:
+    def average_federations(self, server: Tree, kept: Mapping[int, Tree]) -> list[Params]:
         """Return the average of each sub-federation with a trained model, and the mean of these
         averages."""
         found: list[Params] = []
@@ -187,12 +190,12 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
             trained = server["trained"] * (server["federation"] == number)
             if trained.max() > 0:
                 last = torch.nonzero(trained == trained.max()).flatten()
-                models = models_of(last.tolist(), kept, server["affinity"])
+                models = trained_models(last.tolist(), kept, server["affinity"])
                 found.append(tree.average_buffers(tree.stack(models), server["shares"][last]))
         equal = server["affinity"].new_ones(len(found))
         return [*found, tree.average_buffers(tree.stack(found), equal)] if found else []
 
-    def chosen(
+    def choose_models_for(
         self, server: Tree, client: int, others: Sequence[int], rng: np.random.Generator
     ) -> list[int]:
         """Return the clients whose models are sent to `client`.
@@ -265,7 +268,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return state["params"]
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        average = self.moved(server["params"], messages, round)
+        average = self.update_average(server["params"], messages, round)
         affinity = server["affinity"].clone()
         for i, client in enumerate(round.clients):
             affinity[client].index_add_(0, messages["numbers"][i], messages["affinity"][i])
@@ -273,15 +276,15 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         if self.federations:
             cohort = torch.tensor(round.clients, device=affinity.device)
             new["trained"] = server["trained"].index_fill(0, cohort, float(new["round"]))
-            new["federation"] = divided(affinity, self.federations)
+            new["federation"] = cluster_clients(affinity, self.federations)
         return server | new | {"first_buffers": server.get("first_buffers", server["buffers"])}
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         """Replace the running statistics by the average over all clients' models, not only the
         cohort's."""
-        return server | {"buffers": self.moved(round.previous["buffers"], messages, round)}
+        return server | {"buffers": self.update_average(round.previous["buffers"], messages, round)}
 
-    def moved(self, average: Params, messages: Tree, round: ServerRound) -> Params:
+    def update_average(self, average: Params, messages: Tree, round: ServerRound) -> Params:
         """Return the average over all clients after the cohort's models have changed.
 
         Batch counts are the maximum.
@@ -295,12 +298,12 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         }
 
 
-def models_of(clients: Sequence[int], kept: Mapping[int, Tree], like: Tensor) -> list[Params]:
+def trained_models(clients: Sequence[int], kept: Mapping[int, Tree], like: Tensor) -> list[Params]:
     """Return the models that the clients trained last, on the device of `like`."""
     return [tree.map(lambda leaf: leaf.to(like.device), kept[j]["params"]) for j in clients]
 
 
-def divided(affinity: Tensor, number: int) -> Tensor:
+def cluster_clients(affinity: Tensor, number: int) -> Tensor:
     """Return each client's sub-federation, 0 to number - 1, [K]; affinity: P [K, K]."""
     from sklearn.cluster import SpectralClustering  # slow to import
 

@@ -72,10 +72,12 @@ class FedPAC(HeadThenBody, Personal):
         classifier instead of the averaged one."""
         if up:
             own = {k: sent[k] for k in ("prototypes", "statistics")}
-            return sent | prototypes.of_present(sent["statistics"]["count"], own)
+            return sent | prototypes.select_present(sent["statistics"]["count"], own)
         return sent | {
             "params": heads.body(sent["params"]),
-            "prototypes": prototypes.of_present(sent["prototypes"]["known"], sent["prototypes"]),
+            "prototypes": prototypes.select_present(
+                sent["prototypes"]["known"], sent["prototypes"]
+            ),
         }
 
     def rate_of_head(self, ctx: Context) -> float:
@@ -91,7 +93,7 @@ class FedPAC(HeadThenBody, Personal):
         return {
             "params": params,
             "heads": everyone,
-            "prototypes": prototypes.unknown(classes, width, like),
+            "prototypes": prototypes.no_prototypes(classes, width, like),
         }
 
     def personal_broadcast(
@@ -144,7 +146,7 @@ class FedPAC(HeadThenBody, Personal):
         everyone = {k: v.clone() for k, v in server["heads"].items()}
         for k, v in everyone.items():
             v[cohort] = torch.tensordot(combination.to(v), own[k], 1)
-        known = prototypes.combined(server["prototypes"], messages["prototypes"], counts)
+        known = prototypes.average_prototypes(server["prototypes"], messages["prototypes"], counts)
         return super().aggregate(server, messages, round) | {"heads": everyone, "prototypes": known}
 
 

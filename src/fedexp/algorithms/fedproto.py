@@ -67,14 +67,14 @@ class FedProto(KeepsPart):
 
     def counted(self, sent: Tree, up: bool) -> Tree:
         if up:
-            return prototypes.of_present(sent["count"], {k: sent[k] for k in ("mean", "count")})
-        return prototypes.of_present(sent["prototypes"]["known"], sent["prototypes"])
+            return prototypes.select_present(sent["count"], {k: sent[k] for k in ("mean", "count")})
+        return prototypes.select_present(sent["prototypes"]["known"], sent["prototypes"])
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         classes, width = params[heads.WEIGHT].shape
         return {
             "params": params,
-            "prototypes": prototypes.unknown(classes, width, params[heads.BIAS]),
+            "prototypes": prototypes.no_prototypes(classes, width, params[heads.BIAS]),
         }
 
     def keeps(self, name: str) -> bool:
@@ -101,7 +101,7 @@ class FedProto(KeepsPart):
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         counts = messages["count"]
         weights = (counts > 0).to(counts) if round.federation.weighting == "uniform" else counts
-        known = prototypes.combined(server["prototypes"], messages["mean"], weights)
+        known = prototypes.average_prototypes(server["prototypes"], messages["mean"], weights)
         return super().aggregate(server, messages, round) | {"prototypes": known}
 
     def personal_model(

@@ -62,7 +62,7 @@ class FedReg(Prepared):
             self.prepare(net, batch, mask, ctx)
             for batch, mask in first_pass(data, ctx, ctx.local.epochs)
         ]
-        return tree.stack([padded(one, len(made[0]["y"])) for one in made]) if made else {}
+        return tree.stack([pad(one, len(made[0]["y"])) for one in made]) if made else {}
 
     def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
         pseudo, perturbed = self.ascend(net, ctx.server["params"], batch, mask)
@@ -91,22 +91,22 @@ class FedReg(Prepared):
         start = ctx.server["params"]
         grads, loss = net.gradient(
             lambda p: cross_entropy(net, p, batch.x, batch.y, batch.mask),
-            mixed(params, start, self.gamma),
+            interpolate(params, start, self.gamma),
         )
         if ctx.local.optimizer != "sgd":
             params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
         else:
             params = {k: params[k] - ctx.lr * grads[k] for k in params}
-        return self.projected(net, params, batch.step, ctx), memory, loss
+        return self.project_gradient(net, params, batch.step, ctx), memory, loss
 
-    def projected(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
+    def project_gradient(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
         """Return the gradient after the second part of a step."""
         start = ctx.server["params"]
         number = torch.remainder(
             torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs
         ).long()
         made = {k: v.index_select(0, number[None]).squeeze(0) for k, v in ctx.setup.items()}
-        middle, delta = mixed(params, start, 0.5), tree.subtract(params, start)
+        middle, delta = interpolate(params, start, 0.5), tree.subtract(params, start)
         for x, y in ((made["pseudo"], made["soft"]), (made["perturbed"], made["y"])):
 
             def loss(p: Params, x: Tensor = x, y: Tensor = y) -> Tensor:
@@ -118,7 +118,7 @@ class FedReg(Prepared):
         return {k: start[k] + delta[k] for k in delta}
 
 
-def mixed(params: Params, start: Params, gamma: float) -> Params:
+def interpolate(params: Params, start: Params, gamma: float) -> Params:
     return {k: gamma * params[k] + (1 - gamma) * start[k] for k in params}
 
 
@@ -129,7 +129,7 @@ def cross_entropy(
     return masked_mean(F.cross_entropy(net(params, x, mask).logits, y, reduction="none"), mask)
 
 
-def padded(one: Tree, size: int) -> Tree:
+def pad(one: Tree, size: int) -> Tree:
     """Pad a last, partial batch to `size` with its first example, with mask 0."""
     missing = size - len(one["y"])
     if not missing:

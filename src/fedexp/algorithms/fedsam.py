@@ -45,10 +45,10 @@ class FedSAM(FedAvg):
 
         first, value = net.gradient(loss, params)
         second, _ = net.gradient(loss, tree.add(params, ascent(first, self.rho)))
-        grads = self.transform_grads(self.mixed(first, second), params, batch, ctx)
+        grads = self.transform_grads(self.combine_gradients(first, second), params, batch, ctx)
         params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
         return params, memory, value
 
-    def mixed(self, first: Params, second: Params) -> Params:
+    def combine_gradients(self, first: Params, second: Params) -> Params:
         """Return the gradient for the step, given the gradients before and after the ascent."""
         return second

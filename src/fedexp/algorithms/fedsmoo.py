@@ -60,7 +60,7 @@ class FedSMOO(Proximal, OwnStart):
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
         """Take one step of the model and of mu_k; return the loss at `params`."""
-        model, dual = divided(params)
+        model, dual = split_duals(params)
         shift = ctx.server["s"]
 
         def loss(p: Params) -> Tensor:
@@ -70,7 +70,7 @@ class FedSMOO(Proximal, OwnStart):
         e = ascent({k: first[k] - dual[k] - shift[k] for k in model}, self.rho)
         second, _ = net.gradient(loss, tree.add(model, e))
         grads = self.transform_grads(second, model, batch, ctx)
-        own = {name: divided(leaves)[0] for name, leaves in memory.items()}
+        own = {name: split_duals(leaves)[0] for name, leaves in memory.items()}
         model, own = optimizers.step(model, grads, own, ctx.lr, ctx.local, batch.step)
         dual = {DUAL + k: dual[k] + e[k] - shift[k] for k in dual}
         return model | dual, {name: leaves | own[name] for name, leaves in memory.items()}, value
@@ -78,7 +78,7 @@ class FedSMOO(Proximal, OwnStart):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        model, dual = divided(params)
+        model, dual = split_duals(params)
         message, state = super().finish(net, model, data, ctx)
         return message | {"dual": dual}, state | {"dual": dual}
 
@@ -87,7 +87,7 @@ class FedSMOO(Proximal, OwnStart):
         return super().aggregate(server, messages, round) | {"s": ascent(mean, self.rho)}
 
 
-def divided(params: Params) -> tuple[Params, Params]:
+def split_duals(params: Params) -> tuple[Params, Params]:
     """Return (the model, mu_k), separated from the parameters in training."""
     model = {k: v for k, v in params.items() if not k.startswith(DUAL)}
     return model, {k.removeprefix(DUAL): v for k, v in params.items() if k.startswith(DUAL)}

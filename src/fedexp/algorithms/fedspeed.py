@@ -36,5 +36,5 @@ class FedSpeed(FedSAM, Proximal):
 
     needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 
-    def mixed(self, first: Params, second: Params) -> Params:
+    def combine_gradients(self, first: Params, second: Params) -> Params:
         return {k: (1 - self.alpha) * first[k] + self.alpha * second[k] for k in first}

@@ -14,7 +14,7 @@ from fedexp.algorithms.interfaces import Batch, Network
 from fedexp.core.tree import Params
 
 
-def squares(
+def squared_gradients(
     net: Network,
     params: Params,
     batch: Batch,

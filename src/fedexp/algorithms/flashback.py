@@ -46,7 +46,7 @@ from fedexp.core.limits import Count, PositiveShare
 from fedexp.core.tree import Params, Tree
 
 
-def shares(teachers: Tensor, student: Tensor) -> Tensor:
+def class_weights(teachers: Tensor, student: Tensor) -> Tensor:
     """Return the shares alpha [teachers, C] for label counts [teachers, C] and [C].
 
     The share is 0 for a class that no model has seen.
@@ -55,7 +55,7 @@ def shares(teachers: Tensor, student: Tensor) -> Tensor:
     return torch.where(total > 0, teachers / torch.where(total > 0, total, 1.0), 0.0)
 
 
-def targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
+def distillation_targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the distillation term needs from the teachers, two arrays [n, C].
 
     alpha: [T, C]; logits: [T, n, C]. sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c -
@@ -92,7 +92,7 @@ class Flashback(ServerTraining):
         )
 
     @property
-    def times(self) -> int:
+    def counted_participations(self) -> int:
         """Return how many of a client's participations count: the largest r with gamma * r <= 1."""
         return math.floor(1 / self.gamma + 1e-9)
 
@@ -114,8 +114,8 @@ class Flashback(ServerTraining):
             return loss
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         pi = ctx.server["pi"]
-        alpha = shares(pi[None], ctx.plan["counts"].to(pi.dtype))
-        return loss + distillation_loss(*targets(alpha, teacher[None]), student)
+        alpha = class_weights(pi[None], ctx.plan["counts"].to(pi.dtype))
+        return loss + distillation_loss(*distillation_targets(alpha, teacher[None]), student)
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
@@ -128,7 +128,7 @@ class Flashback(ServerTraining):
             server = self.distil(net, server, messages, counts, round)
         cohort = torch.as_tensor(np.asarray(round.clients), device=pi.device)
         r = server["r"].index_add(0, cohort, torch.ones_like(pi[:1]).expand(len(cohort)))
-        counted = (r[cohort] <= self.times).to(pi.dtype)
+        counted = (r[cohort] <= self.counted_participations).to(pi.dtype)
         return server | {"r": r, "pi": pi + self.gamma * (counted[:, None] * counts).sum(0)}
 
     def distil(
@@ -143,7 +143,9 @@ class Flashback(ServerTraining):
         assert public is not None
         old = round.previous["params"] | round.previous["buffers"]
         logits = public.logits([*distillation.local_models(messages, round.buffers), old])
-        entropy, weight = targets(shares(torch.cat([counts, pi[None]]), pi), logits)
+        entropy, weight = distillation_targets(
+            class_weights(torch.cat([counts, pi[None]]), pi), logits
+        )
 
         def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
             chosen = torch.as_tensor(numbers, device=student.device)
@@ -163,4 +165,4 @@ class Flashback(ServerTraining):
             round.rng, len(public), local.batch_size, self.epochs_on_server
         )
         distillation.fit(net, public, batches, loss, update)
-        return distillation.refined(net, server)
+        return distillation.with_trained_model(net, server)

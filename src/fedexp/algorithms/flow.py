@@ -69,15 +69,15 @@ class Flow(nn.Module):
         half, change = self.width // 2, x.new_zeros(len(x))
         steps = list(enumerate(self.layers))
         for number, layer in reversed(steps) if inverse else steps:
-            x = x if inverse else self.turned(x, number, 1)
+            x = x if inverse else self.rotate(x, number, 1)
             a, b = x[:, :half], x[:, half:]
             shift, scale = layer(a, given)
             x = torch.cat([a, (b - shift) / scale if inverse else b * scale + shift], -1)
             change = change + scale.log().sum(-1) * (-1 if inverse else 1)
-            x = self.turned(x, number, -1) if inverse else x
+            x = self.rotate(x, number, -1) if inverse else x
         return x, change
 
-    def turned(self, x: Tensor, layer: int, direction: int) -> Tensor:
+    def rotate(self, x: Tensor, layer: int, direction: int) -> Tensor:
         return x.flip(-1) if layer < REVERSED else x.roll(direction * (self.width // 4), -1)
 
 

@@ -63,7 +63,7 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
     ServerRound,
 )
-from fedexp.algorithms.prototypes import of_class
+from fedexp.algorithms.prototypes import one_hot
 from fedexp.core.limits import Count, NonNegative
 from fedexp.core.tree import Params, Tree
 
@@ -138,7 +138,7 @@ class GLFC(Exemplars, ServerTraining):
         logits, server = net(params, batch.x).logits, ctx.server
         known = server.get("known", torch.zeros_like(server["new"]))
         seen = (known + server["new"]).sum()
-        label = of_class(batch.y, known)
+        label = one_hot(batch.y, known)
 
         def mean_over_classes(target: Tensor) -> Tensor:
             return (
@@ -173,7 +173,7 @@ class GLFC(Exemplars, ServerTraining):
         total: Tensor | float = 0.0
         count = torch.zeros_like(new)
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
-            is_of = of_class(batch.y, new) * mask[:, None] * new
+            is_of = one_hot(batch.y, new) * mask[:, None] * new
             total = total + is_of.T @ F.normalize(net(params, batch.x, mask).features)
             count = count + is_of.sum(0)
         mean = total / count.clamp(min=1)[:, None]
@@ -188,7 +188,7 @@ class GLFC(Exemplars, ServerTraining):
             # whatever the rounding.
             place = batch.step * batch_size + torch.arange(len(batch.y), device=new.device)
             apart = apart.round(decimals=4) + 1e-9 * place
-            is_of = of_class(batch.y, new) * mask[:, None] * new
+            is_of = one_hot(batch.y, new) * mask[:, None] * new
             nearest, row = torch.where(is_of > 0, apart[:, None], torch.inf).min(0)
             found = batch.x.index_select(0, row)
             closer = (nearest < shortest).reshape(-1, *[1] * (found.dim() - 1))

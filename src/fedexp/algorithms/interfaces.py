@@ -94,7 +94,7 @@ class ClientData(Protocol):
         """Return the training examples with the given indices, normalised: (x [n, ...], y [n]).
 
         The examples are augmented only if `draws`, the random numbers for augmentation, is given
-        (see OwnTraining.after).
+        (see OwnTraining.extra_batches).
         """
 
     @property

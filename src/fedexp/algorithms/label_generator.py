@@ -73,7 +73,7 @@ class Student:
 
     def __init__(self, net: ServerNetwork, teacher: Params, known: Tensor, ltc: float):
         self.net, self.teacher, self.known, self.ltc = net, teacher, known, ltc
-        fresh = {name: drawn(name, teacher[name]) for name in net.params}
+        fresh = {name: initial_values(name, teacher[name]) for name in net.params}
         net.load(fresh, {name: value for name, value in teacher.items() if name not in fresh})
         self.trained = 0  # number of calls of `learn`
 
@@ -118,7 +118,7 @@ def shuffled(count: int) -> Iterator[Tensor]:
         yield from (part for part in torch.randperm(count).split(STUDENT_BATCH) if len(part) > 1)
 
 
-def drawn(name: str, value: Tensor) -> Tensor:
+def initial_values(name: str, value: Tensor) -> Tensor:
     """Return initial values of a student's parameter.
 
     Matrices and kernels are initialised as by Glorot, batch norm's scales around 1, and biases with
@@ -131,7 +131,7 @@ def drawn(name: str, value: Tensor) -> Tensor:
     return torch.zeros_like(value)
 
 
-def balanced(classes: int, count: int) -> Tensor:
+def draw_balanced_labels(classes: int, count: int) -> Tensor:
     """Return `count` class indices, int64, with each class equally often and the remainder drawn at
     random."""
     return torch.cat(

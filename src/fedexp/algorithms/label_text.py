@@ -76,9 +76,9 @@ def add_mapping(module: nn.Module, width: int) -> nn.Module:
     parameters do not change.
     """
     module.mapping = nn.Linear(classifier_of(module).in_features, width)
-    module.register_forward_hook(mapped)
+    module.register_forward_hook(map_features)
     return module
 
 
-def mapped(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: Output) -> Output:
+def map_features(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: Output) -> Output:
     return output._replace(features=module.get_submodule("mapping")(output.features))

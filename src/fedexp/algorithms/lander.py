@@ -69,9 +69,9 @@ from fedexp.algorithms.label_generator import (
     TRUST,
     LabelGenerator,
     Student,
-    balanced,
+    draw_balanced_labels,
 )
-from fedexp.algorithms.target import DataFree, only
+from fedexp.algorithms.target import DataFree, logits_of_members
 from fedexp.core.limits import CountFrom0, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
@@ -132,7 +132,7 @@ class LANDER(DataFree, OwnModel):
         student = Student(net, server["old"], classes, self.ltc)
         for number in range(self.warmup + self.batches):
             # positions in the list of classes
-            labels = balanced(len(classes), self.batch_size).to(anchors.device)
+            labels = draw_balanced_labels(len(classes), self.batch_size).to(anchors.device)
             wanted, best = classes[labels], Best()
             generator.renew()
             groups: list[Any] = [
@@ -164,7 +164,7 @@ class LANDER(DataFree, OwnModel):
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         server = ctx.server
         features, logits, _ = net(params, batch.x)
-        entropy = cross_entropies(only(logits, server["new"]), batch.y)
+        entropy = cross_entropies(logits_of_members(logits, server["new"]), batch.y)
         distance = ((features - server["anchors"].index_select(0, batch.y)) ** 2).mean(-1)
         bound = (masked_mean(distance, batch.mask) - self.radius).relu()
         learning = masked_mean(entropy, batch.mask) + self.ltc * bound
@@ -172,7 +172,9 @@ class LANDER(DataFree, OwnModel):
             return learning
         x, known = self.images(batch.step, ctx), server["known"]
         student, teacher = (net(model, x) for model in (params, server["old"]))
-        answers, targets = (only(output.logits, known) for output in (student, teacher))
+        answers, targets = (
+            logits_of_members(output.logits, known) for output in (student, teacher)
+        )
         kept = distillation_loss(answers, targets.detach(), self.temperature).mean()
         kept = kept + ((student.features - teacher.features.detach()) ** 2).mean()
         cur, pre = self.weights(known.sum(), known.sum() + server["new"].sum())

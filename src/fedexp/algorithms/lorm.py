@@ -48,7 +48,7 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
-from fedexp.algorithms.target import only
+from fedexp.algorithms.target import logits_of_members
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import NonNegative, NonNegativeOrNone, Share
@@ -96,12 +96,12 @@ class LoRM(NewAdapters):
         }
 
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        products, grams = self.sums(server, server["local"], server["latest"])
+        products, grams = self.sum_over_tasks(server, server["local"], server["latest"])
         begun = super().begin_task(server, initial, federation)
         first = torch.ones_like(server["trains_b"])
         return begun | {"products": products, "grams": grams, "trains_b": first}
 
-    def sums(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
+    def sum_over_tasks(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
         """Return for each layer the sums of B_s A_s G_s and of G_s over the earlier and current
         tasks."""
         products = {
@@ -114,7 +114,7 @@ class LoRM(NewAdapters):
         return super().broadcast(server) | {"trains_b": server["trains_b"]}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        logits = only(net(params, batch.x).logits, ctx.server["new"])
+        logits = logits_of_members(net(params, batch.x).logits, ctx.server["new"])
         return cross_entropies(logits, batch.y)
 
     def local_step(
@@ -149,65 +149,65 @@ class LoRM(NewAdapters):
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         parts, before, found = messages["params"], server["local"], messages["grams"]
-        grams = {name: damped(value, self.off_diagonal) for name, value in found.items()}
+        grams = {name: damp(value, self.off_diagonal) for name, value in found.items()}
         local = tree.weighted_mean(parts, round.weights)
         for name in layers(before):
             up, down = name + UP, name + DOWN
             if server["trains_b"] > 0:
                 local[down] = before[down]
-                local[up] = merged_up(parts[up], before[down], grams[name])
+                local[up] = merge_up(parts[up], before[down], grams[name])
             else:
-                local[up], local[down] = before[up], merged(parts[down], grams[name])
+                local[up], local[down] = before[up], merge_down(parts[down], grams[name])
         current = server["new"] > 0
-        weight = merged(parts[WEIGHT], grams["head"])
+        weight = merge_down(parts[WEIGHT], grams["head"])
         local[WEIGHT] = torch.where(current[:, None], weight, before[WEIGHT])
         local[BIAS] = torch.where(current, local[BIAS], before[BIAS])
         latest = {name: grams[name].sum(0).to(before[WEIGHT]) for name in layers(before)}
         return server | {
-            "params": self.tested(server, local, latest, first=round.federation.task == 0),
+            "params": self.merge_tasks(server, local, latest, first=round.federation.task == 0),
             "local": local,
             "latest": latest,
             "trains_b": 1 - server["trains_b"],
         }
 
-    def tested(self, server: Tree, local: Params, latest: Params, first: bool) -> Params:
+    def merge_tasks(self, server: Tree, local: Params, latest: Params, first: bool) -> Params:
         """Return the tested model, which has its change over all tasks instead of the adapters.
 
         first: whether this is task 1.
         """
-        products, grams = self.sums(server, local, latest)
+        products, grams = self.sum_over_tasks(server, local, latest)
         tested = dict(local)
         for name, product in products.items():
             whole = local[name + UP] @ local[name + DOWN]
-            tested[name + CHANGE] = whole if first else product @ inverse(grams[name]).to(product)
+            tested[name + CHANGE] = whole if first else product @ invert(grams[name]).to(product)
             tested[name + UP] = torch.zeros_like(local[name + UP])
         return tested
 
 
-def damped(grams: Tensor, factor: float) -> Tensor:
+def damp(grams: Tensor, factor: float) -> Tensor:
     """Return matrices [..., n, n] with their off-diagonal entries multiplied by a factor."""
     return factor * grams + (1 - factor) * torch.diag_embed(grams.diagonal(dim1=-2, dim2=-1))
 
 
-def inverse(matrix: Tensor) -> Tensor:
+def invert(matrix: Tensor) -> Tensor:
     """Return the pseudo-inverse of a symmetric matrix [n, n], in float64."""
     return torch.linalg.pinv(matrix.double(), hermitian=True)
 
 
-def merged(parts: Tensor, grams: Tensor) -> Tensor:
+def merge_down(parts: Tensor, grams: Tensor) -> Tensor:
     """Return the matrix [m, n] whose outputs are closest to those of the clients' matrices.
 
     parts: [S, m, n], the clients' matrices; grams: [S, n, n], the Gram matrices of their inputs.
     """
-    return ((parts.double() @ grams.double()).sum(0) @ inverse(grams.sum(0))).to(parts)
+    return ((parts.double() @ grams.double()).sum(0) @ invert(grams.sum(0))).to(parts)
 
 
-def merged_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
+def merge_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
     """Return B [m, r] merged from `parts` [S, m, r].
 
     As in `merged`, where the inputs are the outputs of A, down [r, n].
     """
-    return merged(parts, down.double() @ grams.double() @ down.double().T)
+    return merge_down(parts, down.double() @ grams.double() @ down.double().T)
 
 
 class Changed(LowRank):

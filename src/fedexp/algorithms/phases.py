@@ -41,10 +41,10 @@ class HeadThenBody(OwnTraining):
         number = torch.where(head_phase, step * one, step - head_steps)
         stepped, remembered = optimizers.step(params, grads, memory, lr, ctx.local, number)
 
-        def chosen(new: Params, old: Params) -> Params:
+        def select(new: Params, old: Params) -> Params:
             return {
                 k: torch.where(head_phase if k in heads.HEAD else ~head_phase, new[k], old[k])
                 for k in old
             }
 
-        return chosen(stepped, params), {k: chosen(remembered[k], memory[k]) for k in memory}, loss
+        return select(stepped, params), {k: select(remembered[k], memory[k]) for k in memory}, loss

@@ -10,7 +10,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
 
-def unknown(classes: int, width: int, like: Tensor) -> Tree:
+def no_prototypes(classes: int, width: int, like: Tensor) -> Tree:
     """Return prototypes before any is known: means [C, D], and a mask [C] of the known classes."""
     return {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
 
@@ -26,25 +26,25 @@ def statistics(
     count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
     for batch, mask in batches:
         features = net(params, batch.x, mask).features
-        member = of_class(batch.y, count) * mask[:, None]
+        member = one_hot(batch.y, count) * mask[:, None]
         count, total = count + member.sum(0), total + member.T @ features
         squares = squares + member.T @ (features**2).sum(-1)
     seen = count.clamp(min=1)
     return {"count": count, "mean": total / seen[:, None], "square": squares / seen}
 
 
-def of_present(present: Tensor, values: Tree) -> Tree:
+def select_present(present: Tensor, values: Tree) -> Tree:
     """Return values with leaves [..., C, ...] only for classes whose `present` [..., C] is
     positive."""
     return tree.map(lambda leaf: leaf[present > 0], values)
 
 
-def of_class(labels: Tensor, like: Tensor) -> Tensor:
+def one_hot(labels: Tensor, like: Tensor) -> Tensor:
     """Return the labels [B] as one-hot rows [B, C]; like: [C]."""
     return (labels[:, None] == torch.arange(len(like), device=labels.device)).to(like.dtype)
 
 
-def combined(old: Tree, means: Tensor, weights: Tensor) -> Tree:
+def average_prototypes(old: Tree, means: Tensor, weights: Tensor) -> Tree:
     """Return the prototypes after a round: the weighted mean over clients.
 
     means: [|S|, C, D]; weights: [|S|, C]. A class that no client of the round holds keeps its

@@ -171,19 +171,19 @@ class TARGET(DataFree):
         return torch.cat(made)
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        logits = only(net(params, batch.x).logits, ctx.server["new"])
+        logits = logits_of_members(net(params, batch.x).logits, ctx.server["new"])
         loss = masked_mean(cross_entropies(logits, batch.y), batch.mask)
         if "old" not in ctx.server:
             return loss
         x, known = self.images(batch.step, ctx), ctx.server["known"]
         student, teacher = (
-            only(net(model, x).logits, known) for model in (params, ctx.server["old"])
+            logits_of_members(net(model, x).logits, known) for model in (params, ctx.server["old"])
         )
         return (
             loss + self.kd * distillation_loss(student, teacher.detach(), self.temperature).mean()
         )
 
 
-def only(logits: Tensor, member: Tensor) -> Tensor:
+def logits_of_members(logits: Tensor, member: Tensor) -> Tensor:
     """Return logits [B, C] without the classes whose `member` [C] is 0."""
     return logits.masked_fill(member == 0, NEVER)

@@ -18,8 +18,8 @@ from fedexp.algorithms.families import (
     OwnTraining,
     Personal,
     epochs_of,
-    part_of,
     roles_of,
+    training_part_of,
 )
 from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.server_optimizers import ServerOptimizer
@@ -264,7 +264,7 @@ def schedule_of(
     """
     runtime = simulation.runtime
     return make_schedule(
-        part=part_of(role, federation, client),
+        part=training_part_of(role, federation, client),
         local=replace(runtime.local, epochs=epochs or epochs_of(role, runtime.local)),
         augmentation=runtime.augmentation if role.augments else None,
         image_size=runtime.data.image_size,
@@ -279,12 +279,16 @@ def schedule_of(
 def plan_after(
     simulation: Simulation, role: FedAvg, federation: Federation, number: int, client: int
 ) -> Tree:
-    """Return the batches of `OwnTraining.after` as a part of a client's plan."""
-    steps = role.after(federation, simulation.runtime.local) if isinstance(role, OwnTraining) else 0
+    """Return the batches of `OwnTraining.extra_batches` as a part of a client's plan."""
+    steps = (
+        role.extra_batches(federation, simulation.runtime.local)
+        if isinstance(role, OwnTraining)
+        else 0
+    )
     if not steps:
         return {}
     fresh = schedule_of(simulation, role, federation, number, client, epochs=1, again=" after")
-    part = part_of(role, federation, client)
+    part = training_part_of(role, federation, client)
     own = int((part[0] if isinstance(part, tuple) else part)[0])
     return {f"after_{name}": array for name, array in padded_schedule(fresh, steps, own).items()}
 

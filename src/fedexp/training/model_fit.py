@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import part_of
+from fedexp.algorithms.families import training_part_of
 from fedexp.algorithms.interfaces import Federation
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.errors import ConfigError, lacks_memory
@@ -141,7 +141,8 @@ def without_batches(
     idle, lost = set(), 0
     for federation in tasks:
         sizes = [
-            len(part_of(algorithm, federation, client)) for client in range(federation.num_clients)
+            len(training_part_of(algorithm, federation, client))
+            for client in range(federation.num_clients)
         ]
         alone = [left_out(size, local.batch_size) for size in sizes]
         unable = {

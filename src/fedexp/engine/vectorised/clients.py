@@ -12,7 +12,7 @@ from torch.func import grad_and_value, vmap
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, Network
-from fedexp.algorithms.families import OwnStart, Prepared, start_of
+from fedexp.algorithms.families import OwnStart, Prepared, initial_params_of
 from fedexp.core import tree
 from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
@@ -326,7 +326,7 @@ class Clients:
 
     def _own_start(self, algorithm: OwnStart, fixed: Fixed) -> tuple[Params, Params]:
         """Return the parameters and running statistics from which each client starts."""
-        start, _ = self._per_client(partial(start_of, algorithm), fixed)
+        start, _ = self._per_client(partial(initial_params_of, algorithm), fixed)
         buffers, params = self._copies("buffers"), {}
         for name, value in start.items():
             if name in buffers:
