@@ -39,7 +39,7 @@ def fedexp(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["budget=5"], "budget=5: goes with --multirun"),
+        (["budget=5"], "budget=5: needs --multirun"),
         (
             ["--multirun", "budget=0", "sweep=cfed_table1"],
             "budget=0: must be a number of minutes above 0",
@@ -51,7 +51,7 @@ def fedexp(*arguments: str) -> int:
         (["--multirun", "budget=5", "sweep=cfed_table1,nothing"], "sweep=nothing: no such sweep"),
         (
             ["--multirun", "sweep=cfed_table1,cfed_table2", "hydra.sweep.dir=x"],
-            "hydra.sweep.dir=x: goes with one sweep",
+            "hydra.sweep.dir=x: cannot be used with several sweeps",
         ),
     ],
 )

@@ -30,8 +30,6 @@ def offered(line: str) -> list[str]:
         [],
         ["partition=sharding", "dataset=cifar10", "scenario=class_incremental"],
         ["algorithm=cfed_c", "tracker=none"],
-        ["experiment=fedntd/mnist_s2"],
-        ["experiment=fedntd/mnist_s2", "partition=iid"],
     ],
     ids=lambda overrides: " ".join(overrides) or "defaults",
 )
@@ -40,7 +38,8 @@ def test_offers_the_keys_of_the_composed_configuration(overrides):
     expected = {
         key for key in config if not key.endswith("_target_") and not key.startswith("hydra.")
     }
-    assert settable(overrides, [CONF]).keys() == expected | {"surrogate.options"}, "which is empty"
+    empty = {"surrogate.options"}
+    assert set(settable(overrides, [CONF])) == expected | empty
 
 
 def test_groups_and_their_options():
@@ -50,18 +49,16 @@ def test_groups_and_their_options():
     assert offered("dataset=") == [f"dataset={name}" for name in list_options("dataset", [CONF])]
     assert offered("experiment=fedntd/mnist_s2") == ["experiment=fedntd/mnist_s2"]
     assert offered("partition=equal_shards shards") == ["shards_per_client="]
+    assert offered("experiment=fedntd/mnist_s2 shards") == ["shards_per_client="]
+    assert offered("experiment=fedntd/mnist_s2 partition=iid shards") == []
 
 
-def test_keys_a_step_at_a_time_and_values():
+def test_keys_are_completed_up_to_the_next_dot():
     assert offered("loc") == ["local.", "local_evaluation."]
     assert "local.epochs=" in offered("local.")
     assert all(text.startswith("local.") for text in offered("local."))
     assert offered("algorithm=fedntd algorithm.b") == ["algorithm.beta="]
     assert offered("+alg") == ["+algorithm.", "+algorithm="]
-    assert offered("augment=") == ["augment=false", "augment=true"]
-    assert offered("local.lr=") == ["local.lr=0.05"], "that of digits, the data set"
-    assert offered("targets=") == ["targets=[]"]
-    assert offered("data_dir=${") == [], "nothing that a shell would interpret"
     assert offered("nothing_like_it") == []
 
 
@@ -69,7 +66,8 @@ def test_sweeps_and_lists_only_with_multirun():
     assert offered("sweep=") == []
     tables = ["cfed_table1", "cfed_table1_lr1e-6", "cfed_table1_titles", "cfed_table2"]
     assert offered("--multirun sweep=cfed_t") == [f"sweep={name}" for name in tables]
-    assert offered("-m preview=") == ["preview=false", "preview=true"]
+    assert offered("-m prev") == ["preview="]
+    assert offered("prev") == []
     assert offered("-m algorithm=fedavg,fedn") == [
         "algorithm=fedavg,fednova",
         "algorithm=fedavg,fedntd",
@@ -91,7 +89,6 @@ def test_paths(tmp_path, monkeypatch):
     assert offered("resume=outputs/da") == ["resume=outputs/day/"]
     assert offered("partition=file partition.path=ow") == ["partition.path=own.json"]
     assert offered("--config-dir o") == ["outputs/", "own.json"]
-    assert offered("algorithm.x=./ow") == ["algorithm.x=./own.json"]
     assert offered("resume=nowhere/") == []
 
 
@@ -109,7 +106,7 @@ def test_own_groups(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-sc"], "goes with install= or query="),
+        (["-sc"], "needs install= or query="),
         (
             ["-sc", "install=bsh"],
             r"install=bsh: must be one of bash, zsh, fish \(nearest: 'bash'\)",

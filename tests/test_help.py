@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from fedexp.cli.arguments import config_directories
+from fedexp.cli.arguments import config_folders, split_flags
 from fedexp.cli.help import EXAMPLES, KNOBS, help_text
 from fedexp.config.build import build
 from fedexp.config.options import list_groups, list_options
@@ -93,7 +93,7 @@ def test_own_groups_are_listed(tmp_path: Path):
         [f"--config-dir={tmp_path}"],
         ["-cd", str(tmp_path)],
     ):
-        text = help_text(CONF, config_directories(["algorithm=mine", *flag, "--help"]))
+        text = help_text(CONF, config_folders(split_flags(["algorithm=mine", *flag, "--help"])[0]))
         assert re.search(r"^ +mine +A method of my own\.$", text, re.MULTILINE), flag
 
 

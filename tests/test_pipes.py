@@ -15,7 +15,7 @@ from fedexp.algorithms.label_text import read_matrix
 from fedexp.cli import preview, push
 from fedexp.cli.commands import call
 from fedexp.cli.job import is_finished
-from fedexp.cli.sweeps import failure
+from fedexp.cli.sweeps import NOTES, failed
 from fedexp.config.values import resolve
 from fedexp.core import storage
 from fedexp.core.errors import FAILED, ConfigError
@@ -89,7 +89,7 @@ def test_no_command_waits_for_a_pipe(sweep, command, capsys):
 
 def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     """The Python interface."""
-    run, pipe = RunDirectory(sweep / "hurt"), sweep / "hurt/.owner.json"
+    run = RunDirectory(sweep / "hurt")
     names = [
         name
         for name, value in vars(RunDirectory).items()
@@ -104,7 +104,9 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     assert SweepDirectory(sweep).name == "theirs"
     assert lock.owner_of(sweep / "hurt") == "another process"
     assert origin.read(sweep / "hurt") == {}
-    assert failure(pipe) == (FAILED, f"{pipe}: cannot be read")
+    (sweep / NOTES).mkdir()
+    os.mkfifo(sweep / NOTES / "1.json")
+    assert failed(sweep, ()) == [FAILED]
     with pytest.raises(ConfigError, match="cannot be read"):
         load_history(sweep / "hurt")
     for name in ("summary.json", "class_accuracy.csv"):

@@ -35,7 +35,7 @@ num_clients=${nothing} => num_clients | nothing
 algorithm=3 => group | algorithm=fedntd
 forgetting_metric=[round_drop,degree] => group | forgetting_metric=all measures all of them
 --multrun seed=0,1 => --multrun | nearest: '--multirun'
---cfg nothing => fedexp: --cfg=nothing: must be one of job, hydra, all
+--cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing' | 'job', 'hydra', 'all'
 alpha=[ => alpha=[
 rounds => rounds: not of the form key=value, and no subcommand
 rounds=5;6 => rounds=5;6 | (the character ; needs quotes around the value, as in 'key="a;b"')
@@ -258,7 +258,8 @@ def test_the_working_directory_stays(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_package_that_the_configuration_has_not(fedexp):
+def test_an_unknown_package_is_refused(fedexp):
     answer = fedexp("--cfg", "job", "--package", "nowhere")
     assert answer.code == 2
-    assert "package 'nowhere' not found" in answer.err
+    assert answer.err == "fedexp: package 'nowhere' not found in config\n"
+    assert fedexp("--cfg", "job", "--package", "local").out.startswith("# @package local\n")

@@ -19,9 +19,9 @@ import pytest
 from helpers import SMALL, assert_same_run, summary_of
 from kills import Tally, check_all
 
-from fedexp.cli.sweeps import failed, failures
+from fedexp.cli.sweeps import failed, notes_in, write_note
 from fedexp.core import storage
-from fedexp.core.errors import FAILED, StorageError
+from fedexp.core.errors import BAD_INPUT, FAILED, StorageError
 from fedexp.rundir import checkpoint
 from fedexp.rundir.lock import LOCK, OWNER, occupied
 from fedexp.training.recorder import Recorder
@@ -227,18 +227,13 @@ def test_a_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
     assert all(0 < value < 100 for value in seconds)
 
 
-def test_a_failure_is_new_whatever_the_clock_says(tmp_path):
-    """Launchers may have run jobs on machines whose clocks are behind."""
-    for job in "ab":
-        (tmp_path / job).mkdir()
-        (tmp_path / job / "error.txt").write_text("it broke")
-    before = failures(tmp_path)
+def test_only_failures_of_this_command_count(tmp_path):
+    write_note(tmp_path, None, FAILED)
+    before = notes_in(tmp_path)
     assert failed(tmp_path, before) == []
-    (tmp_path / "b/error.txt").unlink()
-    assert failed(tmp_path, before) == []
-    (tmp_path / "b/error.txt").write_text("it broke again")
-    os.utime(tmp_path / "b/error.txt", (1, 1))
-    assert failed(tmp_path, before) == [FAILED]
+    write_note(tmp_path, None, BAD_INPUT)
+    assert failed(tmp_path, before) == [BAD_INPUT]
+    assert notes_in(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -276,4 +276,4 @@ def test_the_hint_to_resume_repeats_the_users_own_groups(fedexp, tmp_path):
     answer = fedexp.done(
         "--config-dir=mine dir", *RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run"
     )
-    assert "Continue with:  fedexp --config-dir 'mine dir' resume=run" in answer.err
+    assert "Continue with:  fedexp '--config-dir=mine dir' resume=run" in answer.err

@@ -10,7 +10,7 @@ import pytest
 from helpers import SMALL, assert_same_run, content_of, summary_of
 
 from fedexp.cli.job import record_failure
-from fedexp.cli.sweeps import failed, failures
+from fedexp.cli.sweeps import failed
 from fedexp.core import storage
 from fedexp.training.run import prepare
 
@@ -230,10 +230,9 @@ def test_a_job_whose_directory_is_removed_leaves_a_note_for_the_launching_proces
     """joblib's processes have no other way to tell; the note is said, counted and removed."""
     sweep = tmp_path / "many"
     sweep.mkdir()
-    before = failures(sweep)
     job = SimpleNamespace(directory=sweep / "gone", choices={})
     record_failure(job, "rounds.csv: it was removed", 1, sweep)
-    assert failed(sweep, before, elsewhere=True) == [1]
+    assert failed(sweep, (), elsewhere=True) == [1]
     assert f"{sweep / 'gone'}: rounds.csv: it was removed" in capsys.readouterr().err
     assert not list(sweep.iterdir())
 

@@ -2,23 +2,17 @@
 
 import math
 import re
-from collections import deque
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from fedexp.cli.messages import unknown_flag
-from fedexp.config.options import (
-    ONE_OPTION,
-    PRESETS,
-    SEVERAL,
-    conf_directory,
-    list_groups,
-)
+from fedexp.config.options import ONE_OPTION, PRESETS, SEVERAL, conf_directory, list_groups
 from fedexp.config.overrides import check_names, key_of, read_stored
 from fedexp.config.spelling import check_values, normalise, quoted
-from fedexp.core.errors import ConfigError, require_choice
+from fedexp.core.errors import ConfigError
+from fedexp.core.yaml_files import check_directories
 
 # flag -> (short form, allowed values); () if the flag takes no value, None if it takes any
 FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
@@ -42,10 +36,17 @@ OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
 NO_FIGURES = {"figures=false", "figures.draw=false"}
 
 
-class Plan(NamedTuple):
-    """What a command line asks for."""
+class Parser(ArgumentParser):
+    """A parser that raises ConfigError for wrong arguments."""
 
-    flags: Mapping[str, str | None]  # by their full names
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+class Plan(NamedTuple):
+    """The runs that a command line requests."""
+
+    flags: Mapping[str, str]  # full name -> value, or an empty string if the flag takes no value
     folders: list[Path]  # directories with the user's config groups (`--config-dir`)
     launches: list[list[str]]  # the overrides of each Hydra run
     sweeps: list[str]  # names in conf/sweep
@@ -55,29 +56,61 @@ class Plan(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The flags in the form that Hydra's parser accepts."""
-        given = self.flags.items()
-        return [name if value is None else f"{name}={value}" for name, value in given]
+        return [f"{name}={value}" if value else name for name, value in self.flags.items()]
 
     @property
     def draws(self) -> bool:
-        """Return whether reports have pictures."""
-        return not NO_FIGURES & {text.lower() for each in self.launches for text in each}
+        """Whether reports have figures."""
+        return not any(NO_FIGURES.intersection(map(str.lower, each)) for each in self.launches)
 
-    def name_of(self, directory: Path) -> str | None:
-        """Return the named sweep in this directory, or None if no named sweep was given."""
+    def sweep_in(self, directory: Path) -> str | None:
+        """Return the named sweep in a directory, or None if no named sweep was given."""
         return directory.name if len(self.sweeps) > 1 else next(iter(self.sweeps), None)
 
 
 def parse(arguments: Sequence[str]) -> Plan:
-    """Return the plan for a command line, see `plan_of`."""
-    return plan_of(*split_flags(arguments), config_directories(arguments))
+    """Return the plan for a command line, see `make_plan`."""
+    return make_plan(*split_flags(arguments))
 
 
-def plan_of(flags: Mapping[str, str | None], overrides: list[str], folders: list[Path]) -> Plan:
+def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split arguments into (flags by their full names, overrides). They may be in any order.
+
+    Raises ConfigError for an unknown flag or a value that the flag does not allow.
+    """
+    parser = Parser(add_help=False)
+    for name, (short, values) in FLAGS.items():
+        names = (name, short) if short else (name,)
+        if values == ():
+            parser.add_argument(*names, dest=name, action="store_const", const="")
+        elif name == "--info":
+            parser.add_argument(*names, dest=name, choices=values, nargs="?", const="all")
+        else:
+            parser.add_argument(*names, dest=name, choices=values)
+    found, overrides = parser.parse_known_args(arguments)
+    for text in overrides:
+        if text.startswith("-"):
+            known = {*FLAGS, *(short for short, _ in FLAGS.values())}
+            raise ConfigError(unknown_flag(text, known, conf_directory()))
+    return {name: value for name, value in vars(found).items() if value is not None}, overrides
+
+
+def config_folders(flags: Mapping[str, str]) -> list[Path]:
+    """Return the directory given by `--config-dir`, if any.
+
+    Raises ConfigError if its files cannot be read safely.
+    """
+    folders = [Path(flags["--config-dir"])] if "--config-dir" in flags else []
+    check_directories(folders)
+    return folders
+
+
+def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
     """Return the plan for the parts of a command line.
 
     Raises ConfigError for errors that can be found before Hydra composes.
     """
+    folders = config_folders(flags)
     check_hidden(folders)
     searched, multirun = [*folders, conf_directory()], "--multirun" in flags
     ours: dict[str, str] = {}
@@ -86,78 +119,48 @@ def plan_of(flags: Mapping[str, str | None], overrides: list[str], folders: list
         key, _, value = text.partition("=")
         if key not in OURS:
             own.append(text)
-        elif not multirun:
-            raise ConfigError(f"{text}: goes with --multirun")
-        else:
+        elif multirun:
             ours[key] = value
+        else:
+            raise ConfigError(f"{text}: needs --multirun")
     own = together(own)
     check(own, searched)
-    if ours.get("preview", "false") not in ("true", "false"):
-        raise ConfigError(f"preview={ours['preview']}: must be true or false")
-    preview = ours.get("preview") == "true"
-    if preview and "hydra/sweeper=optuna" in own:
-        raise ConfigError(
-            "preview=true: cannot list the jobs of hydra/sweeper=optuna, which follow from each"
-            " other"
-        )
-    budget = read_budget(ours["budget"], own, "sweep" in ours) if "budget" in ours else None
+    preview, budget = read_preview(ours, own), read_budget(ours, own)
     if "sweep" not in ours:
         return Plan(flags, folders, [own], [], preview, budget)
     names = list(dict.fromkeys(ours["sweep"].split(",")))
     return Plan(flags, folders, launches_of(names, own, searched), names, preview, budget)
 
 
-def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Split arguments into (flags by their full names, overrides). They may be in any order.
-
-    Raises ConfigError for an unknown flag or a value that the flag does not allow.
-    """
-    flags: dict[str, str | None] = {}
-    overrides, rest = [], deque(arguments)
-    while rest:
-        argument = rest.popleft()
-        if not argument.startswith("-"):
-            overrides.append(argument)
-            continue
-        written, equals, value = argument.partition("=")
-        name = full_name(written, argument)
-        values = FLAGS[name][1]
-        if values == ():
-            if equals:
-                raise ConfigError(f"{argument}: {written} takes no value")
-            flags[name] = None
-            continue
-        if not equals:
-            if name == "--info" and (not rest or rest[0] not in (values or ())):
-                rest.appendleft("all")
-            if not rest:
-                raise ConfigError(f"{written}: needs a value")
-            value = rest.popleft()
-        if values is not None:
-            require_choice(name, value, values)
-        flags[name] = value
-    return flags, overrides
+def read_preview(ours: Mapping[str, str], own: Sequence[str]) -> bool:
+    """Return whether the jobs are only listed."""
+    text = ours.get("preview", "false")
+    if text not in ("true", "false"):
+        raise ConfigError(f"preview={text}: must be true or false")
+    if text == "true" and "hydra/sweeper=optuna" in own:
+        raise ConfigError("preview=true: cannot list the trials of hydra/sweeper=optuna in advance")
+    return text == "true"
 
 
-def full_name(written: str, argument: str) -> str:
-    """Return the full name of a flag given in full, in its short form or by its first letters."""
-    if written == "--experimental-rerun":
+def read_budget(ours: Mapping[str, str], own: Sequence[str]) -> float | None:
+    """Return the budget in minutes, or None if there is none."""
+    if "budget" not in ours:
+        return None
+    text = ours["budget"]
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"budget={text}: must be a number of minutes above 0")
+    if "sweep" not in ours and not any(o.startswith("hydra.sweep.dir=") for o in own):
         raise ConfigError(
-            f"{written}: is refused, since it runs what a pickle holds; resume=DIR continues a run"
+            f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, so that the same"
+            " command can continue"
         )
-    found = [name for name, (short, _) in FLAGS.items() if written in (name, short)]
-    found = found or [name for name in FLAGS if len(written) > 2 and name.startswith(written)]
-    if len(found) != 1:
-        known = {*FLAGS, *(short for short, _ in FLAGS.values())}
-        raise ConfigError(unknown_flag(argument, known, conf_directory()))
-    return found[0]
-
-
-def config_directories(arguments: Sequence[str]) -> list[Path]:
-    """Return the `--config-dir` directories of a command line, which may be incomplete."""
-    found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
-    found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
-    return [Path(directory) for directory in found]
+    if other := [o for o in own if o.startswith("hydra/sweeper=")]:
+        raise ConfigError(f"budget={text}: cannot list the jobs of {other[-1]}")
+    return minutes
 
 
 def check_hidden(directories: Sequence[Path]) -> None:
@@ -173,8 +176,8 @@ def check_hidden(directories: Sequence[Path]) -> None:
                 continue
             if not mine.samefile(theirs):
                 raise ConfigError(
-                    f"{mine}: has the name of fedexp's own {theirs}, which would be taken instead;"
-                    f" rename yours, such as to my_{name.name}"
+                    f"{mine}: has the same name as fedexp's {theirs}, which Hydra would use;"
+                    f" rename your file, for example to my_{name.name}"
                 )
 
 
@@ -184,8 +187,7 @@ def check(overrides: Sequence[str], folders: list[Path]) -> None:
     for text in overrides:
         if key_of(text).startswith("hydra") and "_target_" in text:
             raise ConfigError(
-                f"{text}: what Hydra calls can only be set in a directory of your own"
-                " (--config-dir)"
+                f"{text}: classes for Hydra can only be set in a file of your --config-dir"
             )
     check_names(overrides, [*groups, *PRESETS])
     check_values(overrides, folders)
@@ -203,7 +205,9 @@ def launches_of(names: Sequence[str], own: list[str], folders: list[Path]) -> li
 
     placed = [text for text in own if text.startswith("hydra.sweep.dir=")]
     if placed and len(names) > 1:
-        raise ConfigError(f"{placed[-1]}: goes with one sweep; several lie in multirun/<sweep>")
+        raise ConfigError(
+            f"{placed[-1]}: cannot be used with several sweeps; each is in multirun/<sweep>"
+        )
     found = []
     for name in names:
         where = [] if placed else [f"hydra.sweep.dir=multirun/{name}"]
@@ -241,33 +245,12 @@ def several(overrides: list[str], group: str) -> list[str]:
     names = [name.strip() for name in found[1].split(",")]
     written = [f"{group}=several", f"{group}.members=[{','.join(names)}]"]
     for override in overrides:
-        key, member = key_of(override), key_of(override).removeprefix(f"{group}.").partition(".")[0]
-        if key.startswith(f"{group}.") and member in names:
+        first, _, rest = key_of(override).partition(".")
+        if first == group and rest.partition(".")[0] in names:
             written.append(f"++{group}.options.{override.lstrip('+').removeprefix(f'{group}.')}")
-        elif key != group:
+        elif key_of(override) != group:
             written.append(override)
     return written
-
-
-def read_budget(text: str, own: list[str], named: bool) -> float:
-    """Return the budget in minutes.
-
-    own: the other overrides. named: whether the command line has `sweep=<name>`.
-    """
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < math.inf:
-        raise ConfigError(f"budget={text}: must be a number of minutes above 0")
-    if not named and not any(o.startswith("hydra.sweep.dir=") for o in own):
-        raise ConfigError(
-            f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, in which the same"
-            " command continues"
-        )
-    if other := [o for o in own if o.startswith("hydra/sweeper=")]:
-        raise ConfigError(f"budget={text}: cannot list the jobs of {other[-1]}")
-    return minutes
 
 
 def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[str]:
@@ -281,7 +264,7 @@ def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[s
     if not named:
         raise ConfigError("resume=: must be a run directory")
     if multirun:
-        raise ConfigError("resume: goes with a single run, not with --multirun")
+        raise ConfigError("resume=: resumes a single run and cannot be used with --multirun")
     try:
         directory = Path(named).expanduser().resolve()
     # a cycle of links, or an unknown user after ~
@@ -292,8 +275,7 @@ def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[s
     typed = {key_of(text): text for text in later}
     if "hydra.run.dir" in typed:
         raise ConfigError(
-            f"{typed['hydra.run.dir']}: does not go with resume=, which names the directory of the"
-            " run"
+            f"{typed['hydra.run.dir']}: cannot be used with resume=, which names the run directory"
         )
     # An override given now replaces the stored override of the same key. check_resume compares the
     # two.

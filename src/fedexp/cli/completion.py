@@ -1,23 +1,20 @@
 """Complete command lines in bash, zsh and fish: `fedexp --shell-completion install=bash|zsh|fish`.
 
-The flag is Hydra's, but Hydra's completion is not used. It composes the configuration and takes
-three to five times as long (0.6 to 1.1 s instead of 0.2 s on two cores), while this module reads
-only the few yaml files that determine the next words. Hydra also cannot complete subcommands,
-flags, the paths of `resume=`, lists of values or `true` and `false`. The two cannot be combined,
-since a shell asks one program to complete a whole line.
+Hydra's completion is not used, since it composes the configuration and takes three to five times as
+long (0.6 to 1.1 s instead of 0.2 s on two cores). It also cannot complete subcommands, flags, paths
+or lists of values.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fedexp.cli.arguments import FLAGS, config_directories
+from fedexp.cli.arguments import FLAGS, config_folders, split_flags
 from fedexp.cli.commands import SUBCOMMANDS
 from fedexp.cli.help import defaults
-from fedexp.config.options import GLOBAL_OPTION, list_groups, list_options
+from fedexp.config.options import known_keys, list_groups, list_options
+from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError, require_choice
 
 SCRIPTS = {
@@ -57,13 +54,11 @@ OF_HYDRA = {
     "hydra/launcher": ("basic", "joblib", "submitit_slurm", "ray"),
     "hydra/sweeper": ("basic", "optuna"),
 }
-OWN = ("hydra.run.dir", "hydra.sweep.dir", *OF_HYDRA)  # Hydra's keys that users need
 PATHS = (
     *("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root"),
     *("algorithm.embeddings", "hydra.run.dir", "hydra.sweep.dir"),
 )
 ONLY_SWEEP = ("sweep", "preview", "budget")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def answer_shell(words: list[str], folders: list[Path]) -> str:
@@ -76,7 +71,7 @@ def answer_shell(words: list[str], folders: list[Path]) -> str:
     action = next((name for name in ("install", "query") if name in given), None)
     if action is None:
         raise ConfigError(
-            f"--shell-completion: goes with install= or query= one of {', '.join(SCRIPTS)}"
+            f"--shell-completion: needs install= or query= one of {', '.join(SCRIPTS)}"
         )
     require_choice(action, shell := given[action], SCRIPTS)
     if action == "install":
@@ -100,118 +95,78 @@ def candidates(words: list[str], folders: list[Path]) -> list[str]:
 
 def offers(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
     """Yield words that may follow `before`. They need not begin with `word`."""
-    after = next((FLAGS[name] for name in before[-1:] if name in FLAGS), ("", ()))[1]
+    values = next((FLAGS[name][1] for name in before[-1:] if name in FLAGS), ())
     if before and before[0] in SUBCOMMANDS:
         yield from ("--help",) if word.startswith("-") else paths(word)
-    elif before[-1:] == ["--shell-completion"]:
-        yield from (f"install={shell}" for shell in SCRIPTS)
-    elif after is None:
+    elif values is None:
         yield from paths(word)
-    elif after:
-        yield from after
+    elif values:
+        yield from values
     elif word.startswith("-"):
         yield from FLAGS
     else:
         yield from () if before else SUBCOMMANDS
+        flags, given = split_flags(before)
         name = word.lstrip("+~")
         sign = word.removesuffix(name)
-        for text in overrides(before, name, [*config_directories(before), *folders]):
+        searched = [*config_folders(flags), *folders]
+        for text in overrides(given, name, searched, is_multirun(before)):
             yield sign + text
 
 
-def is_multirun(words: Iterable[str]) -> bool:
+def is_multirun(words: list[str]) -> bool:
     return not {"-m", "--multirun"}.isdisjoint(words)
 
 
-def overrides(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
+def overrides(before: list[str], word: str, folders: list[Path], multirun: bool) -> Iterator[str]:
     """Yield `group=option` and `key=value`; a key without `=` ends at its next `.`."""
-    multirun = is_multirun(before)
     groups = [*list_groups(folders), "experiment", *(ONLY_SWEEP if multirun else ())]
     key, equals, value = word.partition("=")
     if not equals:
-        for name in (*settable(before, folders), *groups, *OWN):
+        hydras = (*OF_HYDRA, "hydra.run.dir", "hydra.sweep.dir")
+        for name in (*settable(before, folders), *groups, *hydras):
             dot = name.find(".", len(word))
             yield f"{name}=" if dot < 0 else name[: dot + 1]
         return
     done = value[: value.rfind(",") + 1] if multirun else ""  # the complete values of a list
     last = value.removeprefix(done)
-    found: Iterable[str]
-    if key in groups and key != "preview":
+    found: Iterable[str] = OF_HYDRA.get(key, ())
+    if key in groups:
         found = list_options(key, folders)
-    elif key in PATHS or last.startswith(("/", "./", "../", "~")):
+    elif key in PATHS:
         found = paths(last)
-    elif key in OF_HYDRA:
-        found = OF_HYDRA[key]
-    else:
-        found = values_of(settable(before, folders).get(key, False if key == "preview" else None))
     for text in found:
         yield f"{key}={done}{text}"
 
 
-def values_of(present: object) -> list[str]:
-    """Return the values to offer for a key whose present value is this one.
-
-    Values that the shell would interpret are left out.
-    """
-    if isinstance(present, bool):
-        return ["true", "false"]
-    if isinstance(present, list):
-        return [f"[{','.join(map(str, present))}]"]
-    return [] if present is None or "$" in str(present) else [str(present)]
-
-
-def settable(before: list[str], folders: list[Path]) -> dict[str, Any]:
-    """Return key -> value (as in the yaml files) for the options chosen in `before`."""
+def settable(before: list[str], folders: list[Path]) -> list[str]:
+    """Return the keys that exist with the options chosen in `before`."""
     given = dict(text.lstrip("+~").split("=", 1) for text in before if "=" in text)
-    groups = {group: option for group, option in given.items() if "." not in group}
-    preset, _ = load(folders, "experiment", given.get("experiment", ""))
     chosen = defaults(folders[-1])
-    for entry in preset.get("defaults", ()):
+    for entry in bases(folders, "experiment", given.get("experiment", "")):
         if isinstance(entry, dict):
             chosen |= {name.removeprefix("override /"): str(entry[name]) for name in entry}
-    chosen |= groups
-    main = read(folders[-1] / "config.yaml")
-    keys = dict(leaves({key: main[key] for key in main if key != "hydra"}))
-    for group in list_groups(folders):
-        option, whole = load(folders, group, chosen.get(group, "").split(",")[0])
-        keys |= leaves(option, "" if whole else f"{group}.")
-    return keys | dict(leaves(preset))
+    chosen |= given
+    options = {f"{group}={option}" for group, option in chosen.items()}
+    for group, option in chosen.items():
+        options |= {f"{group}={base}" for base in bases(folders, group, option)}
+    known = known_keys(folders[-1], folders[:-1])
+    nodes = {key.rpartition(".")[0] for key in known}
+    return [
+        key
+        for key, owners in known.items()
+        if key not in (*nodes, *ONLY_SWEEP)
+        and not key.endswith("_target_")
+        and (not owners or not options.isdisjoint(owners))
+    ]
 
 
-def load(folders: list[Path], group: str, name: str) -> tuple[dict[str, Any], bool]:
-    """Return (an option merged with its bases, whether its keys are on the top level).
-
-    The option is empty if its file does not exist.
-    """
-    files = [folder / group / f"{name}.yaml" for folder in folders]
+def bases(folders: list[Path], group: str, option: str) -> list[Any]:
+    """Return the defaults list of an option's file, which names the options that it extends."""
+    files = (folder / group / f"{option}.yaml" for folder in folders)
     path = next((path for path in files if path.is_file()), None)
-    if path is None:
-        return {}, False
-    option = read(path)
-    for base in option.get("defaults", ()):
-        if isinstance(base, str) and base not in ("_self_", name):
-            option = load(folders, group, base)[0] | option
-    return option, GLOBAL_OPTION.search(path.read_text(encoding="utf-8")) is not None
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a mapping from a yaml file. Errors are ignored: the mapping is empty then."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for every value that a user may set."""
-    for key, value in node.items():
-        if key in ("_target_", "defaults"):
-            continue
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    content = None if path is None else yaml_files.load(path.read_text(encoding="utf-8"))
+    return content.get("defaults", []) if isinstance(content, dict) else []
 
 
 def paths(begin: str) -> Iterator[str]:

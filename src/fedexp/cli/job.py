@@ -1,4 +1,4 @@
-"""Run one job that Hydra hands over: set its directory, return its exit code, record failures."""
+"""Run one job from Hydra: set its directory, return its exit code, record failures."""
 
 import json
 import logging
@@ -6,14 +6,12 @@ import os
 import platform
 import shlex
 import sys
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.cli.arguments import config_directories
-from fedexp.config.overrides import destinations
+from fedexp.config.overrides import destinations, typed_now
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
     BAD_INPUT,
@@ -42,35 +40,29 @@ def run_job(config: Any) -> int:
     log_to_console()
     hydra_config = HydraConfig.get()
     job = job_of(config, hydra_config)
-    new = not holds_a_run(job.directory)
+    is_new = not holds_a_run(job.directory)
     try:
         if "torch" not in sys.modules:
             check_first(job.config, job.overrides)
         from fedexp.training.run import train_run
-    except ConfigError as error:
-        return say_failure(error, job, hydra_config, new)
-    except Exception as error:
-        if not lacks_memory(error):
-            raise
-        return say_no_memory(error)  # torch could not be imported
-    try:
+
         interrupts.release()
         if not is_finished(job.directory):
             job.deadline.check()
         summary = train_run(job)
-        if summary.get("status") == "stopped" and job.sweep is None:
-            from fedexp.training.stopping import why_stopped
-
-            command = resume_command(job.directory)
-            print(f"\nThe run {why_stopped(summary)}. Continue with:  {command}", file=sys.stderr)
-        return 0
     except BudgetSpent:
         return say_stopped(job.directory)
     except KeyboardInterrupt:
-        say_interrupted(job.directory)
+        say_interrupted(job)
         raise
     except Exception as error:
-        return say_failure(error, job, hydra_config, new)
+        return report_failure(error, job, hydra_config, is_new)
+    if summary.get("status") == "stopped" and job.sweep is None:
+        from fedexp.training.stopping import why_stopped
+
+        command = resume_command(job)
+        print(f"\nThe run {why_stopped(summary)}. Continue with:  {command}", file=sys.stderr)
+    return 0
 
 
 def job_of(config: Any, hydra_config: Any) -> "Job":
@@ -124,6 +116,23 @@ def plain(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=False)
 
 
+def go_to(directory: Path) -> None:
+    """Change to the directory where the command was started.
+
+    Relative paths refer to this directory, but Ray starts jobs in another one.
+    """
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise RuntimeError(
+            f"{directory}: does not exist on {platform.node()}; all machines of a sweep need a"
+            " shared file system"
+        ) from error
+
+
+# --- messages
+
+
 def say_stopped(directory: Path) -> int:
     """Print after which round the budget stopped a job; return the exit code.
 
@@ -139,65 +148,27 @@ def say_stopped(directory: Path) -> int:
     return 0
 
 
-def resume_command(directory: Path) -> str:
+def say_interrupted(job: "Job") -> None:
+    """Print how to resume, or that there is no saved state to resume from."""
+    from fedexp.rundir.checkpoint import kept
+
+    if kept(job.directory) is not None:
+        print(f"\nInterrupted. Continue with:  {resume_command(job)}", file=sys.stderr)
+    else:
+        print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
+
+
+def resume_command(job: "Job") -> str:
     """Return the command that resumes a run.
 
     The command repeats `--config-dir`, since the run may need the user's config groups, and the
     overrides that say where the run is tracked, see `fedexp.config.trust`.
     """
-    folders = [
-        f"--config-dir {shlex.quote(str(folder))} " for folder in config_directories(sys.argv[1:])
-    ]
-    named = "".join(f" {shlex.quote(text)}" for text in destinations(sys.argv[1:]))
-    return f"fedexp {''.join(folders)}resume={shlex.quote(str(display_path(directory)))}{named}"
+    from fedexp.config.trust import own_folders
 
-
-def say_interrupted(directory: Path) -> None:
-    """Print how to resume, or that there is no saved state to resume from."""
-    from fedexp.rundir.checkpoint import kept
-
-    if kept(directory) is not None:
-        print(f"\nInterrupted. Continue with:  {resume_command(directory)}", file=sys.stderr)
-    else:
-        print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
-
-
-def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> int:
-    """Record why a job failed and print one message; return the exit code.
-
-    new: whether the directory held no run before.
-    """
-    from fedexp.rundir.lock import Occupied
-
-    in_sweep = job.sweep is not None
-    notes = Path(hydra_config.sweep.dir) if in_sweep else None
-    if isinstance(error, Occupied):
-        return say(f"skipped: {error}", 0) if in_sweep else say(str(error))
-    if isinstance(error, ConfigError):
-        return say_refused(error, job, hydra_config, notes, new)
-    if isinstance(error, StorageError):
-        record_failure(job, str(error), FAILED, notes)
-        return say(f"the run failed: {error}\n{how_to_continue(job)}", FAILED)
-    where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, notes)
-    print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
-    return FAILED
-
-
-def say_refused(
-    error: ConfigError, job: "Job", hydra_config: Any, notes: Path | None, new: bool
-) -> int:
-    """Print why a job cannot begin; return the exit code.
-
-    A message that several jobs of a sweep share is printed once.
-    """
-    from fedexp.cli.sweeps import said_before
-
-    if notes is not None:
-        record_failure(job, str(error), BAD_INPUT, notes, new)
-        return BAD_INPUT if said_before(str(error)) else say(str(error))
-    remove_hydras(job.directory, hydra_config)
-    remove_if_empty(job.directory, Path(plain(hydra_config.runtime)["cwd"]))
-    return say(str(error))
+    folders = [f"--config-dir={display_path(folder)}" for folder in own_folders()]
+    named = destinations(typed_now(job.overrides))
+    return shlex.join(["fedexp", *folders, f"resume={display_path(job.directory)}", *named])
 
 
 def how_to_continue(job: "Job") -> str:
@@ -205,24 +176,10 @@ def how_to_continue(job: "Job") -> str:
     from fedexp.rundir.checkpoint import kept
 
     after, same = kept(job.directory), job.sweep is not None or not is_begun(job.directory)
-    command = "the same command" if same else resume_command(job.directory)
+    command = "the same command" if same else resume_command(job)
     if after is None:
         return f"No state was saved; begin again with:  {command}"
     return f"The state after round {after} is kept; continue with:  {command}"
-
-
-def go_to(directory: Path) -> None:
-    """Change to the directory where the command was started.
-
-    Relative paths refer to this directory, but Ray starts jobs in another one.
-    """
-    try:
-        os.chdir(directory)
-    except OSError as error:
-        host = platform.node()
-        raise RuntimeError(
-            f"{directory}: is not there on {host}; jobs need the file system of the launcher"
-        ) from error
 
 
 class ToStderr(logging.Handler):
@@ -247,11 +204,72 @@ def log_to_console() -> None:
         logger.addHandler(handler)
 
 
+# --- failures
+
+
+def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool) -> int:
+    """Record why a job failed and print one message; return the exit code.
+
+    is_new: whether the directory held no run before.
+    """
+    from fedexp.cli.sweeps import is_said
+    from fedexp.rundir.lock import Occupied
+
+    sweep = None if job.sweep is None else Path(hydra_config.sweep.dir)
+    if isinstance(error, Occupied) and sweep is not None:
+        return say(f"skipped: {error}", 0)
+    if isinstance(error, ConfigError):
+        if sweep is not None:
+            record_failure(job, str(error), BAD_INPUT, sweep, is_new)
+            return BAD_INPUT if is_said(str(error)) else say(str(error))
+        if not isinstance(error, Occupied):
+            remove_hydras(job.directory, hydra_config)
+            remove_if_empty(job.directory, Path(plain(hydra_config.runtime)["cwd"]))
+        return say(str(error))
+    if isinstance(error, StorageError):
+        record_failure(job, str(error), FAILED, sweep)
+        return say(f"the run failed: {error}\n{how_to_continue(job)}", FAILED)
+    if "fedexp.training.run" not in sys.modules and lacks_memory(error):
+        return say_no_memory(error)  # torch could not be imported
+    where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, sweep)
+    print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
+    return FAILED
+
+
 def remove_hydras(directory: Path, hydra_config: Any) -> None:
     """Remove the empty log file that Hydra makes before a job begins (hydra/job_logging)."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
         path.unlink()
+
+
+def record_failure(
+    job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True
+) -> str:
+    """Write error.txt and a summary with the status `failed` to the job's directory.
+
+    Return a text that says where the report is. A finished run is never overwritten.
+
+    sweep: the sweep's directory, which gets a note for the process that launched the sweep.
+    ours: False if the job was refused because its directory holds another run.
+    """
+    directory, where = job.directory, ""
+    error = report.strip().splitlines()[-1]
+    if not ours or not directory.is_dir() or is_finished(directory):
+        where = f"No report was written to {directory}. It is:\n{report}"
+    else:
+        chosen = {key: job.choices[key] for key in ("algorithm", "dataset") if key in job.choices}
+        summary = {"status": "failed", "error": error, "exit_code": code, **chosen}
+        try:
+            write_json(directory / files.SUMMARY, summary)
+            write_atomically(directory / files.ERROR, report.encode())
+        except OSError as failure:
+            where = f"{directory} cannot be written ({failure.strerror}). The report is:\n{report}"
+    if sweep is not None and sweep.is_dir():
+        from fedexp.cli.sweeps import write_note
+
+        write_note(sweep, f"{directory}: {error}" if where else None, code)
+    return where or f"The traceback is in {display_path(directory / files.ERROR)}"
 
 
 def holds_a_run(directory: Path) -> bool:
@@ -276,47 +294,3 @@ def is_finished(directory: Path) -> bool:
     except (OSError, ValueError):
         return True  # an unreadable file; do not replace it
     return not isinstance(summary, dict) or summary.get("status") != "failed"
-
-
-def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
-    """Leave a note for the process that launched the sweep.
-
-    A note is used if the report cannot or must not be written to the job's directory.
-    """
-    from fedexp.cli.sweeps import NOTES
-
-    if sweep is None or not sweep.is_dir():
-        return
-    text = f"{job.directory}: {report.strip().splitlines()[-1]}"
-    with suppress(OSError):
-        (sweep / NOTES).mkdir(exist_ok=True)
-        write_json(
-            sweep / NOTES / f"{os.getpid()}-{time.time_ns()}.json",
-            {"error": text, "exit_code": code},
-        )
-
-
-def record_failure(
-    job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True
-) -> str:
-    """Write error.txt and a summary with the status `failed` to the job's directory.
-
-    Return a text that says where the report is. A finished run is never overwritten.
-
-    sweep: the sweep's directory, which gets a note if nothing can be written to the job's.
-    ours: False if the job was refused because its directory holds another run.
-    """
-    directory, is_there = job.directory, job.directory.is_dir()
-    if not is_there or not ours or is_finished(directory):
-        write_note(job, report, code, sweep)
-        state = "is left unchanged" if is_there else "is not there any more"
-        return f"{directory} {state}; the report:\n{report}"
-    chosen = {name: job.choices[name] for name in ("algorithm", "dataset") if name in job.choices}
-    error = report.strip().splitlines()[-1]
-    summary = {"status": "failed", "error": error, "exit_code": code, **chosen}
-    try:
-        write_json(directory / files.SUMMARY, summary)
-        write_atomically(directory / files.ERROR, report.encode())
-    except OSError as failure:
-        return f"{directory} cannot be written ({failure.strerror}); the report:\n{report}"
-    return f"The traceback is in {display_path(directory / files.ERROR)}"

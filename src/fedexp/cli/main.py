@@ -9,17 +9,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.cli.arguments import Plan, config_directories, plan_of, split_flags
+from fedexp.cli.arguments import Plan, config_folders, make_plan, split_flags
 from fedexp.cli.commands import call, is_called
 from fedexp.config.options import conf_directory
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
-    BAD_INPUT,
     FAILED,
     INTERRUPTED,
     ConfigError,
@@ -61,11 +61,10 @@ def answer(arguments: Sequence[str]) -> int:
     if is_called(arguments):
         return call(arguments[0], arguments[1:])
     flags, overrides = split_flags(arguments)
-    folders = config_directories(arguments)
-    if (text := information(flags, overrides, folders)) is not None:
+    if (text := information(flags, overrides)) is not None:
         print(text)
         return 0
-    return run(plan_of(flags, overrides, folders))
+    return run(make_plan(flags, overrides))
 
 
 def set_up_process() -> None:
@@ -116,26 +115,20 @@ def working_directory() -> str:
 
 
 def check_readable(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for an argument that is not UTF-8 text or an unsafe `--config-dir`."""
+    """Raise ConfigError for an argument or a working directory that is not UTF-8 text."""
     for text in (*arguments, working_directory()):
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are not text
             raise ConfigError(
                 f"{text!r}: is not UTF-8 text; give the file or directory another name"
             )
-    if folders := config_directories(arguments):
-        from fedexp.core.yaml_files import check_directories
-
-        check_directories(folders)
 
 
-def information(
-    flags: Mapping[str, str | None], words: list[str], folders: list[Path]
-) -> str | None:
+def information(flags: Mapping[str, str], words: list[str]) -> str | None:
     """Return the text to print, or None if the command line asks for a run."""
     if "--help" in flags:
         from fedexp.cli.help import help_text
 
-        return help_text(conf_directory(), folders)
+        return help_text(conf_directory(), config_folders(flags))
     if "--version" in flags:
         from fedexp.cli.help import version_text
 
@@ -143,7 +136,7 @@ def information(
     if "--shell-completion" in flags:
         from fedexp.cli.completion import answer_shell
 
-        return answer_shell(words, [*folders, conf_directory()])
+        return answer_shell(words, [*config_folders(flags), conf_directory()])
     return None
 
 
@@ -166,6 +159,7 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
     composing.install()
     register()
     codes: list[int] = []
+    errors = StringIO()
     watch = watch or sweeps.SweepWatch()
     launches = plan.launches
     try:
@@ -182,14 +176,15 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
         for overrides in launches:
             launchers.check_installed(overrides)
             sys.argv = [sys.argv[0], *plan.words, *overrides]
-            with watch.handed_over():
+            quiet = redirect_stderr(errors) if "--package" in plan.flags else nullcontext()
+            with watch.handed_over(), quiet:
                 application()
         elsewhere = not codes  # launchers may have used other processes
         codes += sweeps.finish(watch, plan, elsewhere)
         if plan.budget is not None:
             preview.show_state(plan)
-    except SystemExit as stop:  # Hydra has said what is wrong (`--package`)
-        return BAD_INPUT if stop.code else 0
+    except SystemExit as stop:  # how Hydra reports an unknown `--package`
+        return say(errors.getvalue().strip()) if stop.code else 0
     except Exception as error:
         watch.take_back(Path.cwd())
         return say_error(error, watch, plan)

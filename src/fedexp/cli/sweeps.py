@@ -4,7 +4,9 @@ Hydra's launchers may run the jobs in other processes or on other machines.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,23 +20,20 @@ from fedexp.cli import launchers
 from fedexp.cli.arguments import Plan
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, StorageError, say
-from fedexp.core.storage import display_path, regular, remove_if_empty
-from fedexp.rundir.files import ERROR, SUMMARY
+from fedexp.core.storage import display_path, regular, remove_if_empty, write_json
 
-Mark = tuple[int, int]  # inode, time of writing
 # a sweep's configuration, which Hydra writes before the jobs are checked
 OF_HYDRA = "multirun.yaml"
-NOTES = ".failed"  # folder of a sweep with the notes of jobs that could not write a report
+NOTES = ".failed"  # folder of a sweep with a note from each failed job to the launching process
 
 
 @dataclass
 class SweepWatch:
     """The state of a command's sweeps, by directory."""
 
-    begun: dict[Path, dict[Path, Mark]] = field(default_factory=dict)  # failures before the start
+    begun: dict[Path, set[Path]] = field(default_factory=dict)  # sweep -> notes before its start
     made: set[Path] = field(default_factory=set)  # directories that are new
     running: dict[Path, str] = field(default_factory=dict)  # running sweep -> its launcher
-    ended: list[Path] = field(default_factory=list)
     said: set[str] = field(default_factory=set)  # messages printed for jobs
 
     @contextmanager
@@ -64,7 +63,7 @@ class SweepWatch:
 _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None)
 
 
-def said_before(message: str) -> bool:
+def is_said(message: str) -> bool:
     """Return whether this process has already printed a message for another job of the command."""
     watch = _current.get()
     if watch is None:
@@ -86,18 +85,15 @@ class Sweeps(Callback):
             config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Record the directory's earlier failures and print where the jobs run."""
-        directory, launcher = (
-            Path(config.hydra.sweep.dir).absolute(),
-            config.hydra.runtime.choices["hydra/launcher"],
-        )
-        watch = _current.get()
+        """Record the notes of earlier failures and print where the jobs run."""
+        directory = Path(config.hydra.sweep.dir).absolute()
+        launcher = config.hydra.runtime.choices["hydra/launcher"]
         jobs = launchers.settle(config)
-        if watch:
+        if watch := _current.get():
             if not directory.exists():
                 watch.made.add(directory)
             # a sweep may consist of several multiruns
-            watch.begun.setdefault(directory, failures(directory))
+            watch.begun.setdefault(directory, notes_in(directory))
             watch.running[directory] = launcher
         if launcher != "basic":
             interrupts.release()  # this process only waits
@@ -105,20 +101,45 @@ class Sweeps(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Record that the sweep has ended."""
-        directory = Path(config.hydra.sweep.dir).absolute()
         if watch := _current.get():
-            watch.running.pop(directory, None)
-            watch.ended.append(directory)
+            watch.running.pop(Path(config.hydra.sweep.dir).absolute(), None)
 
 
-def failures(sweep: Path) -> dict[Path, Mark]:
-    """Return the reports of failed jobs -> (inode, time of writing).
+def notes_in(sweep: Path) -> set[Path]:
+    return set(sweep.glob(f"{NOTES}/*.json"))
 
-    The inode tells a new report from an old one even if the clock is wrong.
+
+def write_note(sweep: Path, message: str | None, code: int) -> None:
+    """Leave a failed job's exit code for the process that launched the sweep.
+
+    message: the error, if it could not be written to the job's directory.
     """
-    paths = [*sweep.glob(f"*/{ERROR}"), *sweep.glob(f"{NOTES}/*.json")]
-    found = ((path, path.stat()) for path in paths)
-    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}
+    with suppress(OSError):
+        (sweep / NOTES).mkdir(exist_ok=True)
+        path = sweep / NOTES / f"{os.getpid()}-{time.time_ns()}.json"
+        write_json(path, {"error": message, "exit_code": code})
+
+
+def failed(sweep: Path, before: Collection[Path], elsewhere: bool = False) -> list[int]:
+    """Return the exit codes of the sweep's jobs that failed in this command.
+
+    before: the value of `notes_in` before the sweep. elsewhere: whether the jobs ran in other
+    processes; if so, errors that are not in a job's directory are printed here.
+    """
+    codes = []
+    for path in sorted(notes_in(sweep).difference(before)):
+        try:
+            note = json.loads(regular(path).read_text(encoding="utf-8"))
+            code, error = int(note["exit_code"]), note["error"]
+        except (OSError, ValueError, KeyError, TypeError):
+            code, error = FAILED, f"{path}: cannot be read"
+        codes.append(code)
+        if error and elsewhere:
+            say(str(error))
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        (sweep / NOTES).rmdir()
+    return codes
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
@@ -147,47 +168,16 @@ def finish(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
     `failed`.
     """
     codes = []
-    for sweep in dict.fromkeys(watch.ended):
+    for sweep, before in watch.begun.items():
         if not sweep.is_dir():
             codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
             continue
-        codes += failed(sweep, watch.begun[sweep], elsewhere)
+        codes += failed(sweep, before, elsewhere)
         try:
-            show_report(sweep, plan.name_of(sweep), plan.draws)
+            show_report(sweep, plan.sweep_in(sweep), plan.draws)
         except StorageError as error:
             codes.append(say(str(error), FAILED))
     return codes
-
-
-def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
-    """Return the exit codes of the sweep's jobs that failed in this command.
-
-    before: the value of `failures` before the sweep. elsewhere: whether the jobs ran in other
-    processes; if so, errors that are not in a job's directory are printed here.
-    """
-    codes = []
-    for path, mark in failures(sweep).items():
-        if mark == before.get(path):
-            continue
-        is_note = path.parent.name == NOTES
-        code, error = failure(path if is_note else path.parent / SUMMARY)
-        codes.append(code)
-        if is_note:
-            if elsewhere:
-                say(error)
-            path.unlink(missing_ok=True)
-    with suppress(OSError):
-        (sweep / NOTES).rmdir()
-    return codes
-
-
-def failure(path: Path) -> tuple[int, str]:
-    """Return the exit code and the error that `record_failure` wrote for a failed job."""
-    try:
-        found = json.loads(regular(path).read_text(encoding="utf-8"))
-        return int(found["exit_code"]), str(found["error"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return FAILED, f"{path}: cannot be read"
 
 
 def broken(error: Exception, directory: Path, launcher: str) -> str:
