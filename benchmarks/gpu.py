@@ -34,7 +34,7 @@ from benchmarks.w1 import (
     make_simulation,
     prepare_workload,
 )
-from fedexp.training.exchange import assemble, broadcast, sample, train
+from fedexp.training.exchange import Exchange, broadcast, sample
 
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
 RESNETS = ("resnet10", "resnet18", "resnet50")
@@ -133,11 +133,12 @@ class Gpu:
         state, times = simulation.initial_state(), []
         for number in range(1, 4 + self.options.rounds_of_steps):
             clients = sample(simulation, number)
-            cohort = assemble(simulation, simulation.algorithm, state.server, {}, number, clients)
+            exchange = Exchange(simulation, simulation.algorithm, state.server, {}, number)
+            cohort = exchange.assemble(clients)
             sent = broadcast(simulation.algorithm, state.server)
             self._wait()
             start = time.perf_counter()
-            train(simulation, sent, cohort, evaluate_local=False)
+            exchange.train(sent, cohort, evaluate_local=False)
             self._wait()
             times.append(
                 1000 * (time.perf_counter() - start) / max(each.steps for each in cohort.schedules)

@@ -97,7 +97,7 @@ def counts(monkeypatch):
     def slim(self, params, x, *more, original=FunctionalNetwork.slim):
         return counted([original(self, params, x, *more)], len(x))[0]
 
-    def train(*given, original=exchange.train):
+    def train(*given, original=exchange.Exchange.train):
         counts.place = "clients"
         trained = original(*given)
         counts.place = "server"
@@ -109,7 +109,7 @@ def counts(monkeypatch):
 
     monkeypatch.setattr(FunctionalNetwork, "_forward", forward)
     monkeypatch.setattr(FunctionalNetwork, "slim", slim)
-    monkeypatch.setattr(exchange, "train", train)
+    monkeypatch.setattr(exchange.Exchange, "train", train)
     monkeypatch.setattr(rounds, "collect_result", collect)
     return counts
 
@@ -152,7 +152,10 @@ def test_computation_is_what_is_declared(row, before, epochs, counts):
     else:
         simulation = row.simulation(sizes=SIZES, **settings)
     state = play(simulation, before)
-    federation = exchange.federation_at(simulation, state.server, before + 1)
+    next_exchange = exchange.Exchange(
+        simulation, simulation.algorithm, state.server, state.clients, before + 1
+    )
+    federation = next_exchange.federation
     data = sum(len(part) for part in federation.parts)
     counts.clear()
     counts.place = "server"

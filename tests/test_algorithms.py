@@ -50,7 +50,6 @@ from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from fedexp.rundir import files
 from fedexp.testing import assert_engines_agree, assert_equal, gradient_of, record, train
-from fedexp.training.exchange import first_state
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from toy_federation import (
@@ -399,7 +398,7 @@ def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
         if personal and isinstance(simulation.algorithm, Personal):
             algorithm = simulation.algorithm
             kept = [
-                state.clients.get(c, first_state(simulation, algorithm, federation))
+                state.clients.get(c, simulation.first_client_state(algorithm, federation))
                 for c in range(5)
             ]
             models = [

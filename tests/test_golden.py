@@ -15,7 +15,7 @@ import torch
 
 from fedexp.config.build import build
 from fedexp.training.prepare import prepare
-from fedexp.training.rounds import evaluate, play_round, scores_of
+from fedexp.training.rounds import evaluate, play_round
 from fedexp.training.simulation import Simulation
 from toy_federation import composed
 
@@ -49,7 +49,7 @@ def trajectory(simulation: Simulation) -> list[dict[str, float]]:
     """One row a round, from the initial model on."""
     totals = torch.bincount(simulation.runtime.data.y_test).numpy()
     state, rows = simulation.initial_state(), []
-    scores = scores_of(simulation, evaluate(simulation, state.server, 0))
+    scores = evaluate(simulation, state.server, 0)
     train_loss = float("nan")
     while True:
         (test,) = scores.values()

@@ -32,7 +32,6 @@ from fedexp.rundir.fingerprint import fingerprint
 from fedexp.trackers.names import metric_name
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.personal import ModelTest, evaluate_personal, shares_body
-from fedexp.training.rounds import evaluate
 from test_views import full_run, measured
 from toy_federation import TWO_TASKS, Normed, assert_close, composed, make_simulation, play
 
@@ -198,7 +197,7 @@ def test_every_client_s_own_model_is_tested(name, monkeypatch):
     )
     state = play(simulation, 2)
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 2, ["plain"])
+    found = evaluate_personal(simulation, state.server, state.clients, 2)
     assert name == "fedpac" or 0 < len(state.clients) < 5
     models = [own_model(name, simulation, state, client) for client in range(5)]
     assert_close(tested[-5:], models)
@@ -218,8 +217,7 @@ def test_each_view_tests_own_models_on_its_own_examples(name):
     )
     state = play(simulation, 2)
     runtime, counts = simulation.runtime, simulation.stages[0].partition.counts
-    views = evaluate(simulation, state.server, 2)
-    found = evaluate_personal(simulation, state.server, state.clients, 2, views)
+    found = evaluate_personal(simulation, state.server, state.clients, 2)
     assert tuple(found) == ("plain", "validation")
     validation = runtime.data.validation
     sets = {
@@ -249,7 +247,7 @@ def test_fedproto_answers_with_the_nearest_prototype():
     x, y = simulation.runtime.load_test(torch.arange(20))
     federation = simulation.stages[0].federation
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 1, ["plain"])["plain"]
+    found = evaluate_personal(simulation, state.server, state.clients, 1)["plain"]
     for client in range(5):
         kept = state.clients.get(client, simulation.initial)
         model = simulation.algorithm.personal_model(state.server, client, kept, federation)
@@ -301,7 +299,7 @@ def test_a_model_with_running_statistics_is_tested_with_its_own():
     own = state.clients[3]["params"]
     assert "norm.running_mean" in own
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 2, ["plain"])
+    found = evaluate_personal(simulation, state.server, state.clients, 2)
     assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(
         slow_accuracy(simulation, own, counts[3])
     )
@@ -420,7 +418,7 @@ def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
     assert second[:, 2:].any()
     # a client's own model is tested on the classes that it holds in any task
     own = make_simulation(PERSONAL["fedrod"], scenario=TWO_TASKS, sizes=(3, 4, 5), rounds=2)
-    found = evaluate_personal(own, own.initial_state().server, {}, 1, ["plain"])["plain"]
+    found = evaluate_personal(own, own.initial_state().server, {}, 1)["plain"]
     assert np.array_equal(np.isnan(found), first + second == 0)
     assert (first + second == 0).any()
 

@@ -16,7 +16,7 @@ from fedexp.data.held_out import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.trackers.base import Tracker
-from fedexp.training.exchange import Clock, aggregate, not_finite, run_exchange
+from fedexp.training.exchange import Clock, Exchange, aggregate, not_finite
 from fedexp.training.recorder import Recorder, uninterrupted
 from fedexp.training.rounds import local_accuracy, play_round, record_initial, run_rounds
 from fedexp.training.rows import client_rows, plain, training_values
@@ -105,7 +105,7 @@ def test_a_round_of_two_exchanges():
     once = make_simulation(forgetting_metric=metric)
     first = play_round(once, once.initial_state())
     clients, clock = first.cohort.clients, Clock()
-    second = run_exchange(once, once.algorithm, first.server, {}, 1, clients, clock, True)
+    second = Exchange(once, once.algorithm, first.server, {}, 1).run(clients, clock, True)
     simulation = make_simulation(Twice(), forgetting_metric=metric)
     result = play_round(simulation, simulation.initial_state())
     assert [state["trained"] for state in result.client_states] == [2] * 4
@@ -135,7 +135,7 @@ def test_who_is_not_finite():
     """By the loss, the message, or the running statistics alone."""
     simulation = make_simulation(model=Normed(), participation=1.0)
     server = simulation.initial_state().server
-    answers = run_exchange(simulation, FedAvg(), server, {}, 1, range(5), Clock())
+    answers = Exchange(simulation, FedAvg(), server, {}, 1).run(range(5), Clock())
     assert not_finite([answers]) == []
     answers.losses[0] = math.inf
     answers.trained.messages["params"]["norm.bias"][2, 1] = math.nan

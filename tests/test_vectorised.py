@@ -28,7 +28,7 @@ from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
 from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
-from fedexp.training.exchange import probes_of
+from fedexp.training.exchange import Exchange, sample
 from test_algorithms import EveryHook, SignDescent, train
 from toy_federation import LARGER, LOCAL, assemble, make_simulation, play, play_round
 
@@ -541,10 +541,9 @@ def test_local_models_are_tested_in_recorded_steps_too():
     simulation = make_simulation(analysis=analysis)
     state, engine = simulation.initial_state(), recording(Closures())
     for number in range(1, 4):  # carried out, recorded, replayed
-        cohort = assemble(simulation, state, number)
-        cohort = replace(
-            cohort, probes=probes_of(simulation, cohort, simulation.stages[0].federation.parts)
-        )
+        exchange = Exchange(simulation, simulation.algorithm, state.server, {}, number)
+        cohort = exchange.assemble(sample(simulation, number))
+        cohort = replace(cohort, probes=exchange.probes(cohort))
         plain, recorded = (
             one.train(
                 Shared(simulation.algorithm, simulation.runtime, state.server, 0.1), cohort, False

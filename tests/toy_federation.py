@@ -280,7 +280,10 @@ def broadcast(simulation: Simulation, state: State) -> Tree:
 
 
 def describe(simulation: Simulation, state: State, cohort: Cohort, trained: Trained) -> ServerRound:
-    return exchange.describe(simulation, state.server, cohort, trained)
+    one = exchange.Exchange(
+        simulation, simulation.algorithm, state.server, state.clients, cohort.round
+    )
+    return one.describe(cohort, trained)
 
 
 def assert_close(actual: Any, expected: Any, atol: float = 1e-12) -> None:

@@ -29,6 +29,7 @@ from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.rundir import checkpoint
 from fedexp.training import exchange
 from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.exchange import Exchange
 from fedexp.training.prepare import prepare
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import play_round, run_rounds
@@ -114,9 +115,9 @@ def play(simulation: Simulation, rounds: int = 3) -> State:
 
 def assemble(simulation: Simulation, state: State, number: int) -> Cohort:
     """Return the cohort of a round that has one exchange."""
-    clients, server = exchange.sample(simulation, number), state.server
-    algorithm = simulation.algorithm
-    return exchange.assemble(simulation, algorithm, server, state.clients, number, clients)
+    clients = exchange.sample(simulation, number)
+    algorithm, server = simulation.algorithm, state.server
+    return Exchange(simulation, algorithm, server, state.clients, number).assemble(clients)
 
 
 def train(

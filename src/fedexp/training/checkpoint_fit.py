@@ -13,7 +13,6 @@ from fedexp.core.tree import Tree
 from fedexp.rundir import files
 from fedexp.rundir.checkpoint_form import ARRAYS, by_view
 from fedexp.rundir.client_states import file_name
-from fedexp.training.exchange import first_state
 from fedexp.training.simulation import Simulation
 
 
@@ -24,7 +23,7 @@ def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, 
     """
     start = simulation.initial_state()
     stage = simulation.stages[0].federation
-    example = first_state(simulation, simulation.algorithm, stage)
+    example = simulation.first_client_state(simulation.algorithm, stage)
 
     def check(state: Mapping[str, Any]) -> None:
         try:

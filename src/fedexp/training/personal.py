@@ -4,7 +4,8 @@ A client is tested on the classes that it holds in any task. If its model differ
 model only in the classifier, the features of the test set are computed once for all clients.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.metrics.accuracy import class_accuracy
+from fedexp.models import Output
 from fedexp.rundir.client_states import to
-from fedexp.training.exchange import first_state
 from fedexp.training.simulation import Simulation
 
 
@@ -25,25 +26,23 @@ def evaluate_personal(
     server: Tree,
     kept: Mapping[int, Tree],
     number: int,
-    views: Iterable[str],
 ) -> dict[str, np.ndarray]:
     """Return view -> class accuracies of each client's model after round `number`, float64 [K, C].
 
     The value is nan for a class that the client does not hold or that the view has no examples of.
 
     kept: client -> state. A client that has never taken part has its first state.
-    views: names of the test views.
     """
     runtime, federation = simulation.runtime, simulation.stage_of(number).federation
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
     runtime.net.set_buffers(server["buffers"])
     tests = {
         view: ModelTest(runtime.tested_on(view), server, runtime.test_draws(view, number))
-        for view in views
+        for view in runtime.views
     }
     correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in tests}
     algorithm = simulation.algorithm
-    first = first_state(simulation, algorithm, federation)
+    first = simulation.first_client_state(algorithm, federation)
     for client in range(len(holds)):
         state = to(kept.get(client, first), runtime.device)
         model = server["params"]
@@ -51,8 +50,11 @@ def evaluate_personal(
             model = algorithm.personal_model(server, client, state, federation)
         for view, test in tests.items():
             correct[view][client] = test.right(model, holds[client]).cpu().numpy()
-    shares = {view: class_accuracy(counts, tests[view].totals) for view, counts in correct.items()}
-    return {view: np.where(holds, accuracy, np.nan) for view, accuracy in shares.items()}
+    found = {}
+    for view, right in correct.items():
+        accuracy = class_accuracy(right, simulation.test_counts[view][0])
+        found[view] = np.where(holds, accuracy, np.nan)
+    return found
 
 
 class ModelTest:
@@ -62,14 +64,7 @@ class ModelTest:
     """
 
     def __init__(self, runtime: ClientRuntime, server: Tree, draws: torch.Tensor | None):
-        self.runtime, self.server, self.draws = runtime, server, draws
-        self._features: torch.Tensor | None = None
-
-    @property
-    def totals(self) -> np.ndarray:
-        """Return the number of examples in each class, int64 [C]."""
-        data = self.runtime.data
-        return torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
+        self.runtime, self.params, self.draws = runtime, server["params"], draws
 
     @torch.no_grad()
     def right(self, model: Params, classes: np.ndarray) -> torch.Tensor:
@@ -80,38 +75,36 @@ class ModelTest:
 
         classes: bool [C].
         """
-        runtime = self.runtime
-        y, wanted = runtime.data.y_test, torch.from_numpy(classes).to(runtime.device)
-        every = uses_batch_statistics(runtime.net.module)
-        numbers = (
-            torch.arange(len(y), device=runtime.device)
-            if every
-            else torch.nonzero(wanted[y]).flatten()
-        )
+        runtime, y = self.runtime, self.runtime.data.y_test
+        wanted = torch.from_numpy(classes).to(runtime.device)
+        numbers = self.examples
+        if not uses_batch_statistics(runtime.net.module):
+            numbers = numbers[wanted[y]]
         correct = torch.zeros(len(classes), dtype=torch.int64, device=runtime.device)
-        shared = self.features() if shares_body(model, self.server["params"]) else None
+        shared = shares_body(model, self.params)
         for index in numbers.split(runtime.evaluation_batch):
-            if shared is None:
-                outputs = runtime.net(model, runtime.load_test(index, self.draws)[0]).logits
+            if shared:
+                outputs = heads.logits(self.features[index], heads.head(model))
             else:
-                outputs = heads.logits(shared[index], heads.head(model))
+                outputs = self.output(model, index).logits
             answers = runtime.class_logits(outputs, index).argmax(-1)
             correct.index_add_(0, y[index], (answers == y[index]).to(torch.int64))
         return correct * wanted
 
+    @property
+    def examples(self) -> torch.Tensor:
+        """Return the indices of all test examples, int64 [M]."""
+        return torch.arange(len(self.runtime.data.y_test), device=self.runtime.device)
+
+    def output(self, model: Params, index: torch.Tensor) -> Output:
+        """Return a model's output for the test examples `index`."""
+        return self.runtime.net(model, self.runtime.load_test(index, self.draws)[0])
+
+    @cached_property
     def features(self) -> torch.Tensor:
         """Return the global model's features of all test examples, [M, D]."""
-        if self._features is None:
-            runtime, params = self.runtime, self.server["params"]
-            every = torch.arange(len(runtime.data.y_test), device=runtime.device).split(
-                runtime.evaluation_batch
-            )
-            parts = [
-                runtime.net(params, runtime.load_test(index, self.draws)[0]).features
-                for index in every
-            ]
-            self._features = torch.cat(parts)
-        return self._features
+        batches = self.examples.split(self.runtime.evaluation_batch)
+        return torch.cat([self.output(self.params, index).features for index in batches])
 
 
 def shares_body(model: Params, params: Params) -> bool:

@@ -30,17 +30,16 @@ from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.tree import Tree
 from fedexp.data.changes import in_words
 from fedexp.data.types import ImageData
-from fedexp.engine.base import Evaluation
 from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.training.analysing import analyse, measure, trained_in
 from fedexp.training.exchange import (
     Clock,
     CohortResult,
+    Exchange,
     aggregate,
     aggregate_all,
     not_finite,
-    run_exchange,
     sample,
 )
 from fedexp.training.job import Deadline
@@ -96,7 +95,7 @@ def run_rounds(
 
 def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> None:
     """Test and record the initial model as round 0."""
-    scores = scores_of(simulation, evaluate(simulation, state.server, 0))
+    scores = evaluate(simulation, state.server, 0)
     with uninterrupted():
         state.add_scores(0, scores)
         if simulation.metrics.needs_personal:  # every client has the initial model
@@ -139,28 +138,26 @@ def profiling(
 def play_round(simulation: Simulation, state: State) -> RoundResult:
     """Compute one round from a state, which is not changed."""
     clock, number = Clock(), state.round + 1
-    algorithm, federation = simulation.algorithm, simulation.stage_of(number).federation
+    algorithm, stage = simulation.algorithm, simulation.stage_of(number)
     if number in dict(simulation.changes):
-        partition = simulation.stage_of(number).partition
-        log.info("round %d: %s", number, in_words(partition))
+        log.info("round %d: %s", number, in_words(stage.partition))
     server = state.server
     if number > 1 and simulation.within_task(number) == 1:
         server = begin_task(simulation, server, number)
         clock.lap("refinement")
     clients = sample(simulation, number)
-    client_states: Mapping[int, Tree] = state.clients
+    states: Mapping[int, Tree] = state.clients
     done: list[CohortResult] = []
 
     # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
-    for exchange in exchanges_of(algorithm, federation):
-        local = simulation.tests_local(number) and exchange.trains_model
-        result = run_exchange(
-            simulation, exchange, server, client_states, number, clients, clock, local
-        )
+    for each in exchanges_of(algorithm, stage.federation):
+        local = simulation.tests_local(number) and each.trains_model
+        exchange = Exchange(simulation, each, server, states, number)
+        result = exchange.run(clients, clock, local)
         done.append(result)
         new_states = dict(zip(clients, result.trained.states, strict=True))
-        client_states = ChainMap(new_states, client_states)  # type: ignore[arg-type]
-        server = aggregate(simulation.server_optimizer, exchange, server, result)
+        states = ChainMap(new_states, states)  # type: ignore[arg-type]
+        server = aggregate(simulation.server_optimizer, each, server, result)
         clock.lap("aggregation")
 
     # 2. Refine on the server. Layers that draw random numbers, such as dropout, are seeded by the
@@ -169,44 +166,42 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
         net = simulation.runtime.net
         net.set_buffers(server["buffers"])
         with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
-            messages, described = result.trained.messages, result.round
-            server = algorithm.refine(LiveNetwork(net), server, messages, described)
+            messages = result.trained.messages
+            server = algorithm.refine(LiveNetwork(net), server, messages, result.round)
     clock.lap("refinement")
 
     # 3. At the end of a task, except the last one, run the closing exchanges with all clients.
     closes_task = simulation.ends_task(number) and number < simulation.rounds
     if closes_task and isinstance(algorithm, MultiExchange):
-        for exchange in algorithm.closing_exchanges(federation):
-            server, groups = aggregate_all(
-                simulation, exchange, server, state.clients, number, clock
-            )
+        for each in algorithm.closing_exchanges(stage.federation):
+            exchange = Exchange(simulation, each, server, state.clients, number)
+            server, groups = aggregate_all(exchange, clock)
             done += groups
 
     # 4. Evaluate the new global model, and collect what the round produced.
-    return collect_result(simulation, state, server, client_states, done, clock)
+    return collect_result(simulation, state, server, states, done, clock)
 
 
 def collect_result(
     simulation: Simulation,
     state: State,
     server: Tree,
-    client_states: Mapping[int, Tree],
+    states: Mapping[int, Tree],
     done: Sequence[CohortResult],
     clock: Clock,
 ) -> RoundResult:
-    """Return the result of the round after `state`, with the measurements that are due in the
-    round.
+    """Return the result of the round after `state`, with the measurements that are due.
 
-    server, client_states: after the round.
+    server, states: the server's state and the clients' states after the round.
     done: results of the round's exchanges, those of the cohort first.
     """
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
-    evaluated = simulation.is_evaluated(number)
-    evaluations = evaluate(simulation, server, number) if evaluated else {}
+    is_evaluated = simulation.is_evaluated(number)
+    scores = evaluate(simulation, server, number) if is_evaluated else {}
     personal = {}
-    if evaluated and simulation.metrics.needs_personal:
-        personal = evaluate_personal(simulation, server, client_states, number, evaluations)
+    if is_evaluated and simulation.metrics.needs_personal:
+        personal = evaluate_personal(simulation, server, states, number)
     alignment = align(simulation, state.server, server, done) if is_last else []
     analyses = analyse(simulation, state, server, done)
     train_loss = float(np.average(first.losses, weights=first.round.weights.tolist()))
@@ -219,12 +214,13 @@ def collect_result(
         is_last=is_last,
         server=server,
         cohort=first.cohort,
-        client_states=[client_states[client] for client in first.cohort.clients],
+        client_states=[states[client] for client in first.cohort.clients],
+        federation=first.round.federation,
         losses=first.losses,
         train_loss=train_loss,
         not_finite=diverged,
         lr=simulation.lr_at(number),
-        scores=scores_of(simulation, evaluations),
+        scores=scores,
         local_accuracy=local_accuracy(simulation, done),
         distributed_accuracy=distributed_accuracy(simulation, state.server, number),
         personal=personal,
@@ -248,32 +244,30 @@ def diverged_clients(
     if math.isfinite(train_loss) and tree.is_finite(server["params"]):
         return None
     clients = not_finite(done)
-    if clients:
-        shown = ", ".join(map(str, clients[:10])) + (" and others" if len(clients) > 10 else "")
-        noun = "client" if len(clients) == 1 else "clients"
-        problem = f"the loss or the model of {noun} {shown} is not finite"
-    else:
-        problem = "the model is not finite after aggregation, though what every client sent is"
-    log.warning("round %d: %s; the run has diverged", number, problem)
+    what = f"the loss or the model of clients {clients}" if clients else "the aggregated model"
+    log.warning("round %d: %s is not finite; the run has diverged", number, what)
     return clients
 
 
-def scores_of(simulation: Simulation, evaluations: Mapping[str, Evaluation]) -> dict[str, Scores]:
-    """Return the global model's accuracies by view."""
-    results = {}
-    for view, evaluation in evaluations.items():
+def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Scores]:
+    """Return the accuracies of the global model after round `number` by view."""
+    # made once, because an engine with several processes sends every new object
+    model = model_of(server)
+    scores = {}
+    for view in simulation.runtime.views:
+        evaluation = simulation.engine.evaluate(simulation.runtime, model, view, number)
         of_classes, of_tasks = simulation.test_counts[view]
         correct = evaluation.class_correct.cpu().numpy()
         tasks: list[float] = []
         if simulation.has_tasks:
             tasks = class_accuracy(evaluation.task_correct.cpu().numpy(), of_tasks).tolist()
-        results[view] = Scores(
+        scores[view] = Scores(
             class_accuracy(correct, of_classes),
             overall_accuracy(correct, of_classes),
             tasks,
             float(evaluation.loss),
         )
-    return results
+    return scores
 
 
 def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict[str, np.ndarray]:
@@ -282,22 +276,22 @@ def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict
     They come from the last exchange that evaluated local models. Return an empty dict if no
     exchange did.
     """
-    for each in reversed(done):
-        if (correct := each.trained.class_correct) is not None:
-            return {
-                view: class_accuracy(right.cpu().numpy(), simulation.local_counts[view])
-                for view, right in correct.items()
-            }
-    return {}
+    tested = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
+    if not tested:
+        return {}
+    counts = simulation.local_counts
+    return {v: class_accuracy(right.cpu().numpy(), counts[v]) for v, right in tested[-1].items()}
 
 
-def distributed_accuracy(simulation: Simulation, server: Tree, number: int) -> dict[str, Any]:
+def distributed_accuracy(
+    simulation: Simulation, server: Tree, number: int
+) -> dict[str, np.ndarray]:
     """Return the class accuracies of the model before round `number` by view, [C] each.
 
-    The test examples are those of the local models. Return an empty dict if local models are not
-    tested in this round or the previous round's test already gives these values.
+    The test examples are those of the local models. Return an empty dict if the values are not
+    needed or the previous round's test already gives them.
     """
-    if not (simulation.tests_local(number) and simulation.tests_distributed):
+    if not simulation.tests_distributed(number):
         return {}
     runtime, found = simulation.runtime, {}
     runtime.net.set_buffers(server["buffers"])
@@ -310,39 +304,27 @@ def distributed_accuracy(simulation: Simulation, server: Tree, number: int) -> d
 
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
     """Return the server's state at the start of a task after the first."""
-    algorithm, runtime, federation = (
-        simulation.algorithm,
-        simulation.runtime,
-        simulation.stage_of(number).federation,
-    )
-    before = simulation.stage_of(number - 1).federation
+    algorithm, runtime = simulation.algorithm, simulation.runtime
+    federation, seed = simulation.stage_of(number).federation, simulation.seeds.training
     if isinstance(algorithm, Continual):
         initial = simulation.initial | simulation.initial_buffers
         server = algorithm.begin_task(server, initial, federation)
     if isinstance(algorithm, Exemplars):
-        rng = generator_for(simulation.seeds.training, "kept examples", number)
+        before = simulation.stage_of(number - 1).federation
+        rng = generator_for(seed, "kept examples", number)
         model = server["params"] | server["buffers"]
         server = algorithm.keep_examples(
             server, lambda numbers: runtime.features(model, numbers), before, federation, rng
         )
-    if not isinstance(algorithm, Rehearsal):
-        return server
-    assert isinstance(runtime.data, ImageData), "rehearsal is defined for images"
-    runtime.net.set_buffers(server["buffers"])
-    pixels = Pixels(runtime.data.shape, runtime.data.mean, runtime.data.std)
-    rng = generator_for(simulation.seeds.training, "rehearsal", number)
-    with seeded_torch(torch_seed(simulation.seeds.training, "rehearsal layers", number)):
-        return algorithm.rehearse(LiveNetwork(runtime.net), server, pixels, federation, rng)
-
-
-def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Evaluation]:
-    """Test the global model after round `number` in each test view."""
-    # made once, because an engine with several processes sends every new object
-    model = model_of(server)
-    runtime = simulation.runtime
-    return {
-        view: simulation.engine.evaluate(runtime, model, view, number) for view in runtime.views
-    }
+    if isinstance(algorithm, Rehearsal):
+        assert isinstance(runtime.data, ImageData), "rehearsal is defined for images"
+        runtime.net.set_buffers(server["buffers"])
+        pixels = Pixels(runtime.data.shape, runtime.data.mean, runtime.data.std)
+        rng = generator_for(seed, "rehearsal", number)
+        with seeded_torch(torch_seed(seed, "rehearsal layers", number)):
+            net = LiveNetwork(runtime.net)
+            server = algorithm.rehearse(net, server, pixels, federation, rng)
+    return server
 
 
 def align(

@@ -10,7 +10,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.views import all_named, named
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import files
-from fedexp.training.exchange import federation_at
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, Scores, State, Tested
 
@@ -108,22 +107,20 @@ def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
 def client_rows(simulation: Simulation, state: State, result: RoundResult) -> Iterator[Row]:
     """Yield the rows of clients.csv, one per client of the cohort."""
     measured: dict[str, np.ndarray] = {}
-    tested = simulation.tests_local(result.round)
-    for view in result.local_accuracy if tested else simulation.runtime.views:
-        if tested:
-            values = simulation.metrics.client_values(state.tested[view].history)
+    for view, tested in state.tested.items():
+        if result.local_accuracy:
+            values = simulation.metrics.client_values(tested.history)
         else:
-            empty = np.full(len(result.cohort.clients), np.nan)
-            values = dict.fromkeys(simulation.local_columns, empty)
+            not_tested = np.full(len(result.cohort.clients), np.nan)
+            values = dict.fromkeys(simulation.local_columns, not_tested)
         measured = merged(files.CLIENTS, measured, all_named(values, view))
-    parts = federation_at(simulation, result.server, result.round).parts
     cohort = result.cohort
-    for i, (client, schedule) in enumerate(zip(cohort.clients, cohort.schedules, strict=True)):
+    for i, client in enumerate(cohort.clients):
         row: Row = {"round": result.round, "client": client}
         if simulation.has_tasks:
             row["role"] = type(cohort.roles[i]).__name__.lower()
-        row["examples"] = len(parts[client])
-        row["steps"] = schedule.steps
+        row["examples"] = len(result.federation.parts[client])
+        row["steps"] = cohort.schedules[i].steps
         row["train_loss"] = result.losses[i]
         local = {name: float(values[i]) for name, values in measured.items()}
         yield merged(files.CLIENTS, row, local)

@@ -22,7 +22,6 @@ from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.repair import remove_attempt
 from fedexp.training import extension
-from fedexp.training.exchange import first_state
 from fedexp.training.job import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.provenance import begin_span
@@ -147,7 +146,7 @@ def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> No
 def place_states(simulation: Simulation, state: State) -> None:
     """Choose where client states are stored, and log their size."""
     federation = simulation.stages[0].federation
-    example = first_state(simulation, simulation.algorithm, federation)
+    example = simulation.first_client_state(simulation.algorithm, federation)
     if each := tree.num_bytes(example):
         home, resident, sentence = choose_place(
             each, federation.num_clients, simulation.runtime.device

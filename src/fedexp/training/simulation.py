@@ -11,7 +11,7 @@ from fedexp.algorithms.interfaces import Federation, PublicData
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import Rounds
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
-from fedexp.core.tree import Params
+from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
@@ -103,15 +103,15 @@ class Simulation:
         every = self.local_evaluation.every or 1
         return round % every == 0 or self.ends_task(round)
 
-    @property
-    def tests_distributed(self) -> bool:
+    def tests_distributed(self, round: int) -> bool:
         """Return whether the model that clients start from is tested together with the local
         models.
 
         This is needed if the previous round's global test does not take place or uses other
         examples.
         """
-        return self.settings.eval_interval > 1 or bool(self.runtime.local_examples)
+        tested_before = self.settings.eval_interval == 1 and not self.runtime.local_examples
+        return self.tests_local(round) and not tested_before
 
     @cached_property
     def test_counts(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -153,6 +153,11 @@ class Simulation:
     def lr_at(self, round: int) -> float:
         """Return a round's learning rate. The schedule restarts with every task."""
         return self.runtime.local.lr_at(self.within_task(round), self.rounds_per_task)
+
+    def first_client_state(self, role: FedAvg, federation: Federation) -> Tree:
+        """Return a client's state before it first takes part."""
+        initial = self.initial | self.initial_buffers if role.keeps_buffers else self.initial
+        return role.client_init(initial, federation)
 
     def initial_state(self) -> State:
         model = self.runtime.net.own(self.initial)

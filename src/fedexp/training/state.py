@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedexp.core.errors import ConfigError
+from fedexp.algorithms.interfaces import Federation
 from fedexp.core.tree import Params, Tree
 from fedexp.data.views import PLAIN, choosing
 from fedexp.engine.base import Cohort
@@ -51,6 +51,7 @@ class RoundResult:
     server: Tree
     cohort: Cohort
     client_states: list[Tree]
+    federation: Federation
     losses: list[float]  # [|S|]
     train_loss: float  # weighted like the aggregation
     # clients whose loss or model is not finite; None: everything is finite
@@ -60,9 +61,8 @@ class RoundResult:
     local_accuracy: dict[str, np.ndarray]  # by view, float64 [|S|, C]; empty: not evaluated
     # by view, float64 [C]: model before the round, if it is tested with the local models
     distributed_accuracy: dict[str, np.ndarray]
-    personal: dict[
-        str, np.ndarray
-    ]  # by view, float64 [K, C]: personal models; empty: not evaluated
+    # by view, float64 [K, C]: personal models; empty: not evaluated
+    personal: dict[str, np.ndarray]
     alignment: list[dict[str, Any]]  # alignment of neurons; empty: not measured
     analyses: dict[str, list[dict[str, Any]]]  # file of the group `analysis` -> rows
     # `params` and `buffers` of the clients in the cohort; empty: not kept
@@ -196,10 +196,6 @@ class State:
 
         directory: the run's directory, which has the files of the client states.
         """
-        if saved.get("format") != CHECKPOINT_FORMAT:
-            raise ConfigError(
-                f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}"
-            )
         return cls(
             server=to(saved["server"], device),
             tested={view: Tested.from_tree(each) for view, each in by_view(saved).items()},

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.data.views import VALIDATION, all_named, choosing, named
+from fedexp.data.views import VALIDATION, all_named, choosing
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
 from fedexp.training import local_evaluation
@@ -38,33 +38,31 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
     views = tuple(state.tested)
     validated = VALIDATION in views
     best = state.best[0] if validated and state.best is not None else None
-    of_views = {view: view_summary(simulation, each, best) for view, each in state.tested.items()}
-    targets = {view: values.pop("rounds_to_target") for view, values in of_views.items()}
-    reached = targets.pop(choosing(views))
-    first, *others = (all_named(values, view) for view, values in of_views.items())
-    parts = [dict.fromkeys(RESERVED), first]
-    if validated:
-        parts.append({"best_round": best})
-    if state.alignment:
-        parts.append({"alignment": state.alignment})
-    parts += [{"rounds_to_target": reached}, *others]
-    if not validated:
-        parts += [{named("rounds_to_target", view): each} for view, each in targets.items()]
-    parts.append({"rounds": state.round})
-    what_happened = {
+    parts = []
+    for view, tested in state.tested.items():
+        values = view_summary(simulation, tested, best)
+        reached = values.pop("rounds_to_target")
+        parts.append(all_named(values, view))
+        if view == choosing(views):
+            parts.append({"rounds_to_target": reached})
+        elif not validated:
+            parts.append(all_named({"rounds_to_target": reached}, view))
+    optional = {
+        "alignment": state.alignment,
         "local_evaluation": local_evaluation.describe(simulation),
         "left_out": simulation.left_out,
         "schedule": changes(simulation),
         "stopped": state.stopped if state.status == "stopped" else {},
+        "hint": hint_of(simulation, state),
     }
-    parts.append({name: value for name, value in what_happened.items() if value})
+    parts.append({name: value for name, value in optional.items() if value})
+    if validated:
+        parts.append({"best_round": best})
     if state.status == "diverged":
         parts.append({"not_finite": state.not_finite})
-    if hint := hint_of(simulation, state):
-        parts.append({"hint": hint})
     speed = state.examples / state.train_seconds if state.train_seconds else None
-    parts.append({"seconds": state.seconds, "train_samples_per_second": speed})
-    found = merged(files.SUMMARY, *parts)
+    last = {"rounds": state.round, "seconds": state.seconds, "train_samples_per_second": speed}
+    found = merged(files.SUMMARY, dict.fromkeys(RESERVED), *parts, last)
     return {name: value for name, value in found.items() if name not in RESERVED}
 
 
@@ -74,21 +72,19 @@ def view_summary(simulation: Simulation, tested: Tested, best: int | None) -> di
     best: round chosen by the validation set. None: the round with the highest accuracy in this
     view.
     """
-    settings, last = simulation.settings, tested.accuracy[-1][1]
-    trained = {number: value for number, value in tested.accuracy if number >= 1}
-    rounds, values = list(trained), list(trained.values())
+    settings = simulation.settings
+    rounds, values = zip(*tested.accuracy, strict=True)
+    best_accuracy = max(values[1:], default=values[-1])
+    if best is not None:
+        best_accuracy = values[rounds.index(best)]
+    targets = settings.targets, settings.target_fractions
     metrics = simulation.metrics.summary(tested.history)
     return merged(
         files.SUMMARY,
-        {"accuracy": last},
-        {"best_accuracy": max(values, default=last) if best is None else trained[best]},
+        {"accuracy": values[-1], "best_accuracy": best_accuracy},
         {name: plain(value) for name, value in metrics.items()},
         task_history(simulation, tested).summary() if simulation.has_tasks else {},
-        {
-            "rounds_to_target": rounds_to_target(
-                rounds, values, settings.targets, settings.target_fractions
-            )
-        },
+        {"rounds_to_target": rounds_to_target(rounds, values, *targets)},
     )
 
 
@@ -97,7 +93,8 @@ def changes(simulation: Simulation) -> list[dict[str, Any]]:
     names = ("scheme", "alpha", "shards_per_client", "shares")
     found = []
     for first, stage in simulation.changes:
-        known = {name: stage.partition.info[name] for name in names if name in stage.partition.info}
+        info = stage.partition.info
+        known = {name: info[name] for name in names if name in info}
         found.append({"round": first, **known, "hash": stage.partition.hash})
     return found
 
