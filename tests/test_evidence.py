@@ -324,7 +324,7 @@ def test_a_restored_partition_is_no_partition_to_train_on(tmp_path):
     save_npz(tmp_path / "partition.npz", **evidence.arrays_of(kept))
     with pytest.raises(
         ConfigError,
-        match=r"partition\.npz: has the counts of a run that was restored, and no indices",
+        match=r"partition\.npz: has only the counts of a restored run, no indices",
     ):
         read_clients(tmp_path / "partition.npz")
 

@@ -148,17 +148,21 @@ def test_a_partitioner_of_flower_divides_the_examples(flower):
         (
             "DirichletPartitoner",
             {},
-            "no partitioner of flwr-datasets.*nearest: 'DirichletPartitioner'",
+            "partition.name=DirichletPartitoner: must be one of .*nearest: 'DirichletPartitioner'",
         ),
-        (None, {}, "partition.name=None: no partitioner of flwr-datasets: "),
+        (None, {}, "partition.name=None: must be one of "),
         (
             "IidPartitioner",
             {"alpha": 1},
-            "partition.options.alpha: IidPartitioner has none.*: num_partitions",
+            "IidPartitioner says: .*alpha",
         ),
         ("DirichletPartitioner", {"alpha": -1.0}, "DirichletPartitioner says: "),
         ("DirichletPartitioner", {}, "DirichletPartitioner says: .*alpha"),
-        ("SizePartitioner", {"partition_sizes": [1999, 1]}, "makes 2 clients; use num_clients=2"),
+        (
+            "SizePartitioner",
+            {"partition_sizes": [1999, 1]},
+            "SizePartitioner: gives 2 clients, but num_clients=10",
+        ),
     ],
 )
 def test_options_that_flower_does_not_take_are_named(name, options, message, flower):

@@ -373,20 +373,17 @@ class Fixed(Partitioner):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([[0, 1]], "gives 1 client, num_clients=2"),
+        ([[0, 1]], "gives 1 client, but num_clients=2"),
         (
             [[0, 1], []],
-            (
-                r"gives client 1 float64 of shape \[0\]; must be numbers of examples, int \[n\], n"
-                r" >= 1"
-            ),
+            r"gives client 1 float64 of shape \[0\]; must be example indices, int \[n\], n >= 1",
         ),
         ([[[0, 1]], [2]], r"gives client 0 int64 of shape \[1, 2\]"),
-        ([[0, 1], [4]], r"gives client 1 example 4; there are 0\.\.3"),
-        ([[-1], [2]], r"gives client 0 example -1; there are 0\.\.3"),
-        ([[0, 1], [2, 1]], "gives example 1 to clients 0 and 1"),
-        ([[0, 0], [2]], "gives example 0 twice to client 0"),
-        (None, "gives no list of numbers of examples for each client"),
+        ([[0, 1], [4]], r"gives client 1 example 4; must be from 0 to 3"),
+        ([[-1], [2]], r"gives client 0 example -1; must be from 0 to 3"),
+        ([[0, 1], [2, 1]], "gives example 1 twice, to clients 0 and 1"),
+        ([[0, 0], [2]], "gives example 0 twice, to clients 0 and 0"),
+        (None, "gives no list of indices for each client"),
     ],
 )
 def test_parts_that_no_client_can_train_on_are_refused(parts, message):
@@ -406,9 +403,7 @@ class Returning(Partitioner):
     "given", [[[0], [1]], ([0], [1]), [[0], [1], [2]], None, ([[0], [1]], {}, 1)]
 )
 def test_parts_without_what_else_is_recorded_are_refused(given):
-    with pytest.raises(
-        ConfigError, match=r"partition: `assign` of Returning must return two things, .*parts, \{\}"
-    ):
+    with pytest.raises(ConfigError, match="partition: Returning: `assign` must return two things"):
         Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
 
 

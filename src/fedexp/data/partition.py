@@ -5,7 +5,6 @@ natural clients. A partitioner is built from `conf/partition/*.yaml`; `split` is
 the labels and a random generator.
 """
 
-import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
@@ -55,19 +54,15 @@ class Partitioner(Checked, prefix="partition."):
             )
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
         given: Any = self.assign(labels, classes, num_clients, rng, owners)
-        scheme = type(self).__name__
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
             raise ConfigError(
-                f"partition: `assign` of {scheme} must return two things, (numbers of the examples"
-                " of each client, dict of what else is worth recording), such as `return parts,"
-                " {}`"
+                f"{self.source}: `assign` must return two things: a list of each client's example"
+                " indices, and a dict of information to record, which may be empty"
             )
         parts = checked_parts(given[0], len(labels), num_clients, self.source)
-        withheld = [part[labels[part] < 0] for part in parts]
-        require_none(withheld, "a surrogate example")
-        return Partition.build(
-            parts, labels, classes, {"scheme": scheme} | asdict(self) | dict(given[1])
-        )
+        require_none([part[labels[part] < 0] for part in parts], "a surrogate example")
+        info = {"scheme": type(self).__name__} | asdict(self) | dict(given[1])
+        return Partition.build(parts, labels, classes, info)
 
     @property
     def source(self) -> str:
@@ -105,40 +100,38 @@ class Partitioner(Checked, prefix="partition."):
 def checked_parts(
     parts: Iterable[Any], examples: int, num_clients: int, source: str
 ) -> list[np.ndarray]:
-    """Return the parts as arrays.
+    """Return the parts as int64 arrays.
 
     Raises ConfigError unless every client has at least one example, all indices are from 0 to
-    `examples` - 1, and no two clients share an example.
+    `examples` - 1, and no example is given twice.
     """
     try:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{source} gives no list of numbers of examples for each client ({error})"
-        ) from error
+        raise ConfigError(f"{source} gives no list of indices for each client ({error})") from error
     if len(arrays) != num_clients:
         given = plural(len(arrays), "client")
-        raise ConfigError(f"{source} gives {given}, num_clients={num_clients}")
-    holder = np.full(examples, -1)
+        raise ConfigError(f"{source} gives {given}, but num_clients={num_clients}")
     for client, part in enumerate(arrays):
         if part.ndim != 1 or not len(part) or part.dtype.kind not in "iu":
             raise ConfigError(
                 f"{source} gives client {client} {part.dtype} of shape {[*part.shape]}; must be"
-                " numbers of examples, int [n], n >= 1"
+                " example indices, int [n], n >= 1"
             )
-        if (outside := part[(part < 0) | (part >= examples)]).size:
-            raise ConfigError(
-                f"{source} gives client {client} example {outside[0]}; there are 0..{examples - 1}"
-            )
-        numbers, times = np.unique(part, return_counts=True)
-        if times.max() > 1:
-            twice = numbers[times.argmax()]
-            raise ConfigError(f"{source} gives example {twice} twice to client {client}")
-        if (taken := part[holder[part] >= 0]).size:
-            raise ConfigError(
-                f"{source} gives example {taken[0]} to clients {holder[taken[0]]} and {client}"
-            )
-        holder[part] = client
+    arrays = [part.astype(np.int64) for part in arrays]
+    everything = np.concatenate(arrays)
+    clients = np.repeat(np.arange(num_clients), [len(part) for part in arrays])
+    outside = (everything < 0) | (everything >= examples)
+    if outside.any():
+        raise ConfigError(
+            f"{source} gives client {clients[outside][0]} example {everything[outside][0]}; must"
+            f" be from 0 to {examples - 1}"
+        )
+    numbers, times = np.unique(everything, return_counts=True)
+    if times.max() > 1:
+        twice = numbers[times.argmax()]
+        first, second = clients[everything == twice][:2]
+        raise ConfigError(f"{source} gives example {twice} twice, to clients {first} and {second}")
     return arrays
 
 
@@ -225,50 +218,31 @@ class Sharding(Partitioner):
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> Assigned:
-        shards, remainder = divmod(self.shards_per_client * num_clients, num_classes)
-        if remainder:
-            raise ConfigError(self._indivisible(num_classes, num_clients))
+        per_client = self.shards_per_client
+        shards, remainder = divmod(per_client * num_clients, num_classes)
+        words = f"such that its product with num_clients={num_clients} is a multiple of the"
+        words += f" {num_classes} classes"
+        require(not remainder, "shards_per_client", per_client, words)
         sizes = np.bincount(labels, minlength=num_classes)
         if sizes.min() < shards:
             raise ConfigError(
-                f"shards_per_client={self.shards_per_client}: class {sizes.argmin()} has"
-                f" {sizes.min()} examples, fewer than its {shards} shards (= shards_per_client *"
-                " num_clients / classes); fewer shards or clients work"
+                f"shards_per_client={per_client}: class {sizes.argmin()} has {sizes.min()}"
+                f" examples, but must give {shards} shards (shards_per_client * num_clients /"
+                " classes); use fewer shards or clients"
             )
-        shape = num_clients, self.shards_per_client
-        if self.numpy_seed is not None:
-            return self._as_released(labels, num_classes, shards, shape), {}
-        table = rng.permutation(np.repeat(np.arange(num_classes), shards)).reshape(shape)
         left = [_blocks(np.flatnonzero(labels == c), shards) for c in range(num_classes)]
-        left = [[blocks[i] for i in rng.permutation(shards)] for blocks in left]
-        return [np.concatenate([left[c].pop() for c in row]) for row in table], {}
-
-    def _as_released(
-        self, labels: np.ndarray, num_classes: int, shards: int, shape: tuple[int, int]
-    ) -> list[np.ndarray]:
-        """Shuffle the table of classes with Python's generator and draw each shard with numpy's
-        legacy one.
-        """
-        cells = list(range(num_classes)) * shards
-        random.Random(self.numpy_seed).shuffle(cells)
-        old = np.random.RandomState(self.numpy_seed)
-        left = [_blocks(np.flatnonzero(labels == c), shards) for c in range(num_classes)]
-        rows = np.reshape(cells, shape).tolist()
-        return [
-            np.concatenate([left[c].pop(old.choice(len(left[c]), replace=False)) for c in row])
-            for row in rows
-        ]
-
-    def _indivisible(self, num_classes: int, num_clients: int) -> str:
-        s, clients = (
-            num_classes // math.gcd(num_classes, n) for n in (num_clients, self.shards_per_client)
-        )
-        return (
-            f"shards_per_client={self.shards_per_client} with num_clients={num_clients}: their"
-            f" product must be a multiple of the {num_classes} classes; valid:"
-            f" shards_per_client={s}, {2 * s}, {3 * s}, ... or num_clients={clients},"
-            f" {2 * clients}, {3 * clients}, ..."
-        )
+        if self.numpy_seed is None:
+            table = rng.permutation(np.repeat(np.arange(num_classes), shards)).tolist()
+            for blocks in left:
+                blocks[:] = [blocks[i] for i in rng.permutation(shards)]
+            drawn = [left[c].pop() for c in table]
+        else:  # Python's generator and one of numpy's legacy generators
+            table = list(range(num_classes)) * shards
+            random.Random(self.numpy_seed).shuffle(table)
+            legacy = np.random.RandomState(self.numpy_seed)
+            drawn = [left[c].pop(legacy.choice(len(left[c]), replace=False)) for c in table]
+        starts = range(0, len(drawn), per_client)
+        return [np.concatenate(drawn[start : start + per_client]) for start in starts], {}
 
 
 class Shards(Partitioner):
@@ -299,12 +273,8 @@ class Shards(Partitioner):
         owners: np.ndarray | None,
     ) -> Assigned:
         total = self.shards_per_client * num_clients
-        if total > len(labels):
-            raise ConfigError(
-                f"shards_per_client={self.shards_per_client} with num_clients={num_clients}:"
-                f" {len(labels)} examples cannot be cut into {total} shards; fewer shards or"
-                " clients work"
-            )
+        words = f"such that {num_clients} clients have at most {len(labels)} shards (examples)"
+        require(total <= len(labels), "shards_per_client", self.shards_per_client, words)
         order = rng.permutation(len(labels))
         if self.sort_by_label:
             order = order[np.argsort(labels[order], kind="stable")]
@@ -360,16 +330,14 @@ class Natural(Partitioner):
     ) -> Assigned:
         if owners is None:
             raise ConfigError(
-                "partition=natural: this data set has no natural clients; dataset=femnist has them"
-                " (writers)"
+                "partition=natural: this data set has no natural clients; use one that has them,"
+                " such as dataset=femnist (writers)"
             )
-        names, owner = np.unique(owners, return_inverse=True)
-        if num_clients > len(names):
-            raise ConfigError(
-                f"num_clients={num_clients}: the data set has {len(names)} natural clients; use at"
-                " most that"
-            )
-        by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+        total = len(np.unique(owners))
+        words = f"at most {total}, the number of natural clients in the data set"
+        require(num_clients <= total, "num_clients", num_clients, words)
         kept = self.eligible(num_clients, rng, owners)
-        chosen = range(len(names)) if kept is None else np.unique(owner[kept])
-        return [by_owner[i] for i in chosen], {"owners": len(names)}
+        numbers = np.arange(len(owners)) if kept is None else kept
+        _, sizes = np.unique(owners[numbers], return_counts=True)
+        by_owner = numbers[np.argsort(owners[numbers], kind="stable")]
+        return np.split(by_owner, np.cumsum(sizes)[:-1]), {"owners": total}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.packages import how_to_install
 from fedexp.data.partition import Assigned, Partitioner
 
@@ -44,15 +44,11 @@ class Flower(Partitioner):
             parts = [np.array(made.load_partition(k)[NUMBER], np.int64) for k in range(count)]
         except Exception as error:  # flwr-datasets raises many types
             raise self.refused(error) from error
-        if count != num_clients:
-            raise ConfigError(
-                f"partition.name={self.name}: makes {count} clients; use num_clients={count}"
-            )
-        if empty := [k for k, part in enumerate(parts) if not len(part)]:
-            raise ConfigError(
-                f"partition.name={self.name}: leaves client {empty[0]} without examples"
-            )
-        return [np.sort(part) for part in parts], {}
+        return parts, {}
+
+    @property
+    def source(self) -> str:
+        return f"partition.name={self.name}:"
 
     def partitioner(self, num_clients: int, seed: int, natural: bool) -> Any:
         """Return the flwr-datasets partitioner, without data."""
@@ -62,30 +58,15 @@ class Flower(Partitioner):
             raise ConfigError(
                 f"partition=flower: needs the package flwr-datasets: {how_to_install('flower')}"
             ) from None
-        known = [
-            name
-            for name in dir(partitioner)
-            if name.endswith("Partitioner") and name != "Partitioner"
-        ]
-        if self.name not in known:
-            hint = nearest(self.name, known) if self.name else ""
-            raise ConfigError(
-                f"partition.name={self.name}: no partitioner of flwr-datasets{hint}:"
-                f" {', '.join(known)}"
-            )
-        kind = getattr(partitioner, self.name)
-        column = "owner" if natural and "NaturalId" in self.name else LABEL
+        known = [name for name in dir(partitioner) if name.endswith("Partitioner")]
+        require_choice("partition.name", str(self.name), known)
+        kind = getattr(partitioner, str(self.name))
+        column = "owner" if natural and "NaturalId" in str(self.name) else LABEL
         usual = {"num_partitions": num_clients, "partition_by": column, "seed": seed}
         taken = inspect.signature(kind).parameters
-        given = {key: value for key, value in usual.items() if key in taken} | self.options
-        if unknown := given.keys() - taken.keys():
-            name = min(unknown)
-            raise ConfigError(
-                f"partition.options.{name}: {self.name} has none{nearest(name, taken)}:"
-                f" {', '.join(taken)}"
-            )
+        options = {key: value for key, value in usual.items() if key in taken} | self.options
         try:
-            return kind(**given)
+            return kind(**options)
         except Exception as error:
             raise self.refused(error) from error
 

@@ -5,11 +5,9 @@ FedNTD calls it LDA, MOON and FedKA call it Dir, and FedAlign uses it as well.
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Positive, Seed32
 from fedexp.data.partition import Assigned, Partitioner
-
-_PROBES = 100  # number of draws for each setting that an error message suggests
 
 
 def draw_sizes(
@@ -25,21 +23,26 @@ def draw_sizes(
     underflows at a tiny alpha. Such a draw meets no minimum.
     """
     sizes = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
-    held = np.zeros(num_clients, dtype=np.int64)
-    cap = class_sizes.sum() / num_clients
+    cap = class_sizes.sum() / num_clients if balance else np.inf
     for c, q in enumerate(rng.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))):
         if not class_sizes[c]:
             continue
-        if balance:
-            q = q * (held < cap)
-        total = q.sum()
-        if not total > 0:
+        q = q * (sizes.sum(0) < cap)
+        if not q.sum() > 0:
             return np.zeros_like(sizes)
-        cuts = np.floor(class_sizes[c] * np.cumsum(q / total)).astype(np.int64)
-        cuts[-1] = class_sizes[c]  # the last client gets the remaining examples
-        sizes[c] = np.diff(cuts, prepend=0)
-        held += sizes[c]
+        sizes[c] = cut(class_sizes[c], q)
     return sizes
+
+
+def cut(examples: int, q: np.ndarray) -> np.ndarray:
+    """Return each client's number of a class's examples for the proportions q [K], int64 [K].
+
+    The last client gets the remaining examples, which are all of them if all proportions are 0.
+    """
+    shares = q / q.sum() if q.sum() > 0 else q
+    cuts = np.floor(examples * np.cumsum(shares)).astype(np.int64)
+    cuts[-1] = examples
+    return np.diff(cuts, prepend=0)
 
 
 class LDA(Partitioner):
@@ -69,90 +72,50 @@ class LDA(Partitioner):
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> Assigned:
-        if self.min_size * num_clients > len(labels):
-            raise ConfigError(
-                f"min_size={self.min_size}: {num_clients} clients of at least {self.min_size}"
-                f" examples need {self.min_size * num_clients} of them, the training set has"
-                f" {len(labels)}; use min_size={len(labels) // num_clients} or less"
-            )
-        class_sizes = np.bincount(labels, minlength=num_classes)
-        seed = self.numpy_seed
-        released = None if seed is None else np.random.RandomState(seed)
-        smallest = []
+        most = len(labels) // num_clients
+        words = f"at most {most}, the training examples per client"
+        require(self.min_size <= most, "min_size", self.min_size, words)
+        class_sizes, largest = np.bincount(labels, minlength=num_classes), 0
+        legacy = None if self.numpy_seed is None else np.random.RandomState(self.numpy_seed)
         for draws in range(1, self.max_draws + 1):
-            if released is None:
+            if legacy is None:
                 sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
-                held = sizes.sum(0)
             else:
-                held, piles = self._as_released(labels, num_clients, released)
-            smallest.append(int(held.min()))
-            if smallest[-1] >= self.min_size:
-                piles = _deal(labels, sizes, rng) if released is None else piles
-                clients = zip(*piles, strict=True)
-                return [np.concatenate(client) for client in clients], {"draws": draws}
-        raise ConfigError(self._failure(np.array(smallest), class_sizes, num_clients))
+                sizes, orders = self._as_released(labels, class_sizes, num_clients, legacy)
+            smallest = int(sizes.sum(0).min())
+            if smallest >= self.min_size:
+                if legacy is None:
+                    members = [np.flatnonzero(labels == c) for c in range(num_classes)]
+                    orders = [rng.permutation(numbers) for numbers in members]
+                edges = np.cumsum(sizes, axis=1)[:, :-1]
+                piles = [np.split(order, row) for order, row in zip(orders, edges, strict=True)]
+                return list(map(np.concatenate, zip(*piles, strict=True))), {"draws": draws}
+            largest = max(largest, smallest)
+        raise ConfigError(
+            f"partition=lda alpha={self.alpha:g} num_clients={num_clients}: none of"
+            f" {self.max_draws} draws gave every client min_size={self.min_size} examples; the"
+            f" largest minimum was {largest}. Use a smaller min_size, a larger alpha or fewer"
+            " clients"
+        )
 
     def _as_released(
-        self, labels: np.ndarray, num_clients: int, rng: np.random.RandomState
-    ) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+        self,
+        labels: np.ndarray,
+        class_sizes: np.ndarray,
+        num_clients: int,
+        rng: np.random.RandomState,
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Shuffle each class and draw its proportions in turn, with one of numpy's legacy
         generators.
 
-        Return the number of examples per client [K], and each class's examples for each client.
+        Return the number of examples of each class per client [C, K], and each class's examples
+        in shuffled order.
         """
-        held, piles = np.zeros(num_clients, dtype=np.int64), []
-        for label in np.unique(labels):
-            shuffled = np.flatnonzero(labels == label)
-            rng.shuffle(shuffled)
+        sizes = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
+        cap = len(labels) / num_clients if self.balance else np.inf
+        orders = [np.flatnonzero(labels == c) for c in range(len(class_sizes))]
+        for c in np.flatnonzero(class_sizes):
+            rng.shuffle(orders[c])
             q = rng.dirichlet(np.repeat(self.alpha, num_clients))
-            q = q * (held < len(labels) / num_clients) if self.balance else q
-            with np.errstate(invalid="ignore"):
-                # 0 / 0 if all mass is on full clients: the last client gets the class
-                shares = np.nan_to_num(q / q.sum())
-            cuts = (np.cumsum(shares) * len(shuffled)).astype(np.int64)[:-1]
-            piles.append(np.split(shuffled, cuts))
-            held += [len(part) for part in piles[-1]]
-        return held, piles
-
-    def _failure(self, smallest: np.ndarray, class_sizes: np.ndarray, num_clients: int) -> str:
-        """Return a message with the sizes that were drawn, and settings that are likely to work."""
-
-        def share(alpha: float, clients: int) -> float:
-            rng = np.random.default_rng(0)
-            draws = [
-                draw_sizes(class_sizes, clients, alpha, self.balance, rng) for _ in range(_PROBES)
-            ]
-            return float(np.mean([sizes.sum(0).min() >= self.min_size for sizes in draws]))
-
-        advice = []
-        met = {m: float((smallest >= m).mean()) for m in range(1, self.min_size)}
-        likely = [m for m, p in met.items() if p >= 0.05] or [m for m, p in met.items() if p > 0][
-            :1
-        ]
-        if likely:
-            advice.append(f"min_size={likely[-1]} ({100 * met[likely[-1]]:.2g} % of the draws)")
-        for factor in (2, 4, 8, 16, 32, 64):
-            if (p := share(self.alpha * factor, num_clients)) >= 0.05:
-                advice.append(f"alpha={self.alpha * factor:g} ({100 * p:.2g} %)")
-                break
-        clients = num_clients // 2
-        while clients > 1 and (p := share(self.alpha, clients)) < 0.05:
-            clients //= 2
-        if clients > 1:
-            advice.append(f"num_clients={clients} ({100 * p:.2g} %)")
-        return (
-            f"partition=lda alpha={self.alpha:g} num_clients={num_clients}: no draw out of"
-            f" {self.max_draws} gave every client min_size={self.min_size} examples; the largest"
-            f" minimum seen was {smallest.max()}. Would work:"
-            f" {' or '.join(advice) or 'a larger alpha, fewer clients'}"
-        )
-
-
-def _deal(
-    labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
-) -> list[list[np.ndarray]]:
-    """Shuffle each class and cut it into the given sizes [C, K]."""
-    return [
-        np.split(rng.permutation(np.flatnonzero(labels == c)), np.cumsum(row)[:-1])
-        for c, row in enumerate(sizes)
-    ]
+            sizes[c] = cut(class_sizes[c], q * (sizes.sum(0) < cap))
+        return sizes, orders
