@@ -55,14 +55,14 @@ def next_step(simulation, state, position=0):
 # --- PILoRA
 
 
-def test_a_prototype_answers_by_distance():
+def test_prototype_logits_are_negative_distances():
     """By hand: features (1, 2), prototypes (1, 0) and (4, 6): sqrt(4 / 2) and sqrt(25 / 2)."""
     head = Prototypes(2, 2)
     head.centers.data = torch.tensor([[1.0, 0.0], [4.0, 6.0]])
     assert_close(head(torch.tensor([[1.0, 2.0]])), -torch.tensor([[2.0, 12.5]]).sqrt(), atol=1e-6)
 
 
-def test_the_local_loss_by_loops():
+def test_local_loss_equals_loops():
     """In task 3: cross-entropy over all distances, the own distance, |A| and the overlap with the A
     of tasks 1 and 2."""
     three = replace(TWO_TASKS, num_tasks=3, classes=[[0, 1], [2], [3]])
@@ -87,7 +87,7 @@ def test_the_local_loss_by_loops():
     assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-10)
 
 
-def test_prototypes_are_weighted_by_hand():
+def test_prototype_weights_by_hand():
     """Class 0 is held by the clients 0 and 1, with mean features 0 and 2, prototypes 1, 3 and 5
     (client 2's was not trained on the class, but counts): sums of distances 2, 4, 8, u = (1/2, 1/4,
     1/8) -> (1, 1/3, 0), over 0.2: softmax(5, 5/3, 0). Nobody holds class 1."""
@@ -101,7 +101,7 @@ def test_prototypes_are_weighted_by_hand():
     assert_close(alone, torch.ones(2, 1, dtype=torch.float64))
 
 
-def test_adapters_step_slower_and_prototypes_of_other_tasks_not_at_all():
+def test_adapters_have_their_own_rate_and_old_prototypes_are_frozen():
     """SGD without momentum: params - 0.1 * grad, for adapters 0.25 of it; task 2 has the classes 2
     and 3."""
     simulation = stream(PILORA, model=Adapted(), local=PLAIN)
@@ -118,7 +118,7 @@ def test_adapters_step_slower_and_prototypes_of_other_tasks_not_at_all():
     assert (moved[CENTERS][2:] - params[CENTERS][2:]).abs().min() > 0
 
 
-def test_adapters_of_all_tasks_are_tested():
+def test_evaluation_uses_adapters_of_all_tasks():
     simulation = stream(PILORA, model=Adapted())
     first, second = (play(simulation, rounds).server for rounds in (2, 4))
     assert_close(first["params"], first["local"])
@@ -133,7 +133,7 @@ def test_adapters_of_all_tasks_are_tested():
     assert not torch.equal(second["params"][CENTERS][2:], first["params"][CENTERS][2:])
 
 
-def test_adapters_of_a_task_begin_anew():
+def test_each_task_starts_with_new_adapters():
     """Before round 3, with clients that do not move: B is 0, A is drawn within 1 / sqrt(inputs)."""
     simulation = stream(PILORA, model=Adapted(), local=replace(PLAIN, lr=1e-12))
     first, third = (play(simulation, rounds).server["local"] for rounds in (2, 3))
@@ -147,7 +147,7 @@ def test_adapters_of_a_task_begin_anew():
 # --- LoRM
 
 
-def test_merged_matrices_answer_as_the_clients_do():
+def test_merged_matrices_minimise_distance_to_client_outputs():
     """Against least squares on the stacked inputs of three clients: W minimises sum_k ||W X_k - W_k
     X_k||^2."""
     x, parts = random(3, 20, 5), random(3, 4, 5)
@@ -168,7 +168,7 @@ def remember(module, seen, name):
     return module.register_forward_hook(lambda module, inputs, _: seen.update({name: inputs[0]}))
 
 
-def test_gram_matrices_by_hooks():
+def test_gram_matrices_equal_forward_hooks():
     """Of the inputs of each layer under the trained model, of every example of a client once;
     ragged last batches."""
     simulation = stream(LoRM(off_diagonal=1.0), model=Adapted(), augment=False)
@@ -189,7 +189,7 @@ def test_gram_matrices_by_hooks():
             assert_close(messages["grams"][name][position], inputs.T @ inputs, atol=1e-10)
 
 
-def test_a_client_without_a_batch_sends_gram_matrices_of_zeros():
+def test_client_without_batches_sends_zero_gram_matrices():
     """Batch norm leaves out a client of one example."""
     simulation = stream(LoRM(off_diagonal=1.0), model=AdaptedNormed(), participation=1.0)
     state = simulation.initial_state()
@@ -201,7 +201,7 @@ def test_a_client_without_a_batch_sends_gram_matrices_of_zeros():
         assert [not each.any() for each in gram] == alone
 
 
-def test_a_round_trains_b_and_the_next_one_a():
+def test_rounds_alternate_between_b_and_a():
     """From the first round of each task on, here with an odd number of rounds; the others' values
     stay to the bit, weight decay and momentum or not."""
     three = replace(TWO_TASKS, rounds_per_task=3)
@@ -221,7 +221,7 @@ def test_a_round_trains_b_and_the_next_one_a():
 @pytest.mark.parametrize(
     ("rounds", "end", "rate"), [(0, "up.weight", 2.0), (1, "down.weight", 0.5)]
 )
-def test_a_and_b_have_rates_of_their_own(rounds, end, rate):
+def test_a_and_b_have_separate_rates(rounds, end, rate):
     """SGD without momentum: what round 1 trains of the adapters (B) moves by 2 * 0.1 times gradient
     plus 0.3 of itself, in round 2 A by 0.5 * 0.1 times that, the head by 0.1 times that."""
     algorithm = LoRM(off_diagonal=0.5, a_rate=0.5, b_rate=2.0, weight_decay=0.3)
@@ -238,7 +238,7 @@ def test_a_and_b_have_rates_of_their_own(rounds, end, rate):
     assert any((moved[k] != v).any() for k, v in params.items() if k.endswith(end))
 
 
-def test_local_models_are_compared_with_the_model_that_was_sent():
+def test_local_models_are_compared_with_the_received_model():
     """Not with the tested one, in which the merged change takes the place of the adapters and whose
     B is 0."""
     analysis = SeveralAnalyses(
@@ -273,7 +273,7 @@ def test_local_models_are_compared_with_the_model_that_was_sent():
     )
 
 
-def test_the_server_of_the_second_task_by_hand():
+def test_second_task_server_update_by_hand():
     """B, then the change of both tasks, from the clients' messages; the head's rows of task 1
     stay."""
     simulation = stream(
@@ -313,7 +313,7 @@ def test_the_server_of_the_second_task_by_hand():
         assert torch.equal(server["params"][name], server["local"][name])
 
 
-def test_the_tested_model_is_the_backbone_and_the_change():
+def test_tested_model_is_backbone_plus_change():
     simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(lora=LoRA(rank=2, alpha=3.0)))
     params, module = play(simulation, 4).server["params"], simulation.runtime.net.module
     x, scale = random(3, 1, 6, 6), 1.5
@@ -324,7 +324,7 @@ def test_the_tested_model_is_the_backbone_and_the_change():
     assert_close(simulation.runtime.net(params, x).features, value)
 
 
-def test_a_change_is_merged_into_its_layer():
+def test_change_is_merged_into_its_layer():
     layer = LowRank(nn.Linear(3, 4), 2, 0.5).double()
     nn.init.normal_(layer.up.weight)
     network = nn.Sequential(Changed(layer))
@@ -340,7 +340,7 @@ def test_a_change_is_merged_into_its_layer():
 
 
 @pytest.mark.parametrize("row", ADAPTED, ids=lambda row: row.name)
-def test_a_model_without_adapters_is_refused(row):
+def test_model_without_adapters_is_refused(row):
     with pytest.raises(
         ConfigError, match=rf"model\.lora\.rank: {row.cls.__name__} needs low-rank adapters"
     ):
@@ -357,7 +357,7 @@ class Convolved(OwnModel):
         return nn.Sequential(nn.Conv2d(shape[0], 2, 3), nn.Flatten(), nn.Linear(32, num_classes))
 
 
-def test_adapters_of_convolutions():
+def test_adapters_support_convolutions():
     """PILoRA adds them up; LoRM has no equation for them."""
     model = Convolved(lora=LoRA(rank=2, targets=("0",)))
     assert tree.is_finite(play(stream(PILORA, model=model), 3).server["params"])
@@ -366,7 +366,7 @@ def test_adapters_of_convolutions():
 
 
 @pytest.mark.parametrize("row", ADAPTED, ids=lambda row: row.name)
-def test_a_vision_transformer_learns_its_tasks(row):
+def test_vision_transformer_learns_its_tasks(row):
     pytest.importorskip("timm")
     lora = LoRA(rank=2, targets=("blocks.0.attn.qkv",))
     model = Timm(name="test_vit", weights=None, image_size=32, lora=lora)
@@ -381,6 +381,6 @@ def test_a_vision_transformer_learns_its_tasks(row):
     assert state.server["local"]["backbone.blocks.0.attn.qkv.up.weight"].abs().max() > 0
 
 
-def test_equal_clients_are_merged_to_what_they_are():
+def test_merging_equal_clients_changes_nothing():
     x, part = random(2, 20, 5), random(4, 5)
     assert_close(merge_down(torch.stack([part, part]), x.transpose(1, 2) @ x), part, atol=1e-10)

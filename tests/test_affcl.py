@@ -53,7 +53,7 @@ def one_hot(*labels):
 
 
 @pytest.mark.parametrize("width", [3, 4, 9])
-def test_the_density_is_that_of_the_change_of_variables(width):
+def test_flow_density_equals_change_of_variables(width):
     """log N(u) + log |det du/dh|, the Jacobian by autograd; and u leads back to h."""
     density, h, given = flow(width), logits(2, width), one_hot(1, 3)
     found, noise = density.log_density(h, given)
@@ -80,7 +80,7 @@ def released_weight(sample, label, noise, labels, typical):
     ).mean()
 
 
-def test_credibility_is_that_of_the_released_code():
+def test_credibility_equals_released_code():
     noise, drawn, typical = (
         logits(6, 5),
         logits(4, 5, seed=1),
@@ -139,7 +139,7 @@ def answers_of(model, h):
 @pytest.mark.parametrize("trained", ["hidden", "classifier"])
 @pytest.mark.parametrize("space", ["latent", "released"])
 @pytest.mark.parametrize("later", [False, True])
-def test_the_loss_is_that_of_the_released_code(space, later, trained):
+def test_loss_equals_released_code(space, later, trained):
     """Step 1 of batches of four: places 4 to 7 of the bank. The last row of the batch is
     padding."""
     algorithm, params, old = fitted(credibility=space, replay_trains=trained)
@@ -182,7 +182,7 @@ def test_the_loss_is_that_of_the_released_code(space, later, trained):
 @pytest.mark.parametrize(
     ("trained", "replayed"), [("hidden", set(LAYER)), ("classifier", {WEIGHT, BIAS})]
 )
-def test_each_line_trains_its_part(trained, replayed):
+def test_each_loss_term_trains_only_its_part(trained, replayed):
     """What is drawn trains the hidden layer or the classifier alone, the densities the flow
     alone. The authors' classifier_fb_optimizer holds the parameters whose names have `fc2`."""
     algorithm, params, old = fitted(replay_trains=trained)
@@ -208,7 +208,7 @@ def test_each_line_trains_its_part(trained, replayed):
     assert all(not torch.equal(whole[k], unrelated[k]) for k in names)
 
 
-def test_the_hidden_layer_is_a_part_of_the_model():
+def test_hidden_layer_is_part_of_the_model():
     """It stands between the features and the classifier, whose first values stay."""
     last = torch.nn.Linear(5, 3).double()
     made, features = Deeper(last).double(), logits(4, 5)
@@ -223,7 +223,7 @@ def test_the_hidden_layer_is_a_part_of_the_model():
     assert models[0] - models[1] == set(LAYER)
 
 
-def test_steps_go_round_the_bank():
+def test_steps_cycle_through_the_bank():
     """Of six features, four in each step."""
     ctx = context(steps=torch.tensor(3.0))
     rows = [rows_of_step(step, ctx.local.batch_size, 6, ctx.steps).tolist() for step in range(3)]
@@ -237,7 +237,7 @@ def test_steps_go_round_the_bank():
         (("scenario.order=per_client",), [[], list(range(10)), list(range(10))]),
     ],
 )
-def test_features_are_drawn_of_the_classes_that_clients_have_met(changed, met):
+def test_features_are_drawn_from_classes_met_so_far(changed, met):
     """Ten classes in tasks of 3, 3 and 4. Where clients meet the tasks in orders of their own, some
     client has met each class at the first stage: serverPreciseFCL.py unites `classes_so_far` of all
     users, and before the next task keeps that as `available_labels_past`."""
@@ -254,7 +254,7 @@ def test_features_are_drawn_of_the_classes_that_clients_have_met(changed, met):
         assert set(plan["old_labels"].tolist() if stage else []) == set(classes)
 
 
-def test_the_flow_of_the_last_task_stays_while_the_next_one_is_learned():
+def test_old_flow_is_frozen_during_the_next_task():
     server = play(stream(AF), 3).server
     kept = {k: v for k, v in server["old"].items() if k.startswith("flow.")}
     assert kept

@@ -424,7 +424,7 @@ def clone(value):
 
 
 @rows()
-def test_the_vectorised_engine_is_the_sequential_one(row):
+def test_vectorised_engine_equals_sequential_engine(row):
     """In round 2, where teachers and what is kept differ from the start, and one client of four is
     new."""
     simulation = row.simulation()
@@ -443,7 +443,7 @@ def test_engines_agree(row):
 @one_of_each_kind(
     "row", {name: row for name, row in BY_NAME.items() if row.zero is not None}, *KEPT, *LOSSES
 )
-def test_zero_limit_is_fedavg(row):
+def test_zero_weight_gives_fedavg(row):
     expected = play(row.simulation(FedAvg())).server["params"]
     assert_equal(play(row.simulation(row.make(**row.zero))).server["params"], expected, atol=1e-12)
 
@@ -455,7 +455,7 @@ def test_zero_limit_is_fedavg(row):
     *LOSSES,
     "transform_grads",
 )
-def test_alive(row):
+def test_every_option_changes_the_model(row):
     """Differs from FedAvg within three rounds, and every parameter matters where it has a
     meaning."""
 
@@ -479,7 +479,7 @@ def test_alive(row):
 @pytest.mark.parametrize(
     "cls", dict.fromkeys(row.cls for row in SHIPPED), ids=lambda cls: cls.__name__
 )
-def test_every_parameter_is_alive_in_some_row(cls):
+def test_every_option_is_varied_in_some_row(cls):
     names = {f.name for f in fields(cls)} - {f.name for f in fields(FedAvg)}
     alive = {
         name
@@ -491,7 +491,7 @@ def test_every_parameter_is_alive_in_some_row(cls):
 
 
 @rows(lambda row: not row.stops_gradient)
-def test_objective_has_the_gradient_of_finite_differences(row):
+def test_gradient_equals_finite_differences(row):
     """Along random directions, in round 3, away from the start, where distillation and penalties
     are not flat."""
     simulation = row.simulation(sizes=LARGER)
@@ -504,7 +504,7 @@ def test_objective_has_the_gradient_of_finite_differences(row):
 
 @every_engine(first="sequential")
 @one_of_each_kind("row", BY_NAME)
-def test_hooks_are_pure(row, engine):
+def test_hooks_do_not_modify_their_arguments(row, engine):
     """Nothing that a round is given changes: server, client states, schedules, plans, data, frozen
     network."""
     simulation = row.simulation()
@@ -538,7 +538,7 @@ def test_hooks_are_pure(row, engine):
 
 @every_engine(first="vectorised")
 @one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN, *LOSSES, "transform_grads")
-def test_cohort_order_does_not_matter(row, engine):
+def test_aggregation_ignores_cohort_order(row, engine):
     """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by
     position."""
     simulation = row.simulation()
@@ -596,7 +596,7 @@ def tables(directory):
     ],
 )
 @one_of_each_kind("row", {row.cls.__name__: row for row in ROWS}, *KEPT, *DRAWN, *ON_THE_SERVER)
-def test_resume_equals_no_resume(row, error, interval, tmp_path):
+def test_resumed_run_equals_uninterrupted_run(row, error, interval, tmp_path):
     """Bit by bit, also when files hold rows that the checkpoint does not know."""
     simulation = row.simulation(rounds=5, participation=0.4, checkpoint_interval=interval)
     whole = record(simulation, tmp_path / "whole", resume=False)
@@ -619,7 +619,7 @@ def test_resume_equals_no_resume(row, error, interval, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_client_state_is_carried(engine, tmp_path):
+def test_client_state_persists_between_rounds(engine, tmp_path):
     """A client finds what it kept at its last participation; who never took part has nothing."""
     simulation = make_simulation(EveryHook(pull=0.1), engine=engine, rounds=6, participation=0.4)
     state = record(simulation, tmp_path, resume=False)
@@ -630,7 +630,7 @@ def test_client_state_is_carried(engine, tmp_path):
     assert len(set(expected.values())) > 1
 
 
-def test_nothing_is_kept_for_algorithms_without_client_state(tmp_path):
+def test_stateless_algorithms_keep_no_client_state(tmp_path):
     assert record(make_simulation(FedProx(mu=0.1)), tmp_path, resume=False).clients == {}
     assert not list((tmp_path / "checkpoint").glob("clients/*"))
 
@@ -677,7 +677,7 @@ Y = torch.tensor([0, 5, 2, 2, 1])
 @pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("tau_squared", [True, False])
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_fedntd_is_the_kl_of_gathered_logits(tau, tau_squared, lambda_):
+def test_fedntd_equals_kl_of_gathered_logits(tau, tau_squared, lambda_):
     teacher, student, scale = logits(seed=1), logits(seed=2), tau**2 if tau_squared else 1.0
     not_true = kl(without_label(teacher, Y), without_label(student, Y), tau)
     whole = kl(teacher, student, tau)
@@ -692,7 +692,7 @@ def test_fedntd_is_the_kl_of_gathered_logits(tau, tau_squared, lambda_):
 @pytest.mark.parametrize(
     "mask", [None, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)]
 )
-def test_fedntd_mse_by_a_loop(reduction, mask):
+def test_fedntd_mse_equals_loop(reduction, mask):
     teacher, student, rows = logits(seed=1), logits(seed=2), 5 if mask is None else 3
     total = sum(
         (float(teacher[i, c]) - float(student[i, c])) ** 2
@@ -710,7 +710,7 @@ def test_fedntd_mse_by_a_loop(reduction, mask):
 @pytest.mark.parametrize(
     "row", [row for row in SHIPPED if row.cls is FedNTD], ids=lambda row: row.name
 )
-def test_fedntd_with_extreme_logits_is_finite(row, dtype):
+def test_fedntd_is_finite_for_extreme_logits(row, dtype):
     teacher, student = (
         logits(scale=1e4, seed=1, dtype=dtype),
         logits(scale=1e4, seed=2, dtype=dtype).requires_grad_(),
@@ -720,13 +720,13 @@ def test_fedntd_with_extreme_logits_is_finite(row, dtype):
     assert torch.autograd.grad(loss, student)[0].isfinite().all()
 
 
-def test_masked_mean_of_nothing_is_zero():
+def test_masked_mean_without_examples_is_zero():
     """A client of the vectorised engine that has run out of steps sees batches without any
     example."""
     assert masked_mean(torch.tensor([3.0, 4.0]), torch.zeros(2)) == 0
 
 
-def test_fedprox_pulls_by_mu_times_the_distance():
+def test_fedprox_gradient_is_mu_times_distance():
     """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0)), with the gradient of the penalty
     written out."""
     local, mu = replace(LOCAL, epochs=3, momentum=0.0, weight_decay=0.0), 0.7
@@ -760,7 +760,7 @@ def test_parameters_out_of_range_are_refused(cls, changes, key):
         cls(**values)
 
 
-def test_fedntd_leaves_the_true_class_alone():
+def test_fedntd_has_no_gradient_on_the_true_class():
     """The gradient on the label's logit is exactly 0, and the teacher's logit of the label is not
     read."""
     teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
@@ -795,7 +795,7 @@ def test_fedntd_of_two_classes_is_cross_entropy():
 @pytest.mark.parametrize(
     "row", [r for r in SHIPPED if r.cls in (FedAvg, FedNTD, FedKD)], ids=lambda row: row.name
 )
-def test_padding_does_not_count(row):
+def test_padding_does_not_change_the_loss(row):
     """A padded batch has the loss and gradient of the same batch without its padding."""
     teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
     mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)

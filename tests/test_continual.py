@@ -230,7 +230,7 @@ every_row = pytest.mark.parametrize(
 )
 
 
-def test_every_option_has_a_row():
+def test_every_algorithm_has_a_row():
     """Here, or in test_algorithms where it is defined without tasks."""
     targets = {node_of(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
     classes = {find_class(target, "algorithm") for target in targets}
@@ -272,7 +272,7 @@ def on_engine(simulation, name):
 @pytest.mark.parametrize(
     "row", [row for row in EVERY if row.zero is not None], ids=lambda row: row.name
 )
-def test_zero_limit_is_fedavg(row):
+def test_zero_weight_gives_fedavg(row):
     expected = play(stream(FedAvg()), 4).server["params"]
     assert_equal(play(stream(row.make(**row.zero)), 4).server["params"], expected, atol=1e-12)
 
@@ -290,7 +290,7 @@ def ends_of_tasks(algorithm: FedAvg, model: Any = None) -> tuple[torch.Tensor, t
 
 
 @one_of_each_kind("row", BY_NAME, *KEPT, "heads", "refine")
-def test_alive(row):
+def test_every_option_changes_the_model(row):
     """Like FedAvg in task 1 (but for heads, classes apart, server distillation), not in task 2;
     parameters count."""
     first, second = ends_of_tasks(row.make(), row.model)
@@ -310,7 +310,7 @@ def test_alive(row):
 @pytest.mark.parametrize(
     "cls", dict.fromkeys(row.cls for row in EVERY), ids=lambda cls: cls.__name__
 )
-def test_every_parameter_is_in_a_row(cls):
+def test_every_parameter_is_varied_in_a_row(cls):
     names = {f.name for f in fields(cls)} - {f.name for f in fields(FedAvg)}
     assert {name for row in EVERY if row.cls is cls for name in row.live} == names
 
@@ -358,7 +358,7 @@ class HaltsAfter:
 
 
 @every_row
-def test_needs_are_what_is_exchanged(row):
+def test_declared_needs_equal_exchanged_trees(row):
     """In round 3, the first of task 2, in multiples of the model that clients train; label vectors
     are small change."""
     simulation = row.stream()
@@ -378,7 +378,7 @@ def test_needs_are_what_is_exchanged(row):
 
 
 @one_of_each_kind("row", BY_NAME, *KEPT)
-def test_batch_norm_models(row):
+def test_methods_work_with_batch_norm(row):
     """Sequential and workers to the same result; every model goes with its own running
     statistics."""
     servers = []
@@ -395,7 +395,7 @@ def test_batch_norm_models(row):
     assert min(moved) > 1e-3
 
 
-def test_data_of_other_tasks_are_never_read(monkeypatch):
+def test_other_tasks_examples_are_never_read(monkeypatch):
     """Every access to training examples goes through one door; it raises for what the task does not
     own."""
     from fedexp.engine.base import ClientRuntime
@@ -432,7 +432,7 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
 # --- the losses and roles
 
 
-def test_equation_4_is_the_softmax_at_temperature():
+def test_equation_4_equals_softmax_with_temperature():
     """(p_i^(1/T)) / sum_j p_j^(1/T) = softmax(z / T)_i, and L_d is the cross-entropy between
     these."""
     student, teacher = random(6, 5, seed=1), random(6, 5, seed=2)
@@ -445,7 +445,7 @@ def test_equation_4_is_the_softmax_at_temperature():
 @pytest.mark.parametrize(
     ("fraction", "expected"), [(0.0, 0), (0.4, 4), (0.41, 5), (0.05, 1), (1.0, 10)]
 )
-def test_reviewers_and_learners_share_the_cohort(fraction, expected):
+def test_cohort_splits_into_reviewers_and_learners(fraction, expected):
     """ceil(alpha m) reviewers, the others learn, and the draw changes; in the first task everybody
     learns."""
     algorithm = CFeD(**CFED | dict(review_fraction=fraction))
@@ -582,7 +582,7 @@ def test_centralised_cfed_draws_its_surrogate_examples_at_random():
     assert len(role.training_part(few, 0)[1]) == new
 
 
-def test_ewc_s_fisher_is_that_of_softmax_regression():
+def test_ewc_fisher_of_softmax_regression():
     """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples
     of the task. Three clients are asked at a time, so the fourth alone."""
     simulation = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression())
@@ -595,7 +595,7 @@ def test_ewc_s_fisher_is_that_of_softmax_regression():
     assert_equal(state.server["anchor"], w)
 
 
-def test_nobody_is_asked_at_the_end_of_the_last_task():
+def test_no_closing_exchange_after_the_last_task():
     """The Fisher matrices of a task are for the ones that follow: of three tasks, all clients are
     asked after the first two, each time by the exchange of that task."""
     asked = []
@@ -620,7 +620,7 @@ def test_nobody_is_asked_at_the_end_of_the_last_task():
     )
 
 
-def test_ewc_s_quadratic_is_the_sum_over_tasks():
+def test_ewc_quadratic_sums_over_tasks():
     """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a
     constant."""
     algorithm = FedEWC(lambda_=3.0, fisher="old_tasks")
@@ -653,7 +653,7 @@ def test_ewc_s_quadratic_is_the_sum_over_tasks():
     assert_equal(ours[0][1] - ours[1][1], theirs[0][1] - theirs[1][1], atol=1e-10)
 
 
-def test_ewc_of_the_released_code_by_hand():
+def test_ewc_released_variant_by_hand():
     """Round 3 of one client: G pair by pair at the model that it received, on the new task's
     batches alone."""
     algorithm = FedEWC(lambda_=50.0, fisher="released")
@@ -701,7 +701,7 @@ def test_ewc_of_the_released_code_by_hand():
 
 
 @pytest.mark.parametrize("local", [LOCAL, ADAM], ids=["sgd", "adam"])
-def test_inactive_heads_stay_untouched(local):
+def test_inactive_heads_do_not_change(local):
     """Bit by bit, also under weight decay; the active head moves."""
     simulation = stream(FedMultiHead(), local=local)
     state = play(simulation, 2)
@@ -714,7 +714,7 @@ def test_inactive_heads_stay_untouched(local):
         assert (now[2:] - before[k][2:]).abs().min() > 0
 
 
-def test_heads_answer_for_their_task():
+def test_each_head_predicts_its_task():
     """Disjoint classes: the rows of the task; shared labels: rows of its own for each task."""
     assert FedMultiHead().heads([[0, 1], [2, 3]]).tolist() == [[0, 1, -1, -1], [-1, -1, 2, 3]]
     assert FedMultiHead().heads([[0, 1], [0, 1]]).tolist() == [[0, 1], [2, 3]]
@@ -744,7 +744,7 @@ def consolidation_loss(targets, server, **logits):
     return exchange.example_loss(net, "student", SimpleNamespace(x=None), ctx).item()
 
 
-def test_dmc_s_double_target_by_hand():
+def test_dmc_double_targets_by_hand():
     """Old classes 0, 1 from (4, 2): mean 3 -> (1, -1); new classes 2, 3 from (10, 0): mean 5 -> (5,
     -5). Added: old minus 6 = (-2, -4, 3, 3), new minus 6 = (1, 1, 4, -6), so (-1, -3, 7, -3)."""
     classes = [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]
@@ -754,7 +754,7 @@ def test_dmc_s_double_target_by_hand():
     assert consolidation_loss("added", server, **answers) == (1 + 9 + 49 + 9) / 4
 
 
-def test_dmc_does_not_count_classes_to_come():
+def test_dmc_ignores_future_classes():
     """Task 2 of {0}, {1, 2}, {3}: from (4, 9, 9, 9) and (9, 10, 4, 9) the targets are 0 and (3,
     -3). The student's (2, 0, 0, 100) is off by 2, 3 and 3: (4 + 9 + 9) / 3. With `added` class 3
     counts: the models minus 31/4 and 8 are (-3.75, 1.25, 1.25, 1.25) and (1, 2, -4, 1), together
@@ -772,7 +772,7 @@ def test_dmc_does_not_count_classes_to_come():
     assert consolidation_loss("added", server, **answers) == pytest.approx(added)
 
 
-def test_dmc_s_new_model_sees_the_new_classes_alone():
+def test_dmc_new_model_trains_only_on_new_classes():
     """With targets=split its loss is the cross-entropy over classes 2 and 3."""
     logits, y = torch.tensor([[50.0, 40.0, 1.0, 3.0]]), torch.tensor([2])
     ctx = context(server={"new_classes": torch.tensor([0.0, 0.0, 1.0, 1.0])})
@@ -781,7 +781,7 @@ def test_dmc_s_new_model_sees_the_new_classes_alone():
     assert_equal(loss, F.cross_entropy(logits[:, 2:], y - 2, reduction="none"), atol=1e-6)
 
 
-def test_dmc_keeps_the_new_model_and_the_student_apart():
+def test_dmc_keeps_new_model_and_student_separate():
     """From round 3 on: `new` learns from round to round, the student of `student=initial` does not
     depend on the last student, and the consolidation has its own epochs and learning rate."""
     simulation = stream(FedDMC(**DMC))
@@ -834,12 +834,12 @@ def test_methods_for_tasks_need_a_scenario():
 
 
 @pytest.mark.parametrize("algorithm", [CFeD(**CFED), FedDMC(**DMC)], ids=["CFeD", "FedDMC"])
-def test_surrogate_is_asked_for(algorithm):
+def test_missing_surrogate_is_refused(algorithm):
     with pytest.raises(ConfigError, match=r"needs unlabelled examples: surrogate.dataset="):
         stream(algorithm, surrogate=0.0)
 
 
-def test_server_distillation_covers_its_set_once():
+def test_server_distillation_uses_each_example_once():
     """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own
     model."""
     simulation = stream(CFeD(**CFED | dict(server_distillation=True)))

@@ -66,7 +66,7 @@ def trained_round(algorithm, rounds=2, **changes):
 # --- FedKD
 
 
-def test_fedkd_is_the_kd_end_of_fedntd():
+def test_fedkd_equals_fedntd_with_lambda_zero():
     ntd = FedNTD(
         beta=0.7, tau=2.0, lambda_=0.0, distance="kl", tau_squared=True, mse_reduction="sum"
     )
@@ -77,7 +77,7 @@ def test_fedkd_is_the_kd_end_of_fedntd():
 # --- Flashback
 
 
-def test_flashback_s_shares_by_hand():
+def test_flashback_class_weights_by_hand():
     """Three classes; nobody has seen the last one."""
     pi, mu = torch.tensor([4.0, 0.0, 0.0]), torch.tensor([[2.0, 3.0, 0.0], [1.0, 1.0, 0.0]])
     # Client 0: alpha = pi / (mu_0 + pi) = 4 / 6, 0 / 3, 0 / 0.
@@ -87,7 +87,7 @@ def test_flashback_s_shares_by_hand():
     assert_close(class_weights(torch.cat([mu, pi[None]]), pi), expected, 1e-7)
 
 
-def test_flashback_s_loss_by_loops():
+def test_flashback_loss_equals_loops():
     teachers, student = random(2, 5, 3, seed=1), random(5, 3, seed=2)
     alpha = random(2, 3, seed=3).abs()
     total = torch.zeros(5, dtype=torch.float64)
@@ -116,7 +116,7 @@ def test_flashback_s_loss_by_loops():
         (1 / (3 - 1e-6), 2),
     ],
 )
-def test_flashback_s_participations_that_count(gamma, times):
+def test_flashback_counts_participations_up_to_the_limit(gamma, times):
     """1 / (1 / 93) is 92.99999999999999 in float64; 3 - 1e-6 is no rounding of 3."""
     assert (
         Flashback(
@@ -127,7 +127,7 @@ def test_flashback_s_participations_that_count(gamma, times):
 
 
 @pytest.mark.parametrize("on_server", [True, False])
-def test_flashback_s_label_counts(on_server):
+def test_flashback_sends_label_counts(on_server):
     """Over 6 rounds, client by client: gamma mu_k is added in the first two participations and
     never again."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=on_server)
@@ -144,7 +144,7 @@ def test_flashback_s_label_counts(on_server):
     )
 
 
-def test_flashback_s_server_step_by_autograd():
+def test_flashback_server_step_equals_autograd():
     """E_s epochs of SGD with momentum from the average, on CE plus distillation with the pi of
     before the round."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True)
@@ -180,7 +180,7 @@ def test_flashback_s_server_step_by_autograd():
     assert_close(flat(refined["params"]), flat(w).detach(), 1e-10)
 
 
-def test_a_public_set_is_asked_for():
+def test_missing_public_set_is_refused():
     flashback = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=True)
     for algorithm in (flashback, df(), FedSSD(m_max=1.0, threshold=0.1)):
         with pytest.raises(ConfigError, match=r"public set.*public\.fraction=0\.025"):
@@ -214,7 +214,7 @@ class Mislabelled:
         return self.public.logits(models)
 
 
-def test_feddf_distils_mean_logits_and_reads_no_label():
+def test_feddf_distils_mean_logits_without_labels():
     algorithm = df(clip=0.0)
     simulation, state, trained, about = trained_round(algorithm, public=0.15)
     net, public = simulation.runtime.net, simulation.stages[0].public
@@ -268,9 +268,7 @@ class Watched:
         (5, 1, [0.0, 0.25, 0.25], 1),  # no gain in one step at 5
     ],
 )
-def test_feddf_stops_without_gain_and_returns_the_first_best(
-    monkeypatch, steps, patience, seen, best
-):
+def test_feddf_stops_early_and_returns_the_best_model(monkeypatch, steps, patience, seen, best):
     """With looks every two steps at floor(0.3 * 12) = 3 held-out examples, on which it never
     trains."""
     algorithm, students, held = df(steps=steps, patience=patience, interval=2), [], []
@@ -302,7 +300,7 @@ def test_feddf_stops_without_gain_and_returns_the_first_best(
     assert not set(trained) & set(held[0])
 
 
-def test_feddf_s_accuracy_on_held_out_examples_by_counting():
+def test_feddf_validation_accuracy_by_counting():
     simulation = make_simulation(df(), public=0.3, sizes=(3, 7, 8, 10))
     net, public = LiveNetwork(simulation.runtime.net), simulation.stages[0].public
     net.load(simulation.initial, {})
@@ -314,7 +312,7 @@ def test_feddf_s_accuracy_on_held_out_examples_by_counting():
     assert feddf.accuracy(net, public, numbers) == pytest.approx(right / 7)
 
 
-def test_feddf_returns_a_student_even_where_the_average_is_better():
+def test_feddf_returns_a_student_even_if_the_average_is_better():
     """With a learning rate that ruins the model nothing is as good as the average that it began as,
     whose own answers are the labels; the released code returns a student all the same, the best
     one."""
@@ -337,7 +335,7 @@ def test_feddf_returns_a_student_even_where_the_average_is_better():
 @pytest.mark.parametrize(
     ("model", "sizes"), [(None, [4, 4, 1]), (Normed(), [4, 4]), (Unmoved(), [4, 4])]
 )
-def test_a_server_leaves_out_a_batch_of_one_where_batch_norm_compares(model, sizes):
+def test_server_skips_batches_of_one_with_batch_norm(model, sizes):
     """Nine public examples in batches of four: as on a client, one example is no batch for batch
     norm, whether or not it keeps running statistics; without batch norm it is one."""
     simulation = make_simulation(df(batch_size=4), model=model, public=0.225, sizes=(3, 7, 8, 10))
@@ -382,7 +380,7 @@ def federation():
     return Federation(parts, counts, labels, np.array([0, 7, 9, 11]), "examples")
 
 
-def test_fedka_s_classes_by_hand():
+def test_fedka_classes_by_hand():
     """Shares 0.7, 0.2, 0.1, 0: with the threshold 0.25 class 0 is dominant, 1 and 2 are not, 3 is
     missing."""
     missing, rare, dominant = ka().classes(federation(), 0)
@@ -399,7 +397,7 @@ def test_fedka_s_classes_by_hand():
 @pytest.mark.parametrize(
     ("anchors", "classes"), [("both", {1, 2, 3}), ("non_dominant", {1, 2}), ("missing", {3})]
 )
-def test_fedka_s_anchors_by_hand(anchors, classes):
+def test_fedka_anchors_by_hand(anchors, classes):
     info = federation()
     plan = ka(anchors=anchors).host_plan(info, 0, np.random.default_rng(0))
     numbers = plan["numbers"][plan["valid"] > 0, 0]
@@ -413,7 +411,7 @@ def test_fedka_s_anchors_by_hand(anchors, classes):
 
 
 @pytest.mark.parametrize("selection", ["hard", "proficient"])
-def test_fedka_chooses_by_loss(selection):
+def test_fedka_chooses_anchors_by_loss(selection):
     algorithm = ka(selection=selection, dominance=0.6)
     simulation = make_simulation(algorithm, sizes=(20, 10))
     info, net = simulation.stages[0].federation, simulation.runtime.net
@@ -434,7 +432,7 @@ def test_fedka_chooses_by_loss(selection):
 
 
 @pytest.mark.parametrize("model", [Normed(), Unmoved()], ids=["running", "batch"])
-def test_what_fills_fedka_s_slots_is_in_no_statistic(model):
+def test_fedka_padding_does_not_change_running_statistics(model):
     """Loss and running statistics are those of the anchors that there are, and of the batch alone
     without any."""
     simulation, algorithm = make_simulation(model=model), ka(beta=0.3)
@@ -457,7 +455,7 @@ def test_what_fills_fedka_s_slots_is_in_no_statistic(model):
     assert_close(step(0), (loss, net.buffers()))
 
 
-def test_a_teacher_of_fedka_answers_on_the_anchors_alone():
+def test_fedka_teacher_runs_only_on_anchors():
     """Two anchors in four slots, with batch norm that goes by the batch at hand; without any,
     answers are finite."""
     simulation, algorithm = make_simulation(model=Unmoved()), ka()
@@ -476,7 +474,7 @@ def test_a_teacher_of_fedka_answers_on_the_anchors_alone():
     assert answers(0).isfinite().all()
 
 
-def test_fedka_s_loss_by_loops():
+def test_fedka_loss_equals_loops():
     algorithm, algorithm_mean, C = ka(beta=0.3), ka(beta=0.3, reduction="mean"), 4
     x, y, anchors = random(5, 2, seed=1), torch.tensor([0, 1, 2, 3, 0]), random(3, 2, seed=2)
     weight, teacher = random(2, C, seed=3), random(3, C, seed=4)
@@ -505,7 +503,7 @@ def test_fedka_s_loss_by_loops():
 # --- FedReg
 
 
-def test_fedreg_s_round_by_autograd():
+def test_fedreg_round_equals_autograd():
     """Both parts of every step written out, one client of 10 examples, batches of 4, 4 and 2, two
     epochs."""
     algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=3)
@@ -553,7 +551,7 @@ def test_fedreg_s_round_by_autograd():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_fedreg_s_generated_images_are_in_no_running_statistic(engine):
+def test_fedreg_images_do_not_change_running_statistics(engine):
     """With a learning rate that moves nothing, 20 examples in batches of ten and 30 epochs, the
     running mean is that of the examples: of what is left of the first one 0.9**60 = 0.002 of it. (A
     released client's own model never sees generated images in training mode: `penal_model` is
@@ -581,7 +579,7 @@ def test_fedreg_s_generated_images_are_in_no_running_statistic(engine):
 # --- MOON
 
 
-def test_moon_s_loss_by_the_formula():
+def test_moon_loss_equals_formula():
     algorithm, h = Moon(mu=0.7, tau=0.5, projection=0), random(5, 3, seed=1)
     others = {"g": random(5, 3, seed=2), "p": random(5, 3, seed=3)}
     logits, y = random(5, 4), torch.tensor([0, 1, 2, 3, 0])
@@ -600,7 +598,7 @@ def test_moon_s_loss_by_the_formula():
         assert_close(loss[i].item(), expected)
 
 
-def test_moon_remembers_the_model_that_was_trained_last():
+def test_moon_keeps_the_last_local_model():
     _, _, trained, _ = trained_round(Moon(mu=1.0, tau=0.5, projection=0))
     for i, kept in enumerate(trained.states):
         assert_close(kept["previous"], tree.row(trained.messages["params"], i), 0.0)
@@ -609,7 +607,7 @@ def test_moon_remembers_the_model_that_was_trained_last():
 # --- FedAlign
 
 
-def test_fedalign_s_norm_is_that_of_the_singular_value():
+def test_fedalign_norm_equals_singular_value():
     """On matrices with one singular value (rank 1), where power iterations end after one step."""
     first, second = random(3, 4, 1, 1, seed=1), random(3, 6, 1, 1, seed=2)
     singular = torch.linalg.matrix_norm(first.flatten(2) @ second.flatten(2).transpose(1, 2), ord=2)
@@ -627,7 +625,7 @@ def trained_norms(net):
         layer.bias.data = random(len(layer.bias), seed=number + 100)
 
 
-def test_fedalign_s_narrow_stage():
+def test_fedalign_narrow_stage_uses_fewer_channels():
     """Of one convolution: with the full width it is the stage itself, with less its first
     channels."""
     cnn = CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,)).build((1, 8, 8), 4).double()
@@ -676,7 +674,7 @@ def released_stage(stage, x, width):
     return x
 
 
-def test_fedalign_s_narrow_stage_is_the_released_one():
+def test_fedalign_narrow_stage_equals_released_code():
     net = BottleneckResNet(widths=(4, 16, 32), blocks=2).build((3, 16, 16), 4).double().train()
     net.keeps_maps = True
     trained_norms(net)
@@ -687,7 +685,7 @@ def test_fedalign_s_narrow_stage_is_the_released_one():
     assert_close(net.slim(params, before, 1.0), after, 1e-10)
 
 
-def test_fedalign_s_term_is_the_released_one():
+def test_fedalign_penalty_equals_released_code():
     """It compares the narrow stage with its narrow input, and reaches every parameter of the
     stage."""
     algorithm = FedAlign(mu=0.5, width=0.25, clip=0.0)
@@ -715,7 +713,7 @@ def test_fedalign_s_term_is_the_released_one():
     assert reached == {k for k in params if k.startswith("stages.2")}
 
 
-def test_fedalign_warns_where_it_does_not_work(caplog):
+def test_fedalign_warns_if_it_has_no_effect(caplog):
     algorithm = FedAlign(mu=0.5, width=0.25, clip=1.0)
     normed = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), batch_norm=True)
     with caplog.at_level(logging.WARNING, "fedexp"):
@@ -726,13 +724,13 @@ def test_fedalign_warns_where_it_does_not_work(caplog):
     assert "resnet56_bottleneck" in caplog.text
 
 
-def test_no_gradient_of_the_divergence_goes_to_the_teacher():
+def test_divergence_has_no_gradient_for_the_teacher():
     teacher, student = torch.randn(2, 7, 10, generator=torch.Generator().manual_seed(0))
     slope = torch.func.grad(lambda t: kl_divergence(t, student, 1.0, None).sum())(teacher)
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=0)
 
 
-def test_fedalign_s_gradient():
+def test_fedalign_gradient_by_hand():
     """Of mu * constant * L_lip through the narrow stage alone, beside that of the cross-entropy."""
     algorithm = FedAlign(mu=0.5, width=0.4, clip=0.0)
     simulation = make_simulation(algorithm)
@@ -763,7 +761,7 @@ def test_fedalign_refuses_models_without_a_stage():
         make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
 
 
-def test_moon_s_projection_is_a_part_of_the_model():
+def test_moon_projection_is_part_of_the_model():
     simulation = make_simulation(Moon(mu=1.0, tau=0.5, projection=5))
     shapes = {k: tuple(v.shape) for k, v in simulation.initial.items() if not k.startswith("body.")}
     assert shapes == {

@@ -44,7 +44,7 @@ def objective(algorithm, params, **server):
 
 
 @pytest.mark.parametrize("compensation", [True, False])
-def test_glfc_s_loss_is_that_of_the_released_code(compensation):
+def test_glfc_loss_equals_released_code(compensation):
     """There over three outputs; here class 3, which is to come, is one more negative in the sum."""
     z, before = logits(6, 4), logits(6, 4, seed=1)
     loss = objective(
@@ -69,7 +69,7 @@ def test_glfc_s_loss_is_that_of_the_released_code(compensation):
     assert_close(loss, expected)
 
 
-def test_outputs_of_classes_so_far_have_the_gradients_of_the_released_code():
+def test_glfc_gradients_of_known_classes_equal_released_code():
     """Its _compute_loss and efficient_old_class_weight, whose network has three outputs so far."""
     z, before = logits(6, 4).requires_grad_(), logits(6, 4, seed=1)
     algorithm = replace(GLFC_, lambda_gc=0.5, lambda_rd=0.5)
@@ -111,14 +111,14 @@ def test_herding_by_hand():
     assert sorted(herding(features, 9).tolist()) == [0, 1, 2, 3]
 
 
-def test_of_equals_herding_takes_the_first():
+def test_herding_breaks_ties_by_order():
     """Features at -20, 20 and 0 degrees: after that at 0, the others are as far from the mean. A
     rounding, here of 1e-5 degrees, by which the mean lies nearer to the second, decides nothing."""
     angles = torch.deg2rad(torch.tensor([-20.0, 20 + 1e-5, 0], dtype=torch.float64))
     assert herding(torch.stack([angles.cos(), angles.sin()], 1), 2).tolist() == [2, 0]
 
 
-def test_a_client_of_glfc_keeps_equally_many_of_each_class():
+def test_glfc_keeps_equal_numbers_per_class():
     labels = np.array([0] * 5 + [1] * 2 + [2] * 5)
     features, eight = random(12, 3).__getitem__, replace(GLFC_, memory=8)
     first = eight.keep(np.zeros(0, int), np.arange(7), features, labels)
@@ -128,7 +128,7 @@ def test_a_client_of_glfc_keeps_equally_many_of_each_class():
     assert then[:2].tolist() == first[:2].tolist(), "the first that herding chose stay"
 
 
-def test_prototypes_are_the_images_closest_to_the_mean_of_their_class():
+def test_prototypes_are_the_images_closest_to_the_class_mean():
     """Of two examples of a class, which are equally far from their mean, the one that the client
     trains on first."""
     simulation = stream(GLFC_, augment=False, sizes=(1, 3, 5, 2))
@@ -155,7 +155,7 @@ def test_prototypes_are_the_images_closest_to_the_mean_of_their_class():
     assert 2 in y.bincount()
 
 
-def test_the_proxy_server_hands_out_the_best_model_of_the_task():
+def test_proxy_server_sends_the_best_model_of_the_task():
     """A model that is worse on the prototypes than the one before does not replace it; one that is
     as good does."""
     simulation = stream(GLFC_)
@@ -182,7 +182,7 @@ def test_the_proxy_server_hands_out_the_best_model_of_the_task():
 # --- FedCBDR
 
 
-def test_leverage_is_the_diagonal_of_the_projection():
+def test_leverage_equals_projection_diagonal():
     """X (X^T X)^-1 X^T, whose trace is the rank; a column that depends on others adds nothing. With
     the n columns of U that Eq. (4) prints every score is 1."""
     x = logits(7, 3)
@@ -217,7 +217,7 @@ def test_fedcbdr_draws_by_leverage_over_all_clients():
     assert [numbers.tolist() for numbers in every] == [[0, 1, 4, 9], [2, 3, 5]]
 
 
-def test_fedcbdr_s_loss_by_loops():
+def test_fedcbdr_loss_equals_loops():
     """Eq. (7): two old examples, three new ones; classes 1 and 3 have the temperature of new
     classes."""
     z = logits(6, 4)
@@ -235,7 +235,7 @@ def test_fedcbdr_s_loss_by_loops():
 
 
 @pytest.mark.parametrize("algorithm", [CBDR, GLFC_], ids=["fedcbdr", "glfc"])
-def test_clients_train_on_what_they_have_kept(algorithm):
+def test_clients_train_on_kept_examples(algorithm):
     simulation = stream(algorithm, participation=1.0)
     state = play(simulation, 3)
     first, second = (stage.federation for stage in simulation.stages)
@@ -256,7 +256,7 @@ def test_clients_train_on_what_they_have_kept(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", [CBDR, GLFC_], ids=["fedcbdr", "glfc"])
-def test_the_training_accuracy_of_local_models_counts_what_clients_have_kept(algorithm):
+def test_local_training_accuracy_includes_kept_examples(algorithm):
     """In the second task: right answers among all examples that a client trains on, its own of the
     task and those that it has kept, over their number; counted here again by the model that the
     client sends at the end."""
@@ -278,7 +278,7 @@ def test_the_training_accuracy_of_local_models_counts_what_clients_have_kept(alg
         assert last[client] == float(right.double().mean())
 
 
-def test_numbers_go_into_a_table_and_back():
+def test_kept_indices_survive_conversion_to_a_table():
     federation = stream(CBDR).stages[0].federation
     kept = [np.array([5, 3]), np.zeros(0, int), np.array([7]), np.array([1, 0, 2])]
     back = numbers_in({"kept": table(kept, torch.device("cpu"))}, federation)
@@ -295,12 +295,12 @@ def test_numbers_go_into_a_table_and_back():
         (GLFC, dict(lambda_rd=-1.0), r"algorithm\.lambda_rd=-1\.0"),
     ],
 )
-def test_bad_values(cls, given, message):
+def test_invalid_options_are_refused(cls, given, message):
     with pytest.raises(ConfigError, match=message):
         replace(CBDR if cls is FedCBDR else GLFC_, **given)
 
 
-def test_leverage_of_features_that_clients_have_hidden():
+def test_leverage_is_exact_for_rotated_features():
     """Eq. (1): each of two clients rotates its rows by P_k, both the columns by one Q; the server
     decomposes what it is sent, and client k undoes P_k in its rows of U."""
     x, sizes = logits(8, 3), (5, 3)

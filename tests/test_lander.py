@@ -47,7 +47,7 @@ def kl(student, teacher, temperature):
     return (p * (p.log() - q)).sum(1)
 
 
-def test_images_are_made_as_in_the_released_code():
+def test_generated_images_equal_released_code():
     """A warm-up and five batches of three steps with a batch norm teacher of classes 1 and 3; a
     batch of twelve has two noisy layers, and the student of the fourth and later batches has been
     trained."""
@@ -143,7 +143,7 @@ def test_images_are_made_as_in_the_released_code():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_the_student_s_batches_are_shuffled_with_every_pass(monkeypatch):
+def test_student_batches_are_reshuffled_every_pass(monkeypatch):
     """As a DataLoader with shuffle=True that is begun again: nine images in batches of four, two
     in a pass and one image left out."""
     monkeypatch.setattr(label_generator, "STUDENT_BATCH", 4)
@@ -163,7 +163,7 @@ def test_labels_are_balanced():
     assert set(draw_balanced_labels(5, 3).tolist()) <= set(range(5))
 
 
-def test_a_student_of_few_images_leaves_out_a_batch_of_one(monkeypatch):
+def test_student_skips_batches_of_one(monkeypatch):
     """Five images in batches of two: batch norm would have nothing to compare the last with."""
     monkeypatch.setattr(label_generator, "STUDENT_BATCH", 2)
     simulation = stream(model=Normed())
@@ -179,7 +179,7 @@ def test_a_student_of_few_images_leaves_out_a_batch_of_one(monkeypatch):
     assert not torch.equal(student.net.snapshot()["mapping.weight"], before["mapping.weight"])
 
 
-def test_the_local_loss_by_loops():
+def test_local_loss_equals_loops():
     """Classes 0 and 1 are old, 2 and 3 new; the features are a linear layer beside the
     classifier."""
     torch.manual_seed(0)
@@ -231,7 +231,7 @@ def test_the_local_loss_by_loops():
     assert_close(LANDER_.objective(net, models[0], batch, second), expected, atol=1e-10)
 
 
-def test_within_the_radius_the_bound_is_nothing():
+def test_penalty_is_zero_within_the_radius():
     """The bound is of the batch's mean: squared distances 0.05 and 0.3 have the mean 0.175, within
     the radius 0.2."""
     anchors = torch.zeros(2, 1).double()
@@ -248,7 +248,7 @@ def test_within_the_radius_the_bound_is_nothing():
     assert_close(found, torch.tensor(2.0).double().log())
 
 
-def test_what_is_trained_and_sent():
+def test_mapping_keeps_logits_and_old_model_is_sent_from_task_2():
     """The layer beside the classifier is a part of the model; logits stay those of the plain
     model."""
     simulation = stream()
@@ -268,7 +268,7 @@ def test_what_is_trained_and_sent():
 
 
 @pytest.mark.parametrize("kind", ["csv", "npy", "npz", "npz of several"])
-def test_embeddings_are_read_from_a_file(tmp_path, kind):
+def test_embeddings_from_a_file(tmp_path, kind):
     rows = np.loadtxt(EMBEDDINGS, delimiter=",")
     path = EMBEDDINGS if kind == "csv" else tmp_path / f"rows.{kind[:3]}"
     if kind == "npy":
@@ -280,7 +280,7 @@ def test_embeddings_are_read_from_a_file(tmp_path, kind):
     assert_close(simulation.initial_state().server["anchors"], torch.from_numpy(rows))
 
 
-def test_random_embeddings_are_the_same_in_every_run():
+def test_random_embeddings_are_reproducible():
     rows = embeddings("random", 5, 400)
     assert rows.shape == (5, 400)
     assert np.array_equal(rows, embeddings("random", 5, 400))
@@ -296,7 +296,7 @@ def test_random_embeddings_are_the_same_in_every_run():
         ("cat,dog\n", "is not a matrix of numbers"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused(tmp_path, content, message):
+def test_embeddings_of_wrong_shape_are_refused(tmp_path, content, message):
     path = tmp_path / "rows.csv"
     if content is not None:
         path.write_text(content)
@@ -304,7 +304,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, content, message):
         embeddings(str(path), 4, 8)
 
 
-def test_without_embeddings_a_run_is_refused():
+def test_missing_embeddings_are_refused():
     with pytest.raises(
         ConfigError, match=r"needs an embedding of each class name.*algorithm\.embeddings=random"
     ):
@@ -315,7 +315,7 @@ def test_without_embeddings_a_run_is_refused():
         replace(LANDER_, radius=-1.0)
 
 
-def test_the_weights_by_hand():
+def test_weights_by_hand():
     """Of 6 classes 3 old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711; 0.2 * 1.5 / beta and 0.4
     * 2 * beta."""
     cur, pre = LANDER_.weights(torch.tensor(3.0), torch.tensor(6.0))

@@ -39,7 +39,7 @@ def randomised(network: nn.Module) -> nn.Module:
     return network
 
 
-def test_a_linear_layer_adds_its_low_rank_product():
+def test_linear_layer_adds_its_low_rank_product():
     """By hand: W = [[1, 2]], b = 3, A = [[1, -1]] (r = 1), B = [[4]], scale 0.5, x = (1, 5): W x +
     b = 1 + 10 + 3 = 14, A x = -4, 0.5 * 4 * -4 = -8, together 6."""
     layer = nn.Linear(2, 1)
@@ -57,7 +57,7 @@ def test_a_linear_layer_adds_its_low_rank_product():
 @pytest.mark.parametrize(
     "places", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 0)}]
 )
-def test_a_merged_convolution_is_the_adapted_one(places):
+def test_merged_convolution_equals_adapted_one(places):
     torch.manual_seed(0)
     adapted = randomised(LowRank(nn.Conv2d(3, 5, (3, 2), **places), 2, 0.7).double())
     x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
@@ -66,7 +66,7 @@ def test_a_merged_convolution_is_the_adapted_one(places):
     torch.testing.assert_close(adapted.merged()(x), expected)
 
 
-def test_a_merged_network_has_the_names_and_outputs_of_a_plain_one():
+def test_merged_network_has_plain_names_and_equal_outputs():
     torch.manual_seed(0)
     lora = LoRA(rank=2, alpha=3.0, targets=("stem", "inner"))
     network = randomised(Own(lora=lora).build((1, 6, 6), 4).double())
@@ -77,7 +77,7 @@ def test_a_merged_network_has_the_names_and_outputs_of_a_plain_one():
     assert merged.state_dict().keys() == Own().build((1, 6, 6), 4).state_dict().keys()
 
 
-def test_adapters_and_head_alone_are_trained_and_sent():
+def test_only_adapters_and_head_are_trained_and_sent():
     """Of inner (3 -> 6) with rank 2: A has 6 numbers, B 12; of the head (6 -> C) 7 C. Eight bytes
     each."""
     simulation = make_simulation(model=Own(lora=LoRA(rank=2)))
@@ -138,7 +138,7 @@ def test_engines_agree_on_adapters(name):
         ),
     ],
 )
-def test_what_cannot_be_adapted_is_named(model, message):
+def test_unsupported_layers_are_named(model, message):
     shape = (1, 6, 6) if isinstance(model, Own) else (3, 224, 224)
     with (
         pytest.raises(ConfigError, match=message),
@@ -147,7 +147,7 @@ def test_what_cannot_be_adapted_is_named(model, message):
         model.build(shape, 4)
 
 
-def test_the_adapters_are_those_of_peft():
+def test_adapters_equal_peft():
     """The same weights of A and B: the same output, and the same merged layer."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -172,13 +172,13 @@ def test_the_adapters_are_those_of_peft():
     torch.testing.assert_close(merge(ours)(x).logits, theirs.merge_and_unload()(x))
 
 
-def test_with_a_fixed_the_mean_of_products_is_that_of_b():
+def test_frozen_a_is_not_trained():
     simulation = make_simulation(model=Own(lora=LoRA(rank=2, freeze_a=True)))
     assert set(simulation.initial) == {"backbone.inner.up.weight"} | HEAD
 
 
 @pytest.mark.slow
-def test_an_exported_model_has_its_adapters_merged(tmp_path):
+def test_exported_model_has_merged_adapters(tmp_path):
     """A whole run; the file has the names of a network without adapters, and says the same."""
     name = [
         "model=torchvision",

@@ -58,7 +58,7 @@ def context(simulation, rounds, position):
 
 
 @pytest.mark.parametrize("method", ["ala", "fomo"])
-def test_padding_is_in_no_statistic(method):
+def test_padding_does_not_change_statistics(method):
     """Of six examples, beside a client of twenty: what is padded to the number of the latter's
     counts no more than where the client is alone."""
     simulation = make_simulation(
@@ -84,7 +84,7 @@ def ala(**changes):
     return FedALA(**dict(eta=1.0, part=0.8, threshold=0.1, max_passes=3) | changes)
 
 
-def test_fedala_is_off_before_a_client_has_trained():
+def test_fedala_does_nothing_before_first_participation():
     simulation = make_simulation(ala())
     ctx, data, _, _ = context(simulation, 0, 0)
     assert_close(
@@ -124,7 +124,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
 
 
 @pytest.mark.parametrize("share", [1000.0, 1.03, 0.97])
-def test_fedala_s_search_ends_by_the_population_deviation(share):
+def test_fedala_stops_by_population_standard_deviation(share):
     """Eleven passes or more, until the last ten losses have sqrt(mean of squares about their mean)
     below the threshold: here far above theirs at the first look, a little above and a little below.
     With 9 as divisor it would be 5.4 % more. Four examples, one batch; the loss of a pass is that
@@ -165,7 +165,7 @@ def test_fedala_s_search_ends_by_the_population_deviation(share):
 # --- FedRoD
 
 
-def test_fedrod_s_two_losses():
+def test_fedrod_losses_by_hand():
     simulation = make_simulation(FedRoD(gamma=0.5))
     ctx, data, client, _ = context(simulation, 1, -1)
     net, counts = simulation.runtime.net, simulation.stages[0].federation.counts[client]
@@ -187,7 +187,7 @@ def test_fedrod_s_two_losses():
     )
 
 
-def test_fedrod_s_personal_loss_moves_the_personal_classifier_alone():
+def test_fedrod_personal_loss_trains_only_the_personal_classifier():
     simulation = make_simulation(FedRoD(gamma=1.0))
     ctx, data, _, _ = context(simulation, 1, -1)
     net, batch = simulation.runtime.net, next(data.batches())
@@ -202,7 +202,7 @@ def test_fedrod_s_personal_loss_moves_the_personal_classifier_alone():
         assert torch.equal(one[name], other[name]) == (not name.startswith(PERSONAL))
 
 
-def test_fedrod_with_absent_classes_in_the_padding_is_finite():
+def test_fedrod_is_finite_if_padding_has_absent_classes():
     algorithm, C = FedRoD(gamma=1.0), 4
     simulation = make_simulation(algorithm)
     ctx, data, _, _ = context(simulation, 1, 0)
@@ -258,7 +258,7 @@ def test_fedfomo_trains_and_validates_on_different_examples():
         )
 
 
-def test_fedfomo_validates_on_nothing_that_it_has_trained_on():
+def test_fedfomo_never_validates_on_training_examples():
     """A client whose examples become fewer, or others, as in a schedule: of those that stay, what
     was for validation is so still, and what was trained on too. It depends on the number of an
     example, not on which others there are."""
@@ -289,7 +289,7 @@ def averages_by_loops(state, federations):
 
 
 @pytest.mark.parametrize(("distance", "federations"), [("l1", 0), ("l2", 0), ("l1", 2)])
-def test_fedfomo_s_weights_by_loops(distance, federations):
+def test_fedfomo_weights_equal_loops(distance, federations):
     """Against the model before the client's last training; its own trained model is a candidate
     like the others, and so are the averages of sub-federations and their mean."""
     algorithm = fomo(distance=distance, federations=federations)
@@ -332,7 +332,7 @@ def test_fedfomo_s_weights_by_loops(distance, federations):
     )
 
 
-def test_fedfomo_s_sub_federations_are_clusters_of_the_affinities():
+def test_fedfomo_federations_are_clusters_of_affinities():
     """Of six clients, 0, 2, 4 prefer each other and 1, 3, 5; the weak affinity of 0 to 1 counts
     little. Before a client has trained there are no averages, and those of a sub-federation without
     a trained model are left out."""
@@ -361,7 +361,7 @@ def test_fedfomo_s_sub_federations_are_clusters_of_the_affinities():
         make_simulation(fomo(federations=5)).initial_state()
 
 
-def test_fedfomo_knows_when_each_client_was_trained_last():
+def test_fedfomo_tracks_last_participation():
     simulation = make_simulation(fomo(federations=2), participation=0.4)
     state, last = simulation.initial_state(), [0] * 5
     for number in range(1, 4):
@@ -373,7 +373,7 @@ def test_fedfomo_knows_when_each_client_was_trained_last():
     assert len(set(last)) > 2
 
 
-def test_fedfomo_s_baseline_is_where_the_last_training_started():
+def test_fedfomo_baseline_is_the_model_before_last_training():
     """A client without candidates (there are no others) goes on from its trained model if that is
     better; with a model that training made worse, it goes back."""
     simulation = make_simulation(fomo(models=1), sizes=(10,), participation=1.0)
@@ -407,7 +407,7 @@ def test_fedfomo_breaks_ties_at_random():
     assert best == [2, 3, 1], "also among values below 0"
 
 
-def test_fedfomo_explores_place_by_place():
+def test_fedfomo_draws_exploration_for_each_slot():
     """Half of four places are random: over many draws the best model is nearly always sent, but not
     always first."""
     algorithm, others = fomo(models=2, epsilon=0.5), np.arange(1, 9)
@@ -423,7 +423,7 @@ def test_fedfomo_explores_place_by_place():
 
 
 @pytest.mark.parametrize(("number", "epsilon"), [(0, 1.0), (1, 0.75), (2, 0.5), (4, 0.0), (6, 0.0)])
-def test_fedfomo_explores_less_from_round_to_round(number, epsilon):
+def test_fedfomo_exploration_decays_by_round(number, epsilon):
     """From 1 it falls by 0.25 a round. Client 1 is the best of eight and is chosen with 1 - epsilon
     + epsilon / 8: of 400 draws its number has a deviation of at most 10."""
     algorithm, others = fomo(models=1, epsilon=1.0, epsilon_decay=0.25), np.arange(1, 9)
@@ -461,7 +461,7 @@ def test_fedfomo_counts_rounds_and_keeps_batch_counts_whole():
     )
 
 
-def test_fedfomo_s_models_keep_their_running_statistics():
+def test_fedfomo_models_keep_their_running_statistics():
     """Those of a client go into its next training; what is tested has the mean of all clients' with
     n_k."""
     simulation = make_simulation(fomo(), model=Normed(), participation=0.6)
@@ -498,7 +498,7 @@ def test_fedfomo_tests_the_average_of_all_clients_models():
 
 
 @pytest.mark.parametrize("change", ["tasks", "schedule"])
-def test_fedfomo_s_average_stays_one_when_clients_have_other_examples(change):
+def test_fedfomo_average_weights_sum_to_one_if_clients_change(change):
     """Its weights are those of the first task or partition, so that each model counts by w_k / sum
     w, whatever n_k is when it changes: here from round 3 on clients have a replay buffer, or fewer
     examples of two classes."""
@@ -527,7 +527,7 @@ def test_fedfomo_s_average_stays_one_when_clients_have_other_examples(change):
                 assert_close(found, expected)
 
 
-def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
+def test_fedfomo_affinity_accumulates_weights_and_selects_models():
     simulation = make_simulation(fomo(epsilon=0.0), participation=1.0, sizes=LARGER)
     state, algorithm = play(simulation, 2), simulation.algorithm
     cohort = assemble(simulation, state, 3)
@@ -568,7 +568,7 @@ def statistics_by_hand(net, params, data, examples, classes):
     return count.double(), mean, torch.stack(square)
 
 
-def test_fedpac_s_statistics_of_one_pass():
+def test_fedpac_statistics_by_hand():
     simulation = make_simulation(pac())
     ctx, data, client, _ = context(simulation, 2, -1)
     per_epoch = -(-len(simulation.stages[0].federation.parts[client]) // LOCAL.batch_size)
@@ -579,7 +579,7 @@ def test_fedpac_s_statistics_of_one_pass():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_fedpac_s_round_by_autograd(optimizer):
+def test_fedpac_round_equals_autograd(optimizer):
     """The classifier for an epoch with lr 0.2, then the body for two on CE + lambda * MSE, one
     client; round 2."""
     local = replace(LOCAL, epochs=2, optimizer=optimizer)
@@ -610,7 +610,7 @@ def test_fedpac_does_not_align_in_the_first_round():
     assert context(simulation, 0, 0)[0].setup["aligns"] == 0
 
 
-def test_fedpac_s_combination_minimises_the_objective():
+def test_fedpac_combination_minimises_the_objective():
     """V and D by loops; the solution is no worse than any of many points of the simplex."""
     generator = np.random.default_rng(0)
     count = torch.tensor([[4, 0, 2], [1, 5, 0], [3, 3, 3]]).double()
@@ -644,14 +644,14 @@ def test_fedpac_s_combination_minimises_the_objective():
         assert weights[i].argmax() == i, "its own classifier has no bias"
 
 
-def test_fedpac_s_solver_on_a_diagonal():
+def test_fedpac_solver_on_a_diagonal_matrix():
     """min sum v_k a_k^2 on the simplex: a_k proportional to 1 / v_k."""
     assert simplex_minimum(np.diag([1.0, 2.0, 4.0]), 0) == pytest.approx(
         np.array([4, 2, 1]) / 7, abs=1e-4
     )
 
 
-def test_fedpac_s_solver_drops_small_eigenvalues_and_weights():
+def test_fedpac_solver_drops_small_eigenvalues_and_weights():
     """With one below 0 all below 0.01 go, here both: every combination is as good, and the answer
     is where the solver begins. The minimum for 1 and 5000 is (5000, 1) / 5001, whose second weight
     is below 0.001."""

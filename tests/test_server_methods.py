@@ -75,7 +75,7 @@ def test_fedavgm_is_momentum_on_the_server():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7, 60])
-def test_effective_steps_are_the_way_of_a_constant_gradient(momentum, steps):
+def test_effective_steps_equal_progress_under_constant_gradient(momentum, steps):
     """With gradient 1 and lr 1, momentum SGD goes sum over s of (1 + rho + ... + rho^(s-1))."""
     position = buffer = 0.0
     for _ in range(steps):
@@ -89,7 +89,7 @@ def test_effective_steps_are_the_way_of_a_constant_gradient(momentum, steps):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_fednova_of_equal_clients_is_fedavg(optimizer):
+def test_fednova_with_equal_clients_is_fedavg(optimizer):
     local = replace(LOCAL, optimizer=optimizer)
     nova, average = (
         play(make_simulation(algorithm, local, sizes=EQUAL, participation=0.5)).server["params"]
@@ -98,7 +98,7 @@ def test_fednova_of_equal_clients_is_fedavg(optimizer):
     assert_close(nova, average)
 
 
-def test_fednova_by_the_paper_s_formula():
+def test_fednova_equals_the_paper_s_formula():
     """w - lr * tau_eff * sum_k p_k d_k with d_k = (w - w_k) / (lr a_k), client by client."""
     simulation, state, cohort, trained, about = one_round(FedNova(variant="plain"))
     start, lr = flat(state.server["params"]), about.lr
@@ -112,7 +112,7 @@ def test_fednova_by_the_paper_s_formula():
     assert_close(flat(new), start - lr * tau * d, 1e-6)  # a in float32 above
 
 
-def test_fednova_with_adam_counts_steps():
+def test_fednova_counts_steps_with_adam():
     """a_k = tau_k, and the correction of the variants is refused: its size is not that of
     gradients."""
     adam = replace(LOCAL, optimizer="adam", lr=0.01)
@@ -156,7 +156,7 @@ def test_fednova_mean_direction():
         (FedCurv(lambda_=1.0, samples=5, estimator="sample"), "v", "v", False),
     ],
 )
-def test_server_state_is_mean_or_sum_over_all_clients(algorithm, server, client, mean):
+def test_server_state_is_mean_or_sum_of_client_states(algorithm, server, client, mean):
     """Those that have never taken part count with 0."""
     simulation = make_simulation(algorithm, participation=0.4, local=replace(LOCAL, lr=0.02))
     state = play(simulation, 4)
@@ -166,7 +166,7 @@ def test_server_state_is_mean_or_sum_over_all_clients(algorithm, server, client,
     assert_close(flat(state.server[server]), total / (5 if mean else 1))
 
 
-def test_scaffold_s_variate_by_examples_counts_every_client():
+def test_scaffold_variate_weighted_by_examples_counts_every_client():
     """With two of five clients a round c is sum_k (n_k / n) c_k over all five, n = 1 + 3 + 7 + 8 +
     6 = 25; those that have never taken part count with 0. So c moves by less than the mean over the
     two."""
@@ -184,7 +184,7 @@ def test_scaffold_s_variate_by_examples_counts_every_client():
 
 
 @pytest.mark.parametrize("divisor", ["steps", "effective"])
-def test_a_client_without_a_step_keeps_its_variate(divisor):
+def test_client_without_steps_keeps_its_variate(divisor):
     """Its gradient is not 0 but unknown: c_k <- c_k, and nothing to add to c. With a step c_k - c
     is added."""
     algorithm = Scaffold(divisor=divisor, variates="uniform")
@@ -274,13 +274,13 @@ def distances(algorithm, sizes, *weights, rounds=45):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_fixed_point(algorithm, reaches, rounds):
+def test_which_methods_reach_the_optimum(algorithm, reaches, rounds):
     (found,) = distances(algorithm, EQUAL, [1] * 4, rounds=rounds)
     assert found < 1e-7 if reaches else found > 1e-4
 
 
 @pytest.mark.slow
-def test_scaffold_s_fixed_point_depends_on_how_variates_are_averaged():
+def test_scaffold_fixed_point_depends_on_variate_weights():
     """Models are averaged with n_k in both cases: only the weights of the variates decide what is
     minimised."""
     sizes = (3, 7, 10, 12)
@@ -296,7 +296,7 @@ def test_scaffold_s_fixed_point_depends_on_how_variates_are_averaged():
 # --- FedDyn
 
 
-def test_feddyn_clips_as_torch_does():
+def test_feddyn_clipping_equals_torch():
     values = {"a": torch.randn(3, 4, dtype=torch.float64), "b": torch.randn(5, dtype=torch.float64)}
     for bound in (0.5, 100.0):
         parameters = [torch.nn.Parameter(torch.zeros_like(v)) for v in values.values()]
@@ -306,7 +306,7 @@ def test_feddyn_clips_as_torch_does():
         assert_close(list(clipped(values, bound).values()), [p.grad for p in parameters])
 
 
-def test_feddyn_is_the_paper_s_form():
+def test_feddyn_equals_the_paper_s_algorithm():
     """Algorithm 1 with h_k: L + -<h_k, w> + alpha/2 ||w - w_t||^2; h <- h - alpha/K sum (w_k -
     w_t); w = mean - h/alpha."""
     alpha, algorithm = 0.3, FedDyn(alpha=0.3, clip=0.0, per_client_alpha=False)
@@ -344,7 +344,7 @@ def test_feddyn_is_the_paper_s_form():
         )
 
 
-def test_feddyn_alpha_of_each_client():
+def test_feddyn_alpha_per_client():
     simulation = make_simulation(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
     for client, part in enumerate(simulation.stages[0].federation.parts):
         plan = simulation.algorithm.host_plan(
@@ -384,7 +384,7 @@ def analytic(params, batch):
     return delta[:, :, None] * x[:, None], delta
 
 
-def test_fedcurv_s_fisher_of_softmax_regression():
+def test_fedcurv_fisher_of_softmax_regression():
     local = replace(LOCAL, epochs=2, batch_size=4)  # 10 examples: batches of 4, 4, 2, twice
     u, params, batches = fisher_context("sample", 500, local)
     grads = [analytic(params, batch) for batch in batches[:3]]  # one pass
@@ -395,7 +395,7 @@ def test_fedcurv_s_fisher_of_softmax_regression():
         assert_close(u[name], sum(g[part].mean(0) ** 2 for g in grads) / 3)
 
 
-def test_fedcurv_looks_at_a_pass_of_its_own():
+def test_fedcurv_computes_fisher_on_an_extra_pass():
     """All examples once, in another order and with other augmentation than in training; fewer
     batches where `samples` needs no more; the other batches of a shorter client are masked."""
     local = replace(LOCAL, epochs=2, batch_size=4)
@@ -418,13 +418,13 @@ def test_fedcurv_looks_at_a_pass_of_its_own():
 
 
 @pytest.mark.parametrize(("samples", "used"), [(0, 1), (3, 1), (4, 2), (7, 2), (8, 3), (99, 3)])
-def test_fedcurv_stops_after_more_than_s_examples(samples, used):
+def test_fedcurv_stops_after_s_examples(samples, used):
     u, params, batches = fisher_context("batch", samples, replace(LOCAL, epochs=2, batch_size=4))
     grads = [analytic(params, batch)[1].mean(0) ** 2 for batch in batches[:used]]
     assert_close(u["classifier.bias"], sum(grads) / used)
 
 
-def test_fedcurv_s_penalty_is_the_sum_over_the_others():
+def test_fedcurv_penalty_sums_over_other_clients():
     """lambda sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j), up to a constant: compare two points."""
     algorithm = FedCurv(lambda_=0.7, samples=5, estimator="batch")
     simulation = make_simulation(algorithm)

@@ -70,7 +70,7 @@ def logits(*shape, seed=0):
 
 
 @pytest.mark.parametrize("tau", [1.0, 2.0])
-def test_fedlmd_is_the_released_formula(tau):
+def test_fedlmd_equals_released_code(tau):
     """The released code subtracts 1000 from the logits of the classes that are masked."""
     z, teacher, y = logits(3, 5), logits(3, 5, seed=1), torch.tensor([0, 3, 1])
     minority = torch.tensor([0.0, 1, 1, 0, 1], dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_fedlmd_without_a_teacher_by_hand():
     torch.testing.assert_close(loss, F.cross_entropy(z, torch.tensor([0]))[None] + np.log(2) / 2)
 
 
-def test_fedlmd_distils_nothing_where_no_class_is_left():
+def test_fedlmd_distils_nothing_without_minority_classes():
     z, minority = logits(2, 3), torch.tensor([1.0, 0, 0], dtype=torch.float64)
     method = FedLMD(beta=1.0, tau=1.0, teacher=True)
     sent = context({"params": {"z": logits(2, 3, seed=1)}}, plan={"minority": minority})
@@ -113,7 +113,7 @@ def test_fedlmd_distils_nothing_where_no_class_is_left():
     assert grads["z"].isfinite().all()
 
 
-def test_fedlmd_majority_has_more_examples_than_a_class_on_average():
+def test_fedlmd_majority_classes_have_above_average_counts():
     simulation = make_simulation(FedLMD(beta=1.0, tau=1.0, teacher=True))
     for client, counts in enumerate(simulation.stages[0].federation.counts):
         plan = simulation.algorithm.host_plan(
@@ -123,7 +123,7 @@ def test_fedlmd_majority_has_more_examples_than_a_class_on_average():
 
 
 @pytest.mark.parametrize("variant", ["released", "paper"])
-def test_feddecorr_is_numpys_correlation(variant):
+def test_feddecorr_equals_numpy_correlation(variant):
     features = logits(6, 4)
     K = torch.from_numpy(np.corrcoef(features.numpy().T))
     outside = K[~torch.eye(4, dtype=torch.bool)] ** 2
@@ -171,7 +171,7 @@ def test_fedrs_by_hand():
     torch.testing.assert_close(loss, torch.tensor([np.log(4)], dtype=torch.float64))
 
 
-def test_fedrs_restricts_the_classes_without_an_example():
+def test_fedrs_restricts_missing_classes():
     """One example is enough for a class to be there."""
     simulation = make_simulation(FedRS(alpha=0.25))
     federation = replace(simulation.stages[0].federation, counts=np.array([[5, 1, 0], [0, 2, 0]]))
@@ -182,7 +182,7 @@ def test_fedrs_restricts_the_classes_without_an_example():
     assert factors == [[1.0, 1.0, 0.25], [0.25, 1.0, 0.25]]
 
 
-def test_fedssd_s_credibility_by_hand():
+def test_fedssd_credibility_by_hand():
     """Of class 0, 3 of 4 are right and 1 is taken for class 1; of class 1, 1 of 2 and 1 for class
     0; none of class 2. M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""
     labels, answers = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 0])
@@ -190,7 +190,7 @@ def test_fedssd_s_credibility_by_hand():
     torch.testing.assert_close(found, torch.tensor([3 / 8, 3 / 8, 0], dtype=torch.float64))
 
 
-def test_fedssd_s_loss_by_loops():
+def test_fedssd_loss_equals_loops():
     z, teacher, y = logits(3, 4), 2 * logits(3, 4, seed=1), torch.tensor([2, 0, 3])
     trusted = torch.tensor([0.9, 0.3, 0.7, 0.0], dtype=torch.float64)
     sent = context({"params": {"z": teacher}, "credibility": trusted})
@@ -205,7 +205,7 @@ def test_fedssd_s_loss_by_loops():
     assert (loss - F.cross_entropy(z, y, reduction="none")).max() > 1e-3
 
 
-def test_fedssd_believes_the_model_that_is_sent():
+def test_fedssd_measures_credibility_of_the_received_model():
     """In round 1 nothing; then the accuracies of each global model on the public examples, counted
     one by one."""
     simulation = make_simulation(FedSSD(m_max=1.0, threshold=0.0), public=0.2, sizes=LARGER)
@@ -220,7 +220,7 @@ def test_fedssd_believes_the_model_that_is_sent():
     assert max(expected) > 0
 
 
-def test_fedgkd_distils_from_the_mean_of_the_last_models():
+def test_fedgkd_distils_from_mean_of_last_models():
     """Three rounds, two models: the teacher is the mean of the global models after rounds 2 and
     3."""
     simulation = make_simulation(FedGKD(gamma=0.5, tau=2.0, models=2))
@@ -255,7 +255,7 @@ def grad_at(z, y):
     return z.grad
 
 
-def test_fedsam_takes_the_gradient_at_the_ascended_point():
+def test_fedsam_uses_gradient_at_perturbed_point():
     z, y = logits(3, 4), [0, 1, 3]
     memory = {"momentum": {"z": torch.zeros_like(z)}}
     params, _, loss = FedSAM(rho=0.3).local_step(Table(), {"z": z}, memory, batch_of(y), context())
@@ -264,7 +264,7 @@ def test_fedsam_takes_the_gradient_at_the_ascended_point():
     torch.testing.assert_close(loss, F.cross_entropy(z, torch.as_tensor(y)))
 
 
-def test_fedspeed_step():
+def test_fedspeed_step_by_hand():
     z, start, h, y = logits(3, 4), logits(3, 4, seed=1), logits(3, 4, seed=2), [0, 1, 3]
     method = FedSpeed(rho=0.3, lambda_=0.2, alpha=0.75, clip=0.1)
     memory = {"momentum": {"z": torch.zeros_like(z)}}
@@ -280,7 +280,7 @@ def test_fedspeed_step():
     torch.testing.assert_close(state["h"]["z"], h + params["z"] - start)
 
 
-def test_fedsmoo_step():
+def test_fedsmoo_step_by_hand():
     z, start, h, dual, s = (logits(3, 4, seed=seed) for seed in range(5))
     y, method = [0, 1, 3], FedSMOO(rho=0.3, lambda_=0.2, clip=0.0)
     ctx = context({"params": {"z": start}, "s": {"z": s}}, {"h": {"z": h}, "dual": {"z": dual}})
@@ -310,7 +310,7 @@ def trained(algorithm, rounds=1):
     return state, result.messages, describe(simulation, state, cohort, result)
 
 
-def test_fedexp_extrapolates():
+def test_fedexp_step_size_by_hand():
     state, messages, about = trained(FedExPStep(eps=1e-3))
     start = flat(state.server["params"])
     updates = [
@@ -328,7 +328,7 @@ def test_fedexp_extrapolates():
     torch.testing.assert_close(small, FedAvg().aggregate(state.server, messages, about)["params"])
 
 
-def test_fedspeed_and_fedsmoo_servers():
+def test_fedspeed_and_fedsmoo_server_steps_by_hand():
     for algorithm in (
         FedSpeed(rho=0.1, lambda_=0.5, alpha=1.0, clip=0.0),
         FedSMOO(rho=0.1, lambda_=0.5, clip=0.0),
@@ -345,7 +345,7 @@ def test_fedspeed_and_fedsmoo_servers():
             torch.testing.assert_close(flat(server["s"]), 0.1 * mean / mean.norm())
 
 
-def test_fedgkd_remembers_the_models_that_were_sent():
+def test_fedgkd_keeps_the_last_global_models():
     """With a server optimizer the global model is not the average: the teacher is the mean of what
     was sent."""
     method = FedGKD(gamma=0.5, tau=2.0, models=2)

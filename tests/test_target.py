@@ -36,13 +36,13 @@ def made_by(algorithm, simulation, model, classes, seed):
 
 
 @pytest.mark.parametrize(("height", "width"), [(6, 6), (8, 8), (28, 28), (5, 9)])
-def test_the_generator_has_the_size_of_the_images(height, width):
+def test_generator_output_has_the_image_size(height, width):
     values = Generator((3, height, width), 2)(torch.randn(4, generator.LATENT)).detach()
     assert values.shape == (4, 3, height, width)
     assert 0 <= float(values.min()) <= float(values.max()) <= 1
 
 
-def test_images_are_made_as_in_the_released_code():
+def test_generated_images_equal_released_code():
     """Two batches of three steps with a batch norm teacher, whose statistics hooks look at; the
     labels are 1 or 3. The released teacher has outputs for these two alone, so the cross-entropy is
     over these: of 0 and 2, which may be classes of later tasks, it knows nothing."""
@@ -117,7 +117,7 @@ def test_moving_statistics_by_hand():
     assert Statistics().distance([]) == 0
 
 
-def test_the_teacher_recognises_its_images():
+def test_teacher_recognises_generated_images():
     """After some steps, most images are taken for the labels that they were made for, of the three
     classes that the teacher knows. The labels are drawn after the generator and z."""
     simulation = make_simulation(participation=1.0)
@@ -136,7 +136,7 @@ def test_the_teacher_recognises_its_images():
     assert (answers == places).double().mean() > 0.75
 
 
-def test_the_local_loss_by_loops():
+def test_local_loss_equals_loops():
     """Classes 0 and 1 are old, 2 is new, 3 is to come: CE over class 2 and, of the images, KD over
     classes 0 and 1."""
     torch.manual_seed(0)
@@ -175,7 +175,7 @@ def test_the_local_loss_by_loops():
     assert_close(found, F.cross_entropy(logits, torch.tensor([0, 0])) + 5.0 * kd)
 
 
-def test_what_the_server_keeps_and_sends():
+def test_server_keeps_and_sends_images():
     """In task 1 neither old model nor images; in task 2 those made at its beginning, the same until
     its end."""
     simulation = stream()
@@ -193,7 +193,7 @@ def test_what_the_server_keeps_and_sends():
     assert sorted(plan["order"]) == list(range(8))
 
 
-def test_it_is_for_images_and_new_classes():
+def test_runs_without_new_classes_are_refused():
     with pytest.raises(ConfigError, match="scenario=class_incremental"):
         make_simulation(TARGET_)
     with pytest.raises(ConfigError, match=r"algorithm\.batch_size"):
