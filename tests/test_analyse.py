@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import fedexp
-from fedexp.analysis.posthoc import features, joint, loss_plane, vectors
+from fedexp.analysis.posthoc import features, loss_plane, vectors
 from fedexp.analysis.posthoc.hessian import largest, loss_hessian, spectrum_of
-from fedexp.analysis.posthoc.noise import default_strengths, noise_curve
+from fedexp.analysis.posthoc.noise import noise_curve
 from fedexp.analysis.posthoc.pictures import picture_of
-from fedexp.analysis.posthoc.subject import Examples, Named, Subject, subject_of
+from fedexp.analysis.posthoc.subject import Subject, load_subject
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
@@ -49,10 +49,11 @@ def test_filter_normalisation_by_hand():
 
 def test_filters_of_convolutions_are_their_outputs():
     w = {"c": torch.randn(3, 2, 5, 5, dtype=torch.float64)}
-    found = vectors.random_direction(w, seed=1, number=0)["c"]
+    first, again, second = (vectors.gaussian(w, seed=1, number=number) for number in (0, 0, 1))
+    found = vectors.filter_normalised(first, w)["c"]
     torch.testing.assert_close(found.flatten(1).norm(dim=1), w["c"].flatten(1).norm(dim=1))
-    torch.testing.assert_close(vectors.random_direction(w, 1, 0)["c"], found, rtol=0, atol=0)
-    assert not torch.equal(vectors.random_direction(w, 1, 1)["c"], found)
+    assert torch.equal(first["c"], again["c"])
+    assert not torch.equal(first["c"], second["c"])
 
 
 def test_the_plane_through_three_models_by_hand():
@@ -96,7 +97,7 @@ def toy():
 
 def dense_hessian(subject):
     """Of the mean cross-entropy, by torch.func.hessian of the flat parameters."""
-    params = subject.use(subject.first)
+    params = subject.load(subject.model)
     x, y = subject.runtime.load_test(torch.arange(20))
 
     def loss(flat):
@@ -108,7 +109,7 @@ def dense_hessian(subject):
 
 def test_eigenvalues_are_those_of_the_dense_hessian(toy):
     dense = dense_hessian(toy)
-    params = toy.use(toy.first)
+    params = toy.load(toy.model)
     vector = torch.linspace(-1, 1, len(dense), dtype=torch.float64)
     torch.testing.assert_close(
         loss_hessian(toy, params)(vector), dense @ vector, rtol=1e-9, atol=1e-12
@@ -137,35 +138,27 @@ def test_eigenvalues_of_a_known_matrix_and_too_many_of_them():
 def test_a_surface_is_what_each_of_its_models_gives(toy):
     """Its middle is the model itself; at the corner of a random plane it is the model moved along
     both directions."""
-    plane = loss_plane.random_plane(toy, points=3, span=0.5, seed=3)
+    plane = loss_plane.plane_around(toy, "random", points=3, span=0.5, seed=3)
     surface = loss_plane.surface_of(toy, plane)
-    params = toy.use(toy.first)
+    params = toy.load(toy.model)
     middle = toy.runtime.evaluate(params)
     assert surface.loss[1, 1] == pytest.approx(float(middle.loss), rel=1e-12)
     assert surface.accuracy[1, 1] == int(middle.class_correct.sum()) / 20
     corner = {k: v + 0.5 * plane.u[k] - 0.5 * plane.v[k] for k, v in params.items()}
     assert surface.loss[0, 2] == pytest.approx(float(toy.runtime.evaluate(corner).loss), rel=1e-9)
-    again = loss_plane.surface_of(toy, loss_plane.random_plane(toy, points=3, span=0.5, seed=3))
-    np.testing.assert_array_equal(again.loss, surface.loss)
 
 
 def test_the_plane_of_models_holds_them(toy):
     """The loss at the position of each is its own."""
-    models = [
-        Named(
-            str(i),
-            replace(
-                toy.first,
-                params={k: v + i * torch.sin(v * 9 * i) for k, v in toy.first.params.items()},
-            ),
-        )
-        for i in range(3)
-    ]
+    models = []
+    for i in range(3):
+        params = {k: v + i * torch.sin(v * 9 * i) for k, v in toy.model.params.items()}
+        models.append(replace(toy.model, params=params))
     plane = loss_plane.model_plane(toy, models, points=4)
     for model, (x, y) in zip(models, plane.positions.tolist(), strict=True):
         at = toy.runtime.evaluate(vectors.moved(plane.origin, [(x, plane.u), (y, plane.v)]))
         assert float(at.loss) == pytest.approx(
-            float(toy.runtime.evaluate(model.kept.params).loss), rel=1e-9
+            float(toy.runtime.evaluate(model.params).loss), rel=1e-9
         )
     low, high = plane.positions.min(0), plane.positions.max(0)
     assert plane.x[0] < low[0] < high[0] < plane.x[-1]
@@ -175,7 +168,7 @@ def test_the_plane_of_models_holds_them(toy):
 def test_noise_is_added_to_all_parameters(toy):
     """w + s e: without noise the model's own loss, exactly; else that of the sum. A draw keeps e at
     all strengths."""
-    params = toy.use(toy.first)
+    params = toy.load(toy.model)
     own = toy.runtime.evaluate(params)
     found = noise_curve(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
     assert found.loss.shape == found.accuracy.shape == (2, 3)
@@ -205,12 +198,13 @@ def test_the_scale_of_noise_by_hand(toy):
     found = vectors.relative_to(HAND, d)
     torch.testing.assert_close(found["w"], d["w"] * 7.25**0.5)
     assert found["b"].tolist() == [3, 5]
-    params = toy.use(toy.first)
+    params = toy.load(toy.model)
     e = vectors.relative_to(params, vectors.gaussian(params, 0, 0))
     at = {name: value + 0.2 * e[name] for name, value in params.items()}
     found = noise_curve(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
     assert found == pytest.approx(float(toy.runtime.evaluate(at).loss), rel=1e-12)
-    np.testing.assert_allclose(default_strengths("relative"), np.arange(11) / 20)
+    default = noise_curve(toy, draws=1, scale="relative").strengths
+    np.testing.assert_allclose(default, np.arange(11) / 20)
 
 
 # --- features
@@ -248,23 +242,23 @@ def test_the_density_in_the_plane_by_hand():
 def test_one_embedding_of_all_models():
     rng = np.random.default_rng(0)
     groups = [rng.normal(10 * i, 0.1, (n, 4)) for i, n in ((0, 6), (1, 4))]
-    found = features.embedded(groups, seed=0, perplexity=3)
+    found = features.embed(groups, seed=0, perplexity=3)
     assert [each.shape for each in found] == [(6, 2), (4, 2)]
-    again = features.embedded(groups, seed=0, perplexity=3)
+    again = features.embed(groups, seed=0, perplexity=3)
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(again))
     with pytest.raises(ConfigError, match=r"--perplexity 30: must be .* less than the 10 points"):
-        features.embedded(groups, seed=0)
+        features.embed(groups, seed=0)
 
 
 def test_features_on_the_circle_have_length_1():
     model = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), unit_features=2)
     subject = subject_of_toy(model)
-    found = subject.features(subject.first)
+    found = subject.features(subject.model)
     assert found.shape == (20, 2)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-12)
-    turned = {k: -v if k.startswith("unit.") else v for k, v in subject.first.params.items()}
+    turned = {k: -v if k.startswith("unit.") else v for k, v in subject.model.params.items()}
     # there is no ReLU
-    np.testing.assert_allclose(subject.features(replace(subject.first, params=turned)), -found)
+    np.testing.assert_allclose(subject.features(replace(subject.model, params=turned)), -found)
     with pytest.raises(ConfigError, match=r"model\.unit_features=1: must be at least 2, or null"):
         replace(model, unit_features=1)
 
@@ -312,7 +306,7 @@ def others(run, tmp_path_factory):
 def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
     """With the embedding that returns the first two features, the places of each model are its own
     features."""
-    monkeypatch.setattr(joint, "embedded", lambda found, *_: [each[:, :2] for each in found])
+    monkeypatch.setattr(features, "embed", lambda found, *_: [each[:, :2] for each in found])
     (found,), (_, picture), _ = tables(
         run, capsys, "tsne", "--examples", "12", "--with", str(others[0])
     )
@@ -323,7 +317,7 @@ def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
         f"{name}: {model}" for name in ("run", "copy") for model in models
     ]
     places = {name: group[["x", "y"]].to_numpy() for name, group in found.groupby("model")}
-    subject = subject_of(RunDirectory(run.directory), 2, examples=Examples(most=12))
+    subject = load_subject(RunDirectory(run.directory), 2, most=12)
     for i, client in enumerate(clients):
         mine = subject.features(kept_models.load(run.directory, 2, client))
         np.testing.assert_allclose(places[f"run: client {client}"], mine, rtol=1e-9)
@@ -346,7 +340,7 @@ def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
 def test_runs_that_cannot_be_in_one_plane(run, others, capsys):
     copy, wide = map(str, others)
     for arguments, words in (
-        (["--with", str(run.directory)], "each run must be named once"),
+        (["--with", str(run.directory)], "the same run is given twice"),
         (["--with", str(run.directory.parent)], "no run is there"),
         (
             ["--with", wide, "--examples", "12"],
@@ -369,7 +363,7 @@ def settings_of(*directories):
 def test_noise_for_the_report_of_a_sweep(run, others):
     """Of the global model and of the first client's, which is another one in the copy."""
     small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
-    subject = subject_of(RunDirectory(run.directory), 2, examples=Examples(most=20))
+    subject = load_subject(RunDirectory(run.directory), 2, most=20)
     settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
     same = draw_one(small, settings, "FedNTD Fig. 14").axes[0].lines
     assert same[0].get_label() == "A"
@@ -378,7 +372,7 @@ def test_noise_for_the_report_of_a_sweep(run, others):
         np.testing.assert_allclose(line.get_xydata().T, [[0, 0.2], wanted], rtol=1e-12)
     local = draw_one(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].lines
     for line, client in zip(local, clients[:2], strict=True):
-        params = subject.use(kept_models.load(run.directory, 2, client))
+        params = subject.load(kept_models.load(run.directory, 2, client))
         assert line.get_ydata()[0] == pytest.approx(
             float(subject.runtime.evaluate(params).loss), rel=1e-12
         )
@@ -477,7 +471,7 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
         ),
         (
             ["neurons", "--round", "1"],
-            "no local models of a round are kept with the global one before",
+            "the local models of round 1 and the global model before it are not kept",
         ),
         (["hypersphere", "--format", "gif"], "figures.format=gif"),
     ],

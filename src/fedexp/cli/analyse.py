@@ -129,7 +129,6 @@ def analyse(options: Namespace) -> list[str]:
     look = look_of(options.run).changed(options)
     log_to_console()
     with composed([], options.config_dir) if options.config_dir else nullcontext():
-        found: list[str] = getattr(kinds, options.kind)(
-            RunDirectory(options.run), kinds.Request(options, look)
-        )
-    return found
+        run = RunDirectory(options.run)
+        results = kinds.KINDS[options.kind](run, options)
+        return [line for result in results for line in result.write(run, look)]

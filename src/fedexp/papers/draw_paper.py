@@ -14,6 +14,7 @@ from fedexp.analysis import draw_sweep
 from fedexp.analysis.draw_sweep import panels_of, shortened
 from fedexp.analysis.posthoc import draw as draw_models
 from fedexp.analysis.posthoc.neurons import preferred_classes
+from fedexp.analysis.posthoc.subject import last_local_round, load_subject
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw
@@ -85,7 +86,7 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     every[0].set_ylabel("test accuracy")
     every[0].legend(loc="lower right")
     classes = shown[0].files[0].classes
-    draw_models.class_key(figure, every, np.arange(len(classes)), classes, lines=True)
+    draw_models.class_key(figure, every, np.arange(len(classes)), classes)
     return figure
 
 
@@ -284,7 +285,11 @@ def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Fi
     a run (FedNTD Fig. 17). The neurons are sorted by the class that they prefer in the first of
     them: the more a column keeps its colour, the more aligned."""
     shown = flat(settings)
-    found = [preferred_classes(method.runs[0], examples) for method in shown]
+    found = []
+    for method in shown:
+        run = method.runs[0]
+        subject = load_subject(run, last_local_round(run), most=examples)
+        found.append(preferred_classes(subject))
     classes = len(shown[0].files[0].classes)
     names = [method.name for method in shown]
     return draw_models.neurons(names, found, classes, shortened(said_of(settings, title)))

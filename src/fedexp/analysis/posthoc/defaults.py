@@ -1,4 +1,4 @@
-"""Default options of `fedexp analyse` by kind, for the command line and for sweeps' pictures."""
+"""Default options of `fedexp analyse` by kind, for the command line and for sweeps' figures."""
 
 from typing import Any
 
@@ -9,12 +9,11 @@ COMMON: dict[str, Any] = {
     "device": "auto",
     "data_dir": None,
 }
+PLANE = {"directions": "random", "models": None, "points": 21, "span": None}
+NOISE = {"strengths": None, "draws": 5, "scale": "absolute"}
 OF_KIND: dict[str, dict[str, Any]] = {
-    "loss_plane": {
-        **{"round": None, "client": None, "directions": "random", "models": None},
-        **{"points": 21, "span": None},
-    },
-    "noise": {"round": None, "client": None, "strengths": None, "draws": 5, "scale": "absolute"},
+    "loss_plane": {"round": None, "client": None} | PLANE,
+    "noise": {"round": None, "client": None} | NOISE,
     "hessian": {"round": None, "client": None, "eigenvalues": 5, "tolerance": 1e-3},
     "hypersphere": {"round": [], "clients": 3},
     "tsne": {"round": [], "clients": 10, "perplexity": 30.0, "examples": 200, "others": []},

@@ -1,15 +1,19 @@
 """Compare the features of several models on the same examples: on the unit circle (FedNTD Fig. 18)
 or by t-SNE (Fig. 19 to 21)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from fedexp.analysis.posthoc.subject import Named, Subject
+from fedexp.analysis.posthoc.subject import Subject, models_of_round, name_of
 from fedexp.core.errors import ConfigError
+from fedexp.rundir.kept_models import KeptModel
+from fedexp.rundir.reader import RunDirectory
 
 BANDWIDTH = 0.1  # of both kernels, in radians or as a length in the plane
+GRID = np.linspace(-np.pi, np.pi, 181)  # angles at which densities are computed
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,12 @@ def angles(features: np.ndarray) -> np.ndarray:
 
     The angle of the feature (0, 0) is undefined, and nan is returned for it.
     """
-    features = np.asarray(features, dtype=np.float64)
     found = np.arctan2(features[:, 1], features[:, 0])
     return np.where((features == 0).all(1), np.nan, found)
 
 
 def circle_density(
-    places: np.ndarray, grid: np.ndarray, bandwidth: float = BANDWIDTH
+    angles: np.ndarray, grid: np.ndarray, bandwidth: float = BANDWIDTH
 ) -> np.ndarray:
     """Return the kernel density of angles [n], evaluated at angles `grid` [g], as [g].
 
@@ -49,15 +52,14 @@ def circle_density(
     circle, so the density integrates to 1. nan angles are ignored; without any finite angle, the
     density is nan. The paper does not state the bandwidth h (FedNTD Fig. 18).
     """
-    places = places[np.isfinite(places)]
-    if not len(places):
+    angles = angles[np.isfinite(angles)]
+    if not len(angles):
         return np.full(len(grid), np.nan)
-    gap = np.asarray(grid, dtype=np.float64)[:, None] - places[None]
     turns = int(np.ceil(5 * bandwidth / (2 * np.pi))) + 1
-    total = np.zeros_like(gap)
-    for turn in range(-turns, turns + 1):
-        total += np.exp(-((gap + 2 * np.pi * turn) ** 2) / (2 * bandwidth**2))
-    return total.mean(1) / (np.sqrt(2 * np.pi) * bandwidth)
+    shifts = 2 * np.pi * np.arange(-turns, turns + 1)
+    gaps = grid[:, None, None] - angles[:, None] + shifts  # [g, n, 2 turns + 1]
+    kernel = np.exp(-(gaps**2) / (2 * bandwidth**2)).sum(2)
+    return kernel.mean(1) / (np.sqrt(2 * np.pi) * bandwidth)
 
 
 def plane_density(
@@ -69,27 +71,80 @@ def plane_density(
     It is 1/n sum_i exp(-|z - p_i|^2 / (2 h^2)) / (2 pi h^2), with the bandwidth h (FedNTD Fig. 18).
     """
     across, up = (
-        np.exp(-((axis[:, None] - points[None, :, i]) ** 2) / (2 * bandwidth**2))
+        np.exp(-((axis[:, None] - points[:, i]) ** 2) / (2 * bandwidth**2))
         for i, axis in enumerate((x, y))
     )
     return up @ across.T / (len(points) * 2 * np.pi * bandwidth**2)
 
 
-def on_circle(subject: Subject, models: Sequence[Named]) -> np.ndarray:
+def circle_angles(subject: Subject, models: Sequence[KeptModel]) -> np.ndarray:
     """Return the angles [models, n] of the features. Raises ConfigError if features are not
     2-dimensional."""
-    found = [subject.features(each.kept) for each in models]
-    if (width := found[0].shape[1]) != 2:
+    features = [subject.features(model) for model in models]
+    size = features[0].shape[1]
+    if size != 2:
         raise ConfigError(
-            f"{subject.run.directory}: its model has features of {width} dimensions, and the unit"
-            " circle needs 2: train with model=cnn_circle, or with model.unit_features=2"
+            f"{subject.run.directory}: the model has {size}-dimensional features, and the unit"
+            " circle needs 2 dimensions: train with model=cnn_circle or model.unit_features=2"
         )
-    return np.stack([angles(each) for each in found])
+    return np.stack([angles(each) for each in features])
 
 
-def embedded(
-    features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0
-) -> list[np.ndarray]:
+def label_runs(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
+    """Return label -> run. The label is the algorithm or, if algorithms repeat, the directory.
+
+    A single run has the label "". Raises ConfigError if a run is given twice.
+    """
+    if len(runs) == 1:
+        return {"": runs[0]}
+    folders = [run.directory.resolve() for run in runs]
+    algorithms = [str(run.summary.get("algorithm", "")) for run in runs]
+    for labels in (algorithms, [folder.name for folder in folders], list(map(str, folders))):
+        if all(labels) and len(set(labels)) == len(runs):
+            return dict(zip(labels, runs, strict=True))
+    raise ConfigError(f"--with {runs[-1].directory}: the same run is given twice")
+
+
+def require_same_examples(subjects: Sequence[Subject]) -> None:
+    """Raise ConfigError unless all subjects have the same examples."""
+    first, *others = (subject.runtime.data for subject in subjects)
+    for data, subject in zip(others, subjects[1:], strict=True):
+        same = torch.equal(data.y_test, first.y_test) and torch.equal(data.x_test, first.x_test)
+        if not same:
+            raise ConfigError(
+                f"{subject.run.directory}: has other examples than {subjects[0].run.directory}, so"
+                " their features cannot be embedded together"
+            )
+
+
+def embed_models(
+    subjects: Mapping[str, Subject], number: int, clients: int, seed: int, perplexity: float
+) -> list[Cloud]:
+    """Embed the features of all models that the runs keep of a round in one plane, by t-SNE.
+
+    clients: maximum number of local models of each run. Raises ConfigError if the features of the
+    runs have different dimensions.
+    """
+    models = [
+        (label, model)
+        for label, subject in subjects.items()
+        for model in models_of_round(subject.run, number, clients)
+    ]
+    features = [subjects[label].features(model) for label, model in models]
+    sizes = sorted({each.shape[1] for each in features})
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"{' and '.join(subjects)}: their features have {' and '.join(map(str, sizes))}"
+            " dimensions, so they cannot be embedded together"
+        )
+    places = embed(features, seed, perplexity)
+    return [
+        Cloud(label, name_of(model), each)
+        for (label, model), each in zip(models, places, strict=True)
+    ]
+
+
+def embed(features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0) -> list[np.ndarray]:
     """Compute one t-SNE of all models' features [n, D], and return each model's points [n, 2].
 
     It is used for FedNTD Fig. 19 to 21. The method is by van der Maaten and Hinton (JMLR 2008), in
@@ -107,7 +162,6 @@ def embedded(
             " points"
         )
     start = "pca" if points.shape[1] >= 2 else "random"
-    found = TSNE(2, perplexity=perplexity, init=start, random_state=seed).fit_transform(
-        points.astype(np.float32)
-    )
-    return np.split(found.astype(np.float64), np.cumsum([len(each) for each in features])[:-1])
+    method = TSNE(2, perplexity=perplexity, init=start, random_state=seed)
+    found = method.fit_transform(points.astype(np.float32)).astype(np.float64)
+    return np.split(found, np.cumsum([len(each) for each in features])[:-1])

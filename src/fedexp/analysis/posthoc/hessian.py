@@ -3,10 +3,12 @@ Hessian-vector products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.func import grad, vjp
 
 from fedexp.analysis.posthoc.subject import Subject
@@ -17,7 +19,7 @@ from fedexp.core.tree import Params
 
 BATCH = 250  # examples per batch: a product keeps the whole graph of its gradient in memory
 
-Product = Callable[[torch.Tensor], torch.Tensor]  # v [P] -> H v [P]
+Product = Callable[[Tensor], Tensor]  # v [P] -> H v [P]
 
 
 @dataclass(frozen=True)
@@ -27,51 +29,34 @@ class Spectrum:
     values: np.ndarray  # float64 [k]
     vectors: np.ndarray  # float64 [P, k], unit length
     residuals: np.ndarray  # float64 [k]: ||H v - lambda v||
-    products: int  # number of Hessian-vector products computed
-
-
-def hessian_vector_product(
-    loss: Callable[[Params], torch.Tensor], params: Params, vector: torch.Tensor
-) -> Params:
-    """Return H v for the Hessian H of a scalar function of the parameters and a vector v [P].
-
-    It is the gradient of <grad loss, v>, computed with reverse mode twice (Pearlmutter, "Fast exact
-    multiplication by the Hessian", Neural Computation 1994).
-    """
-    pull = vjp(grad(loss), params)[1]
-    (product,) = pull(unflatten(vector, params))
-    return product
 
 
 def loss_hessian(subject: Subject, params: Params) -> Product:
     """Return the function v -> H v.
 
-    H is the Hessian of the mean cross-entropy over the subject's examples, in eval mode.
+    H is the Hessian of the mean cross-entropy over the subject's examples, in eval mode. H v is the
+    gradient of <grad loss, v>, computed with reverse mode twice (Pearlmutter, "Fast exact
+    multiplication by the Hessian", Neural Computation 1994).
     """
     runtime, count = subject.runtime, len(subject.labels)
 
-    def product(vector: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros_like(vector)
+    def loss(params: Params, index: Tensor) -> Tensor:
+        x, y = runtime.load_test(index)
+        logits = runtime.class_logits(runtime.net(params, x).logits, index)
+        return F.cross_entropy(logits, y, reduction="sum") / count
+
+    def product(vector: Tensor) -> Tensor:
+        direction, total = unflatten(vector, params), torch.zeros_like(vector)
         for index in torch.arange(count, device=runtime.device).split(BATCH):
-            x, y = runtime.load_test(index)
-
-            def loss(
-                at: Params,
-                x: torch.Tensor = x,
-                y: torch.Tensor = y,
-                index: torch.Tensor = index,
-            ) -> torch.Tensor:
-                logits = runtime.class_logits(runtime.net(at, x).logits, index)
-                return F.cross_entropy(logits, y, reduction="sum") / count
-
-            total += flatten(hessian_vector_product(loss, params, vector)).detach()
+            pull = vjp(grad(partial(loss, index=index)), params)[1]
+            total += flatten(pull(direction)[0]).detach()
         return total
 
     return product
 
 
 def largest(
-    product: Product, like: torch.Tensor, count: int, seed: int = 0, tolerance: float = 1e-3
+    product: Product, like: Tensor, count: int, seed: int = 0, tolerance: float = 1e-3
 ) -> Spectrum:
     """Return the `count` largest eigenvalues of a symmetric matrix, given only its products with
     vectors.
@@ -82,24 +67,17 @@ def largest(
     """
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-    size, calls = len(like), 0
+    size = len(like)
     if not 0 < count < size:
         raise ConfigError(
             f"--eigenvalues {count}: must be at least 1 and less than the {size:,} parameters"
         )
 
     def times(vector: np.ndarray) -> np.ndarray:
-        nonlocal calls
-        calls += 1
-        found = (
-            product(torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(like))
-            .double()
-            .cpu()
-            .numpy()
-        )
+        found = product(torch.tensor(vector.reshape(-1)).to(like)).double().cpu().numpy()
         if not np.isfinite(found).all():
-            raise ConfigError("the Hessian is not finite there: the model has diverged")
-        return np.asarray(found)
+            raise ConfigError("the Hessian is not finite: the model has diverged")
+        return found
 
     operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
     start = generator_for(seed, "Lanczos").standard_normal(size)
@@ -110,17 +88,15 @@ def largest(
         )
     except ArpackError as error:
         raise ConfigError(
-            f"the eigenvalues do not converge ({error}); --tolerance 0.01 asks for less"
+            f"the eigenvalues do not converge ({error}); a larger --tolerance, such as 0.01, helps"
         ) from error
-    order = np.argsort(values)[::-1]
+    order = np.argsort(-values)
     values, vectors = values[order], vectors[:, order]
-    residuals = np.array(
-        [np.linalg.norm(times(v) - value * v) for value, v in zip(values, vectors.T, strict=True)]
-    )
-    return Spectrum(values, vectors, residuals, calls)
+    products = np.stack([times(vector) for vector in vectors.T], 1)
+    return Spectrum(values, vectors, np.linalg.norm(products - values * vectors, axis=0))
 
 
 def spectrum_of(subject: Subject, count: int, seed: int = 0, tolerance: float = 1e-3) -> Spectrum:
     """Return the largest eigenvalues of the Hessian for the subject's model."""
-    params = subject.use(subject.first)
+    params = subject.load(subject.model)
     return largest(loss_hessian(subject, params), flatten(params), count, seed, tolerance)

@@ -1,28 +1,28 @@
-"""The kinds of `fedexp analyse`. Each one measures, writes a table and a picture, and returns lines
-that state its results."""
+"""The kinds of `fedexp analyse`. Each one measures, and yields a table and a figure of the
+results."""
 
-import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from fedexp.analysis.posthoc import features, joint
+from fedexp.analysis.posthoc import draw, features
 from fedexp.analysis.posthoc import loss_plane as planes
 from fedexp.analysis.posthoc.hessian import spectrum_of
 from fedexp.analysis.posthoc.neurons import preferred_classes
-from fedexp.analysis.posthoc.noise import NoiseCurve, default_strengths, noise_curve
+from fedexp.analysis.posthoc.noise import NoiseCurve, noise_curve
 from fedexp.analysis.posthoc.subject import (
-    Examples,
-    Named,
     Subject,
+    last_local_round,
+    load_subject,
     models_of_round,
-    round_to_show,
+    name_of,
     rounds_to_show,
-    subject_of,
 )
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
@@ -31,291 +31,269 @@ from fedexp.core.storage import display_path
 from fedexp.figures import save_all
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir import kept_models
+from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FOLDER = "analysis"  # in the run directory
 
 
 @dataclass(frozen=True)
-class Request:
-    """The parsed command line."""
+class Result:
+    """The results of an analysis."""
 
-    options: argparse.Namespace
-    look: Pictures
+    name: str  # base name of its files
+    table: pd.DataFrame
+    draw: Callable[[], Figure]
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()  # the results in words
 
-    def subject(self, run: RunDirectory, number: int | None, client: int | None = None) -> Subject:
-        """Return the model and the examples that the options select."""
-        options = self.options
-        examples = Examples(options.data, options.examples, options.seed)
-        return subject_of(run, number, client, examples, options.device, options.data_dir)
+    def write(self, run: RunDirectory, look: Pictures) -> list[str]:
+        """Write <name>.csv, the figure and, if there are arrays, <name>.npz.
 
-    def write(
-        self,
-        run: RunDirectory,
-        name: str,
-        table: pd.DataFrame,
-        draw: "Callable[[], Figure]",
-        arrays: Mapping[str, Any] | None = None,
-    ) -> list[str]:
-        """Write <name>.csv, the pictures and, if there are arrays, <name>.npz.
-
-        Return lines that name the files.
+        Return lines that state the results and name the files.
         """
         folder = run.directory / FOLDER
-        paths = [folder / f"{name}.csv"]
-        storage.write_atomically(paths[0], table.to_csv(index=False).encode())
-        if arrays:
-            paths.append(folder / f"{name}.npz")
-            save_npz(paths[1], **arrays)
-        paths += save_all(folder, [(name, draw)], self.look)
-        return [f"  {display_path(path)}" for path in paths]
+        paths = [folder / f"{self.name}.csv"]
+        storage.write_atomically(paths[0], self.table.to_csv(index=False).encode())
+        if self.arrays:
+            paths.append(folder / f"{self.name}.npz")
+            save_npz(paths[1], **self.arrays)
+        paths += save_all(folder, [(self.name, self.draw)], look)
+        return [*self.lines, *(f"  {display_path(path)}" for path in paths)]
 
 
-def name_of(kind: str, subject: Subject, *more: str) -> str:
+def subject_of(
+    run: RunDirectory, options: Namespace, number: int | None, client: int | None = None
+) -> Subject:
+    """Return the model and the examples that the options select."""
+    return load_subject(
+        run,
+        number,
+        client,
+        options.data,
+        options.examples,
+        options.seed,
+        options.device,
+        options.data_dir,
+    )
+
+
+def title_of(subject: Subject) -> str:
+    return f"{subject.title}; {subject.examples}"
+
+
+def file_name(kind: str, subject: Subject, *more: str) -> str:
     """Return the base name of the files of an analysis of one model."""
-    client = subject.first.client
-    whose = [] if client is None else [f"client{client}"]
-    return "_".join([kind, f"round{subject.first.round}", *whose, *more])
+    client = subject.model.client
+    suffix = [] if client is None else [f"client{client}"]
+    return "_".join([kind, f"round{subject.model.round}", *suffix, *more])
 
 
-def loss_plane(run: RunDirectory, request: Request) -> list[str]:
+def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Measure loss and accuracy on a plane of parameters.
 
-    Writes `loss_plane_round<n>_<directions>.csv` with the columns x, y, loss, accuracy.
+    The columns are x, y, loss, accuracy.
     """
-    from fedexp.analysis.posthoc import draw
-
-    options = request.options
-    if options.directions == planes.MODELS:
-        number = options.round if options.round is not None else round_to_show(run)
-        subject = request.subject(run, number)
-        plane = planes.model_plane(
-            subject, chosen_models(run, subject, options.models), options.points
-        )
+    if options.directions == "models":
+        number = last_local_round(run) if options.round is None else options.round
+        subject = subject_of(run, options, number)
+        models = chosen_models(run, subject.model.round, options.models)
+        plane = planes.model_plane(subject, models, options.points)
     else:
-        subject = request.subject(run, options.round, options.client)
-        make = (
-            planes.random_plane if options.directions == planes.RANDOM else planes.eigenvector_plane
-        )
-        plane = make(
-            subject, options.points, options.span or planes.SPAN[options.directions], options.seed
+        subject = subject_of(run, options, options.round, options.client)
+        plane = planes.plane_around(
+            subject, options.directions, options.points, options.span, options.seed
         )
     surface = planes.surface_of(subject, plane)
-    y, x = np.meshgrid(plane.y, plane.x, indexing="ij")
+    x, y = np.meshgrid(plane.x, plane.y)
     columns = {"x": x, "y": y, "loss": surface.loss, "accuracy": surface.accuracy}
     table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
-    arrays = columns | {"models": np.array(plane.names), "positions": plane.positions}
-    drawn = partial(draw.loss_plane, surface, f"{subject.title}; {said(request, subject)}")
-    name = name_of("loss_plane", subject, options.directions)
-    return [lowest(surface), *request.write(run, name, table, drawn, arrays)]
-
-
-def whose(subject: Subject) -> str:
-    """Describe the subject's model in words."""
-    of = "global model" if subject.first.client is None else f"client {subject.first.client}"
-    return f"{of}, round {subject.first.round}"
-
-
-def lowest(surface: planes.Surface) -> str:
-    """Describe in words where the loss is lowest."""
-    if not np.isfinite(surface.loss).any():
-        return "the loss is not finite anywhere on the plane"
-    i, j = np.unravel_index(np.nanargmin(surface.loss), surface.loss.shape)
-    where = f"({surface.plane.x[j]:.3g}, {surface.plane.y[i]:.3g})"
-    return f"lowest loss {surface.loss[i, j]:.4f} at {where}, accuracy {surface.accuracy[i, j]:.4f}"
-
-
-def said(request: Request, subject: Subject) -> str:
-    """Describe the analysed examples in words."""
-    of = request.options.data
-    whose = {"test": "test", "train": "training"}.get(of)
-    kind = f"{whose} examples" if whose else f"training examples of client {of}"
-    return f"{len(subject.labels):,} {kind}"
-
-
-def chosen_models(run: RunDirectory, subject: Subject, names: str | None) -> list[Named]:
-    """Return the three models in `--models`. Raises ConfigError unless they are three different,
-    kept models."""
-    number = subject.first.round
-    clients = kept_models.kept_clients(run.directory, number)
-    asked = (names or ",".join(["global", *map(str, clients[:2])])).split(",")
-    if names is None and len(clients) < 2:
-        raise ConfigError(
-            f"{run.directory}: a plane through models needs two local models of round {number}, and"
-            f" {len(clients)} are kept; {kept_models.LOCAL_HINT}"
+    lowest = "the loss is not finite anywhere on the plane"
+    if np.isfinite(surface.loss).any():
+        best = np.nanargmin(surface.loss)
+        lowest = (
+            f"lowest loss {surface.loss.flat[best]:.4f} at ({x.flat[best]:.3g},"
+            f" {y.flat[best]:.3g}), accuracy {surface.accuracy.flat[best]:.4f}"
         )
-    if len(set(asked)) != 3:
-        raise ConfigError(
-            f"--models {names}: must be three different ones of global, before and numbers of"
-            " clients"
-        )
-    return [named_model(run, number, name) for name in asked]
+    yield Result(
+        file_name("loss_plane", subject, options.directions),
+        table,
+        partial(draw.loss_plane, surface, title_of(subject)),
+        columns | {"models": np.array(plane.names), "positions": plane.positions},
+        (lowest,),
+    )
 
 
-def named_model(run: RunDirectory, number: int, name: str) -> Named:
-    """Return a model of a round.
+def chosen_models(run: RunDirectory, number: int, names: str | None) -> list[KeptModel]:
+    """Return the three models that `--models` names, or the global model and two local ones.
 
-    name: `global` for the global model after the round, `before` for the global model before it, or
-    the number of a client.
+    A name is `global` (after the round), `before` (the global model before it) or the number of a
+    client. Raises ConfigError unless they are three different, kept models.
     """
-    if name in ("global", "before"):
-        after = number - (name == "before")
-        return Named(f"global, round {after}", kept_models.load(run.directory, after))
-    if not name.isdecimal():
-        raise ConfigError(f"--models: {name} must be global, before or the number of a client")
-    return Named(f"client {name}", kept_models.load(run.directory, number, int(name)))
+    folder = run.directory
+    if names is None:
+        clients = kept_models.kept_clients(folder, number)[:2]
+        if len(clients) < 2:
+            raise ConfigError(
+                f"{folder}: a plane through models needs two local models of round {number}, and"
+                f" {len(clients)} are kept; {kept_models.LOCAL_HINT}"
+            )
+        names = ",".join(["global", *map(str, clients)])
+    chosen = names.split(",")
+    known = all(name in ("global", "before") or name.isdecimal() for name in chosen)
+    if not known or len(chosen) != 3 or len(set(chosen)) != 3:
+        raise ConfigError(
+            f"--models {names}: must be three different ones of global, before and client numbers"
+        )
+    models = []
+    for name in chosen:
+        if name.isdecimal():
+            models.append(kept_models.load(folder, number, int(name)))
+        else:
+            models.append(kept_models.load(folder, number - (name == "before")))
+    return models
 
 
-def noise(run: RunDirectory, request: Request) -> list[str]:
+def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Measure loss and accuracy under noise.
 
-    Writes `noise_round<n>_<scale>.csv` with the columns draw, strength, loss, accuracy.
+    The columns are draw, strength, loss, accuracy.
     """
-    from fedexp.analysis.posthoc import draw
-
-    subject = request.subject(run, request.options.round, request.options.client)
-    found = noise_of(subject, request)
-    draws = np.arange(len(found.loss)).repeat(len(found.strengths))
-    columns = {"draw": draws, "strength": np.tile(found.strengths, len(found.loss))}
-    table = pd.DataFrame(columns | {"loss": found.loss.ravel(), "accuracy": found.accuracy.ravel()})
-    drawn = partial(draw.noise, [("", found)], f"{subject.title}; {said(request, subject)}")
+    subject = subject_of(run, options, options.round, options.client)
+    found = measure_noise(subject, options)
+    draws, strengths = np.indices(found.loss.shape)
+    columns = {"draw": draws, "strength": found.strengths[strengths]}
+    columns |= {"loss": found.loss, "accuracy": found.accuracy}
+    table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
+    means = zip(found.strengths, found.loss.mean(0), found.accuracy.mean(0), strict=True)
     lines = [
-        f"noise {strength:g}: loss {loss.mean():.4f}, accuracy {accuracy.mean():.4f} (mean of"
-        f" {len(loss)} draws)"
-        for strength, loss, accuracy in zip(
-            found.strengths, found.loss.T, found.accuracy.T, strict=True
-        )
+        f"noise {strength:g}: loss {loss:.4f}, accuracy {accuracy:.4f} (mean of"
+        f" {options.draws} draws)"
+        for strength, loss, accuracy in means
     ]
-    return [*lines, *request.write(run, name_of("noise", subject, found.scale), table, drawn)]
+    yield Result(
+        file_name("noise", subject, found.scale),
+        table,
+        partial(draw.noise, [("", found)], title_of(subject)),
+        lines=tuple(lines),
+    )
 
 
-def noise_of(subject: Subject, request: Request) -> NoiseCurve:
+def measure_noise(subject: Subject, options: Namespace) -> NoiseCurve:
     """Return loss and accuracy of the subject's model under the noise that the options select."""
-    options = request.options
-    strengths = options.strengths or default_strengths(options.scale)
-    return noise_curve(subject, strengths, options.draws, options.scale, options.seed)
+    return noise_curve(subject, options.strengths, options.draws, options.scale, options.seed)
 
 
-def hessian(run: RunDirectory, request: Request) -> list[str]:
+def hessian(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Compute the largest eigenvalues of the Hessian.
 
-    Writes `hessian_round<n>.csv` with the columns number, eigenvalue, residual.
+    The columns are number, eigenvalue, residual.
     """
-    from fedexp.analysis.posthoc import draw
-
-    options = request.options
-    subject = request.subject(run, options.round, options.client)
+    subject = subject_of(run, options, options.round, options.client)
     found = spectrum_of(subject, options.eigenvalues, options.seed, options.tolerance)
     numbers = np.arange(1, len(found.values) + 1)
     table = pd.DataFrame(
         {"number": numbers, "eigenvalue": found.values, "residual": found.residuals}
     )
-    drawn = partial(draw.spectrum, found, f"{subject.title}; {said(request, subject)}")
     values = ", ".join(f"{value:.5g}" for value in found.values)
-    line = (
-        f"largest eigenvalues of the Hessian: {values} ({found.products} products,"
-        f" {said(request, subject)})"
+    yield Result(
+        file_name("hessian", subject),
+        table,
+        partial(draw.spectrum, found, title_of(subject)),
+        lines=(f"largest eigenvalues of the Hessian: {values} ({subject.examples})",),
     )
-    return [line, *request.write(run, name_of("hessian", subject), table, drawn)]
 
 
-def hypersphere(run: RunDirectory, request: Request) -> list[str]:
+def hypersphere(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Compute the angles of 2-dimensional features.
 
-    Writes `hypersphere_round<n>.csv` with the columns model, class, angle, density. The examples'
-    angles are in the .npz file.
+    The columns are model, class, angle, density. The arrays contain the examples' angles.
     """
-    from fedexp.analysis.posthoc import draw
-
-    lines, grid = [], np.linspace(-np.pi, np.pi, 181)
-    for number in rounds_to_show(run, request.options.round):
-        subject = request.subject(run, number)
-        models = models_of_round(run, number, request.options.clients)
-        places, labels = features.on_circle(subject, models), subject.labels
-        names = [each.name for each in models]
-        rows = [
-            pd.DataFrame(
-                {
-                    "model": name,
-                    "class": label,
-                    "angle": grid,
-                    "density": features.circle_density(found[labels == label], grid),
-                }
-            )
-            for name, found in zip(names, places, strict=True)
-            for label in np.unique(labels)
-        ]
-        arrays = {"models": np.array(names), "angles": places, "labels": labels}
-        title = f"{subject.title}; {said(request, subject)}"
-        drawn = partial(
-            draw.circle, names, places, labels, subject.runtime.data.classes, grid, title
+    for number in rounds_to_show(run, options.round):
+        subject = subject_of(run, options, number)
+        models = models_of_round(run, number, options.clients)
+        angles, labels = features.circle_angles(subject, models), subject.labels
+        names = [name_of(model) for model in models]
+        frames = []
+        for name, found in zip(names, angles, strict=True):
+            for label in np.unique(labels):
+                density = features.circle_density(found[labels == label], features.GRID)
+                columns = {"model": name, "class": label, "angle": features.GRID}
+                frames.append(pd.DataFrame(columns | {"density": density}))
+        classes = subject.runtime.data.classes
+        yield Result(
+            f"hypersphere_round{number}",
+            pd.concat(frames),
+            partial(draw.circle, names, angles, labels, classes, title_of(subject)),
+            {"models": np.array(names), "angles": angles, "labels": labels},
         )
-        lines += request.write(run, f"hypersphere_round{number}", pd.concat(rows), drawn, arrays)
-    return lines
 
 
-def tsne(run: RunDirectory, request: Request) -> list[str]:
+def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Embed the features of all models of each round together, including the runs in `--with`.
 
-    Writes `tsne_round<n>.csv` with the columns round, model, example, class, x, y. Each round is
-    embedded separately.
+    The columns are round, model, example, class, x, y. Each round is embedded separately.
     """
-    from fedexp.analysis.posthoc import draw
-
-    others = [RunDirectory(path) for path in request.options.others]
-    rounds = rounds_to_show(run, request.options.round)
-    subjects = joint.subjects_alike(joint.told_apart([run, *others]), request, rounds[0])
-    rows = [
-        (f"round {number}", joint.embedded_models(subjects, request, number)) for number in rounds
-    ]
+    others = [RunDirectory(path) for path in options.others]
+    rounds = rounds_to_show(run, options.round)
+    subjects = comparable_subjects(features.label_runs([run, *others]), options, rounds[0])
     first = next(iter(subjects.values()))
-    frames = [
-        pd.DataFrame(
-            {
+    rows, frames = [], []
+    for number in rounds:
+        clouds = features.embed_models(
+            subjects, number, options.clients, options.seed, options.perplexity
+        )
+        rows.append((f"round {number}", clouds))
+        for cloud in clouds:
+            columns = {
                 "round": number,
                 "model": cloud.name,
                 "example": np.arange(len(cloud.places)),
-                "class": first.labels,
-                "x": cloud.places[:, 0],
-                "y": cloud.places[:, 1],
             }
-        )
-        for number, (_, clouds) in zip(rounds, rows, strict=True)
-        for cloud in clouds
-    ]
-    title = f"{' and '.join(subjects) if others else first.title}; {said(request, first)}"
-    drawn = partial(draw.embedding, rows, first.labels, first.runtime.data.classes, title)
-    own = "tsne_round" + "_".join(map(str, rounds))
-    name = "_with_".join([own, *(each.directory.resolve().name for each in others)])
-    return request.write(run, name, pd.concat(frames), drawn)
+            columns |= {"class": first.labels, "x": cloud.places[:, 0], "y": cloud.places[:, 1]}
+            frames.append(pd.DataFrame(columns))
+    title = f"{' and '.join(subjects) if others else first.title}; {first.examples}"
+    name = "tsne_round" + "_".join(map(str, rounds))
+    yield Result(
+        "_with_".join([name, *(each.directory.resolve().name for each in others)]),
+        pd.concat(frames),
+        partial(draw.embedding, rows, first.labels, first.runtime.data.classes, title),
+    )
 
 
-def neurons(run: RunDirectory, request: Request) -> list[str]:
+def comparable_subjects(
+    runs: Mapping[str, RunDirectory], options: Namespace, number: int
+) -> dict[str, Subject]:
+    """Return label -> subject for a round. Raises ConfigError if the runs' examples differ."""
+    subjects = {label: subject_of(run, options, number) for label, run in runs.items()}
+    features.require_same_examples(list(subjects.values()))
+    return subjects
+
+
+def neurons(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Find the class that each neuron of the last hidden layer prefers, in each model of a round.
 
-    Writes `neurons_round<n>.csv` with the columns model, neuron, class.
+    The columns are model, neuron, class.
     """
-    from fedexp.analysis.posthoc import draw
-
-    lines = []
-    for number in rounds_to_show(run, request.options.round):
-        subject = request.subject(run, number)
-        found = preferred_classes(run, number=number, subject=subject)
+    for number in rounds_to_show(run, options.round):
+        subject = subject_of(run, options, number)
+        found = preferred_classes(subject)
         size = found.classes.shape[1]
-        rows = [
+        frames = [
             pd.DataFrame({"model": name, "neuron": np.arange(size), "class": classes})
             for name, classes in zip(found.names, found.classes, strict=True)
         ]
-        title = f"{subject.title}; {said(request, subject)}"
-        drawn = partial(
-            draw.neurons, [f"round {number}"], [found], len(subject.runtime.data.classes), title
+        classes = len(subject.runtime.data.classes)
+        line = f"{found.agreement:.4f} of the neurons keep their class in local training"
+        yield Result(
+            f"neurons_round{number}",
+            pd.concat(frames),
+            partial(draw.neurons, [f"round {number}"], [found], classes, title_of(subject)),
+            lines=(f"round {number}: {line}",),
         )
-        lines.append(
-            f"round {number}: {found.agreement:.4f} of the neurons keep their class in local"
-            " training"
-        )
-        lines += request.write(run, f"neurons_round{number}", pd.concat(rows), drawn)
-    return lines
+
+
+KINDS: dict[str, Callable[[RunDirectory, Namespace], Iterator[Result]]] = {
+    function.__name__: function
+    for function in (loss_plane, noise, hessian, hypersphere, tsne, neurons)
+}

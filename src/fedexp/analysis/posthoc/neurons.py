@@ -4,18 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedexp.analysis.posthoc.subject import (
-    Examples,
-    Subject,
-    models_of_round,
-    round_to_show,
-    subject_of,
-)
+from fedexp.analysis.posthoc.subject import Subject, models_of_round, name_of
 from fedexp.core.errors import ConfigError
 from fedexp.engine.measures import class_means
 from fedexp.metrics.neurons import preferences
 from fedexp.rundir.kept_models import LOCAL_HINT
-from fedexp.rundir.reader import RunDirectory
 
 MOST_CLIENTS = 20  # maximum number of clients whose models are shown
 
@@ -24,8 +17,7 @@ MOST_CLIENTS = 20  # maximum number of clients whose models are shown
 class Preferences:
     """The classes that the neurons of the last hidden layer prefer, for each model of a round."""
 
-    round: int
-    names: tuple[str, ...]  # of the models: global before, clients, global after
+    names: list[str]  # of the models: global before, clients, global after
     classes: np.ndarray  # int64 [models, neurons]
 
     @property
@@ -37,35 +29,28 @@ class Preferences:
         return float((self.classes[1:-1] == self.classes[0]).mean())
 
 
-def preferred_classes(
-    run: RunDirectory,
-    examples: int = 1000,
-    number: int | None = None,
-    subject: Subject | None = None,
-) -> Preferences:
-    """Return the neurons' preferred classes in a round.
+def preferred_classes(subject: Subject) -> Preferences:
+    """Return the neurons' preferred classes in the models of the subject's round.
 
-    number: the round; None for the last round with kept local models. subject: the subject of that
-    round, if it has already been built. Raises ConfigError if no local models are kept, or if the
-    model has no fully connected hidden layer.
+    Raises ConfigError if no local models are kept, or if the model has no fully connected hidden
+    layer.
     """
-    number = round_to_show(run) if number is None else number
-    models = [] if number is None else models_of_round(run, number, MOST_CLIENTS)
-    if number is None or len(models) < 3:
+    folder = subject.run.directory
+    models = models_of_round(subject.run, subject.model.round, MOST_CLIENTS)
+    if len(models) < 3:
         raise ConfigError(
-            f"{run.directory}: no local models of a round are kept with the global one before;"
-            f" {LOCAL_HINT}"
+            f"{folder}: the local models of round {subject.model.round} and the global model before"
+            f" it are not kept; {LOCAL_HINT}"
         )
-    subject = subject or subject_of(run, number, examples=Examples(most=examples))
     if not hasattr(subject.runtime.net.module, "hidden_activations"):
         raise ConfigError(
-            f"{run.directory}: its model has no fully connected hidden layer whose neurons could be"
-            " compared; model=cnn and model=cnn_3fc have"
+            f"{folder}: the model has no fully connected hidden layer; model=cnn and model=cnn_3fc"
+            " have one"
         )
     found = []
-    for each in models:
+    for model in models:
         means = class_means(
-            subject.runtime, {"params": subject.use(each.kept), "buffers": each.kept.buffers}
+            subject.runtime, {"params": subject.load(model), "buffers": model.buffers}
         )
         found.append(preferences(means[-1]))
-    return Preferences(number, tuple(each.name for each in models), np.stack(found))
+    return Preferences([name_of(model) for model in models], np.stack(found))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params
@@ -14,11 +15,13 @@ def flatten(params: Params) -> torch.Tensor:
 
 
 def unflatten(vector: torch.Tensor, like: Params) -> Params:
-    """Split a vector [P] into tensors with the names and shapes of `like`. This is the inverse of
-    `flatten`."""
+    """Split a vector [P] into tensors with the names, shapes and types of `like`.
+
+    This is the inverse of `flatten`.
+    """
     parts = vector.split([value.numel() for value in like.values()])
     return {
-        name: part.view(value.shape)
+        name: part.reshape(value.shape).to(value)
         for (name, value), part in zip(like.items(), parts, strict=True)
     }
 
@@ -40,11 +43,6 @@ def gaussian(params: Params, seed: int, number: int) -> Params:
     }
 
 
-def random_direction(params: Params, seed: int, number: int) -> Params:
-    """Return a filter-normalised Gaussian direction."""
-    return filter_normalised(gaussian(params, seed, number), params)
-
-
 def relative_to(params: Params, direction: Params) -> Params:
     """Return d with d_i <- d_i sqrt(mean_j w_ij^2) for each tensor i.
 
@@ -60,21 +58,18 @@ def filter_normalised(direction: Params, params: Params) -> Params:
     Nets", NeurIPS 2018, section 4). A filter produces one output: it is a row of a weight [outputs,
     ...]. Filters of d that are zero remain zero.
     """
-    return {name: _as_long(direction[name], value) for name, value in params.items()}
+    found = {}
+    for name, weight in params.items():
+        if weight.dim() < 2:
+            found[name] = torch.zeros_like(weight)
+        else:
+            lengths = weight.flatten(1).norm(dim=1, keepdim=True)
+            rows = F.normalize(direction[name].flatten(1), dim=1)
+            found[name] = (lengths * rows).view(weight.shape)
+    return found
 
 
-def _as_long(direction: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Scale each row of a direction to the norm of the weight's row. Return zeros for a vector."""
-    if weight.dim() < 2:
-        return torch.zeros_like(weight)
-    own, wanted = (value.flatten(1).norm(dim=1) for value in (direction, weight))
-    factor = torch.where(
-        own > 0, wanted / own.clamp(min=torch.finfo(own.dtype).tiny), torch.zeros_like(own)
-    )
-    return direction * factor.view(-1, *[1] * (weight.dim() - 1))
-
-
-def plane_through(points: Sequence[Params]) -> tuple[Params, Params, torch.Tensor]:
+def plane_through(models: Sequence[Params]) -> tuple[Params, Params, torch.Tensor]:
     """Return the plane through three models w_0, w_1, w_2.
 
     The result is orthonormal directions u, v and positions [3, 2]. u points along w_1 - w_0, v
@@ -82,23 +77,16 @@ def plane_through(points: Sequence[Params]) -> tuple[Params, Params, torch.Tenso
     Surfaces, Mode Connectivity, and Fast Ensembling of DNNs", NeurIPS 2018, section 3). Raises
     ValueError if the models lie on a line.
     """
-    first, second = (flatten(each).double() - flatten(points[0]).double() for each in points[1:])
-    length = first.norm()
+    origin, *others = (flatten(model).double() for model in models)
+    first, second = (other - origin for other in others)
+    length = float(first.norm())
     if length == 0:
         raise ValueError("two of the models are equal")
     u = first / length
-    along = second @ u
+    along = float(second @ u)
     rest = second - along * u
-    height = rest.norm()
+    height = float(rest.norm())
     if height <= 1e-5 * second.norm():
         raise ValueError("the three models lie on a line")
-    positions = torch.stack(
-        [torch.zeros(2).to(u), torch.stack([length, 0 * length]), torch.stack([along, height])]
-    )
-    like = points[0]
-    u, v = (unflatten(each, like) for each in (u, rest / height))
-    return _cast(u, like), _cast(v, like), positions.cpu()
-
-
-def _cast(direction: Params, like: Params) -> Params:
-    return {name: value.to(like[name]) for name, value in direction.items()}
+    positions = torch.tensor([[0, 0], [length, 0], [along, height]], dtype=torch.float64)
+    return unflatten(u, models[0]), unflatten(rest / height, models[0]), positions
