@@ -212,9 +212,9 @@ def test_preview_says_how_far_the_budget_goes(capsys):
     preview.show_limit([70.0, 30.0], 1)
     limit = "budget 0:01:00, one job at a time in this order:"
     assert capsys.readouterr().out.splitlines() == [
-        f"{limit} 2 of 3 that are left would be complete",
-        f"{limit} 1 of 3 that are left would be complete, 1 not measured",
-        f"{limit} 0 of 2 that are left would be complete",
+        f"{limit} 2 of 3 remaining jobs would be complete",
+        f"{limit} 1 of 3 remaining jobs would be complete, 1 not measured",
+        f"{limit} 0 of 2 remaining jobs would be complete",
     ]
 
 

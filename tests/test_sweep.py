@@ -438,8 +438,8 @@ def test_how_long_a_job_will_take():
     assert left("interrupted at 7") == (46, "")
     other = {"algorithm": {"_target_": "b"}}
     assert left(**other) == (60, " (another algorithm's rounds)")
-    assert left(num_clients=30) is None
-    assert left(rounds="ten") is None
+    assert left(num_clients=30) == (None, "")
+    assert left(rounds="ten") == (None, "")
     # a run that is here counts before one of which a file is kept, a like algorithm before others
     kept = preview.measure(config | other, [3.0], 1, "Xeon")
     assert left(runs=[kept]) == (30, " (another algorithm's rounds) (on Xeon)")

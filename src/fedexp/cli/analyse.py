@@ -1,13 +1,15 @@
-"""The flags of `fedexp analyse RUN KIND` and their checks."""
+"""The flags of `fedexp analyse RUN KIND`."""
 
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from fedexp.analysis.posthoc.defaults import COMMON, OF_KIND
 from fedexp.cli.flags import add_picture_flags
-from fedexp.core.errors import require, require_choice
+from fedexp.core.errors import ConfigError
 
 KINDS = {
     "loss_plane": "loss and accuracy on a plane of two directions (FedNTD Fig. 14)",
@@ -17,6 +19,93 @@ KINDS = {
     "tsne": "features of global and local models, by t-SNE (FedNTD Fig. 19 to 21)",
     "neurons": "the class that each neuron prefers, in global and local models (FedNTD Fig. 17)",
 }
+LOSS, FEATURES = ("loss_plane", "noise", "hessian"), ("hypersphere", "tsne", "neurons")
+
+
+def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
+    """Return a function that parses a number of at least `least`."""
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not least <= value < math.inf:
+            raise ArgumentTypeError(f"{text}: must be a number of at least {least}")
+        return value
+
+    return number
+
+
+def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return a function that parses a comma-separated list."""
+
+    def values(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return values
+
+
+def tolerance(text: str) -> float:
+    if not 0 < float(text) < 1:
+        raise ArgumentTypeError(f"{text}: must be greater than 0 and less than 1")
+    return float(text)
+
+
+# (kinds, flag, function that parses its value, or its choices, help)
+FLAGS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
+    (LOSS, "--round", int, "round of the model (default: the last kept one)"),
+    (LOSS, "--client", int, "a client, to use its local model of that round"),
+    (
+        FEATURES,
+        "--round",
+        listed(int),
+        "rounds of the models (default: the last with local models)",
+    ),
+    (("hypersphere",), "--clients", at_least(0), "at most so many local models (default: 3)"),
+    (("tsne",), "--clients", at_least(0), "at most so many local models (default: 10)"),
+    (
+        ("loss_plane",),
+        "--directions",
+        ("random", "eigenvectors", "models"),
+        "of the plane; random ones are filter-normalised",
+    ),
+    (
+        ("loss_plane",),
+        "--models",
+        str,
+        "with --directions models: three of global, before and numbers of clients (default: global"
+        " and the first two clients)",
+    ),
+    (("loss_plane",), "--points", at_least(2), "points on each side of the grid (default: 21)"),
+    (
+        ("loss_plane",),
+        "--span",
+        at_least(1e-12, float),
+        "how far the grid reaches on either side, in units of its directions (default: 1 for"
+        " random, 0.5 for eigenvectors)",
+    ),
+    (
+        ("noise",),
+        "--strengths",
+        listed(at_least(0, float)),
+        "of the noise (default: 11 from 0 to 0.05, or to 0.5 with --scale relative)",
+    ),
+    (("noise",), "--draws", at_least(1), "number of draws of the noise (default: 5)"),
+    (
+        ("noise",),
+        "--scale",
+        ("absolute", "relative"),
+        "of a strength: a standard deviation (the default), or relative to the root mean square of"
+        " each tensor",
+    ),
+    (("hessian",), "--eigenvalues", int, "number of eigenvalues (default: 5)"),
+    (("hessian",), "--tolerance", tolerance, "relative error of each (default: 0.001)"),
+    (("tsne",), "--perplexity", float, "of t-SNE (default: 30)"),
+    (tuple(KINDS), "--data", str, "test (the default), train, or a client's number"),
+    (tuple(KINDS), "--examples", at_least(1), "at most so many, drawn at random"),
+    (tuple(KINDS), "--seed", at_least(0), "of examples, directions and t-SNE (default: 0)"),
+    (tuple(KINDS), "--device", str, "auto, cpu, cuda or cuda:<number>"),
+    (tuple(KINDS), "--data-dir", str, "directory of the data sets (default: that of the run)"),
+    (tuple(KINDS), "--config-dir", Path, "a directory of your own groups"),
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,98 +113,31 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="a run directory")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="|".join(KINDS))
     of = {name: kinds.add_parser(name, help=text, description=text) for name, text in KINDS.items()}
-    for name in ("loss_plane", "noise", "hessian"):
-        last = "after which the model was kept (default: the last)"
-        of[name].add_argument("--round", type=int, help=last)
-        local = "its local model of that round, instead of the global one"
-        of[name].add_argument("--client", type=int, help=local)
-    for name in ("hypersphere", "tsne", "neurons"):
-        rounds = "whose models, several with commas (default: the last round whose local models"
-        of[name].add_argument("--round", type=rounds_in, help=f"{rounds} are kept)")
-    for name, number in (("hypersphere", 3), ("tsne", 10)):
-        clients = f"at most so many local models (default: {number})"
-        of[name].add_argument("--clients", type=int, help=clients)
-    add = of["loss_plane"].add_argument
-    add("--directions", help="random (filter-normalised), eigenvectors, models")
-    models = "of --directions models: three of global, before and numbers of clients "
-    add("--models", help=f"{models}(default: global and the first two clients)")
-    add("--points", type=int, help="on each side of the grid (default: 21)")
-    span = "how far it reaches on either side, in units of its directions "
-    add("--span", type=float, help=f"{span}(default: 1 for random, 0.5 for eigenvectors)")
-    add = of["noise"].add_argument
-    strengths = "of the noise, with commas (default: 11 from 0 to 0.05, or to 0.5 with --scale"
-    add("--strengths", type=numbers_in, help=f"{strengths} relative)")
-    add("--draws", type=int, help="how many (default: 5)")
-    scale = "of a strength: absolute (the default), a standard deviation, or relative to the root"
-    add("--scale", help=f"{scale} mean square of each tensor")
-    add = of["hessian"].add_argument
-    add("--eigenvalues", type=int, help="how many (default: 5)")
-    add("--tolerance", type=float, help="relative, of each (default: 0.001)")
-    add = of["tsne"].add_argument
-    add("--perplexity", type=float, help="of t-SNE (default: 30)")
     others = "another run, whose models go into the same plane; may be repeated (FedNTD Fig. 21)"
-    add("--with", dest="others", metavar="RUN", action="append", type=Path, help=others)
+    of["tsne"].add_argument(
+        "--with", dest="others", metavar="RUN", action="append", type=Path, help=others
+    )
+    for names, flag, values, text in FLAGS:
+        allowed = {"choices": values} if isinstance(values, tuple) else {"type": values}
+        for name in names:
+            of[name].add_argument(flag, help=text, **allowed)
     for name, each in of.items():
-        add_common(each)
+        add_picture_flags(each)
         each.set_defaults(**COMMON | OF_KIND[name])
 
 
-def add_common(parser: ArgumentParser) -> None:
-    """Add the flags that every kind has."""
-    add = parser.add_argument
-    data = "test (the default), train, or the number of a client, for its training examples"
-    add("--data", help=data)
-    add("--examples", type=int, help="at most so many, drawn at random")
-    add("--seed", type=int, help="of examples, directions and t-SNE (default: 0)")
-    add("--device", help="auto, cpu, cuda or cuda:<number>")
-    add("--data-dir", help="where the run's data lie now (default: where they lay)")
-    add("--config-dir", type=Path, help="a directory of your own groups")
-    add_picture_flags(parser)
-
-
-def rounds_in(text: str) -> list[int]:
-    """Parse a comma-separated list of integers."""
-    return [int(part) for part in text.split(",")]
-
-
-def numbers_in(text: str) -> list[float]:
-    """Parse a comma-separated list of numbers."""
-    return [float(part) for part in text.split(",")]
-
-
 def check(options: Namespace) -> None:
-    """Raise ConfigError for a flag with an invalid value."""
+    """Raise ConfigError if a directory holds no run or if flags do not go together."""
     from fedexp.rundir.reader import require_run
 
     for run in (options.run, *getattr(options, "others", ())):
         require_run(run)
-    require(options.examples >= 1, "--examples", options.examples, "at least 1")
-    require(0 <= options.seed < 2**63, "--seed", options.seed, "an integer of at least 0")
-    if "clients" in options:
-        require(options.clients >= 0, "--clients", options.clients, "at least 0")
-    if options.kind == "loss_plane":
-        check_plane(options)
-    if options.kind == "noise":
-        require_choice("--scale", options.scale, ("absolute", "relative"))
-        require(options.draws >= 1, "--draws", options.draws, "at least 1")
-        fine = all(0 <= strength < math.inf for strength in options.strengths or ())
-        require(fine, "--strengths", options.strengths, "numbers of at least 0")
-    if options.kind == "hessian":
-        fine = 0 < options.tolerance < 1
-        require(fine, "--tolerance", options.tolerance, "greater than 0 and less than 1")
-
-
-def check_plane(options: Namespace) -> None:
-    require_choice("--directions", options.directions, ("random", "eigenvectors", "models"))
-    require(options.points >= 2, "--points", options.points, "at least 2")
-    require(options.span is None or options.span > 0, "--span", options.span, "greater than 0")
-    if options.directions != "models":
-        given = "given with --directions models"
-        require(options.models is None, "--models", options.models, given)
+    if options.kind != "loss_plane":
         return
-    left_out = "left out with --directions models"
-    require(options.span is None, "--span", options.span, left_out)
-    require(options.client is None, "--client", options.client, f"{left_out}, which --models names")
+    if options.directions != "models" and options.models is not None:
+        raise ConfigError("--models: needs --directions models")
+    if options.directions == "models" and (options.span, options.client) != (None, None):
+        raise ConfigError("--directions models: cannot be used with --span or --client")
 
 
 def analyse(options: Namespace) -> list[str]:
@@ -126,6 +148,7 @@ def analyse(options: Namespace) -> list[str]:
     from fedexp.figures import look_of
     from fedexp.rundir.reader import RunDirectory
 
+    check(options)
     look = look_of(options.run).changed(options)
     log_to_console()
     with composed([], options.config_dir) if options.config_dir else nullcontext():

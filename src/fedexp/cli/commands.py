@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from inspect import getdoc
 from pathlib import Path
 
+from fedexp.cli.arguments import Parser
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
 
@@ -38,7 +39,7 @@ def is_called(arguments: Sequence[str]) -> bool:
 def call(name: str, arguments: Sequence[str]) -> int:
     """Run a subcommand; return its exit code."""
     function, _ = SUBCOMMANDS[name]
-    parser = ArgumentParser(
+    parser = Parser(
         prog=f"fedexp {name}",
         description=getdoc(function),
         formatter_class=RawDescriptionHelpFormatter,
@@ -164,12 +165,10 @@ def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     It works with a run of any algorithm. Local models are included if the run was started with
     `keep_local_models=[<rounds>]`. Tables and pictures are written to <run>/analysis/.
     """
-    from fedexp.cli.analyse import add_arguments, analyse, check
+    from fedexp.cli.analyse import add_arguments, analyse
 
     add_arguments(parser)
-    options = parsed(parser, arguments)
-    check(options)
-    print("\n".join(analyse(options)))
+    print("\n".join(analyse(parsed(parser, arguments))))
     return 0
 
 

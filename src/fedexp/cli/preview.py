@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -65,15 +65,14 @@ class Planned:
     overrides: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """A run with at least one round."""
 
     work: list[Any]
     algorithm: Any
     seconds: float  # median time of a round
     tasks: int
-    machine: str = ""  # set if the run is only known from a file that `--keep` wrote
+    machine: str  # set if the run is only known from a file that `--keep` wrote
 
 
 def show_plan(plan: Plan) -> int:
@@ -83,6 +82,22 @@ def show_plan(plan: Plan) -> int:
     if plan.budget is not None:
         show_limit(seconds, plan.budget)
     return 0
+
+
+def show_state(plan: Plan) -> None:
+    """Print the command's last line: how many jobs are done, and whether some remain."""
+    jobs = planned(plan.launches, plan.folders)
+    found = Counter(kind_of(state) for _, state, _ in states(jobs))
+    begun = found["interrupted"] + found["running"]
+    counted = {"begun": begun, "failed": found["failed"]}
+    others = [f", {number} {kind}" for kind, number in counted.items() if number]
+    end = "; the same command continues" if found["done"] < len(jobs) else ""
+    print(f"{found['done']} of {len(jobs)} done{''.join(others)}{end}")
+
+
+def limited(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
+    """Return each multirun's overrides plus the override that passes the deadline to its jobs."""
+    return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
 
 
 def planned(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[Planned]:
@@ -107,19 +122,24 @@ def planned(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[
     return list(jobs.values())
 
 
+# --- the states of jobs
+
+
 def states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
     """Yield (job, state, note). The note names the run if a run of another sweep is used."""
-    tested = cache(partial(tested_by_kept, folders_of(jobs)))
     finished = cache(finished_by_training)
+    kept: dict[tuple[str, Any], list[frozenset[str]]] = {}
+    for content in kept_below(folders_of(jobs)):
+        kept.setdefault(setting_of(content["config"]), []).append(tests_of(content["config"]))
     for job in jobs:
         state, note = status(job), ""
         if state == "new" and job.config:
             multirun = job.directory.absolute().parent.parent
+            tests = kept.get(setting_of(job.config), ())
             if other := complete(job.directory, job.config, finished(multirun / "any")):
                 state, note = RunDirectory(other).status, f"in {other.parent.name}/{other.name}"
-            else:
-                kept = tested().get((cell_key(job.config), job.config.get("seed")), ())
-                state = "kept" if any(tests_of(job.config) <= each for each in kept) else state
+            elif any(tests_of(job.config) <= each for each in tests):
+                state = "kept"
         yield job, state, note
 
 
@@ -140,23 +160,26 @@ def status(job: Planned) -> str:
     return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
 
 
+def kind_of(state: str) -> str:
+    """Return the word under which a state is counted, such as done or interrupted."""
+    return "done" if state in OVER else state.split()[0]
+
+
 def folders_of(jobs: Sequence[Planned]) -> list[Path]:
     """Return the directories to search for runs that are similar to these jobs."""
     return sorted({job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")})
 
 
-def tested_by_kept(folders: Sequence[Path]) -> dict[tuple[str, Any], list[frozenset[str]]]:
-    """Return (setting, seed) -> what each kept run tested, read from the files of `--keep`."""
-    found: dict[tuple[str, Any], list[frozenset[str]]] = {}
-    for content in kept_below(folders):
-        config = content["config"]
-        found.setdefault((cell_key(config), config.get("seed")), []).append(tests_of(config))
-    return found
+def setting_of(config: Mapping[str, Any]) -> tuple[str, Any]:
+    return cell_key(config), config.get("seed")
 
 
 def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
     """Return a configuration's test views and the kinds of models that it tests."""
     return frozenset(views_of(config)) | subjects_of(config)
+
+
+# --- the time that jobs take
 
 
 def known_runs(jobs: Sequence[Planned]) -> list[Measured]:
@@ -166,23 +189,22 @@ def known_runs(jobs: Sequence[Planned]) -> list[Measured]:
     machine.
     """
     folders = folders_of(jobs)
-    paths = {path for folder in folders for path in folder.rglob(files.ROUNDS)}
     found = []
-    for run in (RunDirectory(path.parent) for path in sorted(paths)):
+    for path in sorted({path for folder in folders for path in folder.rglob(files.ROUNDS)}):
+        run = RunDirectory(path.parent)
         seconds = run.values("seconds")
         if run.config and seconds and not run.damaged:
-            tasks = 1 + len(later_partitions(run.directory))
-            found.append(measure(run.config, seconds, tasks))
+            found.append(measure(run.config, seconds, 1 + len(later_partitions(run.directory))))
     for content in kept_below(folders):
         cells = (content["tables"].get(files.ROUNDS) or {}).get("seconds", "").split(",")
-        partitions = [each["info"] for each in content.get("partitions", ())]
-        tasks = sum("from_round" not in info for info in partitions) or 1
+        tasks = sum("from_round" not in each["info"] for each in content.get("partitions", ())) or 1
         if seconds := [float(cell) for cell in cells if cell]:
             made_on = content["summary"].get("hardware") or {}
             hardware = {**content["config"].get("hardware", {}), **made_on}
-            config = {**content["config"], "hardware": hardware}
             machine = str(made_on.get("name", "another machine"))
-            found.append(measure(config, seconds, tasks, machine))
+            found.append(
+                measure(content["config"] | {"hardware": hardware}, seconds, tasks, machine)
+            )
     return found
 
 
@@ -208,10 +230,10 @@ def device_of(asked: str) -> str:
 
 def seconds_left(
     job: Planned, state: str, measured: Sequence[Measured]
-) -> tuple[float, str] | None:
+) -> tuple[float | None, str]:
     """Estimate a job's remaining time from the most similar measured run.
 
-    Return (seconds, a note about the estimate), or None if no run is similar. A run directory is
+    Return (seconds, a note about the estimate); (None, "") if no run is similar. A run directory is
     preferred to a file of `--keep`; among equals, a run of the same algorithm is preferred.
     """
     work, algorithm = work_of(job.config), value_of(job.config, "algorithm._target_")
@@ -219,13 +241,16 @@ def seconds_left(
     # the rounds of one task if there are several tasks
     rounds = value_of(job.config, "scenario.rounds_per_task") or job.config.get("rounds")
     if not like or not isinstance(rounds, int):
-        return None
+        return None, ""
     run = min(like, key=lambda each: (bool(each.machine), each.algorithm != algorithm))
     done = int(state.rpartition(" ")[2]) if state.startswith("interrupted") else 0
     about = " (another algorithm's rounds)" if run.algorithm != algorithm else ""
     if run.machine:
         about += f" (on {run.machine})"
     return max(rounds * run.tasks - done, 0) * run.seconds, about
+
+
+# --- what is printed
 
 
 def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | None]:
@@ -240,7 +265,7 @@ def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | 
     for name, (job, state, note) in zip(names, states(jobs), strict=True):
         counts[kind_of(state)] += 1
         if state not in OVER:
-            left, about = seconds_left(job, state, measured) or (None, "")
+            left, about = seconds_left(job, state, measured)
             seconds.append(left)
             note = "?" if left is None else f"{duration(left)}{about}"
         print(f"{name:<{width}}  {state:<18} {note}".rstrip())
@@ -252,11 +277,6 @@ def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | 
     others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
     print(f"{len(jobs)} jobs: {counts['done']} done{''.join(others)}")
     return seconds
-
-
-def kind_of(state: str) -> str:
-    """Return the word under which a state is counted, such as done or interrupted."""
-    return "done" if state in OVER else state.split()[0]
 
 
 def names_of(jobs: Sequence[Planned]) -> list[str]:
@@ -275,11 +295,6 @@ def names_of(jobs: Sequence[Planned]) -> list[str]:
     return names
 
 
-def limited(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
-    """Return each multirun's overrides plus the override that passes the deadline to its jobs."""
-    return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
-
-
 def show_limit(seconds: Sequence[float | None], minutes: float) -> None:
     """Print how many jobs fit in a budget.
 
@@ -291,16 +306,5 @@ def show_limit(seconds: Sequence[float | None], minutes: float) -> None:
     more = f", {unknown} not measured" if unknown else ""
     print(
         f"budget {duration(60 * minutes)}, one job at a time in this order: {whole} of"
-        f" {len(seconds)} that are left would be complete{more}"
+        f" {len(seconds)} remaining jobs would be complete{more}"
     )
-
-
-def show_state(plan: Plan) -> None:
-    """Print the command's last line: how many jobs are done, and whether some remain."""
-    jobs = planned(plan.launches, plan.folders)
-    found = Counter(kind_of(state) for _, state, _ in states(jobs))
-    begun = found["interrupted"] + found["running"]
-    counted = {"begun": begun, "failed": found["failed"]}
-    others = [f", {number} {kind}" for kind, number in counted.items() if number]
-    end = "; the same command continues" if found["done"] < len(jobs) else ""
-    print(f"{found['done']} of {len(jobs)} done{''.join(others)}{end}")
