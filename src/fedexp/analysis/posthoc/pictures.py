@@ -54,7 +54,7 @@ def require_local_models(run: RunDirectory) -> int:
     """Return the last round with kept local models. Raises ConfigError if there is none."""
     number = last_local_round(run)
     if number is None:
-        raise ConfigError(f"{run.directory}: keeps no local models; {kept_models.LOCAL_HINT}")
+        raise ConfigError(f"{run.directory}: no local models are kept; {kept_models.LOCAL_HINT}")
     return number
 
 
