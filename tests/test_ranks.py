@@ -119,7 +119,7 @@ def sweep():
     """
     blocks = tuple(read_block(node, ()) for node in yaml.safe_load(text))
     ranks = {"accuracy": ("average_accuracy", "accuracy"), "F": ("task_forgetting", "forgetting")}
-    return Sweep("x", "A benchmark", "", "", "benchmark", blocks, ranks=ranks)
+    return Sweep(name="x", title="A benchmark", blocks=blocks, ranks=ranks)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ compared with them. Further keys of the file:
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,12 @@ from fedexp.rundir.sweeps import SweepDirectory
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+# Prefixes of overrides that any run of a published protocol may have.
+HARMLESS = (
+    *("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "dataset.url", "profile"),
+    *("checkpoint_interval", "keep_models", "keep_local_models", "test_views", "evaluate"),
+    *("forgetting_metric", "targets", "target_fractions", "hydra", "objective"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,35 +55,30 @@ class Block:
         choices = [[(key, value) for value in values] for key, values in self.axes.items()]
         yield from itertools.product(*choices)
 
-    def fields(self, combination: Sequence[tuple[str, str]]) -> dict[str, str]:
+    def fields(self, combination: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Return the fields of the published cells that a run belongs to."""
         found: dict[str, str] = {}
         for key, value in combination:
             found |= self.axes[key][value]
         return found
 
+    def values_of(self, key: str) -> Collection[str]:
+        """Return the values that the block's runs have for a key, as far as the block sets them."""
+        return self.axes.get(key) or [text for k, text in map(split, self.fixed) if k == key]
+
     def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
         """Return the block restricted to the values that the command line gives.
 
-        given: key -> values. An axis keeps its values that are in `given`. Return None if an axis
-        keeps no value, or if a key is neither an axis nor fixed to one of its given values.
+        given: key -> values. Return None if no run of the block has one of the values of each key.
         """
         axes = dict(self.axes)
-        if any(self.fixed_value(key) not in given[key] for key in given.keys() - axes.keys()):
-            return None
-        for key in axes.keys() & given.keys():
-            axes[key] = {value: axes[key][value] for value in given[key] if value in axes[key]}
-            if not axes[key]:
+        for key, wanted in given.items():
+            known = [value for value in self.values_of(key) if value in wanted]
+            if not known:
                 return None
+            if key in axes:
+                axes[key] = {value: axes[key][value] for value in known}
         return Block(axes, self.fixed, self.measures)
-
-    def fixed_value(self, key: str) -> str | None:
-        """Return the value that the fixed overrides set for a key; None if they do not set it."""
-        return next((text.partition("=")[2] for text in self.fixed if key_of(text) == key), None)
-
-    def has(self, key: str, value: str) -> bool:
-        """Return whether any of the block's runs has this value for the key."""
-        return value in self.axes.get(key, ()) or value == self.fixed_value(key)
 
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
         """Return the overrides of one `--multirun` command that starts the block's runs.
@@ -87,31 +88,32 @@ class Block:
         """
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
-        # Groups first: a key such as algorithm.beta belongs to the option of its group.
         several = any(len(values) > 1 for key, values in self.axes.items() if "." not in key)
-        grids = [grid(key, values, several) for key, values in self.axes.items()]
-        groups = [text for text in [*grids, *kept] if "." not in text.split("=")[0]]
-        return groups + [text for text in [*grids, *kept] if text not in groups]
+        every = [grid(key, values, several) for key, values in self.axes.items()] + kept
+        # Groups first: a key such as algorithm.beta belongs to the option of its group.
+        return sorted(every, key=lambda text: "." in split(text)[0])
 
-    def fixed_in(
-        self, given: set[str], shared: Collection[str] | None = None
-    ) -> tuple[int, int] | None:
-        """Return (number of fixed overrides, number that the run has literally).
+    def match(self, given: Fields, shared: Fields | None) -> tuple[int, int] | None:
+        """Return how specifically the block describes a run; None if the run is not in the block.
 
-        Return None if a fixed override is missing from the run.
-
-        given: the run's overrides. shared: overrides that all compared runs share; a fixed override
-        may be replaced by one of them with the same key, and a fixed mapping by any other mapping
-        for the same key. None: the run must have every fixed override literally.
+        The first number counts the block's conditions, the second the fixed overrides that the run
+        has literally. For the arguments, see `cell_of`.
         """
-        missing = [text for text in self.fixed if text not in given]
-        if missing and shared is None:
+        if any(given.get(key) not in values for key, values in self.axes.items()):
             return None
-        others = {key_of(each) for each in given if each in (shared or ()) and not is_mapping(each)}
-        mappings = {key_of(each) for each in given if is_mapping(each)}
-        if any(key_of(text) not in (mappings if is_mapping(text) else others) for text in missing):
-            return None
-        return len(self.fixed), len(self.fixed) - len(missing)
+        replaced = [(key, text) for key, text in map(split, self.fixed) if given.get(key) != text]
+        for key, value in replaced:
+            mine = given.get(key, "")
+            of_user = mine == (shared or {}).get(key) and not mine.startswith("{")
+            if shared is None or not (mine.startswith("{") if value.startswith("{") else of_user):
+                return None
+        return len(self.axes) + len(self.fixed), len(self.fixed) - len(replaced)
+
+
+def split(override: str) -> tuple[str, str]:
+    """Return (key, value) of an override."""
+    key, _, value = override.partition("=")
+    return key, value
 
 
 def grid(key: str, values: Collection[str], several: bool) -> str:
@@ -122,23 +124,21 @@ def grid(key: str, values: Collection[str], several: bool) -> str:
     single value is therefore written as a choice with one member.
     """
     text = ",".join(values)
-    return (
-        f"{key}=choice({text})" if several and "." in key and len(values) == 1 else f"{key}={text}"
-    )
+    single = several and "." in key and len(values) == 1
+    return f"{key}=choice({text})" if single else f"{key}={text}"
 
 
 def is_mapping(override: str) -> bool:
     """Return whether the value of an override is a mapping."""
-    return override.partition("=")[2].startswith("{")
+    return split(override)[1].startswith("{")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sweep:
     name: str
-    title: str
-    note: str
-    paper: str  # as in tables.csv; empty if the sweep reproduces no paper
-    table: str
+    title: str = ""
+    paper: str = ""  # as in tables.csv; empty if the sweep reproduces no paper
+    table: str = ""
     blocks: tuple[Block, ...]
     rule: Rule = field(default_factory=Rule)
     # name of a sweep that interprets cells of the same table differently -> its label
@@ -174,21 +174,16 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
     try:
         if isinstance(spec, Exception):
             raise spec
-        measures = tuple(spec.get("measures", ()))
-        readings = spec.get("readings", {}).items()
+        measures, readings = tuple(spec.get("measures", ())), spec.get("readings", {})
+        texts = ("title", "paper", "table", "claims", "choose")
         return Sweep(
             name=name,
-            title=str(spec.get("title", name)),
-            note=str(spec.get("note", "")),
-            paper=str(spec.get("paper", "")),
-            table=str(spec.get("table", "")),
+            **{key: str(spec[key]) for key in texts if key in spec},
             blocks=tuple(read_block(block, measures) for block in spec["blocks"]),
             rule=read_rule(spec.get("report", {})),
-            readings={str(other): str(label or "") for other, label in readings},
-            claims=str(spec.get("claims", "")),
-            pictures=tuple(dict(node) for node in spec.get("pictures", ())),
-            choose=str(spec.get("choose", "")),
-            ranks={str(k): tuple(map(str, names)) for k, names in spec.get("ranks", {}).items()},
+            readings={str(other): str(label or "") for other, label in readings.items()},
+            pictures=tuple(map(dict, spec.get("pictures", ()))),
+            ranks={key: tuple(names) for key, names in spec.get("ranks", {}).items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a sweep ({error!r}); see conf/sweep/fedntd.yaml") from error
@@ -205,24 +200,20 @@ def sweep_of(directory: Path) -> Sweep | None:
 def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...]) -> Block:
     """Return a block from its node of a sweep file. measures: the default if the block sets
     none."""
-    axes = {
-        str(key): {
-            plain(value): {k: str(v) for k, v in fields.items()} for value, fields in values.items()
-        }
-        for key, values in node.items()
-        if key not in ("with", "measures")
-    }
-    fixed = (str(text).partition("=") for text in node.get("with", ()))
+    axes = {key: values for key, values in node.items() if key not in ("with", "measures")}
     return Block(
-        axes,
-        tuple(f"{key}{equals}{rewritten(value)}" for key, equals, value in fixed),
+        {key: read_axis(values) for key, values in axes.items()},
+        tuple(map(as_written, node.get("with", ()))),
         tuple(node.get("measures", measures)),
     )
 
 
-def plain(value: object) -> str:
-    """Return a YAML scalar as Hydra's sweeper writes it."""
-    return str(value).lower() if isinstance(value, bool) else rewritten(str(value))
+def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
+    """Return the values of an axis as Hydra's sweeper writes them, with their fields as text."""
+    return {
+        rewritten(str(value)): {name: str(text) for name, text in fields.items()}
+        for value, fields in values.items()
+    }
 
 
 def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
@@ -234,62 +225,48 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     """
     keys = {key for block in sweep.blocks for key in block.axes}
     given = {
-        key: [rewritten(each) for each in value.split(",")]
-        for key, _, value in (o.partition("=") for o in overrides)
+        key: [rewritten(each) for each in values.split(",")]
+        for key, values in map(split, overrides)
         if key in keys
     }
-    others = [o for o in overrides if o.partition("=")[0] not in given]
-    others += [
-        o
-        for o in sweep.common
-        if not any(each.startswith(o.partition("[")[0]) for each in overrides)
-    ]
-    lists = [
-        [*block.arguments(others), *others]
-        for old in sweep.blocks
-        if (block := old.restricted(given))
-    ]
+    others = [text for text in overrides if split(text)[0] not in given]
+    if not any(text.startswith("test_views=") for text in others):
+        others += sweep.common
+    blocks = [block.restricted(given) for block in sweep.blocks]
+    lists = [[*block.arguments(others), *others] for block in blocks if block]
     for key, values in given.items():
-        new = [v for v in values if not any(block.has(key, v) for block in sweep.blocks)]
+        new = [v for v in values if not any(v in block.values_of(key) for block in sweep.blocks)]
         first = next(block for block in sweep.blocks if key in block.axes)
-        others_given = {k: v for k, v in given.items() if k != key}
-        rest = Block({k: v for k, v in first.axes.items() if k != key}, (), ()).restricted(
-            others_given
-        )
+        axes = {other: values for other, values in first.axes.items() if other != key}
+        rest = Block(axes, (), ()).restricted({k: v for k, v in given.items() if k != key})
         if new and rest:
             lists.append([*rest.arguments(), f"{key}={','.join(new)}", *others])
     if not lists:
-        raise ConfigError(
-            f"sweep={sweep.name}: no run has all of"
-            f" {', '.join(f'{k}={v}' for k, v in given.items())}"
-        )
+        wanted = ", ".join(f"{key}={','.join(values)}" for key, values in given.items())
+        raise ConfigError(f"sweep={sweep.name}: no run has all of {wanted}")
     return lists
 
 
 def cell_of(
-    sweep: Sweep, overrides: Sequence[str], shared: Collection[str] | None = None
+    sweep: Sweep, overrides: Iterable[str], shared: Iterable[str] | None = None
 ) -> tuple[Block, dict[str, str]] | None:
     """Return (block, fields of the published cells) of a run; None if the run is not in the sweep.
 
-    overrides: the overrides that the run was started with. shared: the overrides that all runs
-    share; if given, they may replace a block's fixed overrides. A run with such replacements does
-    not reproduce the cell, but is shown in pictures.
+    If several blocks match, the most specific one counts.
+
+    overrides: the overrides that the run was started with. shared: overrides that all compared runs
+    share; a fixed override may be replaced by one of them with the same key, and a fixed mapping by
+    any other mapping for the same key. A run with such replacements does not reproduce the cell,
+    but is shown in pictures. None: the run must have every fixed override literally.
     """
-    given = set(map(as_written, overrides))
-    shared = None if shared is None else set(map(as_written, shared))
-    best = most_specific(sweep, given, shared)
-    for block in sweep.blocks:
-        if (fixed := block.fixed_in(given, shared)) is None:
-            continue
-        values = [
-            [value for value in axis if f"{key}={value}" in given]
-            for key, axis in block.axes.items()
-        ]
-        if all(len(found) == 1 for found in values):
-            combination = [(key, found[0]) for key, found in zip(block.axes, values, strict=True)]
-            if (len(combination) + fixed[0], fixed[1]) >= best:
-                return block, block.fields(combination)
-    return None
+    given = dict(split(as_written(text)) for text in overrides)
+    same = None if shared is None else dict(split(as_written(text)) for text in shared)
+    scores = [block.match(given, same) for block in sweep.blocks]
+    best = max((score for score in scores if score), default=None)
+    if best is None:
+        return None
+    block = sweep.blocks[scores.index(best)]
+    return block, block.fields((key, given[key]) for key in block.axes)
 
 
 def as_written(override: str) -> str:
@@ -299,34 +276,18 @@ def as_written(override: str) -> str:
     removes the backslashes, lowercases truth values and formats numbers as Python does.
     """
     key, equals, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
-    return f"{key}{equals}{value.lower() if value in ('True', 'False') else rewritten(value)}"
+    return f"{key}{equals}{rewritten(value)}"
 
 
 def rewritten(value: str) -> str:
     """Return a decimal number as Python and Hydra's sweeper format it, such as 1e-3 as 0.001.
 
-    Any other text is returned unchanged.
+    Truth values are in lower case. Any other text is returned unchanged.
     """
-    return (
-        str(float(value))
-        if NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal()
-        else value
-    )
-
-
-def most_specific(sweep: Sweep, given: set[str], shared: Collection[str] | None) -> tuple[int, int]:
-    """Return (all, literal) overrides that the most specific matching block accounts for.
-
-    Both are counts; `literal` counts the fixed overrides that the run has literally.
-    """
-    sizes = [(0, 0)]
-    for block in sweep.blocks:
-        matches = all(
-            any(f"{key}={value}" in given for value in axis) for key, axis in block.axes.items()
-        )
-        if matches and (fixed := block.fixed_in(given, shared)):
-            sizes.append((len(block.axes) + fixed[0], fixed[1]))
-    return max(sizes)
+    if value in ("True", "False"):
+        return value.lower()
+    is_decimal = NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal()
+    return str(float(value)) if is_decimal else value
 
 
 def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
@@ -334,33 +295,9 @@ def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     reproduction."""
     keys = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
-    harmless = (
-        "seed",
-        "seeds.",
-        "tracker",
-        "hardware",
-        "figures",
-        "data_dir",
-        "checkpoint_interval",
-        "profile",
-        "forgetting_metric",
-        "targets",
-        "target_fractions",
-        "hydra",
-        "dataset.url",
-        "test_views",
-        "evaluate",
-        "keep_models",
-        "keep_local_models",
-        "objective",
-    )
-    return [
-        text
-        for text in map(as_written, overrides)
-        if (key := text.partition("=")[0].lstrip("+~")) not in keys
-        and text not in fixed
-        and not key.startswith(harmless)
-    ]
+    changes = [text for text in map(as_written, overrides) if text not in fixed]
+    named = [(split(text)[0].lstrip("+~"), text) for text in changes]
+    return [text for key, text in named if key not in keys and not key.startswith(HARMLESS)]
 
 
 def expand(overrides: Sequence[str]) -> Iterator[list[str]]:
