@@ -127,16 +127,3 @@ def test_class_names_in_any_script(tmp_path, monkeypatch):
     monkeypatch.setattr(font_manager.fontManager, "ttflist", list(font_manager.fontManager.ttflist))
     font_manager.fontManager.addfont(tmp_path / "four.ttf")
     assert labels_of(tmp_path / "run") == ["体育", "cat", "財経", "a$b$ c d"]
-
-
-def test_a_font_that_is_not_there_is_said_once(tmp_path, caplog, capfd):
-    make_small(tmp_path)
-    style = tmp_path / "paper.mplstyle"
-    style.write_text("font.family: serif\nfont.serif: No Such Font\n")
-    make_figures(tmp_path, look=Pictures(style=str(style)))
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [f"figures.style={style}: no font No Such Font here; another one is used"]
-    make_figures(tmp_path)
-    assert len(caplog.records) == 1
-    # the console says it where a test has set it up
-    assert capfd.readouterr().err.replace(f"{said[0]}\n", "") == ""

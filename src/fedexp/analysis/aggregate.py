@@ -1,9 +1,8 @@
 """Results that the report of any sweep has: the states of its runs, chosen values, rounds to a
 target."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,14 @@ import pandas as pd
 
 from fedexp.analysis import layout
 from fedexp.analysis.measures import is_pruned, precision_of
-from fedexp.analysis.naming import differing, displayed, grouped, names
+from fedexp.analysis.naming import differing, displayed, names
 from fedexp.data.views import VALIDATION, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
 
 # Flashback Table 1: rounds to these fractions of A, which is 0.95 times the best accuracy
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95
+ROUNDS = [f"rounds_to_{factor:g}A" for factor in FACTORS]
 CHOSEN = "Chosen values: the highest accuracy in the last round, mean over seeds"
 WHAT_A_IS = (
     f"A is {SHARE:g} of the best accuracy of any run of the setting; speed-ups are against FedAvg."
@@ -84,39 +84,33 @@ def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
     A is 0.95 times the best accuracy of any run of the setting that did not diverge. A number is
     missing if any seed diverged or never reaches the target (Flashback Table 1).
     """
-    rows: list[dict[str, Any]] = []
-    for setting, members in grouped(runs, of_data=True).items():
-        sound = [run for group in members.values() for run in group if not run.diverged]
-        goal = SHARE * max(map(best_of, sound), default=math.nan)
-        rounds = {
-            name: [mean_rounds(group, goal * factor) for factor in FACTORS]
-            for name, group in members.items()
-        }
-        for method, values in rounds.items():
-            row: dict[str, Any] = {"setting": setting, "method": method, "A": goal}
-            row |= {f"rounds_to_{f:g}A": each for f, each in zip(FACTORS, values, strict=True)}
-            bases = fedavg_of(members, rounds, precision_of(members[method][0]))
-            for factor, each, base in zip(FACTORS, values, bases, strict=True):
-                row[f"speedup_{factor:g}A"] = base / each if base and each else None
-            rows.append(row)
-    fastest_first = ["setting", *(f"rounds_to_{factor:g}A" for factor in reversed(FACTORS))]
-    return pd.DataFrame(rows).sort_values(fastest_first, kind="stable")
+    table = pd.DataFrame(names(runs, of_data=True), columns=["setting", "method"])
+    table["best"] = [np.nan if run.diverged else best_of(run) for run in runs]
+    table["A"] = SHARE * table.groupby("setting")["best"].transform("max")
+    for name, factor in zip(ROUNDS, FACTORS, strict=True):
+        pairs = zip(runs, factor * table["A"], strict=True)
+        table[name] = np.array([rounds_to(run, goal) for run, goal in pairs], dtype=float)
+    table["fedavg"] = list(map(is_fedavg, runs))
+    table["precision"] = list(map(precision_of, runs))
+    groups = table.drop(columns="best").groupby(["setting", "method"], sort=False, as_index=False)
+    rules: dict[str, Any] = dict.fromkeys(("A", "fedavg", "precision"), "first")
+    rules |= dict.fromkeys(ROUNDS, lambda column: column.mean(skipna=False))
+    found = groups.agg(rules)
+    fedavg = found.apply(lambda method: rounds_of_fedavg(found, method), axis="columns")
+    speedups = (fedavg / found[ROUNDS]).set_axis([f"speedup_{f:g}A" for f in FACTORS], axis=1)
+    shown = found[["setting", "method", "A", *ROUNDS]].join(speedups)
+    return shown.sort_values(["setting", *reversed(ROUNDS)], kind="stable")
 
 
-def fedavg_of(
-    members: Mapping[str, Sequence[RunDirectory]],
-    rounds: Mapping[str, Sequence[float | None]],
-    precision: str,
-) -> list[float | None]:
-    """Return the rounds that FedAvg needs to each target, run in a precision.
+def rounds_of_fedavg(methods: pd.DataFrame, method: "pd.Series[Any]") -> "pd.Series[float]":
+    """Return the rounds that FedAvg needs to each target in a method's setting and precision.
 
     If FedAvg was not run in this precision, its runs in any other are used. If several variants of
     FedAvg were run, the fewest rounds count.
     """
-    known = {name: group[0] for name, group in members.items() if is_fedavg(group[0])}
-    same = [name for name, run in known.items() if precision_of(run) == precision]
-    columns = [[rounds[name][i] for name in same or known] for i in range(len(FACTORS))]
-    return [min(filter(None, column), default=None) for column in columns]
+    fedavg = methods[methods["fedavg"] & (methods["setting"] == method["setting"])]
+    same = fedavg[fedavg["precision"] == method["precision"]]
+    return (fedavg if same.empty else same)[ROUNDS].min()
 
 
 def best_of(run: RunDirectory) -> float:
@@ -129,20 +123,12 @@ def is_fedavg(run: RunDirectory) -> bool:
     return run.summary.get("algorithm") == "fedavg" and not changed
 
 
-def mean_rounds(runs: Sequence[RunDirectory], accuracy: float) -> float | None:
-    """Return the mean over seeds of the rounds to an accuracy; None if any seed diverged or never
-    reaches it."""
-    found = [None if run.diverged else rounds_to(run, accuracy) for run in runs]
-    known = [rounds for rounds in found if rounds is not None]
-    return float(np.mean(known)) if len(known) == len(found) else None
-
-
 def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
     """Return the first round that reaches an accuracy, on the validation set if the run has one.
 
-    Return None if no round reaches it.
+    Return None if the run diverged or if no round reaches the accuracy.
     """
-    if not len(run.curve):
+    if run.diverged or run.curve.empty:
         return None
     validation = named("test_accuracy", VALIDATION)
     column = validation if validation in run.curve else run.accuracy_name

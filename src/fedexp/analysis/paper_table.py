@@ -4,12 +4,12 @@ A cell of the paper's layout shows mean ± standard deviation. The best of each 
 """
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import pandas as pd
 
 from fedexp.analysis.layout import PRUNED, SOME_DIVERGED, Section
@@ -55,7 +55,7 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
     """Return mean and standard deviation over seeds for each setting and method.
 
     Within a setting, rows are sorted by the main accuracy, the best first. Methods that a search
-    pruned come last. further: additional keys of summary.json.
+    pruned come last. Runs that diverged do not count. further: additional keys of summary.json.
     """
     main = [measure.key for measure in main_measures(runs)]
     values = list(dict.fromkeys([*main, *VALUES, *further]))
@@ -64,85 +64,61 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
         for setting, methods in grouped(runs, of_data=True).items()
         for method, members in methods.items()
     ]
-    known = {name for row in rows for name in row}
-    columns = [name for value in values for name in (value, f"{value}_std") if name in known]
-    frame = pd.DataFrame(rows, columns=["setting", "method", *COUNTS, *columns])
-    by = [name for name in ("setting", "pruned", main[0]) if name in frame]
-    return frame.sort_values(by, ascending=[*[True] * (len(by) - 1), less_is_better(by[-1])])
+    columns = [name for value in values for name in (value, f"{value}_std")]
+    table = pd.DataFrame(rows, columns=["setting", "method", *COUNTS, *columns])
+    table = table.dropna(axis="columns", how="all")
+    by = [name for name in ("setting", "pruned", main[0]) if name in table]
+    return table.sort_values(by, ascending=[*[True] * (len(by) - 1), less_is_better(by[-1])])
 
 
-def mean_row(runs: Sequence[RunDirectory], values: Iterable[str]) -> dict[str, Any]:
+def mean_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any, Any]:
     """Return the row of table.csv for the seeds of a method. values: keys of summary.json."""
     counts = {"n": len(runs), "diverged": sum(run.diverged for run in runs)}
-    row: dict[str, Any] = (
-        counts | {"pruned": sum(map(is_pruned, runs))} | origin(run.summary for run in runs)
-    )
-    for value in values:
-        every = [run.summary.get(value) for run in runs if not run.diverged]
-        found = [each for each in every if each is not None]
-        if found:
-            row[value] = float(np.mean(found))
-        if len(found) > 1:
-            row[f"{value}_std"] = float(np.std(found, ddof=1))
-    return row
+    counts["pruned"] = sum(map(is_pruned, runs))
+    sound = [[run.summary.get(key) for key in values] for run in runs if not run.diverged]
+    table = pd.DataFrame(sound, columns=list(values), dtype=float)
+    spread = table.std().add_suffix("_std")
+    return counts | origin(run.summary for run in runs) | table.mean().to_dict() | spread.to_dict()
 
 
 def table_of(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     """Return the table of runs. Raises ConfigError for a metric that no run has."""
     found = {key for run in runs for key, value in run.summary.items() if is_number(value)}
     require_known(layout.metrics, sorted(found), "--metrics")
-    main = [measure.key for measure in main_measures(runs)]
-    metrics = layout.metrics or tuple(main)
-    groups = grouped(runs, of_data=True)
-    kinds = {
-        setting: [m.key for m in main_measures(run for group in methods.values() for run in group)]
-        for setting, methods in groups.items()
-    }
-    table = means(runs, layout.metrics)
-    cells: dict[tuple[str, str, str], Mapping[Any, Any]] = {}
+    metrics = layout.metrics or tuple(measure.key for measure in main_measures(runs))
+    require_known([layout.sort or "name"], ("name", *metrics), "--sort")
+    groups, table = grouped(runs, of_data=True), means(runs, layout.metrics)
+    records: dict[tuple[str, str, str], Mapping[Any, Any]] = {}
     for record in table.to_dict("records"):
-        for metric in layout.metrics or kinds[record["setting"]]:
-            cells[record["method"], record["setting"], metric] = record
-    ranks = {place: rank(record, place[2]) for place, record in cells.items()}
-    rows, columns = ordered(set(table["method"])), ordered(groups)
+        members = itertools.chain.from_iterable(groups[record["setting"]].values())
+        for metric in layout.metrics or [measure.key for measure in main_measures(members)]:
+            records[record["method"], record["setting"], metric] = record
+    ranks = pd.Series({place: rank(record, place[2]) for place, record in records.items()})
+    column = ranks.groupby(level=[1, 2])
+    best = (column.transform("size") > 1) & (ranks == column.transform("min")) & (ranks < math.inf)
+    texts = pd.Series({key: text_of(record, key[2], best[key]) for key, record in records.items()})
+    methods, settings = ordered(set(table["method"])), ordered(groups)
     if layout.sort != "name":
-        by = layout.sort or metrics[0]
-        require_known([by], ("name", *metrics), "--sort")
-        rows.sort(key=lambda row: mean_rank([ranks.get((row, each, by)) for each in columns]))
-    texts = {}
-    for (row, column, metric), cell in cells.items():
-        every = [ranks[row, column, metric] for row in rows if (row, column, metric) in ranks]
-        best = len(every) > 1 and ranks[row, column, metric] == min(every) < math.inf
-        at = (column, row, metric) if layout.transpose else (row, column, metric)
-        texts[at] = text_of(cell, metric, best)
-    if layout.transpose:
-        rows, columns = columns, rows
-    return section(texts, rows, columns, metrics, about(set(table["n"])))
+        known = ranks[ranks < math.inf].xs(layout.sort or metrics[0], level=2)
+        means_of_ranks = known.groupby(level=0).mean().to_dict()
+        methods.sort(key=lambda method: means_of_ranks.get(method, math.inf))
+    rows, columns = (settings, methods) if layout.transpose else (methods, settings)
+    wide: Any = texts.unstack([0, 2] if layout.transpose else [1, 2])
+    heads = itertools.product(columns, metrics)
+    shown = wide.loc[rows, [head for head in heads if head in wide]].fillna("-")
+    return section(shown, about(set(table["n"])))
 
 
-def section(
-    texts: Mapping[tuple[str, str, str], str],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    metrics: Sequence[str],
-    about: str,
-) -> Section:
-    """Return a table of texts by (row, column, metric), without columns that have no text."""
-    heads = [
-        (column, metric)
-        for column in columns
-        for metric in metrics
-        if any((row, column, metric) in texts for row in rows)
-    ]
-    body = [[texts.get((row, *head), "-") for head in heads] for row in rows]
-    shown = dict(zip(columns, displayed(differing(columns)), strict=True))
-    names = [(shown[column] * (len(columns) > 1), title_of(metric)) for column, metric in heads]
-    corner = title_of(metrics[0]) if len(metrics) == 1 and len(columns) > 1 else ""
-    frame = pd.DataFrame(body, index=displayed(differing(rows)))
-    frame.columns = (
-        pd.Index([column for column, _ in names]) if corner else pd.MultiIndex.from_tuples(names)
-    )
-    return Section("", frame, corner, about)
+def section(table: pd.DataFrame, about: str) -> Section:
+    """Return a table of texts with its displayed names. Its columns are (name, metric)."""
+    names, metrics = (list(table.columns.unique(level)) for level in (0, 1))
+    shown = displayed(differing(names)) if len(names) > 1 else [""]
+    table = table.rename(columns=dict(zip(names, shown, strict=True)), level=0)
+    table = table.rename(columns={metric: title_of(metric) for metric in metrics}, level=1)
+    table = table.set_axis(displayed(differing(table.index)), axis="index")
+    if len(metrics) == 1 and len(names) > 1:
+        return Section("", table.droplevel(1, axis="columns"), title_of(metrics[0]), about)
+    return Section("", table, "", about)
 
 
 def rank(record: Mapping[Any, Any], metric: str) -> float:
@@ -155,12 +131,6 @@ def rank(record: Mapping[Any, Any], metric: str) -> float:
     if math.isnan(value) or record["pruned"]:
         return math.inf
     return float(form(value, metric)) * (1 if less_is_better(metric) else -1)
-
-
-def mean_rank(ranks: Iterable[float | None]) -> float:
-    """Return the mean rank of a row over its columns; infinity for a row without results."""
-    known = [rank for rank in ranks if rank is not None and rank < math.inf]
-    return float(np.mean(known)) if known else math.inf
 
 
 def text_of(record: Mapping[Any, Any], metric: str, best: bool) -> str:

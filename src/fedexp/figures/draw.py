@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import Colormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
@@ -18,7 +18,6 @@ from fedexp.figures.style import (
     GREY,
     NAMED_CLASSES,
     ORANGE,
-    cell_edges,
     class_axis,
     colour_bar,
     colour_map,
@@ -30,8 +29,6 @@ from fedexp.figures.style import (
     panels,
     round_axis,
     say,
-    small,
-    width,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
@@ -39,10 +36,19 @@ from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import average_accuracy, new_task_accuracy
 
 PER_ROW = 4  # heat maps side by side
-BUBBLES = (50, 30)  # maximum clients and classes of a bubble chart
-MOST_COLUMNS = 400  # of a heat map of clients, at two pixels each
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
 ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0}
+ACCURACIES = (
+    ("test_accuracy", BLUE, "test accuracy"),
+    ("test_accuracy_augmented", GREEN, "the same, augmented\ntest images"),
+    ("validation_accuracy", GREY, "validation accuracy"),
+)
+LOCAL = "local round forgetting,\nmean of clients"
+LOSSES = (
+    ("train_loss", BLUE, "train loss,\nmean of clients"),
+    ("test_loss", ORANGE, "test loss"),
+    ("validation_loss", GREEN, "validation loss"),
+)
 
 
 def class_accuracy(
@@ -84,7 +90,7 @@ def class_maps(
     for axes, (name, run, history) in zip(grid.flat, shown, strict=False):
         maps.append(normalised_heat_map(history.matrix) if normalised else history.matrix)
         image = map_cells(axes, np.array(history.rounds), maps[-1], top, ticks=12 // columns + 3)
-        task_lines(run, axes, "white", cells=True)
+        task_lines(run, axes, "white")
         axes.tick_params(labelbottom=True)
         axes.set_title(name)
     grid.flat[0].set_ylim(len(classes) - 0.5, -0.5)
@@ -93,8 +99,7 @@ def class_maps(
     for axes in grid[:, 0]:
         class_axis(axes, classes)
     figure.supxlabel("round", fontsize=rcParams["axes.labelsize"])
-    values = np.concatenate([each.ravel() for each in maps])
-    colour_bar(figure, list(grid.flat), image, label, values)
+    colour_bar(figure, list(grid.flat), image, label, np.vstack(maps))
     return figure
 
 
@@ -109,7 +114,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     above.tick_params(labelbottom=False)
     above.set_ylabel("task")
     above.yaxis.set_major_locator(integers(NAMED_CLASSES))
-    task_lines(run, above, "white", cells=True)
+    task_lines(run, above, "white")
     for label, measure, colour in (
         ("average accuracy on the learned tasks", average_accuracy, BLUE),
         ("new-task accuracy", new_task_accuracy, ORANGE),
@@ -122,7 +127,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
         say(below, "undefined before the first round")
     below.set_ylim(0, 1.03)
     below.set_ylabel("test accuracy")
-    task_lines(run, below, GREY, cells=True)
+    task_lines(run, below, GREY)
     below.sharex(above)
     round_axis(below)
     if below.lines:
@@ -139,15 +144,10 @@ def curves(run: RunData) -> Figure:
     figure, (above, below) = _figure(
         run, "Accuracy and forgetting of the global model", 5.6, (1, 1)
     )
-    view = PLAIN if run.has("test_accuracy") else VALIDATION
-    on = "test" if view == PLAIN else VALIDATION
-    rounds, accuracy = run.points(f"{on}_accuracy")
-    line(above, rounds, accuracy, BLUE, f"{on} accuracy")
-    augmented = run.points("test_accuracy_augmented")
-    line(above, *augmented, GREEN, "the same, augmented\ntest images")
-    if view == PLAIN and run.has("validation_accuracy"):
-        rounds, accuracy = run.points("validation_accuracy")
-        line(above, rounds, accuracy, GREY, "validation accuracy")
+    for column, colour, label in ACCURACIES:
+        line(above, *run.points(column), colour, label)
+    chosen = "validation_accuracy" if run.has("validation_accuracy") else "test_accuracy"
+    rounds, accuracy = run.points(chosen)
     best = int(np.argmax(accuracy))
     look: dict[str, Any] = {"color": ORANGE, "markersize": 11, "clip_on": False, "zorder": 3}
     label = f"best: {accuracy[best]:.3f}, round {rounds[best]:.0f}"
@@ -157,14 +157,20 @@ def curves(run: RunData) -> Figure:
         label = f"target {target}: {'never' if crossed is None else f'round {crossed}'}"
         above.axhline(float(target), color=GREY, linewidth=0.8, linestyle="--", label=label)
     above.set_ylim(0, 1.06 * max(accuracy.max(), *run.targets, 1e-3))
-    above.set_ylabel(f"{on} accuracy")
-    for name, colour, label, faint in (
-        ("round_forgetting", BLUE, "round forgetting", True),
-        ("local_round_forgetting", GREEN, "local round forgetting,\nmean of clients", True),
-        ("forgetting", ORANGE, "forgetting F (BwT)", False),
+    above.set_ylabel("accuracy")
+    view = PLAIN if run.has("test_accuracy") else VALIDATION
+    for column, colour, label, faint in (
+        (named("round_forgetting", view), BLUE, "round forgetting", True),
+        (
+            named("local_round_forgetting", view),
+            GREEN,
+            "local round forgetting,\nmean of clients",
+            True,
+        ),
+        (named("forgetting", view), ORANGE, "forgetting F (BwT)", False),
+        ("forgetting_augmented", GREY, "forgetting F, augmented\ntest images", False),
     ):
-        line(below, *run.points(named(name, view)), colour, label, faint=faint)
-    line(below, *run.points("forgetting_augmented"), GREY, "forgetting F, augmented\ntest images")
+        line(below, *run.points(column), colour, label, faint=faint)
     below.set_ylabel("forgetting")
     if not below.lines:
         say(below, "undefined before the second evaluated round")
@@ -175,16 +181,10 @@ def curves(run: RunData) -> Figure:
 def loss(run: RunData) -> Figure:
     """Draw the clients' training loss and the global model's test and validation loss."""
     figure, (axes,) = _figure(run, "Loss", 3.6)
-    every = []
-    for name, colour, label in (
-        ("train", BLUE, "train loss,\nmean of clients"),
-        ("test", ORANGE, "test loss"),
-        (VALIDATION, GREEN, "validation loss"),
-    ):
-        rounds, values = run.points(f"{name}_loss")
-        line(axes, rounds, values, colour, label)
-        every += values.tolist()
-    if min(every) > 0 and max(every) > 50 * min(every):
+    for column, colour, label in LOSSES:
+        line(axes, *run.points(column), colour, label)
+    low, high = axes.dataLim.intervaly
+    if low > 0 and high > 50 * low:
         axes.set_yscale("log")
     axes.set_ylabel("cross-entropy")
     _round_axes(run, axes)
@@ -192,10 +192,10 @@ def loss(run: RunData) -> Figure:
 
 
 def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
-    """Draw the number of training examples of every client and class.
+    """Draw the number of training examples of every client and class (FedNTD Fig. 3, FedKA Fig.
+    2a).
 
-    A bubble chart (FedNTD Fig. 3, FedKA Fig. 2a) is replaced by a heat map if there are many
-    clients or classes.
+    The colour scale is logarithmic. White cells have no examples.
     """
     clients, classes = counts.shape
     height = 1.6 + map_height(classes)
@@ -205,15 +205,14 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
     sizes.stairs(counts.sum(1), np.arange(clients + 1) - 0.5, fill=True, color=GREY)
     sizes.set_ylabel("examples")
     sizes.set_ylim(bottom=0)
-    if clients <= BUBBLES[0] and classes <= BUBBLES[1]:
-        _bubbles(axes, counts)
-    else:
-        _count_map(figure, axes, counts)
-    axes.set_xlim(-0.5, clients - 0.5)
+    sizes.tick_params(labelbottom=False)
+    shown, colours = np.ma.masked_equal(counts.T, 0), colour_map().with_extremes(bad="white")
+    image = draw_cells(axes, shown, colours.reversed(), norm=LogNorm(1, max(counts.max(), 2)))
+    bar = figure.colorbar(image, ax=axes, pad=0.02)
+    bar.set_label("examples, white: none", fontsize=label_size())
     axes.set_xlabel("client")
     axes.xaxis.set_major_locator(integers(12))
     sizes.sharex(axes)
-    sizes.tick_params(labelbottom=False)
     class_axis(axes, run.classes)
     return figure
 
@@ -236,20 +235,23 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     # Name at most 30 rows. If not all are named, leave a gap next to the two global models.
     step = -(-len(names) // 30)
     shown = [0, *range(step, len(names) - step, step), len(names) - 1]
-    axes.set_yticks(shown, [names[i] for i in shown], fontsize=small())
+    axes.set_yticks(shown, [names[i] for i in shown], fontsize="small")
     class_axis(axes, run.classes, horizontal=True)
     return figure
 
 
 def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
     """Draw a round picture, with lines between the global models and the local models."""
-    image = axes.imshow(
-        rows, aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1
-    )
-    axes.grid(False)
+    image = draw_cells(axes, rows, colour_map(), vmin=0, vmax=1)
     for boundary in (0.5, len(rows) - 1.5):
         axes.axhline(boundary, color="white", linewidth=2.5 if len(rows) < 30 else 1)
     return image
+
+
+def draw_cells(axes: Axes, cells: np.ndarray, colours: Colormap, **scale: Any) -> AxesImage:
+    """Draw a matrix as coloured cells. scale: of the colours, as for `Axes.imshow`."""
+    axes.grid(False)
+    return axes.imshow(cells, colours, aspect="auto", interpolation="nearest", **scale)
 
 
 def round_picture(history: History) -> np.ndarray:
@@ -279,61 +281,11 @@ def _figure(
     return figure, list(grid[:, 0])
 
 
-def task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> None:
-    """Draw a thin line where each task but the first begins.
-
-    The line is between two rounds or, in a heat map, between two cells.
-    """
-    if run.tasks is None:
-        return
-    rounds, ends = run.tasks.rounds, run.tasks.ends
-    borders = cell_edges(rounds)[ends + 1] if cells else rounds[ends] + 0.5
-    for i, border in enumerate(borders):
+def task_lines(run: RunData, axes: Axes, colour: str) -> None:
+    """Draw a thin line after the last round of each task that another task follows."""
+    for i, last in enumerate(run.tasks.last_rounds if run.tasks else ()):
         label = "" if i else "a new task begins"
-        axes.axvline(border, color=colour, linewidth=0.8, linestyle=":", label=label)
-
-
-def _bubbles(axes: Axes, counts: np.ndarray) -> None:
-    """Draw one disc per client and class, with an area proportional to the number of examples."""
-    clients, classes = counts.shape
-    cell = min(72 * 0.75 * width() / clients, 72 * 0.9 * map_height(classes) / classes)  # points
-    scale = 1.2 * cell**2 / max(counts.max(), 1)
-    client, label = counts.nonzero()
-    look: dict[str, Any] = {"color": BLUE, "alpha": 0.75, "linewidth": 0}
-    axes.scatter(client, label, s=np.maximum(counts[client, label] * scale, 0.8), **look)
-    for example in sorted({max(int(counts.max() * part), 1) for part in (0.1, 0.5, 1)}):
-        axes.scatter([], [], s=example * scale, **look, label=f"{example}")
-    axes.set_ylim(classes - 0.3, -0.7)
-    axes.legend(**BESIDE, title="examples", labelspacing=1.2, frameon=True)
-
-
-def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
-    """Draw counts as colours on a logarithmic scale. White cells have no examples."""
-    edges, pooled = pool_clients(counts, MOST_COLUMNS)
-    size = int(edges[1] - edges[0])
-    rows, colours = np.arange(counts.shape[1] + 1) - 0.5, colour_map().with_extremes(bad="white")
-    image = axes.pcolormesh(
-        edges - 0.5,
-        rows,
-        np.ma.masked_equal(pooled.T, 0),
-        cmap=colours.reversed(),
-        norm=LogNorm(1, max(counts.max(), 2)),
-    )
-    axes.invert_yaxis()
-    pooling = f"\n(largest of {size} neighbouring clients)" if size > 1 else ""
-    label = f"examples, white: none{pooling}"
-    figure.colorbar(image, ax=axes, pad=0.02).set_label(label, fontsize=label_size())
-
-
-def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce counts [K, C] to at most `most` rows, each the maximum over a group of neighbouring
-    clients.
-
-    Returns the groups' borders [G + 1] and the maxima [G, C]. All groups except the last have the
-    same size.
-    """
-    starts = np.arange(0, len(counts), -(-len(counts) // most))
-    return np.append(starts, len(counts)), np.maximum.reduceat(counts, starts, axis=0)
+        axes.axvline(last + 0.5, color=colour, linewidth=0.8, linestyle=":", label=label)
 
 
 def _round_axes(run: RunData, *every: Axes) -> None:
@@ -341,8 +293,7 @@ def _round_axes(run: RunData, *every: Axes) -> None:
 
     The axis spans all rounds in rounds.csv.
     """
-    rounds = run.columns["round"]
-    first, last = np.nanmin(rounds), np.nanmax(rounds)
+    first, last = run.rounds["round"].min(), run.rounds["round"].max()
     margin = 0.02 * max(last - first, 1)
     for axes in every:
         task_lines(run, axes, GREY)

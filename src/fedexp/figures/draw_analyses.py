@@ -26,7 +26,6 @@ from fedexp.figures.style import (
     map_height,
     panels,
     round_axis,
-    small,
     stroke,
 )
 from fedexp.metrics.forgetting import forgetting_degree
@@ -114,7 +113,8 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
     Epoch 0 is before local training. At most eight measured rounds have a line, which shows mean
     and standard deviation over clients.
     """
-    rounds = few(sorted(table["round"].unique()), 8)
+    rounds = np.unique(table["round"])
+    rounds = rounds[np.linspace(0, len(rounds) - 1, min(len(rounds), 8)).round().astype(int)]
     colours = matplotlib.colormaps[matplotlib.rcParams["image.cmap"]](
         np.linspace(0.85, 0, len(rounds))
     )
@@ -206,13 +206,6 @@ def layers_of(table: "pd.DataFrame") -> list[str]:
     return [layer for layer in dict.fromkeys(table["layer"]) if layer != TOTAL]
 
 
-def few(values: list[float], most: int) -> list[float]:
-    """Return at most `most` evenly spaced values, including the first and the last."""
-    if len(values) <= most:
-        return values
-    return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]
-
-
 def layered(
     run: RunData, subject: str, values: "pd.DataFrame", label: str, top: float
 ) -> tuple[Figure, Axes]:
@@ -228,7 +221,7 @@ def layered(
     colour_bar(figure, below, image, label, cells)
     below.set_ylabel("layer" if len(layers) <= NAMED_CLASSES else "layer (from the input)")
     if len(layers) <= NAMED_CLASSES:
-        below.set_yticks(range(len(layers)), layers, fontsize=small())
+        below.set_yticks(range(len(layers)), layers, fontsize="small")
     round_axis(below)
     above.set_xlim(below.get_xlim())
     return figure, above

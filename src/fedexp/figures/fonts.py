@@ -5,13 +5,10 @@ has them.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 from matplotlib import font_manager, rcParams
 from matplotlib.font_manager import FontProperties
-
-MOST = 4  # maximum number of further fonts for one text
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -20,70 +17,33 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
     A name is replaced by its index if it is empty or if no font has one of its letters.
     """
     clean = [" ".join(name.split()) for name in names]
-    families, missing = families_for(frozenset("".join(clean)))
-    return [
-        str(i) if set(name) & missing or not name else name for i, name in enumerate(clean)
-    ], families
+    families, missing = families_for("".join(clean))
+    known = [bool(name) and missing.isdisjoint(name) for name in clean]
+    return [name if known[i] else str(i) for i, name in enumerate(clean)], families
 
 
 def drawable_text(text: str) -> tuple[str, list[str]]:
     """Return (text, font families). Letters that no font has are replaced by `?`; line breaks are
     kept."""
-    families, missing = families_for(frozenset(text) - {"\n"})
-    return "".join("?" if letter in missing else letter for letter in text), families
+    families, missing = families_for(text.replace("\n", ""))
+    return text.translate({ord(letter): "?" for letter in missing}), families
 
 
-def families_for(letters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Return (font families for these letters, letters that no font has).
+def families_for(text: str) -> tuple[list[str], set[str]]:
+    """Return (font families for the letters of a text, letters that no font has).
 
     The families are those of the style, and system fonts for letters that the style's fonts lack.
     """
-    usual = rcParams["font.family"]
-    missing = letters - {
-        chr(code) for code in letters_of(font_manager.findfont(FontProperties(family=usual)))
-    }
-    further, missing = further_families(frozenset(missing), len(font_manager.fontManager.ttflist))
-    return [*usual, *further], missing
-
-
-def absent_fonts() -> list[str]:
-    """Return up to three of the style's fonts if none of its fonts is installed.
-
-    Return an empty list if at least one is installed.
-    """
-    settings = cast(dict[str, Any], rcParams)
-    wanted = [
-        name
-        for family in settings["font.family"]
-        for name in settings.get(f"font.{family}", [family])
-    ]
-    return (
-        [] if {*wanted} & {entry.name for entry in font_manager.fontManager.ttflist} else wanted[:3]
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def further_families(missing: frozenset[str], installed: int) -> tuple[list[str], frozenset[str]]:
-    """Return (families that have the missing letters, letters that no font has).
-
-    installed: the number of installed fonts. It is part of the cache key, so that fonts added later
-    are found.
-    """
-    codes = {ord(letter) for letter in missing}
-    fonts = {name: codes & letters_of(path) for name, path in upright_fonts()} if codes else {}
-    found: list[str] = []
-    for name in sorted(fonts, key=lambda name: len(fonts[name]), reverse=True):
-        if codes & fonts[name] and len(found) < MOST:
-            found.append(name)
-            codes -= fonts[name]
-    return found, frozenset(map(chr, codes))
-
-
-def upright_fonts() -> Iterator[tuple[str, str]]:
-    """Yield (name, path) of each family's font with regular weight and no slant."""
-    for entry in font_manager.fontManager.ttflist:
-        if entry.style == "normal" and entry.weight in (400, "normal", "regular", "book"):
-            yield entry.name, entry.fname
+    families = list(rcParams["font.family"])
+    usual = font_manager.findfont(FontProperties(family=families))
+    missing = set(map(ord, text)) - letters_of(usual)
+    fonts = font_manager.fontManager.ttflist if missing else []
+    upright = [font for font in fonts if font.style == "normal" and font.weight in (400, "normal")]
+    for font in sorted(upright, key=lambda font: -len(missing & letters_of(font.fname))):
+        if found := missing & letters_of(font.fname):
+            families.append(font.name)
+            missing -= found
+    return families, set(map(chr, missing))
 
 
 @functools.lru_cache(maxsize=4096)

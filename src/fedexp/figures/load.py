@@ -1,5 +1,6 @@
 """Load a run directory into arrays for its pictures. Any file may be missing or incomplete."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,19 +28,14 @@ class TaskFile:
     learning: np.ndarray  # int [E]: the task being learned, from 1; 0 before the first round
     accuracy: np.ndarray  # float [E, T], nan where undefined
 
-    def upto(self, round: int) -> "TaskFile":
-        """Return the file's content as it was after a round."""
-        size = int(np.searchsorted(self.rounds, round, side="right"))
-        return TaskFile(self.rounds[:size], self.learning[:size], self.accuracy[:size])
-
     @property
-    def ends(self) -> np.ndarray:
-        """Return the indices of the last rounds of all tasks that are followed by another task.
+    def last_rounds(self) -> np.ndarray:
+        """Return the last round of each task that is followed by another task.
 
         These rounds are always evaluated.
         """
         before, after = self.learning[:-1], self.learning[1:]
-        return np.flatnonzero((before > 0) & (after > before))
+        return self.rounds[:-1][(before > 0) & (after > before)]
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class RunData:
     """The data that the figures of a run need. Undefined values are nan."""
 
     title: str  # the run in one line
-    columns: dict[str, np.ndarray]  # rounds.csv: float [T] per column
+    rounds: "pd.DataFrame"  # rounds.csv; empty if there is no such file
     targets: tuple[float, ...]
     # int [K, C]: training examples of each client per class, in all tasks together
     counts: np.ndarray | None
@@ -76,10 +72,11 @@ class RunData:
 
         Rounds without evaluation, and rounds after divergence, are omitted.
         """
-        values = self.columns.get(column, np.empty(0))
+        if column not in self.rounds:
+            return np.empty(0), np.empty(0)
+        rounds, values = self.rounds[["round", column]].to_numpy(dtype=float).T
         finite = np.isfinite(values)
-        rounds = self.columns["round"][finite] if values.size else values
-        return rounds, values[finite]
+        return rounds[finite], values[finite]
 
 
 def load_run(
@@ -94,34 +91,33 @@ def load_run(
     it was after that round. further: the same for each further view of the test set. summary: the
     content of summary.json, if it has not been written yet.
     """
+    import pandas as pd
+
     run = RunDirectory(run_dir)
-    config, columns = run.config, columns_of(run)
-    every = {view: read_tasks(run, view) for view in VIEWS}
-    tasks = {view: found for view, found in every.items() if found is not None}
-    partition = run_dir / files.PARTITION
-    arrays = load_npz(partition) if run.has(files.PARTITION) else {}
+    rounds = pd.DataFrame() if run.rounds is None else run.rounds
+    arrays = load_npz(run_dir / files.PARTITION) if run.has(files.PARTITION) else {}
+    last = math.inf
     if history is not None:
         summary, last = {}, history.rounds[-1]  # shown as unfinished
-        columns = {name: values[columns["round"] <= last] for name, values in columns.items()}
-        tasks = {view: each.upto(last) for view, each in tasks.items()}
+        rounds = rounds[rounds["round"] <= last]
         histories = {PLAIN: history, **(further or {})}
     else:
-        summary = run.summary if summary is None else summary
         there = [view for view in VIEWS if arrays and run.has(file_of(files.CLASSES, view))]
         histories = {view: load_history(run_dir, view) for view in there}
-    tables = {name: run.analysis(name) for name in files.ANALYSES}
-    shown = {name: table for name, table in tables.items() if table is not None and len(table)}
+    tasks = {view: read_tasks(run, view, last) for view in VIEWS}
+    tables = [(name, run.analysis(name)) for name in files.ANALYSES]
+    title = describe(run.config, run.summary if summary is None else summary)
     require_readable(run)
     return RunData(
-        title=describe(config, summary),
-        columns=columns,
-        targets=tuple(map(float, config.get("targets") or ())),
+        title=title,
+        rounds=rounds,
+        targets=tuple(map(float, run.config.get("targets") or ())),
         counts=_counts(run_dir, arrays),
         classes=tuple(map(str, arrays["classes"])) if arrays else (),
         histories={view: each for view, each in histories.items() if each.rounds},
-        tasks_of=tasks,
-        analyses=shown,
-        reduced=reduced_of(config, histories.get(PLAIN)),
+        tasks_of={view: file for view, file in tasks.items() if file is not None},
+        analyses={name: table for name, table in tables if table is not None and len(table)},
+        reduced=reduced_of(run.config, histories.get(PLAIN)),
     )
 
 
@@ -157,24 +153,18 @@ def require_readable(run: RunDirectory) -> None:
             raise ConfigError(f"{run.directory / problem.file}: {problem.reason}")
 
 
-def read_tasks(run: RunDirectory, view: str) -> TaskFile | None:
-    """Return tasks.csv; None if it is missing, has no rows or lacks this view."""
+def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:
+    """Return tasks.csv up to a round; None if it is missing, has no rows or lacks this view."""
     name = named("accuracy", view)
     if run.tasks is None or name not in run.tasks:
         return None
+    known = run.tasks[run.tasks["round"] <= last]
     keys = ("round", "task", "evaluated_task")
-    number, learning, evaluated = (run.tasks[key].to_numpy().astype(int) for key in keys)
+    number, learning, evaluated = (known[key].to_numpy().astype(int) for key in keys)
     rounds, first, row = np.unique(number, return_index=True, return_inverse=True)
     table = np.full((len(rounds), evaluated.max(initial=0)), np.nan)
-    table[row, evaluated - 1] = run.tasks[name].to_numpy()
+    table[row, evaluated - 1] = known[name].to_numpy()
     return TaskFile(rounds, learning[first], table) if len(rounds) else None
-
-
-def columns_of(run: RunDirectory) -> dict[str, np.ndarray]:
-    """Return the columns of rounds.csv as float [T]. Empty and non-numeric fields are nan."""
-    if run.rounds is None:
-        return {}
-    return {str(name): run.rounds[name].to_numpy(dtype=float) for name in run.rounds}
 
 
 def describe(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

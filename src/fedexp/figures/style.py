@@ -3,7 +3,6 @@
 Sizes, colours and fonts are set in the style file fedexp.mplstyle, which `styled` reads.
 """
 
-import logging
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,9 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-from fedexp.figures.fonts import absent_fonts, drawable, drawable_text
+from fedexp.figures.fonts import drawable, drawable_text
 
-log = logging.getLogger("fedexp")
 OURS = Path(__file__).with_name("fedexp.mplstyle")
 NAMED_CLASSES = 20  # with at most this many classes, the axis names each class
 ABSENT = "0.85"  # grey for undefined values
@@ -37,32 +35,16 @@ def styled(style: str | None = None) -> Iterator[None]:
     """Draw and write pictures in fedexp's style within the block.
 
     style: a matplotlib style file of the user, which is applied after fedexp's. matplotlib's
-    warnings (missing fonts and letters, space for a legend) are suppressed, except for one warning
-    if the user's style asks for fonts that are not installed.
+    warnings about missing letters and the space for a legend are suppressed.
     """
     with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        if style and (absent := absent_fonts()):
-            log.warning(
-                "figures.style=%s: no font %s here; another one is used", style, " or ".join(absent)
-            )
         yield
 
 
 def width() -> float:
     """Return the width of a picture in inches."""
     return float(matplotlib.rcParams["figure.figsize"][0])
-
-
-def small() -> float:
-    """Return the size of small text in points."""
-    return points(matplotlib.rcParams["legend.fontsize"])
-
-
-def points(size: float | str) -> float:
-    """Convert a text size, such as 9 or "small", to points."""
-    return float(matplotlib.font_manager.FontProperties(size=size).get_size())
 
 
 def stroke(share: float = 1.0) -> float:
@@ -76,17 +58,6 @@ def entitle(figure: Figure, text: str) -> None:
     figure.suptitle(shown, fontfamily=families, parse_math=False)
 
 
-def cell_edges(rounds: np.ndarray) -> np.ndarray:
-    """Return cell borders [R + 1], halfway between evaluated rounds [R].
-
-    A cell contains its round; with equal steps, it is centred on it.
-    """
-    if len(rounds) == 1:
-        return rounds[0] + np.array([-0.5, 0.5])
-    middle = (rounds[1:] + rounds[:-1]) / 2
-    return np.concatenate([[2 * rounds[0] - middle[0]], middle, [2 * rounds[-1] - middle[-1]]])
-
-
 def map_height(rows: int) -> float:
     """Return the height in inches of a map with this many rows: one text line per row, between 1
     and 5.5 inches."""
@@ -97,14 +68,9 @@ def map_cells(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, top: float, first: int = 0, ticks: int = 12
 ) -> QuadMesh:
     """Draw a heat map, without axis labels and colour bar."""
-    image = axes.pcolormesh(
-        cell_edges(rounds),
-        np.arange(values.shape[1] + 1) + first - 0.5,
-        np.ma.masked_invalid(values.T),
-        cmap=colour_map(),
-        vmin=0,
-        vmax=top,
-    )
+    rows, cells = np.arange(values.shape[1]) + first, np.ma.masked_invalid(values.T)
+    look: dict[str, Any] = {"cmap": colour_map(), "vmin": 0, "vmax": top, "shading": "nearest"}
+    image = axes.pcolormesh(rounds, rows, cells, **look)
     axes.invert_yaxis()
     axes.xaxis.set_major_locator(integers(ticks))
     return image
@@ -128,9 +94,9 @@ def colour_bar(
     bar.set_label(label if finite.all() else f"{label}\n(grey: undefined)", fontsize=label_size())
 
 
-def label_size() -> float:
-    """Return the text size, in points, of colour bar labels and panel titles."""
-    return points(matplotlib.rcParams["axes.titlesize"])
+def label_size() -> Any:
+    """Return the text size of colour bar labels and panel titles."""
+    return matplotlib.rcParams["axes.titlesize"]
 
 
 def integers(most: int) -> MaxNLocator:
@@ -165,11 +131,8 @@ def line(
     """Draw a curve, with markers if it has few points. Draw nothing if it has none."""
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
-        thickness = 0.63 if faint else 1.0
-        if rounds.size > 300:
-            thickness = 0.44
-        look: dict[str, Any] = {"marker": marker, "markersize": 3.5, "linewidth": stroke(thickness)}
-        axes.plot(rounds, values, **look, color=colour, label=label)
+        look: dict[str, Any] = {"marker": marker, "markersize": 3.5, "color": colour}
+        axes.plot(rounds, values, **look, linewidth=stroke(0.6 if faint else 1.0), label=label)
 
 
 def round_axis(axes: Axes, ticks: int = 12) -> None:
@@ -198,7 +161,11 @@ def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> 
     shown, families = drawable(classes)
     names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in shown]
     axis.set_ticks(
-        range(len(names)), names, fontsize=small(), fontfamily=families, parse_math=False
+        range(len(names)),
+        names,
+        fontsize="small",
+        fontfamily=families,
+        parse_math=False,
     )
     if horizontal and max(map(len, names)) > 4:
         for text in axis.get_ticklabels():
