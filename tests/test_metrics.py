@@ -501,7 +501,9 @@ def test_merging_accepts_equal_values_and_refuses_different_ones():
         def round_values(self, history):
             return {"forgetting": -1.0}
 
-    with pytest.raises(ConfigError, match=r"two metrics give forgetting, as .* and -1\.0; rename"):
+    with pytest.raises(
+        ConfigError, match=r"two metrics return forgetting, as .* and -1\.0; rename"
+    ):
         Metrics(members=(BackwardTransfer(), Other())).round_values(history)
 
 

@@ -190,7 +190,7 @@ def test_a_summary_is_asked_for_of_trained_rounds_alone(tmp_path):
 def test_two_metrics_with_values_of_one_name_are_one_message(tmp_path):
     """Both are nan until the second round."""
     with pytest.raises(
-        ConfigError, match=r"two metrics give forgetting, as .* and 1\.0; rename that of your own"
+        ConfigError, match=r"two metrics return forgetting, as .* and 1\.0; rename the value"
     ):
         run(
             tmp_path / "run",
@@ -223,37 +223,37 @@ class Wrong(ForgettingMetric):
     [
         (
             {"of_rounds": [0.5, 0.25]},
-            r"list \[0\.5, 0\.25\]; must be one number, nan where it is undefined",
+            r"\[0\.5, 0\.25\]; must be one number, nan if it is undefined",
         ),
         ({"of_rounds": None}, "None; must be one number"),
-        ({"of_rounds": torch.tensor(0.5)}, r"Tensor tensor\(0\.5000\); must be one number"),
-        ({"of_run": {"a": 1.0}}, r"dict \{'a': 1\.0\}; must be one number"),
-        ({"of_clients": 0.5}, r"float 0\.5; must be one number of each client, \[4\]"),
-        ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be one number of each client"),
-        ({"of_clients": np.zeros((4, 3))}, "must be one number of each client"),
+        ({"of_rounds": torch.tensor(0.5)}, r"tensor\(0\.5000\); must be one number"),
+        ({"of_run": {"a": 1.0}}, r"\{'a': 1\.0\}; must be one number"),
+        ({"of_clients": 0.5}, r"0\.5; must be one number per client, \[4\]"),
+        ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be one number per client"),
+        ({"of_clients": np.zeros((4, 3))}, "must be one number per client"),
     ],
 )
-def test_what_is_no_number_names_metric_and_value(given, message, tmp_path):
-    with pytest.raises(ConfigError, match="forgetting_metric: Wrong gives mine as .*" + message):
+def test_values_that_are_not_numbers_are_refused(given, message, tmp_path):
+    with pytest.raises(ConfigError, match="forgetting_metric: Wrong returns mine=.*" + message):
         run(tmp_path / "run", Wrong(**given), eval_interval=1)
 
 
 @pytest.mark.parametrize("number", [1, True, np.float32(0.5), np.int64(2), np.nan, float("inf")])
-def test_numbers_of_all_kinds_are_good(number, tmp_path):
+def test_all_types_of_numbers_are_accepted(number, tmp_path):
     state = run(
         tmp_path / "run", Wrong(of_rounds=number, of_run=number, of_clients=np.full(4, number))
     )
     assert state.status == "completed"
 
 
-def test_what_is_no_dict_names_the_metric(tmp_path):
+def test_values_that_are_not_a_dict_are_refused(tmp_path):
     class Scalar(Wrong):
         def summary(self, history):
             return 0.5
 
     with pytest.raises(
         ConfigError,
-        match="forgetting_metric: Scalar gives float; must be a dict of names and numbers",
+        match=r"forgetting_metric: Scalar returns 0\.5; must be a dict name -> number",
     ):
         run(tmp_path / "run", Scalar())
 

@@ -1,6 +1,7 @@
 """The `forgetting_metric` group: which measures a run evaluates and logs (formulas:
 fedexp.metrics.forgetting)."""
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -205,7 +206,7 @@ class Alignment(ForgettingMetric):
         return {}
 
 
-def _checked(
+def checked(
     metric: ForgettingMetric, values: object, clients: int | None = None
 ) -> Mapping[str, Any]:
     """Return a metric's values after checking that they can be written to a table.
@@ -214,20 +215,15 @@ def _checked(
     must be one number. Raises ConfigError for other values, which a user's metric may return.
     """
     name = f"forgetting_metric: {type(metric).__name__}"
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"{name} gives {type(values).__name__}; must be a dict of names and numbers"
-        )
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"{name} returns {reprlib.repr(values)}; must be a dict name -> number")
     for key, value in values.items():
-        if not isinstance(key, str):
-            raise ConfigError(f"{name} gives a value the name {key!r}; must be a text")
-        if clients is None and not isinstance(value, Real):
-            wanted = "one number, nan where it is undefined"
-        elif clients is not None and not are_numbers(value, clients):
-            wanted = f"one number of each client, [{clients}]"
+        if clients is None:
+            valid, wanted = isinstance(value, Real), "one number, nan if it is undefined"
         else:
-            continue
-        raise ConfigError(f"{name} gives {key} as {described(value)}; must be {wanted}")
+            valid, wanted = are_numbers(value, clients), f"one number per client, [{clients}]"
+        if not valid:
+            raise ConfigError(f"{name} returns {key}={reprlib.repr(value)}; must be {wanted}")
     return values
 
 
@@ -240,15 +236,7 @@ def are_numbers(values: Any, count: int) -> bool:
     return array.shape == (count,) and array.dtype.kind in "biuf"
 
 
-def described(value: object) -> str:
-    """Return the type of a value and, if it is short, the value."""
-    if value is None:
-        return "None"
-    text = repr(value)
-    return f"{type(value).__name__} {text}" if len(text) <= 40 else type(value).__name__
-
-
-def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge several results into one dict.
 
     Raises ConfigError if a key appears twice with different values (nan equals nan), for example if
@@ -259,8 +247,8 @@ def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in result.items():
             if not np.array_equal(merged.setdefault(key, value), value, equal_nan=True):
                 raise ConfigError(
-                    f"forgetting_metric: two metrics give {key}, as {merged[key]} and {value};"
-                    " rename that of your own"
+                    f"forgetting_metric: two metrics return {key}, as {merged[key]} and {value};"
+                    " rename the value of your own metric"
                 )
     return merged
 
@@ -284,17 +272,16 @@ class Composite(ForgettingMetric):
         return any(metric.needs_neurons for metric in self.parts())
 
     def round_values(self, history: History) -> dict[str, float]:
-        return _merge(_checked(metric, metric.round_values(history)) for metric in self.parts())
+        return merge(checked(metric, metric.round_values(history)) for metric in self.parts())
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
         clients = len(history.sampled[index])
-        return _merge(
-            _checked(metric, metric.local_values(history, index), clients)
-            for metric in self.parts()
+        return merge(
+            checked(metric, metric.local_values(history, index), clients) for metric in self.parts()
         )
 
     def summary(self, history: History) -> dict[str, float]:
-        return _merge(_checked(metric, metric.summary(history)) for metric in self.parts())
+        return merge(checked(metric, metric.summary(history)) for metric in self.parts())
 
 
 class Metrics(Composite):

@@ -26,6 +26,8 @@ LOCAL = {
     "accuracy": "local_class_accuracy",
     "distributed": "distributed_accuracy",
 }
+# fields with an array for each round
+LISTS = ("class_accuracy", "sampled", "local_class_accuracy", "distributed_accuracy")
 
 
 @dataclass
@@ -57,8 +59,6 @@ class History:
     personal_peak: np.ndarray | None = None
     # first round of each row of `counts`, if the clients' data change within a run
     starts: tuple[int, ...] = ()
-    # cached `matrix`
-    _matrix: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
 
     def add(self, round: int, class_accuracy: np.ndarray) -> None:
         """Record the global model after `round`."""
@@ -122,9 +122,7 @@ class History:
     def matrix(self) -> np.ndarray:
         """Return `cw`, the input of the metrics, float64 [evaluated rounds, C]."""
         rows = len(self.class_accuracy)
-        if self._matrix is None or len(self._matrix) != rows:
-            self._matrix = np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
-        return self._matrix
+        return np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
 
     def counts_in(self, round: int) -> np.ndarray:
         """Return the number of training labels per client and class in a round from 1, int64 [K,
@@ -163,22 +161,38 @@ class History:
         """Return a dict of tensors for a checkpoint; torch.load(weights_only=True) can read it."""
         import torch
 
-        arrays = self._arrays() | {
+        empty = np.empty((0, 0, self.counts.shape[-1]))
+        arrays = {
             "counts": self.counts,
             "rounds_per_task": np.array(self.rounds_per_task),
+            "rounds": np.array(self.rounds, dtype=np.int64),
+            "class_accuracy": self.matrix,
+            "local_rounds": np.array(self.local_rounds, dtype=np.int64),
+            "sampled": np.array(self.sampled or np.empty((0, 0), dtype=np.int64)),
+            "local_class_accuracy": np.array(self.local_class_accuracy or empty),
             "personal_round": np.array(self.personal_round),
         }
+        if self.distributed_accuracy:
+            arrays["distributed_accuracy"] = np.stack(self.distributed_accuracy)
         if self.starts:
             arrays["starts"] = np.array(self.starts)
         if self.personal_accuracy is not None and self.personal_peak is not None:
             arrays["personal_accuracy"] = self.personal_accuracy
             arrays["personal_peak"] = self.personal_peak
-        return {key: torch.from_numpy(array) for key, array in arrays.items()}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     @classmethod
     def from_tree(cls, tree: "dict[str, torch.Tensor]") -> "History":
         """Rebuild the history from a dict of tensors; the inverse of `to_tree`."""
-        return cls._from_arrays({key: tensor.cpu().numpy() for key, tensor in tree.items()})
+        values: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tree.items()}
+        for name in ("rounds_per_task", "personal_round"):
+            values[name] = int(values.get(name, 0))
+        for name in ("rounds", "local_rounds"):
+            values[name] = values[name].tolist()
+        for name in LISTS:
+            values[name] = list(values.get(name, ()))
+        values["starts"] = tuple(map(int, values.get("starts", ())))
+        return cls(**values)
 
     def save_local(self, path: Path) -> None:
         """Write local_class_accuracy.npz.
@@ -186,40 +200,8 @@ class History:
         It contains rounds [T], sampled [T, S], accuracy [T, S, C] and, if recorded, distributed [T,
         C].
         """
-        arrays = self._arrays()
-        save_npz(path, **{name: arrays[key] for name, key in LOCAL.items() if key in arrays})
-
-    def _arrays(self) -> dict[str, np.ndarray]:
-        none = np.empty((0, 0), dtype=np.int64)
-        empty = np.empty((0, 0, self.counts.shape[-1]))
-        arrays = {
-            "rounds": np.array(self.rounds, dtype=np.int64),
-            "class_accuracy": self.matrix,
-            "local_rounds": np.array(self.local_rounds, dtype=np.int64),
-            "sampled": np.array(self.sampled or none),
-            "local_class_accuracy": np.array(self.local_class_accuracy or empty),
-        }
-        if self.distributed_accuracy:
-            arrays["distributed_accuracy"] = np.stack(self.distributed_accuracy)
-        return arrays
-
-    @classmethod
-    def _from_arrays(cls, arrays: dict[str, np.ndarray]) -> "History":
-        lists: dict[str, Any] = {
-            key: list(arrays[key]) for key in ("class_accuracy", "sampled", "local_class_accuracy")
-        }
-        return cls(
-            counts=arrays["counts"],
-            rounds_per_task=int(arrays.get("rounds_per_task", 0)),
-            rounds=arrays["rounds"].tolist(),
-            local_rounds=arrays["local_rounds"].tolist(),
-            **lists,
-            distributed_accuracy=list(arrays.get("distributed_accuracy", ())),
-            personal_accuracy=arrays.get("personal_accuracy"),
-            personal_peak=arrays.get("personal_peak"),
-            personal_round=int(arrays.get("personal_round", 0)),
-            starts=tuple(map(int, arrays.get("starts", ()))),
-        )
+        recorded = {name: getattr(self, key) for name, key in LOCAL.items()}
+        save_npz(path, **{name: np.array(values) for name, values in recorded.items() if values})
 
 
 def load_history(run_dir: Path, view: str = PLAIN) -> History:
@@ -236,32 +218,32 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
         for path in [run_dir / "partition.npz", *later_partitions(run_dir), *changes.values()]
     ]
     classes = tasks[0].counts.shape[1]
-    rounds, matrix = _read_class_accuracy(run_dir / file_of("class_accuracy.csv", view), classes)
-    arrays = {
-        "counts": np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
-        "rounds_per_task": np.array(tasks[0].info.get("rounds_per_task", 0)),
-        "starts": np.array([1, *changes] if changes else [], dtype=np.int64),
-        "rounds": rounds,
-        "class_accuracy": matrix,
-        "local_rounds": np.empty(0, dtype=np.int64),
-        "sampled": np.empty((0, 0), dtype=np.int64),
-        "local_class_accuracy": np.empty((0, 0, classes)),
-    }
+    rounds, accuracy = _read_class_accuracy(run_dir / file_of("class_accuracy.csv", view), classes)
+    history = History(
+        counts=np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
+        rounds_per_task=int(tasks[0].info.get("rounds_per_task", 0)),
+        rounds=rounds,
+        class_accuracy=accuracy,
+        starts=(1, *changes) if changes else (),
+    )
     local = run_dir / file_of("local_class_accuracy.npz", view)
-    if local.exists():
-        saved = load_npz(local)
-        missing = LOCAL.keys() - {"distributed"} - saved.keys()
-        if missing:
-            raise ConfigError(f"{local}: lacks the arrays {', '.join(sorted(missing))}")
-        try:
-            check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(rounds))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ConfigError(f"{local}: has rounds that no run has ({error})") from None
-        arrays |= {key: saved[name] for name, key in LOCAL.items() if name in saved}
-    return History._from_arrays(arrays)
+    if not local.exists():
+        return history
+    saved = load_npz(local)
+    missing = LOCAL.keys() - {"distributed"} - saved.keys()
+    if missing:
+        raise ConfigError(f"{local}: lacks the arrays {', '.join(sorted(missing))}")
+    try:
+        check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(rounds))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"{local}: has rounds that no run has ({error})") from None
+    history.local_rounds = saved["rounds"].tolist()
+    for name in LOCAL.keys() & saved.keys() - {"rounds"}:
+        setattr(history, LOCAL[name], list(saved[name]))
+    return history
 
 
-def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_class_accuracy(path: Path, classes: int) -> tuple[list[int], list[np.ndarray]]:
     """Read the tidy file `round,class,accuracy` and return rounds [T+1] and accuracies [T+1, C].
 
     An empty accuracy becomes nan.
@@ -282,5 +264,4 @@ def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarr
             f"{path}: not a table round,class,accuracy of {classes} classes ({error!r})"
         ) from None
     rounds = sorted(table)
-    matrix = np.stack([table[r] for r in rounds]) if rounds else np.empty((0, classes))
-    return np.array(rounds, dtype=np.int64), matrix
+    return rounds, [table[number] for number in rounds]
