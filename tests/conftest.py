@@ -17,6 +17,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from matplotlib import rc_params_from_file
 from omegaconf import DictConfig, OmegaConf
@@ -145,9 +146,14 @@ def same_logging() -> Iterator[None]:
 
 
 @pytest.fixture
-def fresh_processes() -> Iterator[None]:
-    """joblib keeps its processes for five minutes, with the environment and import path of the test
-    that began them."""
+def fresh_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start joblib's processes anew. joblib would keep them for five minutes, with the environment
+    and import path of an earlier test.
+
+    A single job runs in this process, where Hydra's plugin would import all plugins again. Objects
+    of the old classes could then not be pickled for the next sweep.
+    """
+    monkeypatch.setattr(Singleton, "set_state", staticmethod(lambda state: None))
     from joblib.externals.loky import get_reusable_executor
 
     get_reusable_executor().shutdown(wait=True)

@@ -565,8 +565,8 @@ def test_one_process_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sweep=fedntd_table1"], "sweep=fedntd_table1: goes with --multirun"),
-        (["preview=true"], "preview=true: goes with --multirun"),
+        (["sweep=fedntd_table1"], "sweep=fedntd_table1: needs --multirun"),
+        (["preview=true"], "preview=true: needs --multirun"),
         (["--multirun", "sweep=nothing"], "sweep=nothing: no such sweep"),
         (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
     ],

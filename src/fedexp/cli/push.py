@@ -52,7 +52,7 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
         return push_tables(directory, changes, new)
     run = load_finished(directory)
     tracker = WandbTracker(make_config(run.config, changes))
-    replay(run, Guarded([tracker]), None if new else former_id(directory))
+    replay(run, Guarded([tracker]), None if new else last_id(directory))
     return tracker.complete
 
 
@@ -60,7 +60,10 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
     """Push a sweep's tables as a separate W&B run; return whether W&B received them."""
     name = directory.absolute().name
     paths = [directory / file for file in TABLES if (directory / file).exists()]
-    tables = {path.stem: read_table(path) for path in paths}
+    try:
+        tables = {path.stem: pd.read_csv(regular(path)) for path in paths}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory}: a table cannot be read ({error})") from error
     info = RunInfo(
         directory=directory,
         config={"sweep": name},
@@ -71,7 +74,7 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
         total_rounds=0,
         first_round=0,
         classes=(),
-        wandb_id=None if new else former_id(directory),
+        wandb_id=None if new else last_id(directory),
     )
     # The user's names for single runs would be wrong for the table.
     changes = {"name": None, "group": None, "job_type": None, **changes}
@@ -83,30 +86,20 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
 
 
 def config_of_sweep(directory: Path) -> dict[str, Any]:
-    """Return the configuration of a sweep's newest run with a readable configuration."""
-    paths = sorted(
-        directory.glob(f"*/{files.CONFIG}"), key=lambda path: path.stat().st_mtime, reverse=True
-    )
+    """Return the configuration of a sweep's first run with a readable configuration."""
+    paths = sorted(directory.glob(f"*/{files.CONFIG}"))
     return next(filter(None, (RunDirectory(path.parent).config for path in paths)), {})
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """Read a table of a sweep. Raises ConfigError if it cannot be read."""
-    try:
-        return pd.read_csv(regular(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
 
 
 def load_finished(directory: Path) -> RunDirectory:
     """Return a finished run. Raises ConfigError that names what is missing or damaged."""
     run = RunDirectory(directory)
     if not run.has(files.SUMMARY):
-        raise ConfigError(f"{directory}: no finished run there (it lacks {files.SUMMARY})")
-    if run.summary and not run.over:
-        raise ConfigError(f"{directory}: the run there has not come to its end (see {files.ERROR})")
+        raise ConfigError(f"{directory}: has no finished run ({files.SUMMARY} is missing)")
     if run.damaged:
         raise ConfigError(f"{directory}: {run.describe_damage()}")
+    if not run.over:
+        raise ConfigError(f"{directory}: the run has failed (see {files.ERROR})")
     return run
 
 
@@ -115,25 +108,10 @@ def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> 
 
     Raises ConfigError, before anything is logged, if a file is damaged.
     """
-    rows, told = list(records(run)), run_info(run, wandb_id)
-    tracker.start(told)
-    for record in rows:
-        tracker.log_round(record)
-    pictures = picture_files(run.directory / "figures")
-    if not pictures and Pictures.of(run.config.get("figures")).draw:
-        pictures = make_figures(run.directory)
-    tracker.finish(run.summary, pictures, final_tables(run.directory))
-
-
-def run_info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
-    """Return the run information for a tracker.
-
-    Raises ConfigError if the configuration lacks values that the labels need.
-    """
-    config = run.config
+    config, rows = run.config, list(records(run))
     try:
-        rounds = (config.get("scenario") or {}).get("rounds_per_task") or config.get("rounds", 0)
-        return RunInfo.of(
+        rounds = (config.get("scenario") or {}).get("rounds_per_task") or config["rounds"]
+        info = RunInfo.of(
             run.directory,
             config,
             run.summary.get("sweep"),
@@ -143,9 +121,14 @@ def run_info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
             wandb_id=wandb_id,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{run.directory / files.CONFIG}: is not that of a whole run ({error!r})"
-        ) from error
+        raise ConfigError(f"{run.directory / files.CONFIG}: is incomplete ({error!r})") from error
+    tracker.start(info)
+    for record in rows:
+        tracker.log_round(record)
+    pictures = picture_files(run.directory / "figures")
+    if not pictures and Pictures.of(config.get("figures")).draw:
+        pictures = make_figures(run.directory)
+    tracker.finish(run.summary, pictures, final_tables(run.directory))
 
 
 def records(run: RunDirectory) -> Iterator[RoundRecord]:
@@ -194,7 +177,7 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
     return Wandb(**known | {"tags": tuple(known["tags"])})
 
 
-def former_id(directory: Path) -> str | None:
+def last_id(directory: Path) -> str | None:
     """Return the id of the newest W&B run below a directory, or None if there is no W&B run.
 
     The id is read from the name `run-<time>-<id>` or `offline-run-<time>-<id>`.
