@@ -1,20 +1,23 @@
-"""The parts of the distributed engine that need no second process; whole runs stand in
-e2e/test_torchrun.py."""
+"""The distributed engine without a second process; e2e/test_torchrun.py runs whole commands."""
 
-import io
-from dataclasses import dataclass
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
-import torch
-import yaml
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.core.errors import ConfigError
+from fedexp.engine.base import Shared
 from fedexp.engine.hardware import Hardware
-from fedexp.engine.processes import channel
-from fedexp.engine.processes.distributed import attempt, packed
+from fedexp.engine.processes import distributed
+from fedexp.engine.processes.channel import NetworkChannel
 from fedexp.engine.processes.ranks import Ranks, find_ranks
-from fedexp.engine.processes.worker import Failure
-from toy_federation import CONF
+from fedexp.engine.processes.worker import Worker, serve
+from fedexp.engine.sequential import ClientFailure, Sequential
+from fedexp.testing import PROCESS, assert_equal
+from toy_federation import HARDWARE, assemble, make_simulation
 
 MASTER = {"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 TORCHRUN = MASTER | {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
@@ -39,69 +42,75 @@ def test_ranks_are_found_in_the_environment(environment, found):
     assert find_ranks(environment) == found
 
 
-def hardware(**changes):
-    values = yaml.safe_load((CONF / "hardware/auto.yaml").read_text())
-    del values["_target_"]
-    return Hardware(**values | {"device": "cpu"} | changes)
+def resolve(**changes):
+    hardware = Hardware(**HARDWARE | changes)
+    return hardware.resolve(vectorises=True, cohort_size=4)
 
 
-def test_several_processes_mean_the_distributed_engine(monkeypatch):
+def test_several_processes_use_the_distributed_engine(monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     for engine in ("auto", "distributed"):
-        chosen = hardware(engine=engine).resolve(vectorises=True, cohort_size=4)
-        assert (chosen.engine, chosen.inner, chosen.workers, chosen.threads) == (
-            "distributed",
-            "sequential",
-            8,
-            1,
-        )
+        chosen = resolve(engine=engine)
+        assert (chosen.engine, chosen.inner) == ("distributed", "sequential")
+        assert (chosen.workers, chosen.threads) == (8, 1)
     for engine in ("sequential", "workers", "vectorised"):
-        with pytest.raises(
-            ConfigError, match=f"hardware.engine={engine}: 8 processes were started"
-        ):
-            hardware(engine=engine).resolve(vectorises=True, cohort_size=4)
-    with pytest.raises(ConfigError, match=r"hardware\.workers=3: 8 processes were started"):
-        hardware(engine="auto", workers=3).resolve(vectorises=True, cohort_size=4)
+        with pytest.raises(ConfigError, match=f"hardware.engine={engine}: 8 processes"):
+            resolve(engine=engine)
+    with pytest.raises(ConfigError, match=r"hardware\.workers=3: 8 processes"):
+        resolve(engine="auto", workers=3)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert (
-        hardware(engine="sequential").resolve(vectorises=True, cohort_size=4).engine == "sequential"
-    )
+    assert resolve(engine="sequential").engine == "sequential"
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """A value as the engine sends it: tensors among other things."""
-
-    name: str
-    tensors: dict[str, torch.Tensor]
-    module: torch.nn.Module
+class Failing(FedAvg):
+    def finish(self, net, params, data, ctx):
+        raise ArithmeticError("by the test")
 
 
-def test_a_packet_keeps_values_types_and_layout():
-    tensors = {
-        "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        "odd": torch.arange(7, dtype=torch.uint8)[1:6:2],
-        "half": torch.randn(3).to(torch.bfloat16),
-        "scalar": torch.tensor(3),
-        "empty": torch.zeros(0, 4),
-        "grad": torch.ones(2, dtype=torch.float64, requires_grad=True),
-    }
-    sent = Mixed("x", tensors, torch.nn.Conv2d(1, 2, 3))
-    came = channel.load(io.BytesIO(packed(sent).numpy()))
-    for name, tensor in tensors.items():
-        torch.testing.assert_close(came.tensors[name], tensor.detach(), rtol=0, atol=0)
-        assert not came.tensors[name].requires_grad
-    assert came.name == "x"
-    assert came.tensors["last"].stride() == tensors["last"].stride()
-    for key, value in sent.module.state_dict().items():
-        assert torch.equal(came.module.state_dict()[key], value)
-    assert isinstance(came.module.weight, torch.nn.Parameter)
+@pytest.fixture
+def rank_1(monkeypatch):
+    """Rank 1 as a thread."""
+    ours, theirs = map(NetworkChannel, socket.socketpair())
+    monkeypatch.setattr(distributed, "connected", {1: ours})
+
+    def work():
+        with suppress(EOFError), theirs.connection:
+            serve(theirs, Worker(1))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    distributed.dismiss()
+    thread.join()
 
 
-def test_what_goes_wrong_is_an_answer_too():
-    failure = attempt(lambda: 1 / 0)
-    assert isinstance(failure, Failure)
-    assert isinstance(failure.error, ZeroDivisionError)
-    assert "1 / 0" in failure.report
-    assert attempt(max, 1, 2) == 2
+def test_a_failed_run_leaves_a_rank_ready_for_the_next_run(rank_1):
+    """The answers to the failed run are ignored."""
+    simulation = make_simulation(FedAvg())
+    state = simulation.initial_state()
+    cohort = assemble(simulation, state, 1)
+    shared = Shared(FedAvg(), simulation.runtime, state.server, 0.1)
+    engine = distributed.Distributed(Sequential(), replace(PROCESS, engine="distributed"))
+    with pytest.raises(ClientFailure, match="in finish of Failing: by the test"):
+        engine.train(replace(shared, algorithm=Failing()), cohort, False)
+    found = engine.train(shared, cohort, False)
+    engine.close()
+    expected = Sequential().train(shared, cohort, False)
+    assert_equal(found.messages, expected.messages, 1e-12)
+
+
+def test_a_lost_rank_is_named(rank_1):
+    simulation = make_simulation(FedAvg())
+    state = simulation.initial_state()
+    engine = distributed.Distributed(Sequential(), PROCESS)
+    distributed.connected[1].connection.shutdown(socket.SHUT_WR)
+    with pytest.raises(distributed.RankLost, match="the connection to rank 1 is broken"):
+        engine.start(simulation.runtime, state.server)
+
+
+def test_processes_that_cannot_meet_are_a_wrong_setting(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "not a port")
+    with pytest.raises(ConfigError, match=r"MASTER_PORT=127\.0\.0\.1:not a port: 2"):
+        distributed.connect(Ranks(1, 2, 1))

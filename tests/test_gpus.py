@@ -12,9 +12,10 @@ import torch
 
 from fedexp.cli.preview import device_of
 from fedexp.config.build import build
+from fedexp.core.errors import ConfigError
 from fedexp.engine import hardware
-from fedexp.engine.hardware import Hardware
-from fedexp.engine.processes.workers import spread
+from fedexp.engine.hardware import Hardware, Resolved
+from fedexp.engine.processes.worker import Worker
 from fedexp.training import gpus
 from fedexp.training.job import Place
 from fedexp.training.run import on_a_gpu
@@ -154,21 +155,33 @@ def test_a_job_runs_on_the_gpu_that_it_got(monkeypatch, tmp_path):
         assert same is built
 
 
-def test_workers_stay_on_the_gpu_that_was_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "processes", "devices"),
+    [
+        ("cuda", 3, ["cuda:0", "cuda:1", "cuda:2"]),  # not more than clients
+        ("auto", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda:1", 1, ["cuda:1"]),
+        ("cpu", 3, ["cpu", "cpu", "cpu"]),
+    ],
+)
+def test_each_worker_uses_another_gpu_unless_one_is_named(monkeypatch, device, processes, devices):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(hardware, "cores", lambda: 8)
+    monkeypatch.setattr(Resolved, "apply", lambda resolved: applied.append(str(resolved.device)))
+    applied = []
+    asked = Hardware(**HARDWARE | {"device": device, "engine": "workers"})
+    resolved = asked.resolve(vectorises=True, cohort_size=3)
+    assert resolved.workers == processes
+    for number in range(processes):
+        Worker(number).begin(resolved)
+    assert applied == devices
 
-    def devices(device: str, workers: int | None = None) -> list[str]:
-        asked = Hardware(**HARDWARE | {"device": device, "engine": "workers", "workers": workers})
-        resolved = asked.resolve(vectorises=True, cohort_size=3)
-        return [str(each.device) for each in spread(resolved, resolved.workers)]
 
-    assert devices("cuda:1") == ["cuda:1"]
-    assert devices("cuda:1", workers=2) == ["cuda:1", "cuda:1"]
-    # no more than there are clients
-    assert devices("cuda") == devices("auto") == ["cuda:0", "cuda:1", "cuda:2"]
-    assert spread(PROCESS, 2) == [PROCESS, PROCESS]
+def test_a_worker_without_a_gpu_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="has no GPU"):
+        Worker(1).begin(replace(PROCESS, device=torch.device("cuda")))
 
 
 def test_the_time_of_a_run_is_estimated_from_one_on_another_gpu():

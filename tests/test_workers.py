@@ -1,4 +1,4 @@
-"""Processes that train: what travels between them, and what happens when one dies."""
+"""Channels between processes, and the workers engine, also when a process dies."""
 
 import fcntl
 import logging
@@ -15,8 +15,8 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import Shared
-from fedexp.engine.processes.channel import Channel, pack
-from fedexp.engine.processes.worker import Ready
+from fedexp.engine.processes.channel import Channel, NetworkChannel, pack
+from fedexp.engine.processes.worker import Worker, run
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
@@ -24,13 +24,15 @@ from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import model_of, record_initial, run_rounds
 from toy_federation import LARGER, PROCESS, assemble, make_simulation
 
-
-def pair():
-    return tuple(Channel(end) for end in socket.socketpair())
+CHANNELS = pytest.mark.parametrize("kind", [Channel, NetworkChannel])
 
 
-def carried(value):
-    ours, theirs = pair()
+def pair(kind=Channel):
+    return tuple(kind(end) for end in socket.socketpair())
+
+
+def carried(value, kind=Channel):
+    ours, theirs = pair(kind)
     ours.send_value(value)
     return theirs.receive()
 
@@ -48,7 +50,7 @@ def train(engine, algorithm, close=True):
             engine.close()
 
 
-# --- parcels
+# --- channels
 
 BLOCK = torch.arange(120.0, dtype=torch.float64).reshape(2, 3, 4, 5)
 TENSORS = {
@@ -66,32 +68,31 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("name", TENSORS)
-def test_tensors_arrive_as_they_were(name):
-    sent = TENSORS[name]
-    received = carried({"a": [sent, 3, "text"]})["a"]
-    assert received[1:] == [3, "text"]
-    assert (received[0].dtype, received[0].shape) == (sent.dtype, sent.shape)
-    assert torch.equal(received[0], sent)
-    assert not received[0].requires_grad
-    if name in ("plain", "channels last", "transposed"):
-        assert received[0].stride() == sent.stride()
+@CHANNELS
+def test_values_arrive_unchanged_and_in_order(kind):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    network.to(memory_format=torch.channels_last)
+    ours, theirs = pair(kind)
+    for value in (TENSORS, network, "text"):
+        ours.send_value(value)
 
+    tensors = theirs.receive()
+    for name, sent in TENSORS.items():
+        torch.testing.assert_close(tensors[name], sent.detach(), rtol=0, atol=0)
+        assert not tensors[name].requires_grad
+        if name in ("plain", "channels last", "transposed"):
+            assert tensors[name].stride() == sent.stride()
 
-def test_modules_arrive_whole():
-    sent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(
-        memory_format=torch.channels_last
-    )
-    received = carried(sent)
+    received = theirs.receive()
     assert all(isinstance(p, nn.Parameter) for p in received.parameters())
+    assert received[0].weight.stride() == network[0].weight.stride()
     x = torch.randn(2, 3, 5, 5)
-    assert torch.equal(received(x), sent(x))
-    assert received[0].weight.stride() == sent[0].weight.stride()
+    assert torch.equal(received(x), network(x))
+    assert theirs.receive() == "text"
 
 
-def test_one_parcel_for_two_receivers_is_in_memory_once_until_it_is_written_to():
-    """A worker's `set_buffers` writes to the network that all were sent; the others must not see
-    that."""
+def test_a_parcel_is_in_memory_once_until_a_receiver_writes_to_it():
+    """`set_buffers` of a worker writes to its network; the other workers must not see that."""
     sent, value = torch.arange(5.0) + 7, []
     parcel = pack(sent)
     for _ in range(2):
@@ -108,30 +109,29 @@ def test_one_parcel_for_two_receivers_is_in_memory_once_until_it_is_written_to()
     assert value[1].tolist() == [7, 8, 0, 10, 11]
 
 
-def test_of_a_view_its_own_elements_travel():
-    """Not all models that a round has sent, where a client is sent one of them."""
+def test_a_view_is_sent_without_the_tensor_that_it_belongs_to():
+    """For example, a client is sent one of all models that a round has sent."""
     stacked = torch.randn(100, 1000)
     with pack(stacked[3]) as one, pack([stacked, stacked[3]]) as both:
         assert os.fstat(one.fileno()).st_size < 2 * 4000
         assert os.fstat(both.fileno()).st_size < 1.1 * 400_000 + 4000
-    assert torch.equal(carried(stacked[3]), stacked[3])
 
 
-def test_values_follow_each_other():
-    ours, theirs = pair()
-    for value in ({"x": torch.ones(1000)}, "text without tensors", [torch.zeros(2)]):
-        ours.send_value(value)
-    assert torch.equal(theirs.receive()["x"], torch.ones(1000))
-    assert theirs.receive() == "text without tensors"
-    assert torch.equal(theirs.receive()[0], torch.zeros(2))
-
-
-def test_a_closed_end_is_noticed():
-    ours, theirs = pair()
+@CHANNELS
+def test_a_closed_end_is_noticed(kind):
+    ours, theirs = pair(kind)
     theirs.close()
     with pytest.raises(ConnectionError):
         ours.send_value(torch.zeros(3))
     with pytest.raises((EOFError, ConnectionError)):
+        ours.receive()
+
+
+def test_an_end_that_closes_within_a_message_is_noticed():
+    ours, theirs = pair(NetworkChannel)
+    theirs.connection.sendall((1000).to_bytes(8) + b"half")
+    theirs.close()
+    with pytest.raises(EOFError):
         ours.receive()
 
 
@@ -146,6 +146,12 @@ def test_no_descriptor_is_left_open():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_an_exception_that_may_not_be_picklable_becomes_a_runtime_error():
+    failure = run(lambda worker: 1 / 0, Worker(0))
+    assert str(failure.error) == "ZeroDivisionError: division by zero"
+    assert "1 / 0" in failure.report
+
+
 # --- engines (every algorithm on two workers: test_algorithms.py)
 
 
@@ -156,7 +162,7 @@ def pair_of_workers(tmp_path_factory):
     folder, before = tmp_path_factory.mktemp("modules"), os.getcwd()
     for name in ("fedexp", "random", "torch"):
         (folder / f"{name}.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
-    engine = Workers(Sequential(), [PROCESS] * 2, share=False)
+    engine = Workers(Sequential(), PROCESS, 2, share=False)
     os.chdir(folder)
     try:
         train(engine, FedAvg(), close=False)
@@ -186,21 +192,23 @@ def test_workers_change_no_bit(pair_of_workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_number_of_workers_changes_no_bit(count):
-    assert_no_bit_differs(Workers(Sequential(), [PROCESS] * count, share=False), close=True)
+    assert_no_bit_differs(Workers(Sequential(), PROCESS, count, share=False), close=True)
 
 
-def test_all_workers_have_started_before_the_first_round(pair_of_workers, monkeypatch):
-    """Each has answered an order of its own; else the first round would count the import of torch
-    as training."""
-    engine, given = pair_of_workers[0], []
-    give = engine._give
-    monkeypatch.setattr(
-        engine, "_give", lambda i, order: (given.append((i, type(order.value))), give(i, order))
-    )
+def test_start_waits_for_an_answer_of_every_worker(pair_of_workers, monkeypatch):
+    """Otherwise the first round would count the import of torch as training."""
+    engine, taken = pair_of_workers[0], []
+    take = engine._take
+
+    def noted(process):
+        order, answer = take(process)
+        taken.append((process.name.split(" (")[0], answer))
+        return order, answer
+
+    monkeypatch.setattr(engine, "_take", noted)
     simulation = make_simulation()
     engine.start(simulation.runtime, model_of(simulation.initial_state().server))
-    assert given == [(0, Ready), (1, Ready)]
-    assert not any(process.order for process in engine._processes)
+    assert sorted(taken) == [("worker 0", 0), ("worker 1", 1)]
 
 
 class Noting(Sequential):
@@ -236,7 +244,7 @@ def test_modules_of_the_current_directory_are_not_imported(pair_of_workers):
 @pytest.mark.slow
 def test_workers_can_vectorise_their_shares():
     expected = train(Sequential(), FedAvg())[1]
-    actual = train(Workers(Vectorised(None), [PROCESS] * 2, share=True), FedAvg())[1]
+    actual = train(Workers(Vectorised(None), PROCESS, 2, share=True), FedAvg())[1]
     torch.testing.assert_close(actual.messages, expected.messages, rtol=0, atol=1e-12)
     torch.testing.assert_close(actual.losses, expected.losses, rtol=0, atol=1e-12)
 
@@ -299,7 +307,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, messages, pair_of_workers):
 
 @pytest.mark.slow
 def test_a_client_that_kills_again_stops_the_run(tmp_path, messages):
-    engine = Workers(Sequential(), [PROCESS], share=False)
+    engine = Workers(Sequential(), PROCESS, 1, share=False)
     with pytest.raises(
         WorkerDied, match=r"round 1, training client \d+: worker 0 .* as did the one before it"
     ):

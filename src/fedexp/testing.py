@@ -48,7 +48,7 @@ PROCESS = Resolved(  # each of two workers
 )
 ENGINES = {
     "sequential": Sequential(),
-    "workers": Workers(Sequential(), [PROCESS] * 2, share=False),  # started when first used
+    "workers": Workers(Sequential(), PROCESS, 2, share=False),  # started when first used
     "vectorised": Vectorised(None),
     "vectorised, 2 at a time": Vectorised(2),
 }

@@ -36,36 +36,6 @@ class Drifting(FedAvg):
         return {"params": {k: params[k] + 0.1 * drift[k] for k in params}}, {"drift": drift}
 """
 FEDEXP = ("-m", "fedexp")
-# Rank 1 dies in the middle of a message of 256 MB, which it sends or receives; rank 0 says what it
-# notices.
-HALF = """
-import os, signal, sys, time
-import torch
-import torch.distributed as dist
-from fedexp.engine.processes.distributed import RankLost, join, packed, receive, send
-from fedexp.engine.processes.ranks import find_ranks
-
-sends = sys.argv[1] == "sends"
-ranks = find_ranks(os.environ)
-join(ranks)
-packet = packed(torch.ones(2**28, dtype=torch.uint8))
-try:
-    if ranks.rank == 0:
-        receive(1) if sends else send(packet, 1)
-    header = torch.tensor([len(packet)])
-    if sends:
-        works = [dist.isend(part, 0) for part in (header, packet)]
-        works[0].wait()
-        time.sleep(0.02)
-    else:
-        arriving = torch.zeros_like(packet)
-        works = [dist.irecv(part, 0) for part in (header, arriving)]
-        while not arriving[0]:
-            pass
-    os.kill(os.getpid(), signal.SIGKILL)
-except RankLost as error:
-    print(error)
-"""
 RUN = (
     *(
         "--config-dir=own",
@@ -167,15 +137,6 @@ def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank_1", ["sends", "receives"])
-def test_a_rank_that_dies_within_a_message_is_noticed(rank_1, pair):
-    """gloo itself would leave rank 0 waiting for ever."""
-    codes, (said, _) = pair("-c", HALF, rank_1).end()
-    assert codes == [0, -signal.SIGKILL]
-    assert said.startswith("the connection to rank 1 is broken")
-
-
-@pytest.mark.slow
 def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypatch, tmp_path):
     """Rank 1 killed, resumed, rank 0 interrupted, resumed in one process: the undisturbed run, bit
     for bit."""
@@ -230,3 +191,4 @@ def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
     reports = [(job / "error.txt").read_text() for job in jobs[:2]]
     assert all("in finish of Drifting: by the test" in report for report in reports)
     assert ["in rank 1:" in report for report in reports] == [True, False]
+    assert "in worker 0 " in reports[1]

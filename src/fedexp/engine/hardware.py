@@ -19,7 +19,7 @@ from fedexp.core.limits import Checked, Count, CountOrNone, Limit
 from fedexp.engine.base import Engine
 from fedexp.engine.processes.distributed import Distributed
 from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
-from fedexp.engine.processes.workers import Workers, spread
+from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 
@@ -219,7 +219,7 @@ class Resolved:
         """Return the engine of the run."""
         inner = self.client_engine()
         if self.engine == "workers":
-            return Workers(inner, spread(self, self.workers), share=self.inner == "vectorised")
+            return Workers(inner, self, self.workers, share=self.inner == "vectorised")
         return Distributed(inner, self) if self.engine == "distributed" else inner
 
     def client_engine(self) -> Engine:

@@ -1,11 +1,12 @@
-"""Send Python values with tensors between two processes on one machine, without copying tensors.
+"""Send Python values with tensors between two processes.
 
-A parcel is a file in memory, written by torch.save, whose descriptor is sent through a socket. The
-receiver maps the file, so a model that is sent to N processes is in memory only once. The files
-have no name and are not limited by the size of a shared-memory mount. They disappear with the last
-process that holds them.
+A parcel is a file in memory, written by torch.save. On one machine, its descriptor is sent through
+a socket and the receiver maps the file, so a model that is sent to N processes is in memory only
+once. The files have no name and are not limited by the size of a shared-memory mount. They
+disappear with the last process that holds them. To another machine, the file's bytes are sent.
 """
 
+import io
 import os
 import pickle
 import socket
@@ -15,6 +16,8 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import torch
+
+LENGTH = 8  # bytes of a parcel's size, which NetworkChannel sends before the parcel
 
 
 class _Pickler(pickle.Pickler):
@@ -31,40 +34,26 @@ class _Pickler(pickle.Pickler):
         return plain.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
 
 
-def save(value: Any, file: BinaryIO) -> None:
-    """Write a value. Its tensors keep their values, dtypes and strides."""
-    torch.save(value, file, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
-
-
-def load(file: Any, mapped: bool = False) -> Any:
-    """Return a value from one of this user's processes, with its tensors on the CPU.
-
-    mapped: whether tensors stay in the file, given by its path. They are shared with all processes
-    that have the file until they are written to.
-    """
-    return torch.load(file, "cpu", weights_only=False, mmap=mapped)
-
-
 def pack(value: Any) -> BinaryIO:
-    """Return a file with a value, which can be sent to several processes."""
+    """Return a parcel with a value, whose tensors keep their dtypes and strides."""
     file: BinaryIO
     if hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("fedexp", os.MFD_CLOEXEC), "w+b")
     else:
         file = tempfile.TemporaryFile()  # noqa: SIM115
-    save(value, file)
+    torch.save(value, file, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
     file.flush()
     return file
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One end of a connection. If the other process dies, EOFError or ConnectionError is raised."""
+    """One end of a connection on one machine.
+
+    If the other process has ended, `send` and `receive` raise EOFError or ConnectionError.
+    """
 
     connection: socket.socket
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
 
     def send(self, parcel: BinaryIO) -> None:
         socket.send_fds(self.connection, [b"."], [parcel.fileno()])
@@ -74,12 +63,40 @@ class Channel:
             self.send(parcel)
 
     def receive(self) -> Any:
-        """Return the next value."""
+        """Return the next value, with its tensors on the CPU.
+
+        Only a process of the same user may be at the other end, because values are unpickled.
+        """
         mark, descriptors, _, _ = socket.recv_fds(self.connection, 1, 1)
         if not mark:
             raise EOFError("the other end is closed")
         with os.fdopen(descriptors[0], "rb") as file:
-            return load(f"/dev/fd/{file.fileno()}", mapped=True)
+            # Tensors stay in the file, which processes share until they write to it.
+            return torch.load(f"/dev/fd/{file.fileno()}", "cpu", weights_only=False, mmap=True)
 
     def close(self) -> None:
         self.connection.close()
+
+
+class NetworkChannel(Channel):
+    """One end of a TCP connection."""
+
+    def send(self, parcel: BinaryIO) -> None:
+        size = parcel.seek(0, io.SEEK_END)
+        self.connection.sendall(size.to_bytes(LENGTH))
+        self.connection.sendfile(parcel)
+
+    def receive(self) -> Any:
+        size = int.from_bytes(self.receive_bytes(LENGTH))
+        return torch.load(io.BytesIO(self.receive_bytes(size)), "cpu", weights_only=False)
+
+    def receive_bytes(self, size: int) -> bytearray:
+        """Return the next `size` bytes."""
+        content = bytearray(size)
+        rest = memoryview(content)
+        while rest:
+            count = self.connection.recv_into(rest)
+            if not count:
+                raise EOFError("the other end is closed")
+            rest = rest[count:]
+        return content

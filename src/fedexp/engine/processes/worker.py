@@ -1,4 +1,4 @@
-"""A worker process of the workers engine, which trains clients, one order at a time."""
+"""A worker, which trains clients and evaluates models in its process, one order at a time."""
 
 import ctypes
 import os
@@ -6,7 +6,9 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
 from fedexp.engine.network import subnormals_as_zero
@@ -22,92 +25,68 @@ from fedexp.engine.processes.channel import Channel
 
 CPU = torch.device("cpu")
 
-# --- orders
-
-
-class Begin(NamedTuple):
-    """The first order."""
-
-    hardware: Any  # fedexp.engine.hardware.Resolved, of this process
-
-
-class Setup(NamedTuple):
-    """Values that stay the same for the whole run."""
-
-    runtime: ClientRuntime  # on the CPU
-    engine: Engine  # engine with which this process trains clients
-
-
-class Publish(NamedTuple):
-    """The server's state for the orders that follow."""
-
-    server: Tree
-
-
-class Ready(NamedTuple):
-    """Request for an answer after all earlier orders are done."""
-
-
-class Train(NamedTuple):
-    algorithm: FedAvg
-    cohort: Cohort
-    lr: float
-    evaluate_local: bool
-
-
-class Evaluate(NamedTuple):
-    batches: range
-    view: str
-    round: int
-
-
-class Ask(NamedTuple):
-    """Request for a model's logits on training examples."""
-
-    model: Params
-    numbers: Tensor
-
 
 class Failure(NamedTuple):
-    """An exception in the worker."""
+    """An exception in a worker."""
 
     error: Exception
     report: str  # the traceback
 
 
+@dataclass
 class Worker:
-    """Runs orders. It has only the data that it was sent."""
+    """The values that a worker was sent.
 
-    def __init__(self) -> None:
-        self.device = CPU
-        self.server: Tree = None
+    An order is a function of the worker, such as `partial(Worker.evaluate, batches=...)`. An order
+    that returns None has no answer.
+    """
 
-    @subnormals_as_zero()
-    def obey(self, order: Any) -> Trained | Evaluation | Tensor | Ready | None:
-        """Run an order and return its answer, or None if the order has no answer."""
-        match order:
-            case Begin(hardware):
-                hardware.apply()
-                self.device = hardware.device
-            case Setup(runtime, engine):
-                self.runtime, self.engine = runtime.to(self.device), engine
-            case Publish(server):
-                self.server = move(server, self.device)
-            case Ready():
-                return order
-            case Train(algorithm, cohort, lr, evaluate_local):
-                states, personals = move((cohort.states, cohort.personals), self.device)
-                cohort = replace(cohort, states=states, personals=personals)
-                return self.engine.train(
-                    Shared(algorithm, self.runtime, self.server, lr), cohort, evaluate_local
-                )
-            case Evaluate(batches, view, number):
-                self.runtime.net.set_buffers(self.server["buffers"])
-                draws = self.runtime.test_draws(view, number)
-                return self.runtime.tested_on(view).evaluate(self.server["params"], draws, batches)
-            case Ask(model, numbers):
-                return self.runtime.logits(move(model, self.device), numbers)
-        return None
+    number: int  # among the workers on this host
+    device: torch.device = CPU
+    server: Tree = None
+
+    def begin(self, hardware: Any) -> None:
+        """Set up the process.
+
+        hardware: fedexp.engine.hardware.Resolved. If it names no GPU, the workers of a host use
+        different GPUs.
+        """
+        device = hardware.device
+        if device.type == "cuda" and device.index is None:
+            if not torch.cuda.device_count():
+                raise ConfigError(f"hardware.device={device}: {socket.gethostname()} has no GPU")
+            device = torch.device("cuda", self.number % torch.cuda.device_count())
+        self.device = device
+        replace(hardware, device=device).apply()
+
+    def setup(self, runtime: ClientRuntime, engine: Engine) -> None:
+        """Store the values that stay the same for the whole run."""
+        self.runtime, self.engine = runtime.to(self.device), engine
+
+    def publish(self, server: Tree) -> None:
+        """Store the server's state for the orders that follow."""
+        self.server = move(server, self.device)
+
+    def echo(self, value: Any) -> Any:
+        """Return the value, after all earlier orders are done."""
+        return value
+
+    def train(self, algorithm: FedAvg, cohort: Cohort, lr: float, evaluate_local: bool) -> Trained:
+        states, personals = move((cohort.states, cohort.personals), self.device)
+        cohort = replace(cohort, states=states, personals=personals)
+        shared = Shared(algorithm, self.runtime, self.server, lr)
+        return self.engine.train(shared, cohort, evaluate_local)
+
+    def evaluate(self, batches: range, view: str, round: int) -> Evaluation:
+        self.runtime.net.set_buffers(self.server["buffers"])
+        draws = self.runtime.test_draws(view, round)
+        return self.runtime.tested_on(view).evaluate(self.server["params"], draws, batches)
+
+    def logits(self, model: Params, numbers: Tensor) -> Tensor:
+        return self.runtime.logits(move(model, self.device), numbers)
+
+
+Call = Callable[[Worker], Any]  # an order
 
 
 def cut_evenly(total: int, most: int) -> list[range]:
@@ -122,31 +101,44 @@ def move(values: Tree, device: torch.device) -> Tree:
     return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, values)
 
 
-def serve(channel: Channel) -> None:
-    """Run orders until the other end closes the connection."""
-    worker = Worker()
+def serve(channel: Channel, worker: Worker) -> None:
+    """Run orders until the order None.
+
+    Raises EOFError or OSError if the other end closes the connection.
+    """
     while True:
         try:
             order = channel.receive()
-        except (EOFError, ConnectionError):
-            return
-        answer: Any
-        try:
-            answer = worker.obey(order)
-        except Exception as error:
-            answer = Failure(picklable(error), traceback.format_exc())
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # for example, a package is missing here
+            answer = failure(error)
+        else:
+            if order is None:
+                return
+            answer = run(order, worker)
         if answer is not None:
             channel.send_value(answer)
 
 
-def picklable(error: Exception) -> Exception:
-    """Return the exception in a form that can be pickled.
+@subnormals_as_zero()
+def run(order: Call, worker: Worker) -> Any:
+    """Return the answer to an order, or a Failure if it raises an exception."""
+    try:
+        return order(worker)
+    except Exception as error:
+        return failure(error)
+
+
+def failure(error: Exception) -> Failure:
+    """Return an exception in a form that can be pickled.
 
     Only fedexp's exceptions are sure to be picklable. For others, type and message are kept.
     """
+    report = traceback.format_exc()
     if type(error).__module__.startswith("fedexp.") and len(error.args) == 1:
-        return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
+        return Failure(error, report)
+    return Failure(RuntimeError(f"{type(error).__name__}: {error}"), report)
 
 
 def die_with(parent: int) -> None:
@@ -161,7 +153,7 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(number: int, descriptor: int, parent: int) -> None:
     """Run a worker in a separate process.
 
     descriptor: this process's end of a socket pair.
@@ -169,6 +161,7 @@ def main(descriptor: int, parent: int) -> None:
     """
     die_with(parent)
     # The parent decides when to stop. Slurm sends USR2 to a submitit job when its time is up.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    serve(Channel(socket.socket(fileno=descriptor)))
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(signal_number, signal.SIG_IGN)
+    with suppress(EOFError, OSError):
+        serve(Channel(socket.socket(fileno=descriptor)), Worker(number))
