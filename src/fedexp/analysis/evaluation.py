@@ -63,15 +63,11 @@ def evaluate_run(
     outcome = runtime.evaluate(params)
     correct = outcome.class_correct.cpu().numpy()
     total = torch.bincount(data.y_test, minlength=data.num_classes).numpy()
-    table = {
-        "class": np.arange(data.num_classes),
-        "name": list(data.classes),
-        "examples": total,
-        "correct": correct,
-    }
-    frame = pd.DataFrame(table | {"accuracy": class_accuracy(correct, total)})
-    shares = overall_accuracy(correct, total)
-    return Evaluation(data.name, kept.round, len(data.y_test), shares, float(outcome.loss), frame)
+    table = pd.DataFrame({"class": np.arange(data.num_classes), "name": list(data.classes)})
+    table["examples"], table["correct"] = total, correct
+    table["accuracy"] = class_accuracy(correct, total)
+    accuracy = overall_accuracy(correct, total)
+    return Evaluation(data.name, kept.round, len(data.y_test), accuracy, float(outcome.loss), table)
 
 
 def runtime_of(
@@ -97,7 +93,7 @@ def own_data(parts: Parts, whole: bool = False) -> Data:
 
     whole: also return the complete training part, instead of one example.
     """
-    found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds["partition"], "tasks"))
+    found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds.partition, "tasks"))
     return found.data if whole else only_test_part(found.data)
 
 
@@ -125,14 +121,10 @@ def data_like(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
     classes = run.class_names or []
     labels, keeps = matched(data, classes, run.config.get("dataset", {}).get("name", ""))
     x = inputs_like(data, like, "test")[keeps]
-    before, now = data.x_test.shape[1:], x.shape[1:]
-    if isinstance(data, ImageData) and before != now:
-        was, becomes = (" x ".join(map(str, shape)) for shape in (before, now))
+    before, after = list(data.x_test.shape[1:]), list(x.shape[1:])
+    if isinstance(data, ImageData) and before != after:
         log.info(
-            "images of %s are brought from %s to %s (height x width x channels)",
-            data.name,
-            was,
-            becomes,
+            "images of %s resized from %s to %s (height, width, channels)", data.name, before, after
         )
     return replace(
         like,
@@ -184,29 +176,25 @@ def matched(data: Data, classes: Sequence[str], own: str) -> tuple[torch.Tensor,
         numbers = torch.tensor([places.get(name, -1) for name in data.classes])
     elif len(classes) == data.num_classes:
         log.warning(
-            "dataset=%s names its classes otherwise than the run (%s, ...; %s, ...): they are"
-            " matched by their numbers",
-            data.name,
-            data.classes[0],
-            classes[0],
+            "dataset=%s has other class names than the run (%s, ..., not %s, ...); classes are"
+            " matched by number",
+            *(data.name, data.classes[0], classes[0]),
         )
         numbers = torch.arange(data.num_classes)
     else:
         raise ConfigError(
             f"dataset={data.name} has {data.num_classes} classes ({data.classes[0]}, ...), and the"
-            f" run {len(classes)} ({classes[0]}, ... of {own}): the names of one must be among"
-            " those of the other"
+            f" run has {len(classes)} ({classes[0]}, ... of {own}); all class names of one must"
+            " occur in the other"
         )
     labels = numbers[data.y_test]
     keeps = labels >= 0
     if not keeps.any():
         raise ConfigError(f"dataset={data.name}: no test example has one of the run's classes")
-    if left := int((~keeps).sum()):
+    if not keeps.all():
         log.info(
-            "%d of %d test examples of %s have a class that the run has not; they are left out",
-            left,
-            len(keeps),
-            data.name,
+            "%d of %d test examples of %s are left out: the run does not have their classes",
+            *(int((~keeps).sum()), len(keeps), data.name),
         )
     return labels, keeps
 
@@ -221,7 +209,8 @@ def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:
     if len(task_of) < sum(map(len, parts.tasks)):
         name = type(parts.algorithm).__name__
         raise ConfigError(
-            f"{name} is told the task at test, and of dataset={data.name} it is not known"
+            f"{name} needs the task of each test example; for dataset={data.name} it is unknown,"
+            " because some classes belong to several tasks"
         )
     return torch.tensor([task_of.get(label, 0) for label in data.y_test.tolist()])
 

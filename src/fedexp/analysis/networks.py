@@ -6,8 +6,6 @@ belong to fedexp or are in the user's own directory (`fedexp.config.trust`). Val
 written, without interpolation.
 """
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from torch import nn
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.interfaces import Federation
-from fedexp.config.trust import find_class
-from fedexp.config.values import make_target
+from fedexp.config.settings import Seeds
+from fedexp.config.values import make, make_target
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for, torch_seed
 from fedexp.data.rotations import Rotations
@@ -29,9 +27,9 @@ from fedexp.data.types import DataSource, TextShape
 from fedexp.engine.network import require_room, seeded_torch, trainable
 from fedexp.models import Model
 from fedexp.rundir import files, kept_models, origin
-from fedexp.rundir.fingerprint import NEUTRAL
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.schema import fits
 
 
 class Classifier(nn.Module):
@@ -61,7 +59,7 @@ class Parts:
     dataset: DataSource
     tasks: tuple[tuple[int, ...], ...]  # the classes of each task
     num_classes: int
-    seeds: Mapping[str, int]
+    seeds: Seeds
 
 
 def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
@@ -76,28 +74,16 @@ def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
     if data_dir is not None:
         config = moved(config, str(config.get("data_dir", "")), data_dir)
     try:
-        model = make_target(filled(config, "model"), "model", Model)  # type: ignore[type-abstract]
-        algorithm = make_target(filled(config, "algorithm"), "algorithm", FedAvg)
+        model = make_target(config.get("model"), "model", Model)  # type: ignore[type-abstract]
+        algorithm = make_target(config.get("algorithm"), "algorithm", FedAvg)
         scenario = make_target(config.get("scenario"), "scenario", Scenario)  # type: ignore[type-abstract]
         dataset = make_target(config.get("dataset"), "dataset", DataSource)  # type: ignore[type-abstract]
+        seeds = make(Seeds, config.get("seeds", {}), "seeds.")
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    seeds = config.get("seeds")
-    if not (
-        isinstance(seeds, dict)
-        and all(type(seeds.get(n)) is int for n in ("partition", "training"))
-    ):
-        raise ConfigError(f"{where}: has no seeds of partition and training")
     classes = number_of_classes(run)
-    return Parts(
-        model,
-        algorithm,
-        scenario,
-        dataset,
-        tasks_of(scenario, classes, seeds["partition"]),
-        classes,
-        seeds,
-    )
+    tasks = tasks_of(scenario, classes, seeds.partition)
+    return Parts(model, algorithm, scenario, dataset, tasks, classes, seeds)
 
 
 def moved(node: Any, before: str, now: str) -> Any:
@@ -109,11 +95,7 @@ def moved(node: Any, before: str, now: str) -> Any:
     found = {key: moved(value, before, now) for key, value in node.items()}
     for key in ("data_dir", "root"):
         value = found.get(key)
-        if (
-            isinstance(value, str)
-            and before
-            and (value == before or value.startswith(f"{before}/"))
-        ):
+        if before and isinstance(value, str) and f"{value}/".startswith(f"{before}/"):
             found[key] = now + value.removeprefix(before)
     return found
 
@@ -123,24 +105,6 @@ def problem_of(run: RunDirectory, name: str) -> str:
     return next(
         (problem.reason for problem in run.unreadable if problem.file == name), "is missing"
     )
-
-
-def filled(config: Mapping[str, Any], group: str) -> Any:
-    """Return a group's node with the options that older runs lack, set to values that change
-    nothing."""
-    node = config.get(group)
-    if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
-        return node
-    new = {
-        key.removeprefix(f"{group}."): value
-        for key, value in NEUTRAL.items()
-        if key.startswith(f"{group}.")
-    }
-    if not new.keys() - node.keys():
-        return node
-    schema: Any = find_class(node["_target_"], f"{group}._target_")
-    known = {field.name for field in dataclasses.fields(schema)}
-    return {key: value for key, value in new.items() if key in known} | node
 
 
 def number_of_classes(run: RunDirectory) -> int:
@@ -166,19 +130,13 @@ def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
     It is the shape recorded in the run. If there is no usable record, the data set is loaded.
     """
     noted: Any = origin.mapping_of(origin.read(run.directory), "data").get("shape")
-    sound = isinstance(noted, list) and all(type(n) is int and 0 < n < 2**31 for n in noted)
-    if sound and parts.dataset.kind == "images" and len(noted) == 3:
-        height, width, channels = noted
-        return channels, height, width
-    vectors = kept.params.get("embedding.weight")
-    if (
-        sound
-        and parts.dataset.kind == "text"
-        and len(noted) == 1
-        and vectors is not None
-        and vectors.dim() == 2
-    ):
-        return TextShape(noted[0], len(vectors), vectors)
+    kind, vectors = parts.dataset.kind, kept.params.get("embedding.weight")
+    if fits(noted, [lambda n: type(n) is int and 0 < n < 2**31]):
+        if kind == "images" and len(noted) == 3:
+            height, width, channels = noted
+            return channels, height, width
+        if kind == "text" and len(noted) == 1 and vectors is not None and vectors.dim() == 2:
+            return TextShape(noted[0], len(vectors), vectors)
     return parts.dataset.load().shape
 
 
@@ -208,7 +166,7 @@ def network_of(
             return module
 
         require_room(build)
-        with seeded_torch(torch_seed(parts.seeds["training"], "initial model")):
+        with seeded_torch(torch_seed(parts.seeds.training, "initial model")):
             module = build()
     except ConfigError as error:
         raise ConfigError(f"{run.directory}: {error}") from error
@@ -227,12 +185,10 @@ def require_files(directory: Path) -> None:
 def federation_of(parts: Parts) -> Federation:
     """Return the federation that an algorithm adapts a model for: the tasks and the number of
     classes."""
-    none = np.zeros(0, dtype=np.int64)
-    counts = np.zeros((0, parts.num_classes), dtype=np.int64)
     return Federation(
         parts=(),
-        counts=counts,
-        labels=none,
+        counts=np.zeros((0, parts.num_classes), dtype=np.int64),
+        labels=np.zeros(0, dtype=np.int64),
         shared=np.full(parts.num_classes, -1),
         weighting="examples",
         tasks=parts.tasks,
