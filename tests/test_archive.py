@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.download import Download, unpack
+from fedexp.data.download import Published, unpack
 
 FILES = {"set/a.txt": b"one", "set/deep/b.bin": bytes(range(256)) * 20, "c": b""}
 
@@ -110,7 +110,15 @@ def test_an_archive_that_cannot_be_unpacked_is_one_message_and_nothing_is_left(
 ):
     """Also where its md5 is the right one."""
     (folder / name).write_bytes(content)
-    files = ((name, hashlib.md5(content).hexdigest()),)
+
+    class Archived(Published):
+        hosts = ("http://localhost:1/",)
+        published = ((name, hashlib.md5(content).hexdigest()),)
+        is_present = False
+
+        def load(self):
+            raise NotImplementedError
+
     with pytest.raises(ConfigError, match=rf"(?s)dataset=x: its files .*{name}  \(md5"):
-        Download(("http://localhost:1/",), files, folder).fetch("x", None)
+        Archived(name="x", data_dir=str(folder), url=None).fetch_missing()
     assert [path.name for path in folder.iterdir()] == [name]

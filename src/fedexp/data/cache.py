@@ -1,6 +1,5 @@
 """Cache of decoded arrays on disk, so that a data set is decoded only once."""
 
-import contextlib
 import json
 import logging
 import os
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedexp.core.storage import temporary_of
 from fedexp.data.marks import CACHE, checksum
 
 log = logging.getLogger("fedexp")
@@ -74,20 +74,16 @@ def _write(path: Path, arrays: Arrays) -> None:
     """Write atomically, then remove entries with the same options for earlier versions of the
     files.
     """
-    # not from the module tempfile, whose files only their owner may read
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with temporary_of(path) as temporary:
+            with temporary.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
         for old in path.parent.glob(path.stem.rpartition("-")[0] + "-*.npz"):
             if old != path:
                 old.unlink(missing_ok=True)
     except OSError as error:
         log.warning("the decoded images are not cached: %s", error)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

@@ -22,17 +22,16 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
 from fedexp.data.augment import Augmentation, Normalise
-from fedexp.data.cache import Arrays, cached
-from fedexp.data.download import Download
+from fedexp.data.cache import Arrays, arrays_of, cached
+from fedexp.data.download import Published
 from fedexp.data.image_files import (
     MODES,
     Tree,
     class_folders,
     drawn,
-    join_classes,
+    labelled,
     list_images,
     load_images,
-    require_test_part,
     scan_flat,
     scan_tree,
     stratified_split,
@@ -112,32 +111,25 @@ class Dataset(DataSource):
         )
 
     def _check(self, split: str, x: np.ndarray, y: np.ndarray, num_classes: int) -> None:
-        wanted = {
-            "x": (x, np.uint8, 4, "images [N, height, width, channels]"),
-            "y": (y, np.int64, 1, "labels [N]"),
-        }
-        for letter, (array, kind, axes, what) in wanted.items():
-            made = f"a {type(array).__name__}"
+        for name, array, dtype, axes in (("x", x, "uint8", 4), ("y", y, "int64", 1)):
+            given = type(array).__name__
             if isinstance(array, np.ndarray):
-                if array.dtype == kind and array.ndim == axes:
+                given = f"{array.dtype} of shape {[*array.shape]}"
+                if array.dtype == dtype and array.ndim == axes:
                     continue
-                made = f"{array.dtype} of shape {[*array.shape]}"
             raise ConfigError(
-                f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__} {what}"
+                f"dataset={self.name}: {name}_{split} is {given}; x must be uint8 [N, height,"
+                " width, channels], y int64 [N]"
             )
+        problem = None
         if len(x) == 0 or len(x) != len(y):
-            raise ConfigError(
-                f"dataset={self.name}: the {split} data have {len(x)} images and {len(y)} labels"
-            )
-        if y.min() < 0 or y.max() >= num_classes:
-            raise ConfigError(
-                f"dataset={self.name}: the {split} data have labels outside 0..{num_classes - 1}"
-            )
-        if x.shape[3] != self.channels:
-            have = f"{x.shape[3]} value{'s' * (x.shape[3] > 1)}"
-            raise ConfigError(
-                f"dataset.mean={self.mean}: the images of {self.name} need {have}, one per channel"
-            )
+            problem = f"have {len(x)} images and {len(y)} labels"
+        elif y.min() < 0 or y.max() >= num_classes:
+            problem = f"have labels outside 0..{num_classes - 1}"
+        elif x.shape[3] != self.channels:
+            problem = f"have {x.shape[3]} channels, but dataset.mean has {self.channels} values"
+        if problem is not None:
+            raise ConfigError(f"dataset={self.name}: the {split} data {problem}")
 
     def cached(self, build: Callable[[], Arrays], **options: Any) -> Arrays:
         """Return the result of `build` for `files`, from the cache if possible.
@@ -162,31 +154,23 @@ class Digits(Dataset):
     max_value: ClassVar[int] = 16
 
     def read(self) -> Arrays:
-        x, y, classes = decoded_digits()
+        digits = parsed_digits()
+        x, y = digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int64)
         train, test = stratified_split(y, self.test_fraction, self.split_seed)
-        # copies
-        arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
-        return {**arrays, "classes": classes.copy()}
+        return arrays_of((x[train], y[train]), (x[test], y[test]), digits.target_names)
 
 
 @functools.cache  # scikit-learn parses text files, and a process may have many runs
-def decoded_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all images, uint8 [N, 8, 8, 1], their labels, int64 [N], and the class names."""
+def parsed_digits() -> Any:
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    return (
-        digits.images.astype(np.uint8)[..., None],
-        digits.target.astype(np.int64),
-        digits.target_names,
-    )
+    return load_digits()
 
 
-class TorchvisionDataset(Dataset):
+class TorchvisionDataset(Published, Dataset):
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100, read by torchvision or from an image tree."""
 
     torchvision_class: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"]
-    url: str | None  # mirror: the web folder of MNIST's files, the address of CIFAR's archive
 
     @cached_property
     def tree(self) -> Tree | None:
@@ -202,14 +186,29 @@ class TorchvisionDataset(Dataset):
         return self.archive.paths
 
     @property
+    def is_present(self) -> bool:
+        return all(path.is_file() for path in self.paths)
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        return self.archive.hosts
+
+    @property
+    def published(self) -> Sequence[tuple[str, str]]:
+        return self.archive.published
+
+    @property
+    def download_folder(self) -> Path:
+        return self.archive.folder
+
+    @property
     def files(self) -> Sequence[SourceFile]:
         return super().files if self.tree is None else self.tree.files
 
     def read(self) -> Arrays:
         if self.tree is not None:
             return load_images(self.data_dir, self.name, self.tree, self.channels)
-        if not all(path.is_file() for path in self.paths):
-            self.archive.download.fetch(self.name, self.url)
+        self.fetch_missing()
         return self.cached(self.archive.read)
 
 
@@ -246,6 +245,8 @@ class ImageFiles(Dataset):
         return self.tree.files
 
     def read(self) -> Arrays:
+        if isinstance(self, Published):
+            self.fetch_missing()
         size = getattr(self, "size", None)
         return load_images(self.data_dir, self.name, self.tree, self.channels, size)
 
@@ -271,31 +272,32 @@ class ImageFolder(ImageFiles):
         if self.test_fraction is not None:
             files, classes = scan_flat(root, self.train_splits)
             return drawn(files, classes, self.test_fraction, self.split_seed)
-        require_test_part(root, self.train_splits)
         return scan_tree(root, self.train_splits)
 
 
-class Cinic10(ImageFolder):
+class Cinic10(Published, ImageFolder):
     """CINIC-10, an image tree as published, downloaded if missing."""
 
-    url: str | None  # mirror: address of the archive
+    hosts = ("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/",)
+    published = (("CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"),)
 
-    def read(self) -> Arrays:
-        root = Path(self.root)
-        if not all((root / split).is_dir() for split in (*self.train_splits, "test")):
-            host = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/"
-            files = (("CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"),)
-            Download((host,), files, root).fetch(self.name, self.url)
-        return super().read()
+    @property
+    def download_folder(self) -> Path:
+        return Path(self.root)
+
+    @property
+    def is_present(self) -> bool:
+        return all(Path(self.root, split).is_dir() for split in (*self.train_splits, "test"))
 
 
-class TinyImageNet(ImageFiles):
+class TinyImageNet(Published, ImageFiles):
     """Tiny-ImageNet-200 as published, or an image tree.
 
     It is tested on the published val images, because the published test images have no labels.
     """
 
-    url: str | None  # mirror: address of the archive
+    hosts = ("http://cs231n.stanford.edu/",)
+    published = (("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),)
 
     @property
     def official(self) -> Path | None:
@@ -308,16 +310,12 @@ class TinyImageNet(ImageFiles):
             return scan_official(self.official)
         return scan_tree(Path(self.data_dir, self.name))
 
-    def read(self) -> Arrays:
-        if self.official is None and self.own_folder() is None:
-            files = (("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),)
-            Download(("http://cs231n.stanford.edu/",), files, Path(self.data_dir)).fetch(
-                self.name, self.url
-            )
-        return super().read()
+    @property
+    def is_present(self) -> bool:
+        return self.official is not None or self.own_folder() is not None
 
 
-class Caltech256(ImageFiles):
+class Caltech256(Published, ImageFiles):
     """Caltech-256 as published, with resized images, or an image tree.
 
     The published files have no test set, so a stratified one is drawn.
@@ -326,14 +324,20 @@ class Caltech256(ImageFiles):
     # the test part is drawn here; a surrogate set uses all images
     splits_itself: ClassVar[bool] = True
 
-    url: str | None  # mirror: address of the archive
     size: Side
     test_fraction: OpenShare
     split_seed: Seed32
 
+    hosts = ("https://data.caltech.edu/records/nyy15-4j048/files/",)
+    published = (("256_ObjectCategories.tar", "67b4f42ca05d46448c6bb8ecd2220f6d"),)
+
+    @property
+    def download_folder(self) -> Path:
+        return Path(self.data_dir, self.name)
+
     @property
     def official(self) -> Path:
-        return Path(self.data_dir, self.name, "256_ObjectCategories")
+        return self.download_folder / "256_ObjectCategories"
 
     def scan(self) -> Tree:
         if (root := self.own_folder()) is not None:
@@ -343,11 +347,8 @@ class Caltech256(ImageFiles):
         # folder count
         by_class = [list_images(self.official / name, recursive=False) for name in folders]
         classes = [name.partition(".")[2] or name for name in folders]  # 001.ak47
-        return drawn(join_classes(by_class), classes, self.test_fraction, self.split_seed)
+        return drawn(labelled(by_class), classes, self.test_fraction, self.split_seed)
 
-    def read(self) -> Arrays:
-        if self.own_folder() is None and not self.official.is_dir():
-            host = "https://data.caltech.edu/records/nyy15-4j048/files/"
-            files = (("256_ObjectCategories.tar", "67b4f42ca05d46448c6bb8ecd2220f6d"),)
-            Download((host,), files, self.official.parent).fetch(self.name, self.url)
-        return super().read()
+    @property
+    def is_present(self) -> bool:
+        return self.own_folder() is not None or self.official.is_dir()

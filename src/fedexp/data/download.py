@@ -1,4 +1,4 @@
-"""Download a data set's original files, with md5 checks and instructions for a manual download."""
+"""Download a data set's published files, with md5 checks and instructions for a manual download."""
 
 import contextlib
 import gzip
@@ -6,117 +6,116 @@ import logging
 import os
 import shutil
 import socket
-import tarfile
 import tempfile
-import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from fedexp.core.errors import ConfigError, require
+from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Limit
+from fedexp.data.types import DataSource
 
 log = logging.getLogger("fedexp")
 TIMEOUT = 60  # seconds without a response
+Address = Annotated[
+    str, Limit("an http:// or https:// address", lambda v: v.startswith(("http://", "https://")))
+]
 
 
-@dataclass(frozen=True)
-class Download:
-    """A data set's original files on public hosts, downloaded to `folder` and unpacked there."""
+class Published(DataSource):
+    """Base class of data sets whose published files are downloaded if they are missing."""
 
-    hosts: tuple[str, ...]  # folders on the web, tried in order
-    files: tuple[tuple[str, str], ...]  # (file name, md5)
-    folder: Path
-    note: str = ""
-    packed: bool = True  # False: the files are used as they are
+    url: (
+        Address | None
+    )  # mirror: a web folder instead of the hosts, or the address of the only file
 
-    def fetch(self, name: str, mirror: str | None) -> None:
-        """Download the files to `folder` and unpack them.
+    packed: ClassVar[bool] = True  # False: the files are used as they are
 
-        A file that already has the correct md5 is not downloaded again.
+    @property
+    @abstractmethod
+    def hosts(self) -> Sequence[str]:
+        """Return folders on the web, to be tried in order."""
 
-        mirror: replaces the hosts by a web folder, or by the address of a single file.
+    @property
+    @abstractmethod
+    def published(self) -> Sequence[tuple[str, str]]:
+        """Return (file name, md5) of each file."""
 
-        Raises ConfigError if the files cannot be downloaded or unpacked.
+    @property
+    def download_folder(self) -> Path:
+        """Return the folder in which the files are stored and unpacked."""
+        return Path(self.data_dir)
+
+    @property
+    @abstractmethod
+    def is_present(self) -> bool:
+        """Return whether the files exist, unpacked."""
+
+    def fetch_missing(self) -> None:
+        """Download and unpack the files if they are missing.
+
+        A file that already has the correct md5 is not downloaded again. Raises ConfigError if the
+        files cannot be downloaded or unpacked.
         """
-        good = mirror is None or mirror.startswith(("http://", "https://"))
-        require(good, "dataset.url", mirror, "an http:// or https:// address")
-        new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        if self.is_present:
+            return
+        folder = self.download_folder
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
+        lock = folder / f".{self.name}.lock"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with _alone(self.folder / f".{name}.lock") as waited:
-                # another process has unpacked the files, and others may already be reading them
-                if waited and all(map(self._is_whole, self.files)):
-                    return
-                for file in self.files:
-                    if not self._is_whole(file):
-                        self._fetch_file(name, file, mirror)
-                    if self.packed:
-                        unpack(self.folder / file[0], self.folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(lock):  # the jobs of a sweep may all need the same files
+                try:
+                    self._fetch_files(folder)
+                finally:
+                    lock.unlink(missing_ok=True)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
-            with contextlib.suppress(OSError):  # not empty: it has an earlier file
+            with contextlib.suppress(OSError):  # a folder that is not empty stays
                 for path in new:
                     path.rmdir()
-            raise ConfigError(self._by_hand(name, mirror, error)) from error
+            raise ConfigError(self._instructions(folder, error)) from error
 
-    def _is_whole(self, file: tuple[str, str]) -> bool:
+    def _fetch_files(self, folder: Path) -> None:
         from torchvision.datasets.utils import check_integrity
 
-        return check_integrity(self.folder / file[0], file[1])
+        if self.is_present:
+            return  # another process has fetched them
+        for file, md5 in self.published:
+            if not check_integrity(folder / file, md5):
+                self._fetch_file(folder, file, md5)
+            if self.packed:
+                unpack(folder / file, folder)
 
-    def _fetch_file(self, name: str, file: tuple[str, str], mirror: str | None) -> None:
+    def _fetch_file(self, folder: Path, file: str, md5: str) -> None:
         from torchvision.datasets.utils import download_url
 
-        addresses = [f"{host}{file[0]}" for host in self.hosts]
-        if mirror:
-            one = len(self.files) == 1 and not mirror.endswith("/")
-            addresses = [mirror if one else f"{mirror.rstrip('/')}/{file[0]}"]
-        for attempt, address in enumerate(addresses, start=1):
-            note = f" ({self.note})" if self.note else ""
-            log.info("%s: fetching %s into %s%s", name, address, self.folder, note)
+        addresses = [f"{host}{file}" for host in self.hosts]
+        if self.url:
+            is_file = len(self.published) == 1 and not self.url.endswith("/")
+            addresses = [self.url if is_file else f"{self.url.rstrip('/')}/{file}"]
+        for address in addresses:
+            log.info("%s: fetching %s into %s", self.name, address, folder)
             try:
-                with _timeout(TIMEOUT), _beside(self.folder) as temporary:
-                    download_url(address, temporary, *file)
-                    os.replace(temporary / file[0], self.folder / file[0])
+                with _timeout(TIMEOUT), _temporary(folder) as temporary:
+                    download_url(address, temporary, file, md5)
+                    os.replace(temporary / file, folder / file)
                 return
             except Exception as error:
-                if attempt == len(addresses):
+                if address == addresses[-1]:
                     raise
-                log.info("%s: %s; trying the next host", name, error)
+                log.info("%s: %s; trying the next host", self.name, error)
 
-    def _by_hand(self, name: str, mirror: str | None, error: Exception) -> str:
-        files = "\n".join(f"  {filename}  (md5 {md5})" for filename, md5 in self.files)
-        one = len(self.files) == 1
-        kind = "the address of this file" if one else "the web folder of these files"
-        unpacked = " (they are unpacked there by the next run)" if self.packed else ""
-        note = f" Note: {self.note}." if self.note else ""
+    def _instructions(self, folder: Path, error: Exception) -> str:
+        files = "\n".join(f"  {file}  (md5 {md5})" for file, md5 in self.published)
         return (
-            f"dataset={name}: its files are missing or incomplete and could not be fetched from"
-            f" {mirror or ' or '.join(self.hosts)} ({error}).{note}\n"
-            f"Put into {self.folder.absolute()}{unpacked}:\n{files}\n"
-            f"or name a mirror: dataset.url=<{kind}>"
+            f"dataset={self.name}: its files are missing and could not be fetched from"
+            f" {self.url or ' or '.join(self.hosts)} ({error})\n"
+            f"Put these files into {folder.absolute()}; the next run unpacks archives:\n{files}\n"
+            "or name a mirror: dataset.url=<web folder of these files, or address of the only file>"
         )
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Let one process at a time run the block, and yield whether this process had to wait.
-
-    The jobs of a sweep may all need the same files.
-    """
-    lock, waited = FileLock(path), False
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.info("waiting for another process that fetches the same files (%s)", path)
-        waited = True
-        lock.acquire()
-    try:
-        yield waited
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -132,19 +131,17 @@ def _timeout(seconds: float) -> Iterator[None]:
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive in a temporary folder, then move the files to `folder`.
 
-    An interrupted run leaves no partial data set. Nothing is written outside the folder: tarfile
-    refuses such members, and zipfile renames them and creates no links.
+    An interrupted run leaves no partial data set. Nothing is written outside the folder, and no
+    link in an archive leaves it.
     """
-    with _beside(folder) as temporary:
-        if ".tar" in archive.name:
-            with tarfile.open(archive) as tar:
-                tar.extractall(temporary, filter="data")
-        elif archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed:
-                packed.extractall(temporary)
-        else:
+    with _temporary(folder) as temporary:
+        if archive.suffix == ".gz" and ".tar" not in archive.name:
             with gzip.open(archive) as source, open(temporary / archive.stem, "wb") as file:
                 shutil.copyfileobj(source, file)
+        elif archive.suffix == ".zip":
+            shutil.unpack_archive(archive, temporary)
+        else:
+            shutil.unpack_archive(archive, temporary, filter="data")
         for item in temporary.iterdir():
             target = folder / item.name
             if target.is_dir():
@@ -154,7 +151,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
+def _temporary(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder inside `folder`, so that its files can be moved on the same disk."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
         yield Path(temporary)

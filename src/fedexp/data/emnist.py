@@ -8,35 +8,36 @@ in the files, and at 0 here.
 from pathlib import Path
 from typing import Literal
 
-from fedexp.core.errors import ConfigError
 from fedexp.data.cache import Arrays, arrays_of
 from fedexp.data.datasets import Dataset
-from fedexp.data.download import Download
+from fedexp.data.download import Published
 from fedexp.data.torchvision_files import read_idx
 
 PARTS = ("train-images", "train-labels", "test-images", "test-labels")
 
 
-class Emnist(Dataset):
+class Emnist(Published, Dataset):
     """One split of EMNIST, from `<data_dir>/EMNIST/raw`.
 
     The files may be unpacked, as by torchvision, or packed (.gz).
     """
 
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
-    url: str | None  # mirror: address of gzip.zip
+
+    hosts = ("https://biometrics.nist.gov/cs_links/EMNIST/",)
+    published = (("gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),)
 
     @property
-    def folder(self) -> Path:
+    def download_folder(self) -> Path:
         return Path(self.data_dir, "EMNIST", "raw")
 
     def find(self, part: str) -> Path | None:
         """Return the file of a part, packed or unpacked, or None if it is missing."""
         name = f"emnist-{self.split}-{part}-idx{3 if part.endswith('images') else 1}-ubyte"
         tried = (
-            self.folder / name,
-            self.folder / f"{name}.gz",
-            self.folder / "gzip" / f"{name}.gz",
+            self.download_folder / name,
+            self.download_folder / f"{name}.gz",
+            self.download_folder / "gzip" / f"{name}.gz",
         )
         return next((path for path in tried if path.is_file()), None)
 
@@ -45,14 +46,12 @@ class Emnist(Dataset):
         """Return the files of PARTS that exist."""
         return [path for part in PARTS if (path := self.find(part)) is not None]
 
+    @property
+    def is_present(self) -> bool:
+        return len(self.paths) == len(PARTS)
+
     def read(self) -> Arrays:
-        if len(self.paths) < len(PARTS):
-            files = (("gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),)
-            Download(("https://biometrics.nist.gov/cs_links/EMNIST/",), files, self.folder).fetch(
-                self.name, self.url
-            )
-        if len(self.paths) < len(PARTS):
-            raise ConfigError(f"{self.folder}: gzip.zip has no files of the split {self.split}")
+        self.fetch_missing()
         return self.cached(self._decode, split=self.split)
 
     def _decode(self) -> Arrays:

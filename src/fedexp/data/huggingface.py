@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.packages import how_to_install
 from fedexp.data.cache import Arrays, arrays_of, cached
 from fedexp.data.datasets import Dataset, Side
-from fedexp.data.image_files import as_array, list_files
+from fedexp.data.image_files import list_files, to_array
 from fedexp.data.marks import SourceFile
 from fedexp.data.text import Labelled, TextSource
-from fedexp.data.text_files import Texts
 
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 # usual column names, tried if `dataset.label` is null
@@ -52,19 +51,11 @@ class Hub:
         kind: image or text.
         """
         found = load(self.path, self.subset)
-        for key, name in (("train_split", self.train_split), ("test_split", self.test_split)):
-            if name not in found:
-                known = ", ".join(found)
-                raise ConfigError(
-                    f"dataset.{key}={name}: {self.path} has no such split{nearest(name, found)}:"
-                    f" {known}"
-                )
+        require_choice("dataset.train_split", self.train_split, found)
+        require_choice("dataset.test_split", self.test_split, found)
         train, test = found[self.train_split], found[self.test_split]
-        names = [
-            pick(train, self.column, "column", INPUTS[kind]),
-            pick(train, self.label, "label", LABELS),
-        ]
-        return train, test, names[0], names[1]
+        column = pick(train, self.column, "column", INPUTS[kind])
+        return train, test, column, pick(train, self.label, "label", LABELS)
 
 
 def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
@@ -101,14 +92,10 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
 def pick(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
     """Return the column `wanted`, or the first column with a usual name if `wanted` is None."""
     columns = list(split.column_names)
-    chosen = (
-        wanted if wanted is not None else next((name for name in usual if name in columns), None)
-    )
-    if chosen not in columns:
-        raise ConfigError(
-            f"dataset.{key}={wanted}: must be one of the columns {', '.join(columns)}"
-        )
-    return str(chosen)
+    if wanted is None:
+        wanted = next((name for name in usual if name in columns), None)
+    require_choice(f"dataset.{key}", str(wanted), columns)
+    return str(wanted)
 
 
 def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int], tuple[str, ...]]:
@@ -119,15 +106,14 @@ def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int]
     names = getattr(train.features[column], "names", None)
     raw = [list(split[column]) for split in (train, test)]
     known = list(range(len(names))) if names else sorted(set(raw[0]))
-    place = {label: number for number, label in enumerate(known)}
-    strange = next((label for labels in raw for label in labels if label not in place), None)
-    if strange is not None:
+    numbers = {label: number for number, label in enumerate(known)}
+    if unknown := set(raw[0] + raw[1]) - numbers.keys():
         raise ConfigError(
-            f"dataset.label={column}: has the label {strange!r}, which is none of the {len(known)}"
-            " classes"
+            f"dataset.label={column}: has the label {unknown.pop()!r}, which is not one of the"
+            f" {len(known)} classes"
         )
-    numbers = [[place[label] for label in labels] for labels in raw]
-    return numbers[0], numbers[1], tuple(map(str, names or known))
+    y_train, y_test = ([numbers[label] for label in labels] for labels in raw)
+    return y_train, y_test, tuple(map(str, names or known))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +124,15 @@ class HuggingFaceImages(Hub, Dataset):
 
     def read(self) -> Arrays:
         train, test, column, label = self.splits("image")
+
+        def build() -> Arrays:
+            y_train, y_test, classes = numbers_of(train, test, label)
+            x_train, x_test = (self._images(split, column) for split in (train, test))
+            return arrays_of((x_train, y_train), (x_test, y_test), classes)
+
         content = [str(split._fingerprint) for split in (train, test)]
         options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
-        return cached(
-            self.data_dir,
-            self.name,
-            content,
-            options,
-            lambda: self._decode(train, test, column, label),
-        )
-
-    def _decode(self, train: Any, test: Any, column: str, label: str) -> Arrays:
-        y_train, y_test, classes = numbers_of(train, test, label)
-        x_train, x_test = (self._images(split, column) for split in (train, test))
-        return arrays_of((x_train, y_train), (x_test, y_test), classes)
+        return cached(self.data_dir, self.name, content, options, build)
 
     def _images(self, split: Any, column: str) -> np.ndarray:
         """Return the decoded images, uint8 [n, height, width, channels]."""
@@ -161,11 +142,12 @@ class HuggingFaceImages(Hub, Dataset):
                 raise ConfigError(
                     f"dataset.column={column}: has no images but {type(image).__name__}"
                 )
-            arrays.append(
-                as_array(
-                    image, self.channels, self.size, f"{self.path}, image {number} of {column}"
-                )
-            )
+            try:
+                arrays.append(to_array(image, self.channels, self.size))
+            except Exception as error:  # PIL raises many types for damaged files
+                raise ConfigError(
+                    f"{self.path}, image {number} of {column}: not a readable image ({error})"
+                ) from error
             if arrays[-1].shape != arrays[0].shape:
                 raise ConfigError(
                     f"dataset.size=null: the images of {self.path} have several sizes; give one"
@@ -181,5 +163,4 @@ class HuggingFaceTexts(Hub, TextSource):
         train, test, column, label = self.splits("text")
         y_train, y_test, classes = numbers_of(train, test, label)
         parts = [[str(text)[:length] for text in split[column]] for split in (train, test)]
-        texts = [Texts(part, [""] * len(part), []) for part in parts]
-        return Labelled(texts[0], texts[1], y_train, y_test, classes)
+        return Labelled(parts[0], parts[1], y_train, y_test, classes)

@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,18 +24,7 @@ BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and a va
 MODES = {1: "L", 3: "RGB"}  # PIL's names by number of channels
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Image files and their labels, ordered by class and path."""
-
-    files: list[SourceFile]
-    labels: np.ndarray  # int64 [N]
-
-    def take(self, index: np.ndarray) -> "Labelled":
-        return Labelled([self.files[i] for i in index], self.labels[index])
-
-    def __add__(self, other: "Labelled") -> "Labelled":
-        return Labelled(self.files + other.files, np.concatenate([self.labels, other.labels]))
+Labelled = list[tuple[SourceFile, int]]  # image files and their labels, by class and path
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class Tree:
 
     @property
     def files(self) -> list[SourceFile]:
-        return self.train.files + self.test.files
+        return [file for file, _ in self.train + self.test]
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -63,9 +53,9 @@ def class_folders(folder: Path) -> list[str]:
         )
     except OSError as error:
         raise ConfigError(
-            f"{folder}: this folder of images cannot be read ({error.strerror}); expected:"
-            " <root>/{train,test}/<class>/<image>, with dataset.root=<root> for"
-            " dataset=image_folder"
+            f"{folder}: this folder of images cannot be read ({error.strerror}); expected"
+            " <dataset.root>/{train,test}/<class>/<image>; without a folder test,"
+            " dataset.test_fraction=0.2 draws a test set"
         ) from error
     if not names:
         raise ConfigError(f"{folder}: has no class folders; expected <class>/<image> in it")
@@ -122,28 +112,25 @@ def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -
 
     Raises ConfigError if the class folders are not exactly `classes`.
     """
-    there = class_folders(folder)
-    if missing := [c for c in classes if c not in there]:
+    found = class_folders(folder)
+    if differing := set(found) ^ set(classes):
         raise ConfigError(
-            f"{folder}: lacks the class folders {', '.join(missing[:5])} ({len(missing)} in all)"
+            f"{folder}: the class folders differ from those of the training data:"
+            f" {', '.join(sorted(differing)[:5])}"
         )
-    if surplus := [c for c in there if c not in classes]:
-        raise ConfigError(
-            f"{folder}: has class folders that the training data lack: {', '.join(surplus[:5])}"
-        )
-    return join_classes([list_images(folder / c, recursive) for c in classes])
+    return labelled([list_images(folder / c, recursive) for c in classes])
 
 
-def join_classes(by_class: Sequence[list[SourceFile]]) -> Labelled:
-    labels = np.repeat(np.arange(len(by_class)), [len(files) for files in by_class])
-    return Labelled([file for files in by_class for file in files], labels)
+def labelled(by_class: Sequence[Sequence[SourceFile]]) -> Labelled:
+    """Return the files of each class with their labels."""
+    return [(file, label) for label, files in enumerate(by_class) for file in files]
 
 
 def scan_splits(root: Path, splits: Sequence[str]) -> tuple[Labelled, list[str]]:
     """Return (files, classes) of `<root>/<split>/<class>/*`, with all splits joined."""
     classes = class_folders(root / splits[0])
-    first, *others = (scan_classes(root / split, classes) for split in splits)
-    return sum(others, start=first), classes
+    parts = [scan_classes(root / split, classes) for split in splits]
+    return list(chain(*parts)), classes
 
 
 def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> Tree:
@@ -167,7 +154,7 @@ def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[s
     if all((root / split).is_dir() for split in train_splits):
         return scan_splits(root, train_splits)
     classes = class_folders(root)
-    return join_classes([list_images(root / name) for name in classes]), classes
+    return labelled([list_images(root / name) for name in classes]), classes
 
 
 def files_of_tree(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
@@ -176,30 +163,8 @@ def files_of_tree(root: Path, train_splits: Sequence[str], undivided: bool) -> l
     undivided: whether the tree has no test part.
     """
     if undivided:
-        return scan_flat(root, train_splits)[0].files
+        return [file for file, _ in scan_flat(root, train_splits)[0]]
     return scan_tree(root, train_splits).files
-
-
-def require_test_part(root: Path, train_splits: Sequence[str]) -> None:
-    """Raise ConfigError for a tree without train and test folders.
-
-    The message names the option that draws a test set.
-    """
-    if not root.is_dir() or (root / "test").is_dir():
-        return  # `scan_tree` reports what is missing
-    if all((root / split).is_dir() for split in train_splits):
-        folders = f"{root / 'test'} is not there"
-    elif not (root / train_splits[0]).exists() and (names := class_folders(root)):
-        folders = (
-            f"{root} has the folders {', '.join(names[:5])}{', ...' * (len(names) > 5)} and no"
-            " train and test"
-        )
-    else:
-        return
-    raise ConfigError(
-        f"{folders}; where there is no test set, dataset.test_fraction=0.2 draws one: a fifth of"
-        " each class, by dataset.split_seed"
-    )
 
 
 def stratified_split(
@@ -222,22 +187,23 @@ def stratified_split(
 
 def drawn(files: Labelled, classes: Sequence[str], test_fraction: float, seed: int) -> Tree:
     """Return a tree from files without a test part, by drawing test images from each class."""
-    train, test = stratified_split(files.labels, test_fraction, seed)
-    return Tree(files.take(train), files.take(test), classes)
+    labels = np.array([label for _, label in files])
+    train, test = stratified_split(labels, test_fraction, seed)
+    return Tree([files[i] for i in train], [files[i] for i in test], classes)
 
 
 def load_images(
     data_dir: str, name: str, tree: Tree, channels: int, size: int | None = None
 ) -> Arrays:
     """Return the decoded arrays of image files, from the cache if possible."""
-    train, test, n = tree.train.labels, tree.test.labels, len(tree.train.files)
+    train, test = ([label for _, label in part] for part in (tree.train, tree.test))
 
     def build() -> Arrays:
-        x = decode(tree.files, channels, size)
+        x, n = decode(tree.files, channels, size), len(train)
         return arrays_of((x[:n], train), (x[n:], test), tree.classes)
 
     content = [file.stamp(data_dir) for file in tree.files]
-    content += [f"train {train.tolist()} test {test.tolist()} classes {list(tree.classes)}"]
+    content += [f"train {train} test {test} classes {list(tree.classes)}"]
     return cached(data_dir, name, content, {"channels": channels, "size": size}, build)
 
 
@@ -267,70 +233,48 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
     return x
 
 
+def _pixels(path: str, channels: int, size: int | None) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return to_array(image, channels, size)
+    except Exception as error:  # PIL raises many types for damaged files
+        raise ConfigError(
+            f"{path}: not a readable image ({error}); replace or remove it"
+        ) from error
+
+
+def to_array(image: "Image.Image", channels: int, size: int | None) -> np.ndarray:
+    """Return an image as uint8 [height, width, channels], resized if `size` is given.
+
+    Raises ValueError or an error of PIL if the image is damaged or cannot be converted.
+    """
+    from PIL import Image
+
+    converted = eight_bits(image).convert(MODES[channels])
+    if size is not None and converted.size != (size, size):
+        converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(converted).reshape(converted.height, converted.width, channels)
+
+
 def eight_bits(image: "Image.Image") -> "Image.Image":
     """Return grey pixels with 9 to 16 bits as their upper 8 bits, as PIL does for 16-bit colours.
 
     Other images are returned unchanged. PIL's conversion would clip the pixels, and almost every
     pixel would become white.
 
-    Raises ConfigError if the file does not define which value is white: integers with more than 16
+    Raises ValueError if the file does not define which value is white: integers with more than 16
     bits or with a sign, and floating-point numbers.
     """
     from PIL import Image
 
     # in PNG and PPM files, mode I has 16 bits
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
-        floats = image.mode == "F"
-        kind = "floating-point numbers" if floats else "integers of 32 bits or with a sign"
-        raise ConfigError(
-            f"its pixels are {kind}, of which no file says what is white; save it with 8 or 16 bits"
-        )
+        raise ValueError("the value of white is unknown; save it with 8 or 16 bits")
     if not image.mode.startswith("I"):
         return image
     pixels, tags = np.asarray(image), getattr(image, "tag_v2", {})
     bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
     upper = np.clip(pixels.astype(np.int64) >> (bits - 8), 0, 255).astype(np.uint8)
     return Image.fromarray(255 - upper if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO else upper)
-
-
-def with_mode(image: "Image.Image", mode: str) -> "Image.Image":
-    """Convert an image to a mode, with an intermediate mode if PIL has no direct conversion.
-
-    For example, premultiplied colours are first divided by alpha.
-    """
-    between = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA", "LAB": "RGB"}.get(image.mode)
-    return (image if between is None else image.convert(between)).convert(mode)
-
-
-def _pixels(path: str, channels: int, size: int | None) -> np.ndarray:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            return as_array(image, channels, size, path)
-    except ConfigError:
-        raise
-    except Exception as error:  # PIL raises many types for damaged files
-        raise ConfigError(unreadable(path, error)) from error
-
-
-def as_array(image: "Image.Image", channels: int, size: int | None, where: str) -> np.ndarray:
-    """Return an image as uint8 [height, width, channels], resized if `size` is given.
-
-    where: name of the image for messages.
-    """
-    from PIL import Image
-
-    try:
-        converted = with_mode(eight_bits(image), MODES[channels])
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:  # as above, because pixels are read only now
-        raise ConfigError(unreadable(where, error)) from error
-    if size is not None and converted.size != (size, size):
-        converted = converted.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(converted).reshape(converted.height, converted.width, channels)
-
-
-def unreadable(where: str, error: Exception) -> str:
-    return f"{where}: not a readable image ({error}); replace or remove it"

@@ -14,7 +14,6 @@ import torch
 
 from fedexp.data.leaf import read_users, require_sound, split_files
 from fedexp.data.text import Labelled, TextSource, complete
-from fedexp.data.text_files import Texts
 from fedexp.data.types import TextData
 
 # The characters of LEAF's language_utils.py in its order, for both inputs and labels.
@@ -35,16 +34,12 @@ class Shakespeare(TextSource):
     vectors: str | None = None
 
     def read(self, length: int) -> Labelled:
-        train, test = (pooled(self.users(split), length) for split in ("train", "test"))
-        return Labelled(train, test, numbers_of(train), numbers_of(test), tuple(LETTERS))
+        train, test = (pooled(self._users[split], length) for split in ("train", "test"))
+        return Labelled(train[0], test[0], train[1], test[1], tuple(LETTERS))
 
     def load(self, like: TextData | None = None) -> TextData:
-        sizes = [len(texts) for _, (texts, _) in sorted(self.users("train").items())]
+        sizes = [len(texts) for _, (texts, _) in sorted(self._users["train"].items())]
         return replace(super().load(like), owners=np.repeat(np.arange(len(sizes)), sizes))
-
-    def users(self, split: str) -> Users:
-        """Return the roles of a split."""
-        return self._users[split]
 
     def of_split(self, split: str) -> list[Path]:
         return split_files(Path(self.data_dir, self.name, split), KIND, HOW)
@@ -75,12 +70,10 @@ def sample(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
     return x, y
 
 
-def pooled(users: Users, length: int) -> Texts:
-    """Return the last `length` characters of all texts, sorted by role."""
+def pooled(users: Users, length: int) -> tuple[list[str], list[int]]:
+    """Return the last `length` characters of all texts, and the numbers of the characters after
+    them, sorted by role.
+    """
     pairs = [users[role] for role in sorted(users)]
     texts = [text[-length:] for x, _ in pairs for text in x]
-    return Texts(texts, [each for _, y in pairs for each in y], [])
-
-
-def numbers_of(texts: Texts) -> list[int]:
-    return [LETTERS.index(each) for each in texts.labels]
+    return texts, [LETTERS.index(character) for _, y in pairs for character in y]

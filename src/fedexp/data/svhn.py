@@ -12,10 +12,10 @@ import numpy as np
 from fedexp.core.errors import ConfigError
 from fedexp.data.cache import Arrays, arrays_of
 from fedexp.data.datasets import Dataset
-from fedexp.data.download import Download
+from fedexp.data.download import Published
 
 
-class Svhn(Dataset):
+class Svhn(Published, Dataset):
     """The training and test images from `{train,test}_32x32.mat` in `<data_dir>` or its folder
     svhn.
 
@@ -23,36 +23,41 @@ class Svhn(Dataset):
     """
 
     extra: bool  # 531,131 further training images, somewhat easier
-    url: str | None  # mirror: the web folder of the files
+
+    hosts = ("http://ufldl.stanford.edu/housenumbers/",)
+    packed = False
 
     @property
-    def listed(self) -> dict[str, tuple[str, str, str]]:
-        """Return split -> (address, file, md5)."""
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "extra", "test") if self.extra else ("train", "test")
+
+    @property
+    def published(self) -> list[tuple[str, str]]:
         from torchvision.datasets import SVHN
 
-        splits = ("train", "extra", "test") if self.extra else ("train", "test")
-        return {split: SVHN.split_list[split] for split in splits}
+        listed = [SVHN.split_list[split] for split in self.splits]
+        return [(name, md5) for _, name, md5 in listed]
+
+    @property
+    def download_folder(self) -> Path:
+        return Path(self.data_dir, "svhn")
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the files of the splits if one of the two folders has all of them, and otherwise
-        ().
-        """
-        names = [name for _, name, _ in self.listed.values()]
-        for folder in (Path(self.data_dir, "svhn"), Path(self.data_dir)):
-            if all((folder / name).is_file() for name in names):
-                return [folder / name for name in names]
+        """Return the files of the splits, or () unless one of the two folders has all of them."""
+        for folder in (self.download_folder, Path(self.data_dir)):
+            paths = [folder / name for name, _ in self.published]
+            if all(path.is_file() for path in paths):
+                return paths
         return ()
 
+    @property
+    def is_present(self) -> bool:
+        return bool(self.paths)
+
     def read(self) -> Arrays:
-        if not self.paths:
-            address, name, _ = next(iter(self.listed.values()))
-            files = tuple((name, md5) for _, name, md5 in self.listed.values())
-            folder = Path(self.data_dir, "svhn")
-            Download((address.removesuffix(name),), files, folder, packed=False).fetch(
-                self.name, self.url
-            )
-        paths = dict(zip(self.listed, self.paths, strict=True))
+        self.fetch_missing()
+        paths = dict(zip(self.splits, self.paths, strict=True))
         return self.cached(lambda: decode(paths), extra=self.extra)
 
 

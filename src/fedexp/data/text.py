@@ -22,14 +22,7 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Limit
 from fedexp.core.npz import load_npz
 from fedexp.data.marks import checksum
-from fedexp.data.text_files import (
-    Texts,
-    class_numbers,
-    find_files,
-    name_classes,
-    read_lines,
-    read_texts,
-)
+from fedexp.data.text_files import Example, class_numbers, find_files, name_classes, read_texts
 from fedexp.data.types import DataSource, TextData
 
 UNK, PAD = "<UNK>", "<PAD>"
@@ -58,8 +51,8 @@ class DropoutKeys:
 class Labelled:
     """Contents of a data set's files."""
 
-    train: Texts
-    test: Texts
+    train: list[str]
+    test: list[str]
     y_train: list[int]
     y_test: list[int]
     classes: tuple[str, ...]
@@ -103,13 +96,11 @@ class TextSource(DataSource):
         """
         read = self.read(self.length if like is None else like.shape.length)
         if like is None:
-            vocabulary, vectors = self._vocabulary(read.train.texts)
+            vocabulary, vectors = self._vocabulary(read.train)
             length = self.length
         else:
             length, vocabulary, vectors = like.shape.length, like.vocabulary, like.vectors
-        x_train, x_test = (
-            encode(part.texts, vocabulary, length) for part in (read.train, read.test)
-        )
+        x_train, x_test = (encode(part, vocabulary, length) for part in (read.train, read.test))
         return TextData(
             name=self.name,
             x_train=torch.from_numpy(x_train),
@@ -161,19 +152,23 @@ class TextDataset(TextSource):
         return self.with_vocabulary([*train, *test, *filter(Path.is_file, named)])
 
     def read(self, length: int) -> Labelled:
-        train, test = (read_texts(paths, length) for paths in find_files(self.folder, self.layout))
-        classes = self._classes(train)
-        return Labelled(
-            train, test, class_numbers(train, classes), class_numbers(test, classes), classes
-        )
+        parts = [read_texts(paths, length) for paths in find_files(self.folder, self.layout)]
+        classes = self._classes(parts[0])
+        train, test = ([example.text for example in part] for part in parts)
+        y_train, y_test = (class_numbers(part, classes) for part in parts)
+        return Labelled(train, test, y_train, y_test, classes)
 
-    def _classes(self, train: Texts) -> tuple[str, ...]:
+    def _classes(self, train: Sequence[Example]) -> tuple[str, ...]:
         if self.classes is not None:
             return tuple(self.classes)
         path = self.folder / "class.txt"
         if not path.is_file():
             return name_classes(train)
-        names = tuple(read_lines(path))
+        try:
+            lines = path.read_text("utf-8-sig").splitlines()
+        except ValueError as error:
+            raise ConfigError(f"{path}: is not UTF-8 ({error})") from error
+        names = tuple(line.strip() for line in lines if line.strip())
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"{path}: must have the name of a class in each line, all different")
         return names
@@ -198,8 +193,8 @@ class UnlabelledTexts(TextSource):
                 f"dataset.file={self.file}: {path} must be a csv file with a column named title,"
                 " body, content or article; it cannot be downloaded"
             )
-        texts = read_texts([path], length, labelled=False)
-        return Labelled(texts, Texts([], [], []), [-1] * len(texts.texts), [], ())
+        texts = [example.text for example in read_texts([path], length, labelled=False)]
+        return Labelled(texts, [], [-1] * len(texts), [], ())
 
 
 def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.ndarray:
@@ -238,40 +233,33 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     """Return the words of a json file {word: number}, ordered by number."""
     try:
         numbers = json.loads(path.read_text("utf-8-sig"))
-    except OSError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); dataset.vocabulary=null needs none"
+            f"{path}: cannot be read ({error}); dataset.vocabulary=null makes a vocabulary from the"
+            " training texts"
         ) from error
-    except (ValueError, RecursionError) as error:  # not UTF-8 or not json
-        raise ConfigError(f"{path}: is not a json file in UTF-8 ({error})") from error
     valid = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())
     if not valid or not numbers or sorted(numbers.values()) != list(range(len(numbers))):
-        raise ConfigError(
-            f"{path}: must map each character to a number of its own, from 0 without gaps"
-        )
+        raise ConfigError(f"{path}: must map each character to a different number, from 0 to N - 1")
     return tuple(sorted(numbers, key=numbers.__getitem__))
 
 
 def read_vectors(path: Path) -> np.ndarray:
     """Return float32 [V, D] from an npz file: the array `embeddings`, or the only matrix."""
     if not path.is_file():
-        raise ConfigError(
-            f"{path}: is missing; dataset.vectors=null does without pre-trained vectors"
-        )
+        raise ConfigError(f"{path}: is missing; dataset.vectors=null uses no pre-trained vectors")
     arrays = load_npz(path)
-    matrices = [name for name, array in arrays.items() if array.ndim == 2]
-    name = "embeddings" if "embeddings" in matrices else matrices[0] if len(matrices) == 1 else None
-    if name is None:
-        raise ConfigError(
-            f"{path}: the arrays {', '.join(arrays)} must include one matrix, or one named"
-            " embeddings"
-        )
-    vectors = arrays[name]
-    if not (
-        np.issubdtype(vectors.dtype, np.floating) and vectors.size and np.isfinite(vectors).all()
+    matrices = {name: array for name, array in arrays.items() if array.ndim == 2 and array.size}
+    vectors = matrices.get("embeddings", next(iter(matrices.values()), None))
+    if (
+        vectors is None
+        or ("embeddings" not in matrices and len(matrices) > 1)
+        or not np.issubdtype(vectors.dtype, np.floating)
+        or not np.isfinite(vectors).all()
     ):
         raise ConfigError(
-            f"{path}: {name} must have finite floating-point numbers, a row for each entry"
+            f"{path}: must have one matrix of finite floating-point numbers, or one named"
+            f" embeddings, with a row for each entry; has the arrays {', '.join(arrays)}"
         )
     return vectors.astype(np.float32)
 

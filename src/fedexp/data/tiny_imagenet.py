@@ -6,10 +6,8 @@ tab-separated); `words.txt` (wnid, tab, names).
 
 from pathlib import Path
 
-import numpy as np
-
 from fedexp.core.errors import ConfigError
-from fedexp.data.image_files import Labelled, Tree, class_folders, scan_classes
+from fedexp.data.image_files import Tree, class_folders, scan_classes
 from fedexp.data.marks import SourceFile
 
 
@@ -38,7 +36,7 @@ def scan_official(root: Path) -> Tree:
         files = [SourceFile.of(path) for path, _ in labelled]
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: named in {annotations} but missing") from error
-    test = Labelled(files, np.array([k for _, k in labelled], np.int64))
+    test = list(zip(files, (k for _, k in labelled), strict=True))
     return Tree(train, test, _names(root, wnids))
 
 

@@ -9,9 +9,6 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.data.cache import Arrays, arrays_of
-from fedexp.data.download import Download
-
-THROTTLED = "the host of CIFAR has been throttled since June 2026; a mirror is faster"
 
 
 class TorchvisionFiles:
@@ -24,16 +21,16 @@ class TorchvisionFiles:
         self.data_dir = data_dir
         self.is_idx = hasattr(self.cls, "resources")  # MNIST's format; otherwise CIFAR's pickles
         if self.is_idx:
-            folder, packed = Path(data_dir, class_name, "raw"), tuple(self.cls.resources)
-            self.paths = [folder / name.removesuffix(".gz") for name, _ in packed]
-            self.download = Download(tuple(self.cls.mirrors), packed, folder)
+            self.folder = Path(data_dir, class_name, "raw")
+            self.hosts, self.published = self.cls.mirrors, self.cls.resources
+            self.paths = [self.folder / name.removesuffix(".gz") for name, _ in self.published]
         else:
-            folder, packed = Path(data_dir), ((self.cls.filename, self.cls.tgz_md5),)
+            self.folder = Path(data_dir)
+            self.hosts = [self.cls.url.removesuffix(self.cls.filename)]
+            self.published = [(self.cls.filename, self.cls.tgz_md5)]
             listed = [*self.cls.train_list, *self.cls.test_list]
             self.md5 = dict(listed) | {self.cls.meta["filename"]: self.cls.meta["md5"]}
-            self.paths = [folder / self.cls.base_folder / name for name in self.md5]
-            host = self.cls.url.removesuffix(self.cls.filename)
-            self.download = Download((host,), packed, folder, THROTTLED)
+            self.paths = [self.folder / self.cls.base_folder / name for name in self.md5]
 
     def read(self) -> Arrays:
         """Decode all files.
