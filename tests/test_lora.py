@@ -120,12 +120,12 @@ def test_engines_agree_on_adapters(name):
     [
         (
             Own(lora=LoRA(rank=2, targets=("iner",))),
-            "targets=iner: no linear layer or convolution.*nearest: 'inner'",
+            "targets=iner: no linear layer or convolution has this name.*nearest: 'inner'",
         ),
         (Own(lora=LoRA(rank=2, targets=("fc",))), "targets=fc: no linear layer or convolution"),
         (
             Own(head=None, lora=LoRA(rank=2)),
-            "the head is trained beside the adapters; name it with model.head",
+            "adapters need the name of the head, which is also trained; set model.head",
         ),
         (
             Torchvision(
@@ -134,7 +134,7 @@ def test_engines_agree_on_adapters(name):
                 image_size=None,
                 lora=LoRA(rank=2, targets=("out_proj",)),
             ),
-            "targets=out_proj: .*is a grouped convolution, or a part of nn.MultiheadAttention",
+            "targets=out_proj: .*is a grouped convolution or a part of nn.MultiheadAttention",
         ),
     ],
 )

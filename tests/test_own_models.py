@@ -302,7 +302,7 @@ class FastOf(Of):
             r"model.head=fcc: must be the name of the last layer.*nearest: 'fc'.*layers: inner, fc",
         ),
         (Own(head="stem"), r"model.head=stem: must be the name of the last layer, a linear one"),
-        (Own(head="inner"), r"model.head=inner: has 6 outputs; must have 4, one a class"),
+        (Own(head="inner"), r"model.head=inner: has 6 outputs; must have 4, one per class"),
         (Of(make=Scaled, head="fc"), r"model.head=fc: is not the last layer"),
         (Of(make=Tuple), r"model: its network must return logits \[examples, classes\], got tuple"),
         (
@@ -311,7 +311,7 @@ class FastOf(Of):
         ),
         (
             Own(freeze=("stemm",)),
-            r"model.freeze=stemm: no such part .*nearest: 'stem'.*parts: stem, inner, fc",
+            r"model.freeze=stemm: .* no such part.*nearest: 'stem'.*parts: stem, inner, fc",
         ),
         (Own(freeze=("stem", "inner", "fc")), r"all its parameters are frozen"),
     ],

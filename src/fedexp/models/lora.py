@@ -48,13 +48,14 @@ class LoRA(Checked, prefix="model.lora."):
         """
         if head is None:
             raise ConfigError(
-                "model.lora.rank: the head is trained beside the adapters; name it with model.head"
+                "model.lora.rank: adapters need the name of the head, which is also trained; set"
+                " model.head"
             )
         for name, parameter in network.named_parameters():
             if not name.startswith(f"{head}."):
                 parameter.requires_grad_(False)
         scale = 1.0 if self.alpha is None else self.alpha / self.rank
-        for name in chosen(network, self.targets, head):
+        for name in select_layers(network, self.targets, head):
             parent, _, own = name.rpartition(".")
             layer = network.get_submodule(name)
             assert isinstance(layer, Layer)
@@ -63,51 +64,47 @@ class LoRA(Checked, prefix="model.lora."):
             setattr(network.get_submodule(parent), own, adapter)
 
 
-def chosen(network: nn.Module, targets: Sequence[str], head: str) -> list[str]:
-    """Return the names of the layers that get adapters."""
+def select_layers(network: nn.Module, targets: Sequence[str], head: str) -> list[str]:
+    """Return the names of the layers that get adapters.
+
+    Raises ConfigError if a target has no layer, or a layer that cannot be adapted.
+    """
     layers = {n: m for n, m in network.named_modules() if isinstance(m, Layer) and n != head}
+    refused = {name for name in layers if not is_adaptable(network, name)}
     if not targets:
-        layers = {
-            n: m for n, m in layers.items() if isinstance(m, nn.Linear) and adaptable(network, n, m)
-        }
-        return require_some(
-            list(layers), "[]", "the network has no linear layer but its head; name convolutions"
-        )
-    found: list[str] = []
+        found = [n for n, m in layers.items() if isinstance(m, nn.Linear) and n not in refused]
+        if not found:
+            raise ConfigError(
+                "model.lora.targets=[]: the network has no linear layer except its head; name"
+                " convolutions"
+            )
+        return found
+    found = []
     for target in targets:
-        mine = [n for n in layers if n == target or n.endswith(f".{target}")]
-        shown = ", ".join(dict.fromkeys(n.rpartition(".")[2] for n in layers))
-        require_some(
-            mine,
-            target,
-            f"no linear layer or convolution{nearest(target, layers)}; names end in: {shown}",
-        )
-        if wrong := [n for n in mine if not adaptable(network, n, layers[n])]:
-            raise ConfigError(f"model.lora.targets={target}: {wrong[0]} is {REFUSED}")
-        found += [n for n in mine if n not in found]
+        matching = [name for name in layers if f".{name}".endswith(f".{target}")]
+        if not matching:
+            endings = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers))
+            raise ConfigError(
+                f"model.lora.targets={target}: no linear layer or convolution has this name"
+                f"{nearest(target, layers)}; names end in: {endings}"
+            )
+        if wrong := sorted(refused.intersection(matching)):
+            raise ConfigError(
+                f"model.lora.targets={target}: {wrong[0]} is a grouped convolution or a part of"
+                " nn.MultiheadAttention, which cannot have adapters"
+            )
+        found += [name for name in matching if name not in found]
     return found
 
 
-REFUSED = (
-    "a grouped convolution, or a part of nn.MultiheadAttention, which reads its weights past the"
-    " layer"
-)
-
-
-def adaptable(network: nn.Module, name: str, layer: nn.Module) -> bool:
+def is_adaptable(network: nn.Module, name: str) -> bool:
     """Return whether an adapter that replaces this layer is called.
 
     torch's attention reads its projection's weights and does not call the layer; grouped
     convolutions are not supported.
     """
-    parent = network.get_submodule(name.rpartition(".")[0])
+    parent, layer = network.get_submodule(name.rpartition(".")[0]), network.get_submodule(name)
     return not isinstance(parent, nn.MultiheadAttention) and getattr(layer, "groups", 1) == 1
-
-
-def require_some(names: list[str], target: str, problem: str) -> list[str]:
-    if not names:
-        raise ConfigError(f"model.lora.targets={target}: {problem}")
-    return names
 
 
 class LowRank(nn.Module):

@@ -6,8 +6,7 @@ fedexp's built-in models; its inputs are the features.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
@@ -75,16 +74,17 @@ class OwnModel(Model):
         if layer.out_features != num_classes:
             raise ConfigError(
                 f"model.head={head}: has {layer.out_features} outputs; must have {num_classes}, one"
-                " a class"
+                " per class"
             )
         if layer.weight.is_meta or not is_image(shape):
             return headed(network, head, reading)
         x = torch.ones(2, *shape)
-        before = probed(network, x, reading)
+        expected = logits_of(network, x, reading)
         split = headed(network, head, reading)
-        if not is_last(split, x, before):
+        if not returns(split, x, expected):
             raise ConfigError(
-                f"model.head={head}: is not the last layer: the network changes what it returns"
+                f"model.head={head}: is not the last layer; the network changes the output of this"
+                " layer"
             )
         return split
 
@@ -103,39 +103,32 @@ def is_image(shape: Any) -> bool:
 
 
 @torch.no_grad()
-def probed(network: nn.Module, x: Tensor, reading: "Reading | None") -> Tensor:
+def logits_of(network: nn.Module, x: Tensor, reading: "Reading | None") -> Any:
     """Return the output of a network in eval mode for x.
 
     Raises ConfigError if the network cannot process x.
     """
-    with evaluating(network):
-        try:
-            return network(x if reading is None else reading(x))
-        except Exception as error:
-            raise cannot_read(x, error) from error
-
-
-def is_last(split: "Headed", x: Tensor, before: Any) -> bool:
-    """Return whether the separated head, applied to its features [B, D], returns what the whole
-    network returned."""
-    with evaluating(split), torch.no_grad():
-        try:
-            features, logits, _ = split(x)
-        except Exception:
-            return False
-        return isinstance(before, Tensor) and torch.equal(before, logits) and features.dim() == 2
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Switch a network to eval mode, and restore the modes of all its modules on exit."""
-    modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
-        yield
+        return network(x if reading is None else reading(x))
+    except Exception as error:
+        raise cannot_read(x, error) from error
     finally:
-        for module, mode in modes:
-            module.training = mode
+        network.train()
+
+
+@torch.no_grad()
+def returns(split: "Headed", x: Tensor, expected: Any) -> bool:
+    """Return whether the separated head, applied to its features [B, D], returns the expected
+    logits."""
+    split.eval()
+    try:
+        features, logits, _ = split(x)
+    except Exception:
+        return False
+    finally:
+        split.train()
+    return isinstance(expected, Tensor) and torch.equal(expected, logits) and features.dim() == 2
 
 
 def cannot_read(x: Tensor, error: Exception) -> ConfigError:
@@ -160,21 +153,16 @@ def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> 
     Raises ConfigError for an unknown name.
     """
     parameters = dict(network.named_parameters())
-    names = {
-        name
-        for name, module in network.named_modules()
-        if name and next(module.parameters(), None) is not None
-    }
+    modules = dict(network.named_modules())
     for part in parts:
-        if part == "backbone" and part not in names and head is not None:
+        chosen = [name for name in parameters if f"{name}.".startswith(f"{part}.")]
+        if part == "backbone" and not chosen and head is not None:
             chosen = [name for name in parameters if not name.startswith(f"{head}.")]
-        else:
-            chosen = [name for name in parameters if name == part or name.startswith(f"{part}.")]
         if not chosen:
+            top = ", ".join(dict.fromkeys(name.partition(".")[0] for name in parameters))
             raise ConfigError(
-                f"model.freeze={part}: no such part of the"
-                f" network{nearest(part, [*names, *parameters])}; parts:"
-                f" {', '.join(dict.fromkeys(name.partition('.')[0] for name in parameters))}"
+                f"model.freeze={part}: the network has no such part"
+                f"{nearest(part, [*modules, *parameters])}; parts: {top}"
             )
         for name in chosen:
             parameters[name].requires_grad_(False)
@@ -219,9 +207,8 @@ class Reading(nn.Module):
                 x, self.size, mode=self.interpolation, align_corners=False, antialias=True
             )
         if self.scale is not None:
-            x = x * x.new_tensor(self.scale).view(-1, 1, 1) + x.new_tensor(self.shift).view(
-                -1, 1, 1
-            )
+            scale, shift = (x.new_tensor(v).view(-1, 1, 1) for v in (self.scale, self.shift))
+            x = x * scale + shift
         return x
 
 
