@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from fedexp.core import console
-from fedexp.training.run_setup import EARLY_LINES, early_lines, run_log
+from fedexp.training.run_log import EARLY_LINES, early_lines, run_log
 
 
 class Broken(io.StringIO):

@@ -219,4 +219,4 @@ def test_a_left_over_example_alone_is_no_warning(caplog):
             "examples": 1,
         }
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert "leaves out 1 example(s)" in caplog.text
+    assert "leaves out 1 examples" in caplog.text

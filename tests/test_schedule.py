@@ -194,11 +194,11 @@ def test_what_a_run_cannot_change(monkeypatch, capsys):
         ),
         (
             ["schedule.classes={5:{3:0.1}}", "scenario=class_incremental"],
-            "schedule: goes with scenario=none",
+            "schedule: needs scenario=none",
         ),
         (
             ["schedule.partition={5:iid}", "partition=file", "partition.path=x.npz"],
-            "goes with partition=iid, lda,",
+            "needs partition=iid, lda,",
         ),
         (
             ["schedule.partition={5:iid}", "validation.fraction=0.1", "validation.per_client=true"],

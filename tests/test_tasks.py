@@ -168,7 +168,7 @@ def test_test_examples_are_no_surrogate_examples():
     """Of 359 test images of digits divided anew, 286 are among its own training images."""
     lines = "scenario=class_incremental", "surrogate.dataset=digits"
     (problem,) = of_surrogate(build(composed(*lines)))
-    assert problem.startswith("surrogate.dataset=digits: scenario=class_incremental divides")
+    assert problem.startswith("surrogate.dataset=digits: scenario=class_incremental splits")
     for others in (("scenario.split=null",), ("dataset=mnist",)):
         assert not list(of_surrogate(build(composed(*lines, *others))))
     assert not list(of_surrogate(build(composed("surrogate.dataset=digits"))))
@@ -454,7 +454,7 @@ def test_domains_of_texts_after_images_name_the_option():
     """sina2019 and sogoucs are the default, which nobody has typed."""
     built = build(composed("scenario=domain_incremental"))
     (problem,) = of_domains(built.dataset, built.scenario)
-    assert problem.startswith("scenario.domains=[sina2019,sogoucs]: dataset=digits has images, ")
+    assert problem.startswith("scenario.domains=[sina2019,sogoucs]: must be data sets with images")
     built = build(composed("scenario=domain_incremental", "scenario.domains=[mnist]"))
     assert not list(of_domains(built.dataset, built.scenario))
 
@@ -582,7 +582,7 @@ def test_bad_names(override, message):
         (["algorithm.paradigm=central"], "one of federated, centralized (nearest: 'centralized')"),
         (
             ["scenario=class_incremental", "partition=file", "partition.path=x"],
-            "scenario=none only",
+            "partition=file needs scenario=none",
         ),
     ],
 )

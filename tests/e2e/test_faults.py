@@ -142,7 +142,7 @@ def test_a_disk_without_room_for_the_first_checkpoint(fedexp, tmp_path, monkeypa
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     answer = fedexp.done("resume=run", "tracker=none")
-    assert "no round was saved: the run begins anew" in answer.err
+    assert "no round was saved; the run starts again" in answer.err
 
 
 def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
@@ -166,7 +166,7 @@ def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     answer = fedexp.done("resume=run", "tracker=none")
-    assert "resuming after round 2; round 3 is run again" in answer.err
+    assert "resuming after round 2; later rounds, up to round 3, are run again" in answer.err
     assert not (tmp_path / "run/error.txt").exists()
     assert_same_run(tmp_path / "run", whole)
 

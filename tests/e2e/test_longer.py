@@ -14,7 +14,7 @@ from fedexp.config.settings import Stop
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.elsewhere import noted
-from fedexp.training import extension, stopping
+from fedexp.training import resuming, stopping
 
 RUN = ("algorithm=scaffold", *SMALL)
 
@@ -23,7 +23,7 @@ def test_more_rounds_are_those_of_a_run_with_as_many_from_the_start(fedexp, tmp_
     fedexp.done(*RUN, "rounds=4", "hydra.run.dir=whole")
     fedexp.done(*RUN, "rounds=2", "hydra.run.dir=run")
     answer = fedexp.done("resume=run", "rounds=4")
-    assert "4 rounds instead of 2" in answer.err
+    assert "the run now has rounds=4" in answer.err
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     run, whole = (summary_of(tmp_path / name) for name in ("run", "whole"))
     assert run["rounds"] == 4
@@ -109,31 +109,10 @@ def test_a_run_killed_while_it_is_given_more_rounds_is_resumed(fedexp, tmp_path,
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path):
+def test_extended_run_keeps_evaluation_of_old_last_round(fedexp, tmp_path):
     fedexp.done(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run")
-    answer = fedexp.done("resume=run", "rounds=2")
-    assert "round 1, which was the last, stays evaluated" in answer.err
+    fedexp.done("resume=run", "rounds=2")
     assert pd.read_csv(tmp_path / "run/rounds.csv")["test_accuracy"].notna().all()
-
-
-def test_what_is_said_of_a_run_that_is_given_more_rounds(tmp_path):
-    """Every second round is evaluated; of three rounds the third, too, being the last."""
-    (tmp_path / "config.yaml").write_text("rounds: 3\n")
-
-    def said(rounds, at, every=None, local=(1, 3)):
-        asked = {"rounds": rounds, "eval_interval": 2, "local_evaluation": {"every": every}}
-        history = SimpleNamespace(local_rounds=local)
-        return extension.notes(tmp_path, asked, SimpleNamespace(round=at, history=history))
-
-    assert said(rounds=3, at=3) == []
-    assert said(rounds=5, at=1) == said(rounds=5, at=2) == ["5 rounds instead of 3"]
-    assert [line.partition(",")[0] for line in said(rounds=5, at=3)] == [
-        "5 rounds instead of 3",
-        "round 3",
-    ]
-    assert said(rounds=5, at=3, every=4)[2].startswith("round 3 keeps its tests of local models")
-    assert len(said(rounds=5, at=3, every=4, local=())) == 2
-    assert said(rounds=5, at=1, every=4) == ["5 rounds instead of 3"]
 
 
 def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
@@ -144,18 +123,19 @@ def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
     assert rates.to_list() == pytest.approx([0.05, 0.025], abs=1e-12)
     before = (tmp_path / "run/config.yaml").read_bytes()
     answer = fedexp.refused("resume=run", "rounds=4")
-    assert "local.schedule=cosine, whose learning rates are those of 2 rounds" in answer.err
+    assert (
+        "with local.schedule=cosine, all learning rates depend on the number of rounds (2)"
+        in answer.err
+    )
     assert (tmp_path / "run/config.yaml").read_bytes() == before
 
 
 def test_an_interrupted_run_is_not_given_the_rounds_that_it_has(tmp_path):
     """It was to have nine and is at two: with rounds=2 there would be nothing to go on with."""
     (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.2\n2,0.3\n")
-    with pytest.raises(
-        ConfigError, match="rounds=2: the run there is at round 2 already; more can be asked for"
-    ):
-        extension.check(tmp_path, {"rounds": 9}, {"rounds": 2})
-    extension.check(tmp_path, {"rounds": 9}, {"rounds": 3})
+    with pytest.raises(ConfigError, match="rounds=2: the run is at round 2 already; must be more"):
+        resuming.check_extension(tmp_path, {"rounds": 9}, {"rounds": 2})
+    resuming.check_extension(tmp_path, {"rounds": 9}, {"rounds": 3})
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_a_run_without_a_saved_round_begins_anew_on_changed_images(fedexp, tmp_p
     (tmp_path / "run/summary.json").unlink()
     change(files[0])
     answer = fedexp.done("resume=run")
-    assert "no round was saved: the run begins anew" in answer.err
+    assert "no round was saved; the run starts again" in answer.err
     noted = json.loads((tmp_path / "run/fingerprint.json").read_text())
     assert ", then " not in noted["marks"]["dataset.root"]
 

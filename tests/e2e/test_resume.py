@@ -1,6 +1,5 @@
 """A run that is continued, or asked for twice; tests/e2e/test_processes.py kills some."""
 
-import errno
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +99,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it(fedexp, run, shel
     answer = fedexp.done("resume=run")
     assert "latest.pt: damaged (the checksum of" in answer.err
     assert "the checkpoint before it is used" in answer.err
-    assert "resuming after round 1; round 2 is run again" in answer.err
+    assert "resuming after round 1; later rounds, up to round 2, are run again" in answer.err
     assert (run / "checkpoint/damaged.pt").read_bytes() == latest
     assert_same_run(run, shelf / "run")
 
@@ -153,7 +152,7 @@ def test_a_run_whose_table_was_changed_begins_again(fedexp, run, shelf):
     (run / "rounds.csv").write_bytes(changed)
     answer = fedexp.done("resume=run")
     (said,) = [line for line in answer.err.splitlines() if "rounds.csv" in line]
-    assert "changed since its checkpoint was written; the run begins again" in said
+    assert "changed since its checkpoint was written; the run starts again" in said
     assert (run / "damaged/rounds.csv").read_bytes() == changed
     assert (run / "damaged/latest.pt").exists()
     assert_same_run(run, shelf / "run")
@@ -184,27 +183,6 @@ def test_a_job_of_a_sweep_that_is_resumed_keeps_its_sweep(fedexp, tmp_path):
     fedexp.done(f"resume={job}")
     after = summary_of(job)
     assert before["sweep"] == after["sweep"] == "many"
-
-
-@pytest.mark.slow
-def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(
-    fedexp, tmp_path, monkeypatch
-):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    command = ("--multirun", "rounds=1", *SMALL, "figures=true", "hydra.sweep.dir=many")
-    with monkeypatch.context() as patched:
-        patched.setattr("fedexp.training.results.make_figures", full)
-        fedexp.done(*command)
-    (job,) = tmp_path.glob("many/digits_*")
-    assert not list(job.glob("figures/*.png"))
-    written = (job / "summary.json").read_bytes()
-    answer = fedexp.done(*command)
-    assert "5 figures are drawn now" in answer.err
-    assert len(list(job.glob("figures/*.png"))) == 5
-    assert (job / "summary.json").read_bytes() == written
-    assert "drawn now" not in fedexp(*command).err
 
 
 def test_each_span_of_rounds_is_listed_with_its_setting(fedexp, tmp_path, monkeypatch):

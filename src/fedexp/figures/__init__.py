@@ -57,16 +57,6 @@ def look_of(run_dir: Path) -> Pictures:
     return Pictures.of(RunDirectory(run_dir).config.get("figures"))
 
 
-def missing_figures(run_dir: Path) -> int:
-    """Return the number of pictures that `make_figures` would write and that do not exist yet."""
-    names = [
-        f"{name}.{form}"
-        for name, _ in _figures(load_run(run_dir))
-        for form in look_of(run_dir).format
-    ]
-    return sum(not (run_dir / "figures" / name).exists() for name in names)
-
-
 def save_all(
     folder: Path, figures: "Iterable[tuple[str, Callable[[], Figure]]]", look: Pictures
 ) -> list[Path]:

@@ -1,6 +1,5 @@
 """Check that a valid checkpoint belongs to the model and the run that resume from it."""
 
-import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,24 @@ import torch
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Tree
+from fedexp.metrics.history import History
 from fedexp.rundir import files
-from fedexp.rundir.checkpoint_form import ARRAYS, by_view
+from fedexp.rundir.checkpoint_form import by_view
 from fedexp.rundir.client_states import file_name
 from fedexp.training.simulation import Simulation
+
+# Array of a history -> its dimensions: K clients, C classes, E evaluated rounds, L rounds with
+# tests of local models, S clients per cohort.
+DIMENSIONS = {
+    "rounds": "E",
+    "class_accuracy": "EC",
+    "local_rounds": "L",
+    "sampled": "LS",
+    "local_class_accuracy": "LSC",
+    "distributed_accuracy": "LC",
+    "personal_accuracy": "KC",
+    "personal_peak": "KC",
+}
 
 
 def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, Any]], None]:
@@ -30,9 +43,8 @@ def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, 
             check_numbers(state, simulation)
             demand(tuple(by_view(state)) == tuple(start.tested), "the views of the test set")
             for view, tested in by_view(state).items():
-                check_tested(tested, state["round"], simulation)
-                personal = simulation.metrics.needs_personal
-                check_history(tested, start.tested[view].history.to_tree(), personal)
+                check_rounds(tested, state["round"], simulation)
+                check_history(tested["history"], start.tested[view].history, simulation)
             check_tree("server", state["server"], start.server)
             for client, version in state["clients"].items():
                 path = directory / files.CLIENT_STATES / file_name(client, version)
@@ -64,56 +76,39 @@ def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
     demand(latest <= number, "clients' states of later rounds")
 
 
-def check_tested(found: Mapping[str, Any], number: int, simulation: Simulation) -> None:
-    """Check a state's test results.
-
-    number: the round after which the state was saved.
-    """
-    tested = [each for each, _ in found["accuracy"]]
-    ascend = all(a < b for a, b in itertools.pairwise(tested))
-    demand(ascend and tested[:1] == [0] and tested[-1] <= number, "the rounds of accuracy")
-    rounds, tasks = (tested, len(simulation.stages)) if simulation.has_tasks else ([], 0)
-    demand([each for each, _ in found["tasks"]] == rounds, "the rounds of tasks")
-    demand(all(len(values) == tasks for _, values in found["tasks"]), "the number of tasks")
+def check_rounds(tested: Mapping[str, Any], number: int, simulation: Simulation) -> None:
+    """Check the rounds of the test results in a state that was saved after round `number`."""
+    rounds = [each for each, _ in tested["accuracy"]]
+    demand(rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds of accuracy")
+    demand(tested["history"]["rounds"].tolist() == rounds, "the rounds of history")
+    with_tasks = {each for each, values in tested["tasks"] if len(values) == len(simulation.stages)}
+    expected = set(rounds) if simulation.has_tasks else set()
+    demand(with_tasks == expected, "the rounds of tasks")
 
 
 def check_history(
-    tested: Mapping[str, Any], start: Mapping[str, torch.Tensor], personal: bool = False
+    found: Mapping[str, torch.Tensor], start: History, simulation: Simulation
 ) -> None:
-    """Check a history.
+    """Check the arrays of a history.
 
     start: history of a new run.
-    personal: whether clients' personal models are tested.
     """
-    found, rounds = tested["history"], [number for number, _ in tested["accuracy"]]
-    own = ("personal_accuracy", "personal_peak")
-    for name in ("starts", *own):
-        wanted = personal if name in own else name in start
-        demand((name in found) == wanted, f"history.{name}")
-    for name in ARRAYS:
-        demand(found[name].dtype == start[name].dtype, f"type of history.{name}")
-    for name in {"counts", "rounds_per_task", "starts"} & start.keys():
-        demand(torch.equal(found[name], start[name]), f"history.{name}")
-    clients, classes = start["counts"].shape[-2:]
-    local, sampled = found["local_rounds"], found["sampled"]
-    demand(local.dim() == 1 and sampled.dim() == 2, "shape of history.sampled")
-    shapes = {
-        "rounds": (len(rounds),),
-        "class_accuracy": (len(rounds), classes),
-        "sampled": (len(local), sampled.shape[1]),
-        "local_class_accuracy": (*sampled.shape, classes),
-    }
-    shapes |= dict.fromkeys(own, (clients, classes)) if personal else {}
-    if "distributed_accuracy" in found:
-        shapes["distributed_accuracy"] = (len(local), classes)
-    for name, shape in shapes.items():
-        demand(found[name].shape == shape, f"shape of history.{name}")
-    for name in own if personal else ():
-        demand(found[name].dtype == torch.float64, f"type of history.{name}")
-    demand(found["rounds"].tolist() == rounds, "the rounds of history")
-    demand(bool(((sampled >= 0) & (sampled < clients)).all()), "clients of history.sampled")
-    known = sorted(set(local.tolist()) & set(rounds))
-    demand(local.tolist() == known, "the local rounds of history")
+    expected = start.to_tree()
+    personal = (
+        {"personal_accuracy", "personal_peak"} if simulation.metrics.needs_personal else set()
+    )
+    optional = {"distributed_accuracy"}
+    strange = (expected.keys() | personal) ^ (found.keys() - optional)
+    demand(not strange, f"history.{min(strange, default='')}")
+    for name in expected.keys() & {"counts", "rounds_per_task", "starts"}:
+        demand(torch.equal(found[name], expected[name]), f"history.{name}")
+    clients, classes = start.counts.shape[-2:]
+    sizes = {"K": clients, "C": classes, "E": len(found["rounds"])}
+    for name, letters in DIMENSIONS.items():
+        if name in found:
+            shape = tuple(found[name].shape)
+            bound = tuple(sizes.setdefault(*pair) for pair in zip(letters, shape, strict=False))
+            demand(len(letters) == len(shape) and bound == shape, f"shape of history.{name}")
 
 
 def check_tree(name: str, found: Tree, expected: Tree) -> None:
@@ -123,9 +118,9 @@ def check_tree(name: str, found: Tree, expected: Tree) -> None:
     """
     if isinstance(expected, dict):
         demand(isinstance(found, dict), name)
-        named = name.endswith((".params", ".buffers"))  # all names in the model are known
-        strange = [str(key) for key in found if key not in expected] if named else []
-        demand(not strange, f"{name}.{', '.join(strange)}")
+        if name.endswith((".params", ".buffers")):
+            strange = sorted(map(str, found.keys() - expected.keys()))
+            demand(not strange, f"{name}.{', '.join(strange)}")
         for key, value in expected.items():
             demand(key in found, f"without {name}.{key}")
             check_tree(f"{name}.{key}", found[key], value)

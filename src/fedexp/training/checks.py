@@ -87,7 +87,9 @@ def check(built: Built, metrics: Metrics) -> None:
     """
     problems = (
         of_training(built, metrics),
+        of_server(built.algorithm, built.server),
         of_tasks(built),
+        of_surrogate(built),
         of_data(built),
         of_schedule(built),
         of_measures(built, metrics),
@@ -97,29 +99,8 @@ def check(built: Built, metrics: Metrics) -> None:
 
 
 def of_training(built: Built, metrics: Metrics) -> Iterator[str]:
-    """Yield problems between the algorithm, the model, the optimizers and the metrics."""
-    algorithm, local = built.algorithm, built.local
-    name, rounds = type(algorithm).__name__, built.scenario.rounds_per_task
-    yield from of_local_evaluation(built, metrics)
-    if metrics.needs_neurons and not built.model.has_neurons:
-        yield (
-            f"forgetting_metric=alignment: {type(built.model).__name__} has no fully connected"
-            " hidden layers whose neurons could be compared; model=cnn and model=cnn_3fc have"
-        )
-    if local.optimizer not in algorithm.optimizers:
-        defined = ", ".join(algorithm.optimizers)
-        yield f"local.optimizer={local.optimizer}: {name} is defined for {defined}"
-    yield from of_server(algorithm, built.server)
-    if local.warmup and local.warmup >= rounds:
-        yield f"local.warmup={local.warmup}: must be less than the {rounds} rounds"
-
-
-def of_local_evaluation(built: Built, metrics: Metrics) -> Iterator[str]:
-    """Yield problems of `local_evaluation`.
-
-    Its options need a metric that tests local models, and rounds in which the global model is
-    tested.
-    """
+    """Yield problems between the algorithm, the model, the client optimizer and the metrics."""
+    algorithm, local, rounds = built.algorithm, built.local, built.scenario.rounds_per_task
     every, interval = built.local_evaluation.every, built.settings.eval_interval
     for name, value in vars(built.local_evaluation).items():
         if value is not None and not metrics.needs_local:
@@ -129,6 +110,17 @@ def of_local_evaluation(built: Built, metrics: Metrics) -> Iterator[str]:
             )
     if every is not None and every % interval:
         yield f"local_evaluation.every={every}: must be a multiple of eval_interval={interval}"
+    if metrics.needs_neurons and not built.model.has_neurons:
+        yield (
+            f"forgetting_metric=alignment: {type(built.model).__name__} has no fully connected"
+            " hidden layers whose neurons could be compared; model=cnn and model=cnn_3fc have"
+        )
+    if local.optimizer not in algorithm.optimizers:
+        defined = ", ".join(algorithm.optimizers)
+        name = type(algorithm).__name__
+        yield f"local.optimizer={local.optimizer}: {name} is defined for {defined}"
+    if local.warmup and local.warmup >= rounds:
+        yield f"local.warmup={local.warmup}: must be less than the {rounds} rounds"
 
 
 def of_server(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
@@ -142,13 +134,8 @@ def of_server(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
 
 def of_tasks(built: Built) -> Iterator[str]:
     """Yield problems between the data set, the model, the scenario and the algorithm."""
-    algorithm, model, dataset, scenario = (
-        built.algorithm,
-        built.model,
-        built.dataset,
-        built.scenario,
-    )
-    name = type(algorithm).__name__
+    algorithm, model, dataset = built.algorithm, built.model, built.dataset
+    scenario, name = built.scenario, type(built.algorithm).__name__
     require_choice("algorithm.paradigm", algorithm.paradigm, ("federated", "centralized"))
     if scenario.name not in algorithm.scenarios:
         allowed = " or ".join(f"scenario={each}" for each in algorithm.scenarios)
@@ -168,46 +155,47 @@ def of_tasks(built: Built) -> Iterator[str]:
     if dataset.kind not in algorithm.inputs:
         defined = algorithm.inputs[0]
         yield f"dataset={dataset.name} has {dataset.kind}: {name} is defined for {defined}"
-    if algorithm.needs.surrogate and not built.surrogate.given:
-        yield (
-            f"{name} needs unlabelled examples: surrogate.dataset=<data set>, such as caltech256 or"
-            " weibo, or surrogate.fraction=0.1, which withholds a part of the training data"
-            " (neither is set now)"
-        )
-    yield from of_surrogate(built)
-    if algorithm.separate_tasks and (asked := mixing(scenario, algorithm)):
-        yield f"{asked}: {name} is defined where all clients train on one task at a time"
+    if algorithm.separate_tasks and (option := mixing_option(scenario, algorithm)):
+        yield f"{option}: {name} is defined only if all clients train on one task at a time"
     if scenario.name != "none" and built.partition.numbers_all:
-        yield f"scenario={scenario.name}: partition=file goes with scenario=none only"
+        yield f"scenario={scenario.name}: partition=file needs scenario=none"
+
+
+def domains_of(scenario: Scenario) -> Sequence[DataSource]:
+    return scenario.domains if isinstance(scenario, DomainIncremental) else []
 
 
 def of_domains(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
     """Yield a problem if images and texts are mixed in the domains."""
-    domains = scenario.domains if isinstance(scenario, DomainIncremental) else []
-    if others := [domain.name for domain in domains if domain.kind != dataset.kind]:
+    domains = domains_of(scenario)
+    if any(domain.kind != dataset.kind for domain in domains):
         names = ",".join(domain.name for domain in domains)
         yield (
-            f"scenario.domains=[{names}]: dataset={dataset.name} has {dataset.kind},"
-            f" {' and '.join(others)} not; scenario.domains=[...] names data sets with"
-            f" {dataset.kind} and the same classes for the tasks after the first"
+            f"scenario.domains=[{names}]: must be data sets with {dataset.kind} and the same"
+            f" classes, as dataset={dataset.name}"
         )
 
 
 def of_surrogate(built: Built) -> Iterator[str]:
-    """Yield a problem if a scenario splits a data set that is also the surrogate set.
+    """Yield a problem if there is no surrogate set, or if a scenario splits its data set too.
 
     The surrogate set's training images could then be test images of the scenario.
     """
     scenario, surrogate = built.scenario, built.surrogate.dataset
+    if built.algorithm.needs.surrogate and not built.surrogate.given:
+        yield (
+            f"{type(built.algorithm).__name__} needs unlabelled examples: set"
+            " surrogate.dataset=<data set>, such as caltech256 or weibo, or surrogate.fraction=0.1,"
+            " which withholds a part of the training data"
+        )
     if surrogate is None or not isinstance(scenario, Several) or scenario.split is None:
         return
-    domains = scenario.domains if isinstance(scenario, DomainIncremental) else []
-    if source_of(surrogate) in map(source_of, (built.dataset, *domains)):
+    if source_of(surrogate) in map(source_of, (built.dataset, *domains_of(scenario))):
         yield (
-            f"surrogate.dataset={surrogate.name}: scenario={scenario.name} divides this data set"
-            " anew, so that test examples would be surrogate examples; surrogate.fraction=0.1"
-            " withholds a part of the training data, and scenario.split=null keeps the split of"
-            " the data set"
+            f"surrogate.dataset={surrogate.name}: scenario={scenario.name} splits this data set"
+            " again, so that test examples would be surrogate examples; use surrogate.fraction=0.1,"
+            " which withholds a part of the training data, or scenario.split=null, which keeps the"
+            " data set's split"
         )
 
 
@@ -217,7 +205,7 @@ def source_of(dataset: DataSource) -> tuple[object, ...]:
     return type(dataset), *(getattr(dataset, key, None) for key in keys)
 
 
-def mixing(scenario: Scenario, algorithm: FedAvg) -> str:
+def mixing_option(scenario: Scenario, algorithm: FedAvg) -> str:
     """Return the option that makes clients train on examples of other tasks, or an empty string.
 
     A replay buffer does not count for methods that choose exemplars themselves, because their
@@ -235,24 +223,20 @@ def mixing(scenario: Scenario, algorithm: FedAvg) -> str:
 
 def of_data(built: Built) -> Iterator[str]:
     """Yield problems of the validation set and the public set."""
-    fraction, on, scenario = (
-        built.validation.fraction,
-        built.settings.evaluate_on,
-        built.scenario,
-    )
+    validation, on, scenario = built.validation, built.settings.evaluate_on, built.scenario
+    fraction = validation.fraction
     if on not in (None, TEST) and not fraction:
         yield f"evaluate_on={on}: there is no validation set; validation.fraction=0.1 holds one out"
-    if fraction and built.partition.numbers_all and not built.validation.per_client:
+    if fraction and built.partition.numbers_all and not validation.per_client:
         yield (
-            f"validation.fraction={fraction}: with partition=file, whose numbers count all training"
-            " examples, the validation set is drawn of the clients' examples:"
-            " validation.per_client=true"
+            f"validation.fraction={fraction}: with partition=file, each client must hold out"
+            " examples: validation.per_client=true"
         )
     repeats = isinstance(scenario, Several) and scenario.repeats_examples
-    if fraction and built.validation.per_client and repeats:
+    if fraction and validation.per_client and repeats:
         yield (
-            f"validation.per_client=true: with scenario={scenario.name}, whose tasks show the"
-            " same examples, a client would train on what another one holds out:"
+            f"validation.per_client=true: with scenario={scenario.name}, all tasks have the same"
+            " examples, and a client would train on examples that another client holds out:"
             " validation.per_client=false"
         )
     if built.algorithm.needs.public and not built.public.fraction:
@@ -269,23 +253,20 @@ def of_schedule(built: Built) -> Iterator[str]:
         return
     schedule.check_rounds(built.settings.rounds)
     if scenario != "none":
-        yield (
-            "schedule: goes with scenario=none, whose tasks change the data already"
-            f" (scenario={scenario})"
-        )
+        yield f"schedule: needs scenario=none; the tasks of scenario={scenario} change the data"
     if not schedule.partition:
         return
     if built.algorithm.paradigm == "centralized":
-        yield "schedule: goes with clients; algorithm.paradigm=centralized has one"
+        yield "schedule: not with algorithm.paradigm=centralized, which has one client"
     if isinstance(built.partition, File | Natural):
         yield (
-            "schedule: goes with partition=iid, lda, sharding or equal_shards, which divide all"
+            "schedule: needs partition=iid, lda, sharding or equal_shards, which divide all"
             " training examples"
         )
     if built.validation.fraction and built.validation.per_client:
         yield (
-            "schedule: goes with validation.per_client=false: another partition would give clients"
-            " what others hold out"
+            "schedule: needs validation.per_client=false, because another partition would give"
+            " clients the examples that others hold out"
         )
 
 
@@ -298,8 +279,7 @@ def of_measures(built: Built, metrics: Metrics) -> Iterator[str]:
     elif not settings.augment:
         why = "augment=false switches off the transform of the training images"
     elif not dataset.augmentation.active:
-        off = "every part of dataset.augmentation is switched off"
-        why = f"dataset={dataset.name} has no augmentation ({off})"
+        why = f"every part of dataset.augmentation is switched off for dataset={dataset.name}"
     if why and AUGMENTED in settings.test_views:
         yield f"test_views=[{','.join(settings.test_views)}]: there is no augmented view, {why}"
     views = evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0)

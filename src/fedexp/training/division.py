@@ -1,6 +1,6 @@
 """Load the data and divide the examples among the server and the clients for each task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,9 @@ from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
-from fedexp.data.changes import DataSchedule, reduced
+from fedexp.data.changes import reduced
 from fedexp.data.held_out import Validation
-from fedexp.data.partition import Partitioner, make_partition
+from fedexp.data.partition import make_partition
 from fedexp.data.partitioned import Partition
 from fedexp.data.replay import buffers
 from fedexp.data.streams import blurred, reordered, task_orders
@@ -35,21 +35,21 @@ class Division:
     server_unlabelled: np.ndarray  # indices of the server's surrogate examples
     changes: "tuple[tuple[int, Division], ...]" = ()  # (first round, the division from then on)
 
-    def telling(self, **facts: Any) -> "Division":
-        """Return the division with changed fields of the federation (what the server knows)."""
-        return replace(self, federation=replace(self.federation, **facts))
+    def with_federation(self, **changed: Any) -> "Division":
+        """Return the division with changed fields of the federation."""
+        return replace(self, federation=replace(self.federation, **changed))
 
-    def holding(self, partition: Partition) -> "Division":
+    def with_partition(self, partition: Partition) -> "Division":
         """Return the division with another partition."""
         part = replace(self, partition=partition)
-        return part.telling(parts=partition.parts, counts=partition.counts)
+        return part.with_federation(parts=partition.parts, counts=partition.counts)
 
     def stage(self, runtime: ClientRuntime, engine: Engine) -> Stage:
-        public, unlabelled = (
-            PublicSet(runtime, torch.from_numpy(numbers), engine) if len(numbers) else None
-            for numbers in (self.partition.public, self.server_unlabelled)
-        )
-        return Stage(self.partition, self.federation, public, unlabelled)
+        sets = []
+        for numbers in (self.partition.public, self.server_unlabelled):
+            some = PublicSet(runtime, torch.from_numpy(numbers), engine) if len(numbers) else None
+            sets.append(some)
+        return Stage(self.partition, self.federation, *sets)
 
 
 def divide(built: Built) -> tuple[Data, list[Division]]:
@@ -70,32 +70,29 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     if len(unlabelled):
         rng = generator_for(seed, "surrogate")
         shards = built.surrogate.deal(unlabelled, built.settings.num_clients, rng)
-    parts, held_out, labels = [], [], data.y_train.numpy()
+    parts = []
     for number, task in enumerate(tasks):
         # the first task uses the same random numbers as a run without tasks
         key = (number,) if number else ()
         partition = partition_of(built, data, task, key, held=held[number])
-        own = np.full_like(labels, -1)
-        own[task.train] = labels[task.train]
-        own[partition.validation] = -1
-        held_out.append(partition.validation)
         federation = Federation(
             parts=partition.parts,
             counts=partition.counts,
-            labels=labels,
-            shared=one_of_each(own, data.num_classes, generator_for(seed, "shared", *key)),
+            labels=data.y_train.numpy(),
+            shared=one_of_each(
+                np.setdiff1d(task.train, partition.validation),
+                data,
+                generator_for(seed, "shared", *key),
+            ),
             weighting=built.settings.weighting,
             task=number,
             tasks=tuple(each.classes for each in tasks),
             surrogate=shards.clients,
             unlabelled=unlabelled,
         )
-
-        def draw(partitioner: Partitioner, name: str, task: Task = task) -> Partition:
-            return partition_of(replace(built, partition=partitioner), data, task, (), name)
-
         division = Division(partition, federation, shards.server)
-        parts.append(replace(division, changes=changed(built.schedule, division, seed, draw)))
+        parts.append(replace(division, changes=scheduled_changes(built, data, task, division)))
+    held_out = [part.partition.validation for part in parts]
     for mix in (with_orders, with_met, with_replay):
         parts = mix(built, parts)
     return with_validation(data, held_out, origin), parts
@@ -147,7 +144,7 @@ def with_orders(built: Built, parts: list[Division]) -> list[Division]:
     made = []
     for part, rows in zip(parts, stages, strict=True):
         partition = part.partition.holding(rows, federation.labels, federation.num_classes)
-        made.append(part.holding(partition).telling(shared=known))
+        made.append(part.with_partition(partition).with_federation(shared=known))
     return made
 
 
@@ -157,7 +154,7 @@ def with_met(built: Built, parts: list[Division]) -> list[Division]:
         return parts
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
     met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
-    return [part.telling(met=classes) for part, classes in zip(parts, met, strict=True)]
+    return [part.with_federation(met=classes) for part, classes in zip(parts, met, strict=True)]
 
 
 def with_replay(built: Built, parts: list[Division]) -> list[Division]:
@@ -178,7 +175,7 @@ def with_replay(built: Built, parts: list[Division]) -> list[Division]:
     made = []
     for part, rows in zip(parts, zip(*columns, strict=True), strict=True):
         counts = np.stack([np.bincount(labels[row], minlength=classes) for row in rows])
-        made.append(part.telling(parts=rows, counts=counts.astype(np.int64)))
+        made.append(part.with_federation(parts=rows, counts=counts.astype(np.int64)))
     return made
 
 
@@ -215,51 +212,41 @@ def partition_of(
     name: suffix for other random numbers than those of the run's first partition.
     held: the task's validation examples if they are already drawn; `task` does not contain them.
     """
-    seed, settings = built.seeds.partition, built.settings
-    partitioner, rng, numbers = (
-        built.partition,
-        generator_for(seed, f"partition{name}", *key),
-        task.train,
-    )
-    kept = partitioner.eligible(
-        settings.num_clients, rng, None if data.owners is None else data.owners[numbers]
-    )
+    seed, clients, validation = built.seeds.partition, built.settings.num_clients, built.validation
+    partitioner, rng = built.partition, generator_for(seed, f"partition{name}", *key)
+    every_label, numbers = data.y_train.numpy(), task.train
+    owners = None if data.owners is None else data.owners[numbers]
+    kept = partitioner.eligible(clients, rng, owners)
     if kept is not None:
         numbers = numbers[kept]
-    validation = built.validation
     central = np.zeros(0, np.int64) if held is None else held
     if validation.fraction and not validation.per_client and held is None:
         chosen = validation.choose(len(numbers), generator_for(seed, "validation", *key))
         central, numbers = numbers[chosen], np.delete(numbers, chosen)
     # With blurred boundaries, a task also has examples of other tasks' classes.
-    classes = np.union1d(task.classes, np.unique(data.y_train.numpy()[numbers]))
-    labels = np.searchsorted(classes, data.y_train.numpy()[numbers])
+    classes = np.union1d(task.classes, np.unique(every_label[numbers]))
+    labels = np.searchsorted(classes, every_label[numbers])
     public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
     if built.public.fraction:
         check_public(built, len(public), len(labels))
     # the partitioner's indices also count the surrogate examples
     if partitioner.numbers_all and built.surrogate.fraction:
-        every = np.arange(len(data.y_train))
-        labels = np.where(
-            np.isin(every, numbers), np.searchsorted(classes, data.y_train.numpy()), -1
-        )
+        every = np.arange(len(every_label))
+        labels = np.where(np.isin(every, numbers), np.searchsorted(classes, every_label), -1)
         public, numbers = numbers[public], every
     owners = None if data.owners is None else data.owners[numbers]
-    partition = make_partition(
-        partitioner, labels, len(classes), settings.num_clients, rng, owners, public
-    )
-    partition = partition.among(numbers, data.y_train.numpy(), data.num_classes)
+    partition = make_partition(partitioner, labels, len(classes), clients, rng, owners, public)
+    partition = partition.among(numbers, every_label, data.num_classes)
     if not validation.fraction:
         return partition
-    held_out = of_clients(validation, partition, seed, key) if validation.per_client else central
-    if not len(held_out):
-        whose = (
-            "each client's examples"
-            if validation.per_client
-            else f"{len(numbers)} training examples"
-        )
-        raise ConfigError(f"validation.fraction={validation.fraction}: less than one of {whose}")
-    return partition.holding_out(held_out, data.y_train.numpy(), data.num_classes)
+    given = f"validation.fraction={validation.fraction}"
+    if validation.per_client:
+        central = held_out_per_client(validation, partition, seed, key)
+        if not len(central):
+            raise ConfigError(f"{given}: less than one of each client's examples")
+    elif not len(central):
+        raise ConfigError(f"{given}: less than one of {len(numbers)} training examples")
+    return partition.holding_out(central, every_label, data.num_classes)
 
 
 def check_public(built: Built, found: int, examples: int) -> None:
@@ -267,17 +254,15 @@ def check_public(built: Built, found: int, examples: int) -> None:
 
     examples: number of examples that the public set was drawn from.
     """
-    asked, algorithm = f"public.fraction={built.public.fraction}", built.algorithm
-    if not found:
-        raise ConfigError(f"{asked}: less than one of {examples} training examples")
-    if found < algorithm.needs.public:
+    needed = max(built.algorithm.needs.public, 1)
+    if found < needed:
         raise ConfigError(
-            f"{asked}: {found} of {examples} training examples; {type(algorithm).__name__} with"
-            f" these options needs at least {algorithm.needs.public}"
+            f"public.fraction={built.public.fraction}: {found} of {examples} training examples;"
+            f" {type(built.algorithm).__name__} with these options needs at least {needed}"
         )
 
 
-def of_clients(
+def held_out_per_client(
     validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]
 ) -> np.ndarray:
     """Return the indices of the validation examples if each client holds out some examples."""
@@ -318,40 +303,37 @@ class PublicSet:
         )
 
 
-def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a random training example of each class, int64 [C] (FedKA's shared set).
+def one_of_each(numbers: np.ndarray, data: Data, rng: np.random.Generator) -> np.ndarray:
+    """Return a random one of the training examples `numbers` for each class, int64 [C].
 
-    The value is -1 for a class without examples.
+    This is FedKA's shared set. The value is -1 for a class without examples.
     """
-    chosen = np.full(num_classes, -1, dtype=np.int64)
-    for c in range(num_classes):
-        numbers = np.flatnonzero(labels == c)
-        if len(numbers):
-            chosen[c] = rng.choice(numbers)
+    labels = data.y_train.numpy()[numbers]
+    chosen = np.full(data.num_classes, -1, dtype=np.int64)
+    for c in range(data.num_classes):
+        examples = numbers[labels == c]
+        if len(examples):
+            chosen[c] = rng.choice(examples)
     return chosen
 
 
-def changed(
-    schedule: DataSchedule,
-    first: Division,
-    seed: int,
-    draw: Callable[[Partitioner, str], Partition],
+def scheduled_changes(
+    built: Built, data: Data, task: Task, first: Division
 ) -> tuple[tuple[int, Division], ...]:
-    """Return (round, division from then on) for each round in which the data change.
-
-    draw: function from a partitioner and a name for its random numbers to a partition.
-    """
-    found, federation = [], first.federation
-    drawn: dict[int, Partition] = {0: first.partition}
+    """Return (round, division from then on) for each round in which the data change."""
+    schedule, labels, seed = built.schedule, first.federation.labels, built.seeds.partition
+    found = []
+    drawn = {0: first.partition}  # first round -> partition from then on
     for number in schedule.rounds:
         new = schedule.partition_at(number)
         since = new.round if new else 0
         if new and since not in drawn:
-            drawn[since] = draw(new.partition, f" from round {since}")
+            changed = replace(built, partition=new.partition)
+            drawn[since] = partition_of(changed, data, task, (), f" from round {since}")
         partition = drawn[since]
         if shares := schedule.shares_at(number):
-            labels, classes = federation.labels, federation.num_classes
-            partition = reduced(partition, shares, schedule.clients, labels, classes, seed)
+            clients, classes = schedule.clients, data.num_classes
+            partition = reduced(partition, shares, clients, labels, classes, seed)
         partition = replace(partition, info=partition.info | {"from_round": number})
-        found.append((number, first.holding(partition)))
+        found.append((number, first.with_partition(partition)))
     return tuple(found)

@@ -69,24 +69,20 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
 
 def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
     """Raise ConfigError if an algorithm needs a part of the model that the model does not name."""
-    classifier, what = dict(module.named_modules()).get("classifier"), ""
+    name, what = type(algorithm).__name__, ""
+    classifier = dict(module.named_modules()).get("classifier")
+    is_linear = isinstance(classifier, torch.nn.Linear)
     if algorithm.needs_features and isinstance(module, LogitsOnly):
         what = "the features of the model, which are the input of its last layer"
-    elif (algorithm.needs_head or algorithm.must_train) and not isinstance(
-        classifier, torch.nn.Linear
-    ):
+    elif (algorithm.needs_head or algorithm.must_train) and not is_linear:
         what = "the last layer of the model"
-    elif (
-        algorithm.must_train and isinstance(classifier, torch.nn.Linear) and classifier.bias is None
-    ):
-        raise ConfigError(
-            f"model: its last layer has no bias, which {type(algorithm).__name__} needs"
-        )
+    elif algorithm.must_train and getattr(classifier, "bias", None) is None:
+        raise ConfigError(f"model: its last layer has no bias, which {name} needs")
     if what:
+        known = must_be_linear(getattr(module, "network", module), None)
         raise ConfigError(
-            f"model: {type(algorithm).__name__} needs {what}: name it in the yaml of the model,"
-            " such as head: fc (model.head"
-            f" {must_be_linear(getattr(module, 'network', module), None)})"
+            f"model: {name} needs {what}: name it in the yaml of the model, such as head: fc"
+            f" (model.head {known})"
         )
 
 
@@ -120,11 +116,8 @@ def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
         )
     if frozen:
         total, left = (sum(p.numel() for p in each.values()) for each in (every, trained))
-        log.info(
-            "frozen (requires_grad=False): %d of %d parameters, neither trained nor sent",
-            total - left,
-            total,
-        )
+        sizes = total - left, total
+        log.info("frozen (requires_grad=False): %d of %d parameters, not trained or sent", *sizes)
 
 
 def without_batches(
@@ -138,38 +131,30 @@ def without_batches(
 
     Raises ConfigError if no client could train in a task.
     """
-    idle, lost = set(), 0
+    idle: set[int] = set()
+    lost = 0
     for federation in tasks:
-        sizes = [
-            len(training_part_of(algorithm, federation, client))
-            for client in range(federation.num_clients)
-        ]
+        clients = range(federation.num_clients)
+        sizes = [len(training_part_of(algorithm, federation, client)) for client in clients]
         alone = [left_out(size, local.batch_size) for size in sizes]
-        unable = {
-            c for c, (size, single) in enumerate(zip(sizes, alone, strict=True)) if size == single
-        }
+        unable = {client for client in clients if sizes[client] == alone[client]}
         if len(unable) == federation.num_clients:
-            where = f" of task {federation.task + 1}" if len(tasks) > 1 else ""
+            task = f" of task {federation.task + 1}" if len(tasks) > 1 else ""
             raise ConfigError(
                 f"local.batch_size={local.batch_size}: the model has batch normalisation, which"
-                f" needs batches of at least two examples, and no client{where} has one; use a"
+                f" needs batches of at least two examples, and no client{task} has one; use a"
                 " larger local.batch_size, fewer clients, or a model without batch normalisation"
                 " (model=cnn)"
             )
         idle |= unable
         lost += sum(alone)
-    if idle:
-        log.warning(
-            "batch normalisation needs batches of at least two examples: %d of %d clients have none"
-            " and never train; each pass over the data leaves out %d examples",
+    if lost:
+        log.log(
+            logging.WARNING if idle else logging.INFO,
+            "batch normalisation needs batches of at least two examples: each pass over the data"
+            " leaves out %d examples, and %d of %d clients never train",
+            lost,
             len(idle),
             tasks[0].num_clients,
-            lost,
-        )
-    elif lost:
-        log.info(
-            "batch normalisation needs batches of two: each pass over the data leaves out %d"
-            " example(s)",
-            lost,
         )
     return {"clients": len(idle), "examples": lost} if lost else {}

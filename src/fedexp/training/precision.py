@@ -55,20 +55,21 @@ def seconds_of_a_step(
     count = clients if hardware.kind == "vectorised" else 1
     cohort = first_cohort(runtime, count)
     server = {"params": runtime.net.parameters(), "buffers": runtime.net.buffers()}
-    ways = []
+    engines = {name: hardware.client_engine() for name in precisions}
+    shared = {}
     for name in precisions:
-        here = replace(runtime, net=runtime.net.copy(precision=name))
-        ways.append((hardware.choose(name), here, hardware.client_engine()))
+        copied = replace(runtime, net=runtime.net.copy(precision=name))
+        shared[name] = Shared(FedAvg(), copied, server, runtime.local.lr)
     found = dict.fromkeys(precisions, float("inf"))
     for call in range(1 + CALLS):
-        for way, here, engine in ways:
-            way.apply()
+        for name in precisions:
+            hardware.choose(name).apply()
             start = time.perf_counter()
-            trained = engine.train(Shared(FedAvg(), here, server, runtime.local.lr), cohort, False)
+            trained = engines[name].train(shared[name], cohort, False)
             trained.losses.tolist()  # waits for the device
             seconds = (time.perf_counter() - start) / STEPS
-            if call:
-                found[way.precision] = min(found[way.precision], seconds)
+            if call:  # the first call warms up
+                found[name] = min(found[name], seconds)
     return found
 
 

@@ -9,11 +9,10 @@ from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
-from fedexp.config.cohorts import Rounds
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
 from fedexp.data.partition import IID
-from fedexp.data.types import Data, DataSource, Draws
+from fedexp.data.types import Data
 from fedexp.data.views import evaluated
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
@@ -58,18 +57,18 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check(built, metrics)
     hardware = resolve(built, share)
     data, divided = divide(built)
-    first = divided[0].federation
-    check_kept(built.settings, built.scenario.rounds_per_task * len(divided))
-    cohorts = cohorts_of(built, len(divided))
+    first, changes = divided[0].federation, divided[0].changes
+    rounds, clients = built.scenario.rounds_per_task * len(divided), built.settings.num_clients
+    check_kept(built.settings, rounds)
+    cohorts = built.cohorts.read(rounds, clients, built.settings.cohort_size)
     module, algorithm = make_model(built, data, first)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
     # Batches are padded to this size, so it is at most the number of training examples.
     local = replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train)))
+    built = replace(built, algorithm=algorithm, local=local)
     check_frozen(module, algorithm)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
-    runtime = runtime_of(
-        replace(built, algorithm=algorithm, local=local), module, data, first, hardware
-    )
+    runtime = runtime_of(built, module, data, first, hardware)
     check_reads(built.model, runtime)
     hardware = with_precision(hardware, runtime, built.settings.cohort_size, before)
     net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
@@ -77,8 +76,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     runtime = replace(runtime, net=net, local_examples=chosen)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
-    changes = divided[0].changes
-    federations = [part.federation for part in (*divided, *(part for _, part in changes))]
+    federations = [part.federation for part in (*divided, *dict(changes).values())]
     simulation = Simulation(
         settings=built.settings,
         seeds=built.seeds,
@@ -95,9 +93,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         server_optimizer=built.server,
         stop=built.stop,
         local_evaluation=built.local_evaluation,
-        task_orders=orders_of(
-            built.scenario, built.settings.num_clients, len(divided), built.seeds.partition
-        ),
+        task_orders=orders_of(built.scenario, clients, len(divided), built.seeds.partition),
         analysis=built.analysis,
         changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
         left_out=without_batches(algorithm, federations, local) if mixes_examples else {},
@@ -113,12 +109,6 @@ def resolve(built: Built, share: int | None) -> Resolved:
         hardware = hardware.in_one_process()
     hardware.apply()
     return hardware
-
-
-def cohorts_of(built: Built, tasks: int) -> Rounds | None:
-    """Return the cohorts from the file `cohorts.path`, or None if cohorts are sampled."""
-    rounds = built.scenario.rounds_per_task * tasks
-    return built.cohorts.read(rounds, built.settings.num_clients, built.settings.cohort_size)
 
 
 def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Module, FedAvg]:
@@ -144,12 +134,14 @@ def runtime_of(
     built: Built, module: nn.Module, data: Data, federation: Federation, hardware: Resolved
 ) -> ClientRuntime:
     """Return the runtime with which all clients are trained and tested."""
-    settings = built.settings
+    settings, dataset = built.settings, built.dataset
     heads = families.heads_of(built.algorithm, federation.tasks)
+    # texts are augmented by dropout keys, which are always needed
+    augments = dataset.augmentation.active and (settings.augment or dataset.kind == "text")
     return ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
-        augmentation=augmentation_of(built.dataset, settings.augment),
+        augmentation=dataset.augmentation if augments else None,
         local=built.local,
         dtype=hardware.dtype,
         heads=None if heads is None else heads.to(hardware.device),
@@ -194,9 +186,3 @@ def in_one_place(built: Built) -> Built:
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)
     return replace(built, settings=settings, surrogate=surrogate, partition=IID())
-
-
-def augmentation_of(dataset: DataSource, wanted: bool) -> Draws | None:
-    """Return the source of random numbers for training examples, or None if none are needed."""
-    augmentation = dataset.augmentation
-    return augmentation if augmentation.active and (wanted or dataset.kind == "text") else None

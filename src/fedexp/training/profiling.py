@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -16,6 +15,12 @@ from fedexp.core import storage
 
 log = logging.getLogger("fedexp")
 SLOWEST = 10
+# column of operations.csv -> torch's times in microseconds
+TIMES = {
+    "self_cpu_ms": "self_cpu_time_total",
+    "cpu_ms": "cpu_time_total",
+    "self_device_ms": "self_device_time_total",
+}
 
 
 @contextmanager
@@ -29,15 +34,11 @@ def profiled(directory: Path, number: int) -> Iterator[None]:
     with torch.profiler.profile(activities=activities) as profiler:
         yield
     table = operations(profiler)
-    storage.write_atomically(
-        directory / "profile" / "operations.csv", table.to_csv(index=False).encode()
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        trace = Path(scratch, "trace.json")
-        profiler.export_chrome_trace(str(trace))
-        storage.write_atomically(
-            directory / "profile" / "trace.json.gz", gzip.compress(trace.read_bytes())
-        )
+    folder = directory / "profile"
+    storage.write_atomically(folder / "operations.csv", table.to_csv(index=False).encode())
+    with tempfile.NamedTemporaryFile(suffix=".json") as trace:
+        profiler.export_chrome_trace(trace.name)
+        storage.write_atomically(folder / "trace.json.gz", gzip.compress(trace.read()))
     shown = table.head(SLOWEST).to_string(index=False, float_format=lambda value: f"{value:.1f}")
     log.info(
         "round %d, the %d slowest operations (all: profile/operations.csv):\n%s",
@@ -52,15 +53,10 @@ def operations(profiler: torch.profiler.profile) -> pd.DataFrame:
 
     A row has the milliseconds in the operation itself and including its callees, and its share.
     """
-    rows: list[dict[str, Any]] = []
-    for event in profiler.key_averages():
-        row = {"operation": event.key, "calls": event.count}
-        row |= {
-            "self_cpu_ms": event.self_cpu_time_total / 1e3,
-            "cpu_ms": event.cpu_time_total / 1e3,
-        }
-        rows.append(row | {"self_device_ms": event.self_device_time_total / 1e3})
-    table = pd.DataFrame(rows)
+    events = profiler.key_averages()
+    table = pd.DataFrame({"operation": [e.key for e in events], "calls": [e.count for e in events]})
+    for column, attribute in TIMES.items():
+        table[column] = [getattr(event, attribute) / 1e3 for event in events]
     by = "self_device_ms" if table["self_device_ms"].any() else "self_cpu_ms"
     if by == "self_cpu_ms":
         table = table.drop(columns="self_device_ms")

@@ -20,80 +20,65 @@ from fedexp.engine.hardware import Resolved
 from fedexp.rundir.fingerprint import code_marks, fingerprint
 from fedexp.training.state import State
 
+# Packages that affect the numbers, from decoding images to solving linear programs.
+NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
+PROCESSES = Path("/proc")
 
-def environment(container: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
+
+def environment(config: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
     """Return the versions and the hardware that the numbers were computed with.
 
     `determinism` holds everything, except the data, that must be equal to reproduce the numbers bit
     by bit. If a run was resumed with other settings, `spans` lists the rounds and settings of each
     part, and `determinism` holds only the settings that were the same in all parts.
     """
-    made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
-    decisive = {
-        "config": fingerprint(container),
-        "seeds": container["seeds"],
-        "versions": versions(*NUMERIC),
-    }
-    decisive |= {"commit": made_with["commit"]} | own_code(container) | hardware.arithmetic()
+    decisive = {"config": fingerprint(config), "seeds": config["seeds"]}
+    decisive |= code_and_hardware(config, hardware)
     if len(state.spans) > 1:
-        differing = {
-            key
-            for span in state.spans
-            for key, value in span.items()
-            if decisive.get(key, value) != value
-        }
-        unknown = any(span.keys() == {"first"} for span in state.spans)
-        decisive = {
-            k: v
-            for k, v in decisive.items()
-            if k not in differing and not (unknown and k in state.spans[-1])
-        }
+        for span in state.spans:
+            changed = [key for key in span if span[key] != decisive.get(key)]
+            decisive = {key: value for key, value in decisive.items() if key not in changed}
         decisive["spans"] = list_spans(state)
-    return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
+    return {
+        "versions": versions(*NUMERIC, "hydra-core", "wandb"),
+        "commit": commit(),
+        "hardware": hardware.as_dict(),
+        "determinism": decisive,
+    }
 
 
-def own_code(container: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the checksums of the code of the user's own classes."""
-    marks = sorted(set(code_marks(container).values()))
-    return {"code": marks} if marks else {}
+def code_and_hardware(config: Mapping[str, Any], hardware: Resolved) -> dict[str, Any]:
+    """Return the versions, the code and the arithmetic that the numbers depend on.
+
+    `code` lists the checksums of the user's classes.
+    """
+    code = sorted(set(code_marks(config).values()))
+    found = {"versions": versions(*NUMERIC), "commit": commit()}
+    return found | ({"code": code} if code else {}) | hardware.arithmetic()
 
 
 def begin_span(
-    state: State, container: Mapping[str, Any], hardware: Resolved, marks: Mapping[str, str]
+    state: State, config: Mapping[str, Any], hardware: Resolved, marks: Mapping[str, str]
 ) -> None:
     """Record the versions, hardware and data for the rounds from here on, if they have changed.
 
     marks: `origin.marks_of` the run.
     """
-    now = (
-        {"versions": versions(*NUMERIC), "commit": commit()}
-        | own_code(container)
-        | {"data": {key: mark for key, mark in marks.items() if BYTES in mark}}
-        | hardware.arithmetic()
-    )
-    # a checkpoint of an older version has no spans
-    if state.accuracy and not state.spans:
-        state.spans.append({"first": 0})
+    data = {key: mark for key, mark in marks.items() if BYTES in mark}
+    now = code_and_hardware(config, hardware) | {"data": data}
     first = state.round + 1 if state.accuracy else 0
-    if not state.spans or {k: v for k, v in state.spans[-1].items() if k != "first"} != now:
+    if not state.spans or state.spans[-1] != {"first": state.spans[-1]["first"]} | now:
         state.spans.append({"first": first} | now)
 
 
 def list_spans(state: State) -> list[dict[str, Any]]:
-    """Return the first and last round (`rounds`) and the settings of each span.
-
-    If the settings were not recorded, a span has only `rounds`.
-    """
+    """Return the first and last round (`rounds`) and the settings of each span."""
     lasts = [*(span["first"] - 1 for span in state.spans[1:]), state.round]
-    return [
-        {"rounds": [span["first"], last]}
-        | {key: value for key, value in span.items() if key != "first"}
-        for span, last in zip(state.spans, lasts, strict=True)
-    ]
-
-
-# Packages that affect the numbers, from decoding images to solving linear programs.
-NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
+    listed = []
+    for span, last in zip(state.spans, lasts, strict=True):
+        settings = {key: value for key, value in span.items() if key != "first"}
+        listed.append({"rounds": [span["first"], last]} | settings)
+    return listed
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -101,17 +86,8 @@ def versions(*packages: str) -> dict[str, str]:
     found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = version(package)
+            found[package] = metadata.version(package)
     return found | {"torch": str(torch.__version__)}  # with the build, such as +cpu
-
-
-@functools.cache
-def version(package: str) -> str:
-    """Return an installed package's version.
-
-    Raises PackageNotFoundError.
-    """
-    return metadata.version(package)
 
 
 # cached, because the running code is loaded once, and because git starts processes
@@ -138,9 +114,6 @@ def commit() -> str | None:
         return None
 
 
-PROCESSES = Path("/proc")
-
-
 def peak_memory(device: torch.device) -> dict[str, int | None]:
     """Return the peak memory in bytes.
 
@@ -150,19 +123,12 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
     of all of them.
     """
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-    return {"host": sum(map(peak_of, family())) or own_peak(), "device": held}
-
-
-def family() -> list[Path]:
-    """Return /proc/self and the child processes of this run.
-
-    The list is empty if the system has no /proc.
-    """
-    try:
-        texts = [path.read_text() for path in (PROCESSES / "self" / "task").glob("*/children")]
-    except OSError:
-        return []
-    return [PROCESSES / name for name in ("self", *" ".join(texts).split())]
+    host = 0
+    with suppress(OSError):  # the system has no /proc
+        children = (PROCESSES / "self" / "task").glob("*/children")
+        names = " ".join(["self", *(path.read_text() for path in children)]).split()
+        host = sum(peak_of(PROCESSES / name) for name in names)
+    return {"host": host or own_peak(), "device": held}
 
 
 def peak_of(process: Path) -> int:

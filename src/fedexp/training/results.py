@@ -3,18 +3,14 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedexp.core import storage
-from fedexp.core.errors import ConfigError
 from fedexp.data.views import VIEWS, file_of
-from fedexp.figures import make_figures, missing_figures
+from fedexp.figures import make_figures
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir import files
 from fedexp.training.state import State
-
-if TYPE_CHECKING:
-    from fedexp.training.simulation import Simulation
 
 log = logging.getLogger("fedexp")
 
@@ -31,28 +27,16 @@ def write_results(
     return pictures
 
 
-def draw(directory: Path, summary: dict[str, Any], look: Pictures | None = None) -> list[Path]:
+def draw(directory: Path, summary: dict[str, Any], look: Pictures) -> list[Path]:
     """Draw the figures. A figure that fails does not end the run."""
+    again = f"`fedexp figures {directory}` tries again"
     try:
         return make_figures(directory, summary, look)
     except OSError as error:
-        log.warning("the figures cannot be written (%s)", error.strerror)
+        log.warning("the figures cannot be written (%s); %s", error.strerror, again)
     except Exception:
-        log.exception("the figures could not be drawn; `fedexp figures %s` tries again", directory)
+        log.exception("the figures could not be drawn; %s", again)
     return []
-
-
-def draw_missing(directory: Path, summary: dict[str, Any]) -> None:
-    """Draw the figures of a finished run that could not be written because the disk was full."""
-    try:
-        lost = missing_figures(directory)
-    except (ConfigError, OSError):
-        return  # the files are damaged: nothing can be drawn from them
-    if lost:
-        log.info(
-            "%s: %s drawn now", directory, "1 figure is" if lost == 1 else f"{lost} figures are"
-        )
-        draw(directory, summary)
 
 
 def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
@@ -68,20 +52,3 @@ def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
         files.CONFIG,
     )
     return [directory / name for name in names if (directory / name).exists()] + list(pictures)
-
-
-def data_of(simulation: "Simulation") -> dict[str, int]:
-    """Return the sizes of a run's data for its summary, where they are compared with expected
-    sizes.
-    """
-    import torch
-
-    data, federation = simulation.runtime.data, simulation.stages[0].federation
-    learned = torch.tensor(sorted(set().union(*federation.tasks)), device=data.y_train.device)
-    return {
-        "train": int(torch.isin(data.y_train, learned).sum()),
-        "test": int(torch.isin(data.y_test, learned).sum()),
-        **({} if data.validation is None else {"validation": len(data.validation)}),
-        "classes": len(learned),
-        "clients": federation.num_clients,
-    }

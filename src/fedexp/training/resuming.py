@@ -1,34 +1,46 @@
-"""The start of a run, in a new directory or in one that already has the same run."""
+"""Continue the run in a directory, also with more rounds (`fedexp resume=<directory> rounds=300`).
+
+No algorithm depends on the last round. Only the learning rate of `local.schedule=cosine` does, and
+more rounds are then refused. So an extended run has the same rounds as a run that had 300 rounds
+from the start.
+"""
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.config.build import Built
 from fedexp.config.cohorts import check_begun
 from fedexp.config.overrides import key_of, typed_now
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.data.partitioned import Partition
+from fedexp.data.partitioned import Partition, later_partitions
 from fedexp.figures.pictures import picture_files
-from fedexp.rundir import checkpoint, contents, elsewhere, files, origin
-from fedexp.rundir.reader import finished_summary
+from fedexp.rundir import checkpoint, contents, csv_files, elsewhere, files, origin
+from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import begin_again_where_damaged
 from fedexp.trackers.progress import result_table
-from fedexp.training import extension
+from fedexp.training.checks import value_at
 from fedexp.training.job import Job
-from fedexp.training.prepare import Prepared
-from fedexp.training.results import draw_missing, result_files
-from fedexp.training.run_setup import partition_files
+from fedexp.training.results import result_files
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 from fedexp.training.stopping import is_over, why_stopped
 
 log = logging.getLogger("fedexp")
 
+# options that may change when a run is extended
+LENGTH = ("rounds", "scenario.rounds_per_task")
+EXTENDABLE = (*LENGTH, "stop.patience", "stop.metric")
 
-def at_its_place(job: Job) -> Job:
+
+def with_original_paths(job: Job) -> Job:
     """Return a resumed job with data paths that are relative to where the run was started."""
     if job.sweep is not None or job.config.get("resume") is None:
         return job
@@ -36,52 +48,57 @@ def at_its_place(job: Job) -> Job:
     return replace(job, config=origin.from_where_it_began(job.config, job.directory, typed))
 
 
-def find_start(
-    job: Job, built: Built, container: Mapping[str, Any]
-) -> tuple[bool, dict[str, Any] | None]:
-    """Return (whether the run can be resumed, the summary of a finished run or None)."""
-    resumed = built.settings.resume is not None
-    if job.sweep is None and not resumed:
+def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
+    """Return whether the job continues the run in its directory.
+
+    Raises ConfigError if a run there may be neither continued nor replaced.
+    """
+    is_resumed = built.settings.resume is not None
+    if job.sweep is None and not is_resumed:
         if built.settings.accept_changed_data:
             raise ConfigError(
                 "accept_changed_data=true: goes with resume=<run directory> or with a sweep that"
                 " has been begun"
             )
         check_new(job.directory)
-        return False, None
-    if not resumed:
+        return False
+    if not is_resumed:
         begin_again_where_damaged(job.directory, job.overrides)
-    if not resumed and not checkpoint.exists(job.directory):
-        # a sweep's job that is new, or that ended before its first checkpoint
-        return False, None
-    check_resume(job.directory, container, alone=job.sweep is None)
+        if not checkpoint.exists(job.directory):  # new, or ended before its first checkpoint
+            return False
+    check_resume(job.directory, config, alone=job.sweep is None)
+    if checkpoint.exists(job.directory) or finished_summary(job.directory) is not None:
+        origin.check_data(job.directory, origin.marks_of(config, built.sources), config)
+    return True
+
+
+def find_finished(
+    job: Job, built: Built, config: Mapping[str, Any], continues: bool
+) -> dict[str, Any] | None:
+    """Return the summary of the job's run if it needs no more rounds, here or in another sweep."""
+    if not continues:
+        return None if job.sweep is None else find_elsewhere(job, built, config)
     summary = finished_summary(job.directory)
-    if summary is not None or checkpoint.exists(job.directory):
-        origin.check_data(job.directory, origin.marks_of(container, built.sources), container)
-    if (
-        summary is None
-        or not is_over(summary, built.stop, resumed)
-        or (job.sweep is None and extension.asked(job.directory, container))
-    ):
-        return True, None
-    if built.figures.draw:
-        draw_missing(job.directory, summary)
+    if summary is None or not is_over(summary, built.stop, built.settings.resume is not None):
+        return None
+    if job.sweep is None and is_extended(job.directory, config):
+        return None
+    reason = f"is complete ({summary['rounds']} rounds)"
     if summary["status"] == "stopped":
-        log.info("%s: %s; nothing to do", job.directory, why_stopped(summary))
-    else:
-        log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
+        reason = why_stopped(summary)
+    log.info("%s %s; nothing to do", job.directory, reason)
     if job.sweep is None:
         result_table(summary, result_files(job.directory, picture_files(job.directory / "figures")))
-    return False, summary
+    return summary
 
 
-def find_elsewhere(job: Job, built: Built, container: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_elsewhere(job: Job, built: Built, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the summary of the same run from another sweep, or None if no sweep has it.
 
     The other run's directory is recorded in this job's directory.
     """
     other = elsewhere.complete(
-        job.directory, container, marks=lambda: origin.marks_of(container, built.sources)
+        job.directory, config, marks=lambda: origin.marks_of(config, built.sources)
     )
     if other is None:
         return None
@@ -95,24 +112,20 @@ def precision_before(directory: Path) -> str | None:
     return origin.mapping_of(origin.read(directory), "way").get("precision")
 
 
-def first_state(
-    job: Job,
-    container: Mapping[str, Any],
-    prepared: Prepared,
-    saved: checkpoint.Saved | None,
-    marks: Mapping[str, str],
+def restore_state(
+    directory: Path, saved: Mapping[str, Any], simulation: Simulation, device: torch.device
 ) -> State:
-    """Return the state that the rounds start from: the saved state, or a new one.
+    """Return the state that a run resumes from.
 
-    Raises ConfigError if there is a saved state, but the run's data or partitions have changed.
+    Raises ConfigError if the run's partitions or the cohorts of earlier rounds have changed.
     """
-    simulation = prepared.simulation
-    if saved is None or saved.state is None:
-        return simulation.initial_state()
-    state = State.from_tree(saved.state, prepared.hardware.device, job.directory)
-    origin.check_data(job.directory, marks, container, simulation.runtime.data)
-    check_partition(job.directory, simulation)
-    check_begun(job.directory, simulation.cohorts, state.round)
+    state = State.from_tree(saved, device, directory)
+    for name, stage in simulation.partition_files().items():
+        if Partition.load(directory / name).hash != stage.partition.hash:
+            raise ConfigError(
+                f"resume={directory}: the data now give another partition than this run began with"
+            )
+    check_begun(directory, simulation.cohorts, state.round)
     if state.status in ("completed", "stopped") and state.round < simulation.rounds:
         state.status, state.stopped = "running", {}
     return state
@@ -126,16 +139,24 @@ def check_new(directory: Path) -> None:
         )
 
 
-def check_resume(directory: Path, container: Mapping[str, Any], alone: bool = False) -> None:
+def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False) -> None:
     """Raise ConfigError unless the run in the directory was started with this configuration.
 
     alone: whether the run is resumed by name, not as a job of a sweep. Such a run may be given more
     rounds. A job that was extended this way still counts as a job of its sweep.
     """
-    differing = origin.differences(directory, read_config(directory), container)
-    if differing and alone and extension.allows(differing):
-        extension.check(directory, read_config(directory), container)
-    elif extension.allows(differing) and finished_summary(directory) is not None:
+    path = directory / files.CONFIG
+    if not path.exists():
+        raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)")
+    try:
+        before = contents.mapping(contents.read_yaml(path))
+    except contents.Damaged as error:
+        raise ConfigError(f"{path}: {error}") from error
+    differing = origin.differences(directory, before, config)
+    extends = {line.partition(":")[0] for line in differing} <= set(EXTENDABLE)
+    if differing and alone and extends:
+        check_extension(directory, before, config)
+    elif extends and finished_summary(directory) is not None:
         for line in differing:
             log.warning("%s: counts as it was resumed: %s", directory.name, line)
     elif differing:
@@ -145,20 +166,54 @@ def check_resume(directory: Path, container: Mapping[str, Any], alone: bool = Fa
         )
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    path = directory / files.CONFIG
-    if not path.exists():
-        raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)")
-    try:
-        return contents.mapping(contents.read_yaml(path))
-    except contents.Damaged as error:
-        raise ConfigError(f"{path}: {error}") from error
+def is_extended(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration changes the rounds or the `stop` options of a run."""
+    before = RunDirectory(directory).config
+    return any(value_at(before, key) != value_at(config, key) for key in EXTENDABLE)
 
 
-def check_partition(directory: Path, simulation: Simulation) -> None:
-    """Raise ConfigError unless the data give the partitions that the run started with."""
-    for name, stage in partition_files(simulation).items():
-        if Partition.load(directory / name).hash != stage.partition.hash:
-            raise ConfigError(
-                f"resume={directory}: the data now give another partition than this run began with"
+def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the run cannot be extended to these rounds.
+
+    before: the run's config.yaml.
+    """
+    run, rounds = RunDirectory(directory), config.get("rounds")
+    problem = ""
+    if any(value_at(before, key) != value_at(config, key) for key in LENGTH):
+        schedule = value_at(before, "local.schedule")
+        if later_partitions(directory):
+            problem = "a run of several tasks cannot be given more rounds"
+        elif run.last_round is not None and isinstance(rounds, int) and rounds <= run.last_round:
+            problem = f"the run is at round {run.last_round} already; must be more"
+        elif schedule in SCHEDULES_OVER_ALL_ROUNDS:
+            problem = (
+                f"with local.schedule={schedule}, all learning rates depend on the number of"
+                f" rounds ({before.get('rounds')}); start a new run"
             )
+    if run.diverged:
+        problem = "the run has diverged"
+    if problem:
+        raise ConfigError(f"resume={directory}: rounds={rounds}: {problem}")
+
+
+def files_to_restore(directory: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files of a complete run that extending it rewrites, the summary last.
+
+    Return an empty dict if the run is not complete or is not extended.
+    """
+    if finished_summary(directory) is None or not is_extended(directory, config):
+        return {}
+    names = (files.CONFIG, files.OVERRIDES, origin.NAME, files.SUMMARY)
+    return {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+
+
+def restore_files(directory: Path, before: Mapping[str, bytes], lengths: Mapping[str, int]) -> None:
+    """Restore a complete run.
+
+    before: contents of the rewritten files.
+    lengths: lengths of the run's tables.
+    """
+    with suppress(OSError, ConfigError):  # then the run keeps its new options
+        csv_files.RunFiles(directory, lengths, lengths).close()
+        for name, content in before.items():
+            storage.write_atomically(directory / name, content)

@@ -12,11 +12,12 @@ from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptim
 from fedexp.config.cohorts import Rounds
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
 from fedexp.core.tree import Params, Tree
-from fedexp.data.partitioned import Partition
+from fedexp.data.partitioned import Partition, changed_partition, task_partition
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
+from fedexp.rundir import files
 from fedexp.training.state import State, Tested
 
 
@@ -78,6 +79,13 @@ class Simulation:
     def all_stages(self) -> tuple[Stage, ...]:
         """Return the stages of all tasks, and the stages after each change of the clients' data."""
         return self.stages + tuple(stage for _, stage in self.changes)
+
+    def partition_files(self) -> dict[str, Stage]:
+        """Return file name -> the stage whose partition the file holds."""
+        tasks = range(2, len(self.stages) + 1)
+        names = [files.PARTITION, *map(task_partition, tasks)]
+        names += [changed_partition(first) for first, _ in self.changes]
+        return dict(zip(names, self.all_stages, strict=True))
 
     def tasks_begun(self, round: int) -> int:
         """Return the number of tasks that have begun by the end of a round, 0 before the first

@@ -4,6 +4,7 @@ The reason is stored in the state and in summary.json (`stopped`: `by`, and the 
 Such a run counts as finished. A command that asks for more continues it.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,7 @@ def waited(accuracy: Sequence[tuple[int, float]]) -> int:
 
 
 class Stopping:
-    """Decides after each round whether the run ends.
-
-    The time limit starts when the object is created.
-    """
+    """Decides after each round whether the run ends. The time limit starts with the object."""
 
     def __init__(
         self,
@@ -54,8 +52,7 @@ class Stopping:
         summary: function from a state to the contents of summary.json.
         """
         self.stop, self.watch, self.summary = simulation.stop, watch, summary
-        minutes = simulation.stop.minutes
-        self.end = None if minutes is None else time.perf_counter() + 60 * minutes
+        self.end = time.perf_counter() + 60 * (simulation.stop.minutes or math.inf)
 
     def reason(self, state: "State", seconds: float) -> dict[str, Any]:
         """Return why the run ends after this state (`State.stopped`), or {} if it continues.
@@ -67,7 +64,7 @@ class Stopping:
         evaluated = state.accuracy[-1][0] == state.round
         if self.watch is not None and evaluated and self.watch(state.round, self.summary(state)):
             return {"by": SEARCH}
-        if self.end is not None and time.perf_counter() + seconds >= self.end:
+        if time.perf_counter() + seconds >= self.end:
             return {"by": MINUTES, "minutes": self.stop.minutes}
         return {}
 
