@@ -134,8 +134,7 @@ def run(directory, metric, **options):
     ("given", "file", "lines"),
     [
         *(({"columns": ("mine", n)}, "rounds", 0) for n in ("round", "test_accuracy", "lr")),
-        # said in the first round, of two
-        *(({"columns": ("mine",), "keys": (n,)}, "summary", 2) for n in ("accuracy", "seconds")),
+        *(({"columns": ("mine",), "keys": (n,)}, "summary", 0) for n in ("accuracy", "seconds")),
         *(({"columns": (n,), "keys": (n,)}, "summary", 0) for n in ("status", "commit", "data")),
         ({"of_clients": ("train_loss",)}, "clients", 3),
     ],

@@ -12,7 +12,7 @@ from fedexp.data.views import PLAIN, file_of, others
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import RoundRecord, Tracker
-from fedexp.training import rows, summary
+from fedexp.training import rows
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, Scores, State
 
@@ -60,9 +60,6 @@ class Recorder:
         result: None for the initial model.
         """
         start = time.perf_counter()
-        if scores and len(state.accuracy) == 2:
-            # If a metric's name is already taken, fail after the first tested round, not the last.
-            summary.summary_of(self.simulation, state)
         row = rows.round_row(self.simulation, state, scores, result)
         analysed: dict[str, float] = {}
         if result is not None:

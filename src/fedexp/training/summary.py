@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION, all_named, choosing
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
 from fedexp.training import local_evaluation
-from fedexp.training.rows import TAIL, merged, plain, task_history
+from fedexp.training.rows import merged, plain, round_row, task_history
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import State, Tested
+from fedexp.training.state import Scores, State, Tested
 
 # Keys of summary.json that are not results of rounds.
 RESERVED = (
@@ -112,17 +113,21 @@ def hint_of(simulation: Simulation, state: State) -> str:
 def check_names(simulation: Simulation) -> None:
     """Raise ConfigError if a metric uses a name that is already taken, before files are written.
 
-    The metrics are computed for an initial model with the same accuracy in all classes. Other
-    errors in a metric appear during the run.
+    The metrics are computed for models with the same accuracy in all classes. Other errors in a
+    metric appear during the run.
     """
-    history, classes = simulation.new_history(), simulation.runtime.data.num_classes
-    history.add(0, np.full(classes, 1 / classes))
-    if simulation.metrics.needs_personal:
-        history.add_personal(0, np.full((simulation.settings.num_clients, classes), 1 / classes))
+    state, classes = simulation.initial_state(), simulation.runtime.data.num_classes
+    even = np.full(classes, 1 / classes)
+    scores = Scores(even, 1 / classes, [1 / classes] * len(simulation.stages), 0.0)
+    for number in (0, 1):
+        state.add_scores(number, dict.fromkeys(state.tested, scores))
+        for tested in state.tested.values():
+            if simulation.metrics.needs_personal:
+                everyone = np.tile(even, (simulation.settings.num_clients, 1))
+                tested.history.add_personal(number, everyone)
     try:
-        values = simulation.metrics.round_values(history)
-    except Exception:
-        return
-    columns = ("round", "test_accuracy", "test_loss", "train_loss", "lr", *TAIL)
-    merged(files.ROUNDS, dict.fromkeys(columns), values)
-    merged(files.SUMMARY, dict.fromkeys(RESERVED), values)
+        round_row(simulation, state, {}, None)
+        summary_of(simulation, state)
+    except Exception as error:
+        if isinstance(error, ConfigError):
+            raise
