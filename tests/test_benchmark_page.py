@@ -58,12 +58,6 @@ def test_no_method_stands_for_another():
     rounds."""
     with with_kept(ROOT / "multirun" / NAME) as source:
         runs = runs_of(load_sweep(NAME, [CONF]), SweepDirectory(source).complete)
-        curves = {
-            (key, seed): tuple(run.values("train_loss"))
-            for key, seeds in runs.items()
-            for seed, run in seeds.items()
-        }
-    assert len(curves) > 100
-    for setting in {key[1] for key, _ in curves}:
-        mine = [curve for (key, _), curve in curves.items() if key[1] == setting]
-        assert len(set(mine)) == len(mine)
+        losses = [tuple(run.values("train_loss")) for run in runs["run"]]
+    assert len(runs) > 100
+    assert not runs.assign(losses=losses).duplicated(["setting", "losses"]).any()

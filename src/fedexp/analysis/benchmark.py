@@ -6,7 +6,7 @@ run in the same settings are compared by their mean ranks over settings and seed
 the tests tell which differences repeat on these data, not on other data.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,6 @@ from fedexp.analysis.layout import Section
 from fedexp.analysis.ranks import ALPHA, Comparison, compare_methods
 from fedexp.analysis.sweep import Sweep, cell_of
 from fedexp.rundir.reader import RunDirectory
-
-LESS_IS_BETTER = ("forgetting",)  # suffixes of the values' names
-
-Runs = Mapping[tuple[str, str], Mapping[int, RunDirectory]]  # (method, setting) -> seed -> run
 
 
 @dataclass(frozen=True)
@@ -43,143 +39,111 @@ class Ranking:
         )
 
 
-def runs_of(sweep: Sweep, runs: Sequence[RunDirectory]) -> Runs:
-    """Return (method, setting) -> seed -> run of a benchmark, in the order of the sweep's file.
-
-    Pairs without a run are omitted.
-    """
-    names = [
-        (fields["method"], fields["setting"])
-        for block in sweep.blocks
-        for combination in block.combinations()
-        if (fields := block.fields(combination))
-    ]
-    found: dict[tuple[str, str], dict[int, RunDirectory]] = {name: {} for name in names}
+def runs_of(sweep: Sweep, runs: Sequence[RunDirectory]) -> pd.DataFrame:
+    """Return the runs of a benchmark: method, setting, seed, run, in the order of the sweep's
+    file."""
+    rows = []
     for run in runs:
         if cell := cell_of(sweep, run.overrides):
-            found[cell[1]["method"], cell[1]["setting"]][int(run.summary["seed"])] = run
-    return {name: dict(sorted(seeds.items())) for name, seeds in found.items() if seeds}
+            rows.append(cell[1] | {"seed": int(run.summary["seed"]), "run": run})
+    keys = ["method", "setting"]
+    table = pd.DataFrame(rows, columns=[*keys, "seed", "run"])
+    table = table.drop_duplicates([*keys, "seed"], keep="last")
+    fields = [block.fields(each) for block in sweep.blocks for each in block.combinations()]
+    for key in keys:
+        names = dict.fromkeys(each[key] for each in fields)
+        table[key] = pd.Categorical(table[key], list(names))
+    return table.sort_values([*keys, "seed"])
 
 
 def value_of(run: RunDirectory, names: Sequence[str]) -> float:
-    """Return the first of these values that a run has, with the sign changed if smaller is better.
-
-    Return -inf if the run diverged or has none of the values.
-    """
-    for name in names:
-        value = run.summary.get(name)
-        if isinstance(value, int | float) and np.isfinite(value) and not run.diverged:
-            return -float(value) if name.endswith(LESS_IS_BETTER) else float(value)
-    return -np.inf
+    """Return the first of these values that a run has; nan if it diverged or has none of them."""
+    values = [run.summary[name] for name in names if run.summary.get(name) is not None]
+    return float(values[0]) if values and not run.diverged else np.nan
 
 
-def rankings(sweep: Sweep, runs: Runs) -> list[Ranking]:
+def rankings(sweep: Sweep, runs: pd.DataFrame) -> list[Ranking]:
     """Rank the methods by each measure, for each set of settings that some method was run in.
 
     A method that was run in further settings is ranked too. A ranking needs at least two methods
     and two blocks (a setting with one seed).
     """
-    places: dict[str, set[str]] = {}
-    for method, setting in runs:
-        places.setdefault(method, set()).add(setting)
-    order = list(dict.fromkeys(setting for _, setting in runs))
-    sets = dict.fromkeys(tuple(s for s in order if s in mine) for mine in places.values())
-    made = [
-        ranking
-        for settings in sorted(sets, key=len, reverse=True)
-        for measure, names in sweep.ranks.items()
-        if (ranking := ranking_of(measure, names, settings, runs))
+    places = [
+        tuple(group.unique()) for _, group in runs.groupby("method", observed=True)["setting"]
     ]
-    return made
+    made = [
+        ranking_of(measure, names, settings, runs)
+        for settings in sorted(dict.fromkeys(places), key=len, reverse=True)
+        for measure, names in sweep.ranks.items()
+    ]
+    return [ranking for ranking in made if ranking]
 
 
 def ranking_of(
-    measure: str, names: Sequence[str], settings: tuple[str, ...], runs: Runs
+    measure: str, names: Sequence[str], settings: tuple[str, ...], runs: pd.DataFrame
 ) -> Ranking | None:
     """Rank the methods that have a run of every seed in all these settings.
 
     The seeds are the union of the seeds of all methods that were run in these settings. Return None
     for fewer than two methods or two blocks.
     """
-    methods = list(dict.fromkeys(method for method, _ in runs))
-    methods = [
-        method for method in methods if all((method, setting) in runs for setting in settings)
-    ]
-    every = [set(runs[method, setting]) for method in methods for setting in settings]
-    seeds = tuple(sorted(set.union(*every)))
-    whole = [m for m in methods if all(set(runs[m, setting]) == set(seeds) for setting in settings)]
-    if len(whole) < 2 or len(settings) * len(seeds) < 2:
+    inside = runs[runs["setting"].isin(settings)]
+    everywhere = inside.groupby("method", observed=True)["setting"].nunique() == len(settings)
+    inside = inside[inside["method"].map(everywhere)]
+    seeds = tuple(sorted(inside["seed"].unique()))
+    table = inside.pivot(index=["setting", "seed"], columns="method", values="run")
+    blocks = pd.MultiIndex.from_product([settings, seeds])
+    table = table.reindex(blocks).dropna(axis="columns")
+    if table.shape[0] < 2 or table.shape[1] < 2:
         return None
-    blocks = [(setting, seed) for setting in settings for seed in seeds]
-    values = np.array([[value_of(runs[m, s][seed], names) for m in whole] for s, seed in blocks])
-    return Ranking(measure, settings, seeds, compare_methods(whole, values))
+    # Larger values are better, and a run without a value is the worst.
+    sign = -1 if names[-1].endswith("forgetting") else 1
+    values = sign * table.map(lambda run: value_of(run, names)).to_numpy(dtype=float)
+    methods = [str(name) for name in table]
+    compared = compare_methods(methods, np.nan_to_num(values, nan=-np.inf))
+    return Ranking(measure, settings, seeds, compared)
 
 
 def benchmark_sections(sweep: Sweep, finished: Sequence[RunDirectory]) -> list[Section]:
     """Return the tables of a benchmark: results, cost and ranks."""
     runs = runs_of(sweep, finished)
-    if not runs:
+    if runs.empty:
         return []
-    results = Section(
-        "Accuracy in per cent (F) ± standard deviation over seeds", results_table(sweep, runs)
-    )
-    costs = Section(
-        "Cost of a run: MB sent, both ways, of all clients; seconds of its rounds", cost_table(runs)
-    )
+    results = by_method(runs, lambda group: result_text(group, sweep.ranks.values()))
+    costs = by_method(runs, cost_text)
     return [
-        results,
-        costs,
+        Section("Accuracy in per cent (F) ± standard deviation over seeds", results),
+        Section("Cost of a run: MB sent, both ways, of all clients; seconds of its rounds", costs),
         *(Section(each.title, rank_table(each)) for each in rankings(sweep, runs)),
     ]
 
 
-def results_table(sweep: Sweep, runs: Runs) -> pd.DataFrame:
-    """Return methods x settings: the first measure, and the other measures in parentheses."""
-
-    def cell(seeds: Mapping[int, RunDirectory]) -> str:
-        texts: list[str] = []
-        for names in sweep.ranks.values():
-            values = [shown_value(run, names) for run in seeds.values() if not run.diverged]
-            percent = names[-1].endswith("accuracy")
-            text = spread(
-                [100 * value for value in values] if percent else values, 1 if percent else 2
-            )
-            texts.append(f"({text})" if texts else text)
-        failed = sum(run.diverged for run in seeds.values())
-        return " ".join(texts) + (f", {failed} of {len(seeds)} diverged" if failed else "")
-
-    return by_method(runs, cell)
+def by_method(runs: pd.DataFrame, text_of: Callable[[list[RunDirectory]], str]) -> pd.DataFrame:
+    """Return methods x settings. text_of: returns the text of a cell from the runs of its seeds."""
+    groups = runs.groupby(["method", "setting"], observed=True)["run"]
+    table = groups.agg(lambda group: text_of(list(group))).unstack().fillna("-")
+    return table.rename_axis(index=None, columns=None)
 
 
-def shown_value(run: RunDirectory, names: Sequence[str]) -> float:
-    """Return the first of these values that a run has; nan if it has none."""
-    return next(
-        (float(run.summary[name]) for name in names if run.summary.get(name) is not None),
-        float("nan"),
-    )
+def result_text(runs: Sequence[RunDirectory], measures: Iterable[Sequence[str]]) -> str:
+    """Return the first measure, and the other measures in parentheses. Accuracies are in per
+    cent."""
+    sound = [run for run in runs if not run.diverged]
+    texts: list[str] = []
+    for names in measures:
+        is_percent = names[-1].endswith("accuracy")
+        values = [(100 if is_percent else 1) * value_of(run, names) for run in sound]
+        text = spread(values, 1 if is_percent else 2)
+        texts.append(f"({text})" if texts else text)
+    failed = len(runs) - len(sound)
+    return " ".join(texts) + (f", {failed} of {len(runs)} diverged" if failed else "")
 
 
-def cost_table(runs: Runs) -> pd.DataFrame:
-    """Return methods x settings: the MB and seconds of a run, averaged over seeds."""
-
-    def cell(seeds: Mapping[int, RunDirectory]) -> str:
-        sent = (
-            np.mean(
-                [sum(run.values("bytes_up") + run.values("bytes_down")) for run in seeds.values()]
-            )
-            / 1e6
-        )
-        seconds = np.mean([sum(run.values("seconds")) for run in seeds.values()])
-        return f"{sent:.1f} MB, {seconds:.1f} s"
-
-    return by_method(runs, cell)
-
-
-def by_method(runs: Runs, text_of: Callable[[Mapping[int, RunDirectory]], str]) -> pd.DataFrame:
-    """Return methods x settings. text_of: returns the text of a cell from its runs by seed."""
-    methods, settings = (list(dict.fromkeys(name[i] for name in runs)) for i in range(2))
-    rows = [[text_of(runs[m, s]) if (m, s) in runs else "-" for s in settings] for m in methods]
-    return pd.DataFrame(rows, index=methods, columns=settings)
+def cost_text(runs: Sequence[RunDirectory]) -> str:
+    """Return the MB and seconds of a run, averaged over seeds."""
+    sent = np.mean([sum(run.values("bytes_up") + run.values("bytes_down")) for run in runs])
+    seconds = np.mean([sum(run.values("seconds")) for run in runs])
+    return f"{sent / 1e6:.1f} MB, {seconds:.1f} s"
 
 
 def spread(values: Sequence[float], digits: int) -> str:
