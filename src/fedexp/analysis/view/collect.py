@@ -8,7 +8,8 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -49,51 +50,33 @@ SHOWN = (
 )
 
 
-def runs_below(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories at or below these paths, in order.
-
-    Raises ConfigError if a path has none.
-    """
-    found: dict[Path, None] = {}
-    for path in paths:
-        if not path.is_dir():
-            if path.exists():
-                raise ConfigError(f"{path}: is not a directory")
-            siblings = (
-                [p.name for p in path.parent.iterdir() if p.is_dir()]
-                if path.parent.is_dir()
-                else []
-            )
-            raise ConfigError(f"{path}: no such directory{nearest(path.name, siblings)}")
-        below = find_runs(path)
-        if not below:
-            hint = how_to_restore(path)
-            raise ConfigError(
-                f"{path}: neither a run nor a directory of runs (none of {', '.join(MARKS)} below"
-                f" it){hint}"
-            )
-        found |= dict.fromkeys(below)
-    return list(found)
-
-
 # directory of a sweep -> its table of measured and published values, if it has one
 BesidePrint = Callable[[Path], dict[str, Any] | None]
 
 
-class Pool:
-    """A list of values that many runs share, each stored once."""
+@dataclass
+class Shared:
+    """Values that many runs share; the runs refer to them by index."""
 
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-        self._places: dict[str, int] = {}
+    axes: list[list[int]] = field(default_factory=list)  # round numbers
+    classes: list[list[str]] = field(default_factory=list)  # names
 
-    def add(self, item: object) -> int:
-        """Add a value if it is new, and return its index."""
-        key = json.dumps(item)
-        if key not in self._places:
-            self._places[key] = len(self.items)
-            self.items.append(item)
-        return self._places[key]
+
+def runs_below(path: Path) -> list[Path]:
+    """Return the run directories at or below a path, in order. Raises ConfigError if it has
+    none."""
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path}: is not a directory")
+    if not path.exists():
+        siblings = [each.name for each in path.parent.glob("*/")]
+        raise ConfigError(f"{path}: no such directory{nearest(path.name, siblings)}")
+    found = find_runs(path)
+    if not found:
+        raise ConfigError(
+            f"{path}: neither a run nor a directory of runs (none of {', '.join(MARKS)} below it)"
+            f"{how_to_restore(path)}"
+        )
+    return found
 
 
 def collect(
@@ -104,35 +87,37 @@ def collect(
     beside_print: returns the table that compares a sweep directory with published values, or None
     if it has no such table.
     """
-    directories = runs_below(paths)
-    base = Path(
-        os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)])
-    )
-    if base in (path.absolute() for path in directories):
+    directories = [directory for path in paths for directory in runs_below(path)]
+    runs = [RunDirectory(directory) for directory in dict.fromkeys(directories)]
+    base = Path(os.path.commonpath([path.absolute() for path in paths]))
+    if any(run.directory.absolute() == base for run in runs):
         base = base.parent
-    runs = [RunDirectory(directory) for directory in directories]
-    told = [run for run in runs if run.overrides or run.config]
-    named = dict(zip([run.directory for run in told], names(told), strict=True))
+    known = [run for run in runs if run.overrides or run.config]
+    named = dict(zip([run.directory for run in known], names(known), strict=True))
     settings, methods = (ordered({name[i] for name in named.values()}) for i in (0, 1))
-    pools = {"axes": Pool(), "classes": Pool()}
+    shared = Shared()
     rows: list[dict[str, Any]] = []
     for run in runs:
-        name = run.directory.absolute().relative_to(base).as_posix()
-        row: dict[str, Any] = {"name": name, "status": "pruned" if is_pruned(run) else run.status}
-        row |= {"setting": None, "method": None}
-        if run.directory in named:
-            setting, method = named[run.directory]
-            row |= {"setting": settings.index(setting), "method": methods.index(method)}
-        rows.append(row | describe(run, pools))
-    shown = [tables(*group, beside_print) for group in by_sweep(paths, runs)]
+        setting, method = named.get(run.directory, (None, None))
+        row = {
+            "name": run.directory.absolute().relative_to(base).as_posix(),
+            "status": "pruned" if is_pruned(run) else run.status,
+            "setting": None if setting is None else settings.index(setting),
+            "method": None if method is None else methods.index(method),
+        }
+        rows.append(row | describe(run, shared))
+    shown = [tables(*group, beside_print) for group in by_sweep(paths, runs).items()]
+    sweep = sweep_of(paths[0].absolute())
+    title = sweep.title if sweep else paths[0].absolute().name
     return {
-        "title": title_of(paths),
+        "title": title if len(paths) == 1 else f"{len(paths)} directories of runs",
         "made": datetime.now().astimezone().isoformat(timespec="minutes"),
         "version": fedexp.__version__,
         "levels": LEVELS,
         "settings": displayed(settings),
         "methods": displayed(methods),  # in the same order as figures assign colours
-        **{name: pool.items for name, pool in pools.items()},
+        "axes": shared.axes,
+        "classes": shared.classes,
         "measures": measures(runs),
         "keys": configurations(runs),
         "runs": rows,
@@ -140,33 +125,29 @@ def collect(
     }
 
 
-def title_of(paths: Sequence[Path]) -> str:
-    if len(paths) > 1:
-        return f"{len(paths)} directories of runs"
-    sweep = sweep_of(paths[0].absolute())
-    return sweep.title if sweep else paths[0].absolute().name
+def index_of(item: Any, values: list[Any]) -> int:
+    """Return the index of an item in a list of values, which the item is added to if it is new."""
+    if item not in values:
+        values.append(item)
+    return values.index(item)
 
 
-def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
+def describe(run: RunDirectory, shared: Shared) -> dict[str, Any]:
     """Return a run's data, except its setting, method and configuration."""
-    classes, augmented = (
-        run.class_accuracy(next(iter(run.views), PLAIN)),
-        run.class_accuracy(AUGMENTED),
-    )
     report = error_of(run)
-    return {
+    found = {
         "seed": run.config.get("seed", run.summary.get("seed")),
         # Quote it: users may paste it into a shell, and the run may come from someone else.
         "command": shlex.join(["fedexp", *run.overrides]) if run.overrides else "",
         "problems": problems_of(run),
         "error": report and report.strip()[-2000:],
         "summary": {name: plain(run.summary[name]) for name in SHOWN if name in run.summary},
-        **curves(run.rounds, pools),
-        "heat": heat(classes, run.class_names, pools),
-        **(
-            {} if augmented is None else {"heat_augmented": heat(augmented, run.class_names, pools)}
-        ),
+        **curves(run.rounds, shared),
+        "heat": heat(run, next(iter(run.views), PLAIN), shared),
     }
+    if augmented := heat(run, AUGMENTED, shared):
+        found["heat_augmented"] = augmented
+    return found
 
 
 def problems_of(run: RunDirectory) -> list[str]:
@@ -213,43 +194,35 @@ def is_measure(column: str) -> bool:
     )
 
 
-def measures(runs: Iterable[RunDirectory]) -> list[str]:
+def measures(runs: Sequence[RunDirectory]) -> list[str]:
     """Return the columns of rounds.csv in which any run has a value, the main measures first."""
-    found = dict.fromkeys((each.column for each in main_measures(runs)), False)
-    for run in runs:
-        table = pd.DataFrame() if run.rounds is None else run.rounds
-        found |= {
-            name: True for name in map(str, table) if is_measure(name) and table[name].notna().any()
-        }
-    return [name for name, there in found.items() if there]
+    tables = [run.rounds.dropna(axis=1, how="all") for run in runs if run.rounds is not None]
+    used = [str(name) for table in tables for name in table]
+    main = [measure.column for measure in main_measures(runs) if measure.column in used]
+    return list(filter(is_measure, dict.fromkeys(main + used)))
 
 
-def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, Any]:
+def curves(table: pd.DataFrame | None, shared: Shared) -> dict[str, Any]:
     """Return a run's curves as plain data.
 
     Keys:
 
-    - axis: the index of the round numbers in the pool
+    - axis: the index of the round numbers in `shared`
     - curves: measure -> values
     - every: n if every n-th evaluated round is kept
     - tasks: the last rounds of all tasks that another task follows
     """
     if table is None or table.empty:
         return {}
+    starts = table["round"][table["task"].diff() > 0] if "task" in table else ()
     columns = [str(name) for name in table if is_measure(str(name))]
     table = table.dropna(subset=columns, how="all")
-    starts = table["round"][table["task"].diff() > 0] if "task" in table else ()
     kept, every = thin(len(table), MOST_POINTS)
     table = table[kept]
-    values = {
-        name: [plain(v) for v in table[name].tolist()]
-        for name in columns
-        if table[name].notna().any()
-    }
-    axis = pools["axes"].add(table["round"].astype(int).tolist())
+    values = table[columns].dropna(axis=1, how="all")
     return {
-        "axis": axis,
-        "curves": values,
+        "axis": index_of(table["round"].astype(int).tolist(), shared.axes),
+        "curves": {name: plain(values[name].tolist()) for name in values},
         "every": every,
         "tasks": [int(r) - 1 for r in starts if r > 1],
     }
@@ -266,17 +239,16 @@ def thin(length: int, most: int) -> tuple[np.ndarray, int]:
     return kept, every
 
 
-def heat(
-    table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str, Pool]
-) -> dict[str, Any] | None:
-    """Return class accuracies as plain data; None if there are none.
+def heat(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
+    """Return the class accuracies in a test view as plain data; None if there are none.
 
     Keys:
 
-    - axis, classes: indices in the pools
+    - axis, classes: indices in `shared`
     - every: as in `curves`
     - data: bytes [R, C] in base64
     """
+    table, names = run.class_accuracy(view), run.class_names
     if table is None or table.empty:
         return None
     matrix = table.pivot_table(index="round", columns="class", values="accuracy", aggfunc="last")
@@ -286,8 +258,8 @@ def heat(
     shares = np.round(matrix[kept].clip(0, 1).to_numpy() * LEVELS)
     levels = np.where(np.isfinite(shares), shares, 255).astype(np.uint8)
     return {
-        "axis": pools["axes"].add(matrix.index[kept].astype(int).tolist()),
-        "classes": pools["classes"].add(names or [str(c) for c in range(count)]),
+        "axis": index_of(matrix.index[kept].astype(int).tolist(), shared.axes),
+        "classes": index_of(names or [str(c) for c in range(count)], shared.classes),
         "every": every,
         "data": base64.b64encode(levels.tobytes()).decode(),
     }
@@ -300,24 +272,19 @@ def configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
     value. Keys whose values differ come first.
     """
     flat = [{key: as_typed(value) for key, value in flatten(run.config).items()} for run in runs]
-    differing, same = [], []
+    found = []
     for key in dict.fromkeys(key for values in flat for key in values):
-        pool = Pool()
-        places = [pool.add(values[key]) if key in values else -1 for values in flat]
-        if any(places):
-            differing.append({"key": key, "values": pool.items, "of": places})
-        else:
-            same.append({"key": key, "values": pool.items})
-    return differing + same
+        places, values = pd.factorize(np.array([each.get(key) for each in flat], dtype=object))
+        differing = {"of": places.tolist()} if places.any() else {}
+        found.append({"key": key, "values": values.tolist()} | differing)
+    return sorted(found, key=lambda each: "of" not in each)
 
 
 def as_typed(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def by_sweep(
-    paths: Sequence[Path], runs: Sequence[RunDirectory]
-) -> list[tuple[Path, list[RunDirectory]]]:
+def by_sweep(paths: Sequence[Path], runs: Sequence[RunDirectory]) -> dict[Path, list[RunDirectory]]:
     """Group the finished runs by the given directory that contains them.
 
     Run directories that are themselves in `paths` are grouped by their parent directory.
@@ -327,7 +294,7 @@ def by_sweep(
         if run.finished:
             above = next((path for path in paths if path in run.directory.parents), None)
             groups.setdefault(above or run.directory.parent, []).append(run)
-    return list(groups.items())
+    return groups
 
 
 def tables(
@@ -353,16 +320,14 @@ def means(table: pd.DataFrame) -> dict[str, Any]:
     if they are 0 everywhere. The key `best` maps each measure to the rows that are best in their
     setting, for settings with several methods.
     """
-    columns = [
-        str(name) for name in table if name not in ("setting", "method", *paper_table.COUNTS)
-    ]
+    columns = table.columns.difference(["setting", "method", *paper_table.COUNTS], sort=False)
     counts = [name for name in ("n", "diverged", "pruned") if table[name].max() > (name == "n")]
     several = table.groupby("setting")["method"].transform("size") > 1
     sound = table[columns].where(several & (table["pruned"] == 0))
-    best: dict[str, list[int]] = {}
-    for name in columns:
+    best = {}
+    for name in columns.drop("best_round", errors="ignore"):
         ranks = sound[name].groupby(table["setting"]).rank("min", ascending=less_is_better(name))
-        best[name] = [] if name == "best_round" else np.flatnonzero(ranks == 1).tolist()
+        best[name] = np.flatnonzero(ranks == 1).tolist()
     return frame(table[["setting", "method", *columns, *counts]]) | {"best": best}
 
 
