@@ -499,9 +499,7 @@ def test_accuracies_before_and_after_by_hand():
     found = before_and_after(made_history())
     expected = {"in before": 0.5, "out before": 0.5, "in after": 0.45, "out after": 0.35}
     expected |= {"in local": 0.675, "out local": 0.425, "in spread": 0.075, "out spread": 0.175}
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], [value], rtol=1e-12)
+    assert found.loc[1].to_dict() == pytest.approx(expected, rel=1e-12)
 
 
 def test_pictures_of_a_setting():

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from fedexp.analysis.draw_sweep import look, shortened
+from fedexp.analysis.draw_sweep import look, shortened, style_of
 from fedexp.figures.draw_analyses import TOTAL, accuracy_panel, epochs
 from fedexp.figures.style import (
     BLUE,
@@ -26,13 +27,12 @@ from fedexp.metrics.history import History
 from fedexp.rundir.files import LOCAL_EPOCHS, WEIGHT_DIVERGENCE
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fedexp.analysis.sweep_figures import Method, Setting
 
 MOST = 4  # at most this many methods get a panel
 DISTANCE = r"weight divergence, $\ell_1$ norm"
 MISFIT = "distance of distributions"
+SIDES = ("in", "out")
 
 
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
@@ -50,10 +50,8 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
         yield "in_out_local", in_out
 
 
-def table_of(method: "Method", name: str) -> "pd.DataFrame | None":
+def table_of(method: "Method", name: str) -> pd.DataFrame | None:
     """Return an analysis table with the rows of all runs of a method; None if no run has it."""
-    import pandas as pd
-
     found = [file.analyses[name] for file in method.files if name in file.analyses]
     return pd.concat(found) if found else None
 
@@ -86,7 +84,7 @@ def local_training(setting: "Setting") -> Figure:
         "in_local_accuracy": "own distribution (in-local)",
     }
     for method in setting.methods:
-        style = look(method.number) | {"linewidth": stroke(0.8), "label": method.label}
+        style = style_of(method)
         if (table := table_of(method, LOCAL_EPOCHS)) is not None:
             last = table.groupby(["round", "client"])["epoch"].transform("max")
             means = table[table["epoch"] == last].groupby("round")[list(titles)].mean()
@@ -121,8 +119,7 @@ def weight_divergence(setting: "Setting") -> Figure:
     for axes, (column, label) in zip(curves, names.items(), strict=True):
         for method, total in found:
             mean = total.groupby("round")[column].mean().dropna()
-            style = look(method.number) | {"linewidth": stroke(0.8), "label": method.label}
-            axes.plot(mean.index, mean, **style)
+            axes.plot(mean.index, mean, **style_of(method))
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
         round_axis(axes, 8)
@@ -131,7 +128,7 @@ def weight_divergence(setting: "Setting") -> Figure:
     return figure
 
 
-def cloud(axes: Axes, total: "pd.DataFrame", colour: str, label: str) -> None:
+def cloud(axes: Axes, total: pd.DataFrame, colour: str, label: str) -> None:
     """Draw one point per client and round.
 
     The title gives Pearson's correlation of the two distances.
@@ -160,8 +157,8 @@ def in_out(setting: "Setting") -> Figure:
     figure, grid = panels(title, height, len(shown), 2, sharex=True, sharey=True)
     for row, (method, history) in zip(grid, shown, strict=True):
         values = before_and_after(history)
-        for axes, side in zip(row, ("in", "out"), strict=True):
-            draw_side(axes, np.array(history.local_rounds), values, side)
+        for axes, side in zip(row, SIDES, strict=True):
+            draw_side(axes, values, side)
             axes.set_title(f"{method.label}: {side}-local distribution")
         row[0].set_ylabel("accuracy")
     for axes in grid[-1]:
@@ -170,35 +167,32 @@ def in_out(setting: "Setting") -> Figure:
     return figure
 
 
-def before_and_after(history: History) -> dict[str, np.ndarray]:
-    """Return the series of FedNTD Fig. 4, each with one value per round with local models, [T].
+def before_and_after(history: History) -> pd.DataFrame:
+    """Return the series of FedNTD Fig. 4, with one row per round with local models.
 
-    Keys: `<side> before` and `<side> after` for the global model on the joint distribution of the
-    round's clients; `<side> local` and `<side> spread` for the mean and standard deviation of local
-    models. A side is `in` or `out`.
+    Columns: `<side> before` and `<side> after` for the global model on the joint distribution of
+    the round's clients; `<side> local` and `<side> spread` for the mean and standard deviation of
+    local models. A side is `in` or `out`.
     """
-    found: dict[str, list[float]] = {}
+    rows = []
     for index, number in enumerate(history.local_rounds):
         counts, local = history.sampled_counts(index), history.local_class_accuracy[index]
-        after = history.class_accuracy[history.rounds.index(number)]
-        own = in_out_local(local, counts)
-        pairs = {
-            "before": in_out_joint(history.distributed(number), counts),
-            "after": in_out_joint(after, counts),
-            "local": (own[0].mean(), own[1].mean()),
-            "spread": (own[0].std(), own[1].std()),
-        }
-        for name, pair in pairs.items():
-            for side, value in zip(("in", "out"), pair, strict=True):
-                found.setdefault(f"{side} {name}", []).append(float(value))
-    return {name: np.array(values) for name, values in found.items()}
+        before = in_out_joint(history.distributed(number), counts)
+        after = in_out_joint(history.class_accuracy[history.rounds.index(number)], counts)
+        row: dict[str, float] = {}
+        for i, (side, own) in enumerate(zip(SIDES, in_out_local(local, counts), strict=True)):
+            row |= {f"{side} before": before[i], f"{side} after": after[i]}
+            row |= {f"{side} local": own.mean(), f"{side} spread": own.std()}
+        rows.append(row)
+    return pd.DataFrame(rows, index=history.local_rounds)
 
 
-def draw_side(axes: Axes, rounds: np.ndarray, values: dict[str, np.ndarray], side: str) -> None:
+def draw_side(axes: Axes, values: pd.DataFrame, side: str) -> None:
+    rounds = values.index
     style: dict[str, Any] = {"linewidth": stroke(0.7)}
     axes.plot(rounds, values[f"{side} before"], color=BLUE, label="global model before", **style)
     axes.plot(rounds, values[f"{side} after"], color=GREEN, label="global model after", **style)
-    mean, spread_ = values[f"{side} local"], values[f"{side} spread"]
+    mean, spread = values[f"{side} local"], values[f"{side} spread"]
     axes.plot(rounds, mean, color=ORANGE, label="local models", **style)
-    axes.fill_between(rounds, mean - spread_, mean + spread_, color=ORANGE, alpha=0.2, linewidth=0)
+    axes.fill_between(rounds, mean - spread, mean + spread, color=ORANGE, alpha=0.2, linewidth=0)
     axes.set_ylim(0, 1.03)

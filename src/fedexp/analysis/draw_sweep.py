@@ -1,12 +1,13 @@
 """Draw the pictures of a sweep. Each function takes the runs of a setting and returns a matplotlib
 Figure."""
 
-import math
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,6 +24,21 @@ if TYPE_CHECKING:
 
 STYLES = ("-", "--", ":", "-.")  # the next one is used when all colours are used up
 SPREAD = "mean ± standard\ndeviation"
+
+
+def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
+    """Yield (name, function that draws it) of each picture that the runs have data for."""
+    yield "curves", curves
+    if any(method.files[0].history for method in setting.methods):
+        yield "class_accuracy", partial(class_accuracy, normalised=False)
+        yield "class_accuracy_normalised", partial(class_accuracy, normalised=True)
+    if any(method.global_drops().size for method in setting.methods):
+        yield "round_forgetting", lambda setting: round_forgetting([setting], setting.title)
+
+
+def style_of(method: "Method", width: float = 0.8) -> dict[str, Any]:
+    """Return the look and label of a method's line. width: fraction of the style's line width."""
+    return look(method.number) | {"linewidth": stroke(width), "label": method.label}
 
 
 def look(number: int) -> dict[str, Any]:
@@ -115,9 +131,8 @@ def round_forgetting(settings: "Sequence[Setting]", title: str) -> Figure:
         for axes, setting in zip(row, settings, strict=True):
             for method in setting.methods:
                 drops = getattr(method, kind)()
-                if np.isfinite(drops).any():
-                    style = look(method.number) | {"linewidth": stroke(0.9), "where": "post"}
-                    axes.step(*distribution(drops), **style, label=method.label)
+                if (known := drops[np.isfinite(drops)]).size:
+                    axes.ecdf(known, **style_of(method, 0.9))
             axes.set_xlim(left=0)
             axes.set_ylim(0, 1.02)
             axes.xaxis.set_major_locator(MaxNLocator(4 if len(settings) > 1 else 8))
@@ -129,48 +144,40 @@ def round_forgetting(settings: "Sequence[Setting]", title: str) -> Figure:
     return figure
 
 
-def distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the empirical distribution of values [n] as the corners [n + 1] of steps.
-
-    The corners are (v_(1), 0), then (v_(i), i/n).
-    """
-    ordered = np.sort(values[np.isfinite(values)])
-    return np.concatenate([ordered[:1], ordered]), np.arange(len(ordered) + 1) / len(ordered)
-
-
 def parameter(sweep: "ParameterSweep") -> Figure:
     """Draw the main measures against a parameter (FedNTD Fig. 15 and 16).
 
     Bars show one standard deviation over seeds, and a star marks the best value. Methods without
     the parameter are dotted lines.
     """
-    groups = [runs for _, points in sweep.lines for runs in points.values()]
-    groups += [method.runs for method in sweep.baselines]
-    measures = main_measures(run for runs in groups for run in runs)
+    lines = [(method, sweep.points(method)) for method in sweep.lines]
+    values = sorted({x for _, points in lines for x in points})
+    runs = [run for method in (*sweep.lines, *sweep.baselines) for run in method.runs]
+    measures = main_measures(runs)
     figure, grid = panels_of(f"{sweep.key}, {sweep.setting}", len(measures))
-    values = sorted({x for _, points in sweep.lines for x in points})
     for axes, measure in zip(grid, measures, strict=True):
-        found: list[tuple[float, float]] = []  # (mean, parameter)
-        for method, points in sweep.lines:
-            every = {x: mean_and_spread(runs, measure.key) for x, runs in points.items()}
-            known = {x: stats for x, stats in every.items() if stats}
-            if known:
-                mean, spread = np.array(list(known.values())).T
-                bars = spread if np.isfinite(spread).any() else None
-                style = look(method.number) | {"linewidth": stroke(0.8), "label": method.name}
-                axes.errorbar(list(known), mean, bars, **style, **BARS)
-                found += zip(mean.tolist(), known, strict=True)
+        means = []
+        for method, points in lines:
+            found = [mean_and_spread(runs, measure.key) for runs in points.values()]
+            table = pd.DataFrame(found, list(points), ["mean", "std"]).dropna(how="all")
+            bars = table["std"] if table["std"].notna().any() else None
+            style = style_of(method) | {"label": method.name} | BARS
+            axes.errorbar(table.index, table["mean"], bars, **style)
+            means.append(table["mean"])
         for method in sweep.baselines:
-            if stats := mean_and_spread(method.runs, measure.key):
-                style = look(method.number) | {"linestyle": ":", "linewidth": stroke(0.8)}
-                axes.axhline(stats[0], **style, label=method.label)
-        if found:
-            best, x = min(found) if less_is_better(measure.key) else max(found)
-            axes.plot(x, best, "*", color="black", markersize=9, zorder=3, label="best")
+            mean, _ = mean_and_spread(method.runs, measure.key)
+            axes.axhline(mean, **style_of(method) | {"linestyle": ":"})
+        every = pd.concat(means)
+        if len(every):
+            best = int(every.argmin() if less_is_better(measure.key) else every.argmax())
+            look: dict[str, Any] = {"color": "black", "markersize": 9, "zorder": 3}
+            axes.plot(every.index[best], every.iloc[best], "*", **look, label="best")
         axes.set_ylabel(measure.label)
         scale_of(axes, values)
     grid[-1].set_xlabel(sweep.key)
-    legend(figure, grid[0], spread_of({len(runs) for runs in groups}))
+    sizes = {len(runs) for _, points in lines for runs in points.values()}
+    sizes |= {len(method.runs) for method in sweep.baselines}
+    legend(figure, grid[0], spread_of(sizes))
     return figure
 
 
@@ -184,16 +191,14 @@ def scale_of(axes: Axes, values: Sequence[float]) -> None:
         axes.minorticks_off()
 
 
-def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, float] | None:
+def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, float]:
     """Return mean and standard deviation over the seeds that neither diverged nor were pruned.
 
-    The standard deviation is nan for a single seed. Return None if no seed has a value.
+    The standard deviation is nan for a single seed, and both are nan if no seed has a value.
     """
-    every = [run.summary.get(key) for run in runs if not (run.diverged or is_pruned(run))]
-    values = [value for value in every if value is not None]
-    if not values:
-        return None
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    sound = [run.summary.get(key) for run in runs if not (run.diverged or is_pruned(run))]
+    values = pd.Series(sound, dtype=float)
+    return float(values.mean()), float(values.std())
 
 
 def panels_of(title: str, rows: int = 1) -> tuple[Figure, list[Axes]]:

@@ -12,12 +12,13 @@ Measurements of the group `analysis` and of the metric in_out_local are in
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from fedexp.analysis.measures import is_pruned
 from fedexp.analysis.naming import SAID, displayed, grouped, names, ordered, said, shared_overrides
@@ -58,10 +59,10 @@ class Method:
         For a run that was only evaluated on the validation set, the values on that set are used.
         """
         names = [column if file.has(column) else named(column, VALIDATION) for file in self.files]
-        found = [file.points(name) for file, name in zip(self.files, names, strict=True)]
-        points = [dict(zip(*map(np.ndarray.tolist, each), strict=True)) for each in found]
-        rounds = sorted(set.intersection(*map(set, points)))
-        return np.array(rounds), np.array([[each[r] for r in rounds] for each in points])
+        points = [file.points(name) for file, name in zip(self.files, names, strict=True)]
+        series = [pd.Series(values, index=rounds) for rounds, values in points]
+        table = pd.concat(series, axis="columns", join="inner")
+        return table.index.to_numpy(), table.to_numpy().T
 
     def global_drops(self) -> np.ndarray:
         """Return F_t of Flashback for all rounds of all runs, [n]."""
@@ -104,8 +105,15 @@ class ParameterSweep:
 
     key: str
     setting: str
-    lines: tuple[tuple[Method, dict[float, tuple[RunDirectory, ...]]], ...]  # runs by value
+    lines: tuple[Method, ...]  # methods with the parameter, with the runs of all its values
     baselines: tuple[Method, ...]  # methods without the parameter
+
+    def points(self, method: Method) -> dict[float, list[RunDirectory]]:
+        """Return the runs of a method by the parameter's value, in ascending order."""
+        found: dict[float, list[RunDirectory]] = {}
+        for run in method.runs:
+            found.setdefault(numbers_of(run)[self.key], []).append(run)
+        return dict(sorted(found.items()))
 
 
 def look_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
@@ -122,16 +130,8 @@ def sweep_pictures(
     from fedexp.analysis import draw_measured, draw_sweep
 
     for setting in settings(runs):
-        drawn: dict[str, Callable[[], Figure]] = {"curves": partial(draw_sweep.curves, setting)}
-        if any(method.files[0].history for method in setting.methods):
-            for end, normalised in (("", False), ("_normalised", True)):
-                draw = partial(draw_sweep.class_accuracy, setting, normalised)
-                drawn[f"class_accuracy{end}"] = draw
-        if any(method.global_drops().size for method in setting.methods):
-            draw = partial(draw_sweep.round_forgetting, [setting], setting.title)
-            drawn["round_forgetting"] = draw
-        drawn |= {name: partial(f, setting) for name, f in draw_measured.pictures(setting)}
-        yield from ((slug(f"{setting.name}_{name}"), draw) for name, draw in drawn.items())
+        for name, draw in (*draw_sweep.pictures(setting), *draw_measured.pictures(setting)):
+            yield slug(f"{setting.name}_{name}"), partial(draw, setting)
     for sweep in parameter_sweeps(runs):
         yield slug(f"{sweep.setting}_{sweep.key}"), partial(draw_sweep.parameter, sweep)
 
@@ -143,31 +143,34 @@ def slug(name: str) -> str:
 
 def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
     """Group runs by setting and method. Methods are sorted by name."""
-    shared, groups, looks = shared_overrides(runs), grouped(runs), looks_of(runs)
+    shared, groups, every = shared_overrides(runs), grouped(runs), method_names(runs)
     of_experiment = any(text.startswith("experiment=") for text in shared)
-    told = ("experiment=", "algorithm=") if of_experiment else SAID
-    common = " ".join(sorted(text for text in shared if not text.startswith(told)))
-    found = []
-    for shown, methods in zip(displayed(list(groups)), groups.values(), strict=True):
-        every = tuple(look(methods[name]) for name, look in looks.items() if name in methods)
-        found.append(Setting(shown, every, common))
-    return found
+    in_name = ("experiment=", "algorithm=") if of_experiment else SAID
+    common = " ".join(sorted(text for text in shared if not text.startswith(in_name)))
+    return [
+        Setting(shown, methods_of(groups[setting], every), common)
+        for setting, shown in zip(groups, displayed(list(groups)), strict=True)
+    ]
 
 
-def looks_of(
-    runs: Sequence[RunDirectory], further: Iterable[str] = ()
-) -> dict[str, Callable[[Iterable[RunDirectory]], Method]]:
-    """Return name -> function that builds a `Method` from its runs, in the order of the names.
+def method_names(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> list[str]:
+    """Return the names of all methods. A method's index here determines its colour and line style.
 
     further: additional names, which come after all methods.
     """
-    every = list(dict.fromkeys([*ordered({name for _, name in names(runs)}), *ordered(further)]))
-    shown = displayed(every)
+    return list(dict.fromkeys([*ordered({name for _, name in names(runs)}), *ordered(further)]))
 
-    def look(number: int, runs: Iterable[RunDirectory]) -> Method:
-        return Method(shown[number], by_seed(runs), number)
 
-    return {name: partial(look, number) for number, name in enumerate(every)}
+def methods_of(
+    groups: Mapping[str, Iterable[RunDirectory]], every: Sequence[str]
+) -> tuple[Method, ...]:
+    """Return the methods with these runs (name -> runs), in the order of all names."""
+    shown = enumerate(zip(every, displayed(every), strict=True))
+    return tuple(
+        Method(label, by_seed(groups[name]), number)
+        for number, (name, label) in shown
+        if name in groups
+    )
 
 
 def by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
@@ -183,26 +186,20 @@ def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
 def sweeps_of(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
     """Yield a key's parameter sweeps: one for each setting in which the key takes several
     values."""
-    having = [run for run in runs if key in numbers_of(run)]
-    algorithms = {run.summary["algorithm"] for run in having}
-    others = [run for run in runs if run.summary["algorithm"] not in algorithms]
+    algorithms = {run.summary["algorithm"] for run in runs if key in numbers_of(run)}
     groups = grouped(runs, without=key)
-    looks = looks_of(runs, {name for methods in groups.values() for name in methods})
+    every = method_names(runs, {name for methods in groups.values() for name in methods})
     for setting, methods in groups.items():
-        lines, baselines = [], []
+        with_key, without_key = {}, {}
         for name, members in methods.items():
-            points: dict[float, list[RunDirectory]] = {}
-            for run in members:
-                if run in having:
-                    points.setdefault(numbers_of(run)[key], []).append(run)
-            if points:
-                method = looks[name](run for run in members if run in having)
-                lines.append((method, {x: tuple(group) for x, group in sorted(points.items())}))
-            elif members[0] in others:
-                baselines.append(looks[name](members))
-        if max((len(points) for _, points in lines), default=0) > 1:
-            shown = displayed([setting])[0]
-            yield ParameterSweep(key, shown, tuple(lines), tuple(baselines))
+            if having := [run for run in members if key in numbers_of(run)]:
+                with_key[name] = having
+            elif members[0].summary["algorithm"] not in algorithms:
+                without_key[name] = members
+        lines, baselines = methods_of(with_key, every), methods_of(without_key, every)
+        sweep = ParameterSweep(key, displayed([setting])[0], lines, baselines)
+        if any(len(sweep.points(method)) > 1 for method in lines):
+            yield sweep
 
 
 def numbers_of(run: RunDirectory) -> dict[str, float]:
