@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.func import vmap
 
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fedprox import FedProx
@@ -559,25 +558,3 @@ def test_the_picture_of_a_class_that_is_reduced():
     above, below = class_reduction(run, history).axes
     assert below.lines[0].get_ydata().tolist() == [4, 4, 1]
     assert [line.get_xdata()[0] for line in above.lines[1:]] == [2.5]
-
-
-def test_cka_does_not_see_rotations_scales_and_shifts():
-    """But it sees other linear maps (Kornblith et al., section 2.1)."""
-    one, other = features(30, 4, 0), features(30, 6, 1)
-    other[:, :4] += one
-    value = linear_cka(one, other)
-    rotation = torch.linalg.qr(features(6, 6, 2))[0]
-    assert linear_cka(one, -3 * other @ rotation + 7) == pytest.approx(value, rel=1e-12)
-    assert linear_cka(other, one) == pytest.approx(value, rel=1e-12)
-    assert linear_cka(other, -3 * other @ rotation + 7) == pytest.approx(1, rel=1e-12)
-    assert linear_cka(other, other @ features(6, 6, 3)) < 0.99
-
-
-def test_divergence_works_inside_vmap():
-    """Two rounds at once: the second has the models of the first, reversed."""
-    twice = tree.map(lambda leaf: torch.stack([leaf, leaf.flip(0)]), MODELS)
-    together_ = vmap(lambda local: divergence.from_others(local, "l2"))(twice)
-    for row, local in enumerate((MODELS, tree.map(lambda leaf: leaf.flip(0), MODELS))):
-        torch.testing.assert_close(
-            together_["total"][row], divergence.from_others(local, "l2")["total"]
-        )

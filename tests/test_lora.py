@@ -172,11 +172,6 @@ def test_adapters_equal_peft():
     torch.testing.assert_close(merge(ours)(x).logits, theirs.merge_and_unload()(x))
 
 
-def test_frozen_a_is_not_trained():
-    simulation = make_simulation(model=Own(lora=LoRA(rank=2, freeze_a=True)))
-    assert set(simulation.initial) == {"backbone.inner.up.weight"} | HEAD
-
-
 @pytest.mark.slow
 def test_exported_model_has_merged_adapters(tmp_path):
     """A whole run; the file has the names of a network without adapters, and says the same."""

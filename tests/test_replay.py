@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedexp.config.build import build
-from fedexp.core.errors import ConfigError
 from fedexp.data.replay import buffers
 from fedexp.training.division import divide
 from toy_federation import composed
@@ -124,15 +123,3 @@ def test_a_buffer_depends_on_the_seed_of_the_partition_alone():
     other = federations("scenario.replay=12", "seed=4")
     assert [part.tolist() for part in first[2].parts] == [part.tolist() for part in again[2].parts]
     assert [part.tolist() for part in first[2].parts] != [part.tolist() for part in other[2].parts]
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("scenario.replay=-1", "at least 0"),
-        ("scenario.replay_policy=reservior", "nearest: 'reservoir'"),
-    ],
-)
-def test_bad_buffers(override, message):
-    with pytest.raises(ConfigError, match=message):
-        federations(override)

@@ -1,7 +1,7 @@
 """Weight divergence: distances of local models from the global model and from one another.
 
 FedNTD section 5.2. Models are trees of parameters. The models of S clients are stacked, leaves [S,
-...]. The functions of models use only torch operations, so they also work inside `torch.func.vmap`.
+...].
 """
 
 import numpy as np
