@@ -14,16 +14,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedexp.analysis.sweep import load_sweep
-from fedexp.config.options import conf_directory
-from fedexp.papers import first_screen, statistics
-from fedexp.papers.statistics import under_the_rule
+from fedexp.papers import first_screen, reproduction, statistics
 
 ROOT = Path(__file__).parents[1]
 NAMES = {"fedavg": "FedAvg", "fedntd": "FedNTD", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
 NAMES |= {"fednova": "FedNova", "moon": "MOON", "fedcurv": "FedCurv"}
 T_49 = 2.0095752371292397  # 0.975 quantile of Student's t with 49 degrees of freedom
 SPREAD = {"accuracy": 1.57, "forgetting": 0.016}
+READINGS = {  # sweep -> label of its runs in the table
+    "fedntd_table1_clients": "released clients",
+    "fedntd_table1_tau3": "before the release",
+    "fedntd_table1_released": "released",
+}
 
 
 class Run:
@@ -132,24 +134,23 @@ def second():
     return Second()
 
 
-@pytest.fixture(scope="module")
-def every():
-    return statistics.load_runs(ROOT, load_sweep(statistics.SWEEP, [conf_directory()]))
+class First:
+    """The computation of the page, from all committed runs."""
+
+    def __init__(self):
+        sweeps = reproduction.all_sweeps()
+        self.sweep = sweeps[statistics.SWEEP]
+        self.all_runs = reproduction.all_runs(ROOT, sweeps)
+        self.tables = reproduction.all_tables(ROOT, sweeps, self.all_runs)
+        self.every = statistics.table1_runs(self.sweep, self.all_runs)
+        self.runs = statistics.with_both_views(self.every)
+        self.table = statistics.cells(self.sweep, self.runs)
+        self.ours = statistics.select(self.table)
 
 
 @pytest.fixture(scope="module")
-def runs(every):
-    return statistics.both_views(every)
-
-
-@pytest.fixture(scope="module")
-def table(runs):
-    return statistics.cells(runs)
-
-
-@pytest.fixture(scope="module")
-def ours(table):
-    return under_the_rule(table)
+def first():
+    return First()
 
 
 def of(table, metric):
@@ -162,14 +163,15 @@ METRICS = pytest.mark.parametrize("metric", ["accuracy", "forgetting"])
 @METRICS
 @pytest.mark.parametrize("view", ["plain", "augmented"])
 @pytest.mark.parametrize("rule", BY_HAND)
-def test_errors_of_each_view_and_rule(second, table, metric, view, rule):
+def test_errors_of_each_view_and_rule(first, second, metric, view, rule):
     far, held = second.far(metric, view, BY_HAND[rule]), second.held()
     data = np.array([cell[0] for cell in second.cells])
     limit = 2 if metric == "accuracy" else 0.05
-    everything = [(far, table), (far[held], statistics.held_out(table))]
+    table = first.table
+    everything = [(far, table), (far[held], table[statistics.is_held_out(table)])]
     everything += [(far[data == name], table[table["dataset"] == name]) for name in set(data)]
     for mine, rows in everything:
-        found = statistics.errors(rows).loc[(metric, view, rule)]
+        found = statistics.errors(rows, ["metric", "view", "rule"]).loc[(metric, view, rule)]
         assert found["n"] == len(mine)
         assert found["rmse"] == pytest.approx((mine @ mine / len(mine)) ** 0.5)
         assert found["bias"] == pytest.approx(mine.sum() / len(mine))
@@ -177,15 +179,15 @@ def test_errors_of_each_view_and_rule(second, table, metric, view, rule):
 
 
 @METRICS
-def test_which_view_and_rule_is_nearer(second, table, metric):
+def test_which_view_and_rule_is_nearer(first, second, metric):
     rule, others = ("augmented", "ema(0.6)"), [("plain", "ema(0.6)"), ("augmented", "best")]
     for other in [*others, ("augmented", "mean_of_last(10)")]:
         one, two = (abs(second.far(metric, view, BY_HAND[name])) for view, name in (rule, other))
-        assert statistics.nearer(table, rule, other)[metric] == sum(one < two)
+        assert statistics.nearer(first.table, rule, other)[metric] == sum(one < two)
 
 
 @METRICS
-def test_gain_over_fedavg(second, ours, metric):
+def test_gain_over_fedavg(first, second, metric):
     mine = []
     for cell in second.cells:
         base = (*cell[:2], "FedAvg")
@@ -195,13 +197,13 @@ def test_gain_over_fedavg(second, ours, metric):
             mine.append((values[0] - values[1], prints[0] - prints[1]))
     x, y = np.array(mine).T
     r = ((x - x.mean()) @ (y - y.mean())) / len(x) / x.std() / y.std()
-    found = statistics.gains(of(ours, metric))
-    assert len(found) == len(mine)
-    assert statistics.correlation(found[["value", "printed"]].to_numpy()) == pytest.approx(r)
-    assert statistics.same_sign(found) == sum(a * b > 0 for a, b in mine)
+    found = first_screen.gain(of(first.ours, metric))
+    assert found["n"] == len(mine)
+    assert found["correlation"] == pytest.approx(r)
+    assert found["sign"] == sum(a * b > 0 for a, b in mine)
 
 
-def test_chance_line(second, ours):
+def test_chance_line(first, second):
     """Permuting n methods of a column puts each on each print with probability 1/n, so the mean of
     the permuted counts is known exactly; quantiles are from another generator."""
     own, others, pairs, mean = 0, 0, 0, 0.0
@@ -219,7 +221,7 @@ def test_chance_line(second, ours):
         mean += hit.sum() / len(methods)
         for draw in range(len(totals)):
             totals[draw] += hit[range(len(methods)), random.permutation(len(methods))].sum()
-    found = statistics.chance(ours, SPREAD)
+    found = statistics.chance(first.ours)
     assert (found["within"], found["of"]) == (own, 2 * len(second.cells))
     assert found["share"] == pytest.approx(others / pairs)
     permuted = found["permuted"]
@@ -228,7 +230,7 @@ def test_chance_line(second, ours):
     assert found["most"] < own
 
 
-def test_pairs_of_methods_round_by_round(second, every):
+def test_pairs_of_methods_round_by_round(first, second):
     decidable, swapped, count = set(), set(), 0
     for column in {run.column for run in second.runs}:
         mine = sorted((run for run in second.runs if run.column == column), key=lambda r: r.old)
@@ -254,7 +256,7 @@ def test_pairs_of_methods_round_by_round(second, every):
                     decidable.add(name)
                     if average(a - b, metric) * far < 0:
                         swapped.add(name)
-    found = statistics.method_pairs(every)
+    found = statistics.method_pairs(first.every)
     keys = [
         (*row[:3], *sorted(row[3:]))
         for row in found[["dataset", "partition_param", "metric", "method", "other"]].to_numpy()
@@ -265,7 +267,7 @@ def test_pairs_of_methods_round_by_round(second, every):
 
 
 @METRICS
-def test_rival_explanations_out_of_column(second, runs, table, metric):
+def test_rival_explanations_out_of_column(first, second, metric):
     x, y = second.ours(metric, "plain", last_ten), second.print(metric)
     rounds = len(next(iter(second.of.values()))[0].values["plain", metric])
     curves = np.array(
@@ -284,13 +286,13 @@ def test_rival_explanations_out_of_column(second, runs, table, metric):
         far["affine"] += [*(v.mean() + slope * (x[out] - u.mean()) - y[out])]
         stop = np.argmin([((curve - v) ** 2).sum() for curve in curves[~out].T])
         far["stopping early"] += [*(curves[out][:, stop] - y[out])]
-    found = statistics.rivals(runs, table)[metric]
+    found = statistics.rivals(first.runs, first.table)[metric]
     for name, values in far.items():
         assert found[name] == pytest.approx(np.sqrt(np.mean(np.square(values)))), name
 
 
 @METRICS
-def test_bootstrap_by_column(second, ours, metric):
+def test_bootstrap_by_column(first, second, metric):
     """The same ends from another generator, within a tenth of the interval."""
     far, random = second.far(metric), np.random.RandomState(7)
     groups = [far[[cell[:2] == column for cell in second.cells]] ** 2 for column in second.columns]
@@ -299,18 +301,18 @@ def test_bootstrap_by_column(second, ours, metric):
         drawn = np.concatenate([groups[i] for i in random.randint(len(groups), size=len(groups))])
         found.append(drawn.mean() ** 0.5)
     low, high = np.percentile(found, [2.5, 97.5])
-    ends = statistics.interval(of(ours, metric), statistics.rmse)
+    ends = statistics.interval(of(first.ours, metric), statistics.rmse)
     assert ends == pytest.approx((low, high), abs=0.1 * (high - low))
 
 
 @METRICS
-def test_spread_over_seeds(second, runs, metric):
+def test_spread_over_seeds(first, second, metric):
     squares, freedom = 0.0, 0
     for each in second.of.values():
         values = np.array([average(run.values["augmented", metric], metric) for run in each])
         squares += ((values - values.mean()) ** 2).sum()
         freedom += len(values) - 1
-    found = statistics.seed_spread(runs).loc[metric]
+    found = statistics.seed_spread(first.runs).loc[metric]
     assert found["freedom"] == freedom
     assert found["spread"] == pytest.approx((squares / freedom) ** 0.5)
     assert found["low"] < found["spread"] < found["high"]
@@ -327,7 +329,7 @@ def test_interval_of_a_spread():
     assert found[["low", "high"]].tolist() == pytest.approx([0.63096, 45.1277], rel=1e-4)
 
 
-def test_swings_of_methods_and_of_the_sum(second, runs):
+def test_swings_of_methods_and_of_the_sum(first, second):
     def straightened(values):
         rounds = np.stack([np.ones(50), np.arange(50)], axis=1)
         return values - rounds @ np.linalg.solve(rounds.T @ rounds, rounds.T @ values)
@@ -340,34 +342,33 @@ def test_swings_of_methods_and_of_the_sum(second, runs):
                 for cell in (one, other)
             )
             found.append(a @ b / np.sqrt((a @ a) * (b @ b)))
-    assert statistics.shared_swings(runs) == pytest.approx(np.mean(found))
+    assert statistics.shared_swings(first.runs) == pytest.approx(np.mean(found))
     ratios = {"CIFAR-10": [], "MNIST": []}
     for run in itertools.chain(*second.of.values()):
         accuracy = run.values["augmented", "accuracy"][-50:] / 100
         both = accuracy + run.values["augmented", "forgetting"][-50:]
         ratios[run.cell[0]].append(both.std() / accuracy.std())
-    for name, ratio in statistics.swing_of_sum(runs).items():
+    for name, ratio in statistics.swing_of_sum(first.runs).items():
         assert ratio == pytest.approx(np.mean(ratios[name]))
 
 
-def test_sum_of_accuracy_and_forgetting(second, ours):
-    found = statistics.sums(ours)
+def test_sum_of_accuracy_and_forgetting(first, second):
+    found = statistics.sums(first.ours)
     for cell in second.cells:
         value = second.value(cell, "accuracy") / 100 + second.value(cell, "forgetting")
         assert found.loc[cell, "value"] == pytest.approx(value)
 
 
-def test_other_readings(second, ours):
-    names = ["fedntd_table1_clients", "fedntd_table1_tau3", "fedntd_table1_released"]
+def test_other_readings(first, second):
     found, limits = {}, {"accuracy": 2, "forgetting": 0.05}
-    for name in names:
-        for run in committed(name):
+    for sweep, name in READINGS.items():
+        for run in committed(sweep):
             for metric, limit in limits.items():
                 print_ = second.prints[(*run.cell, metric)][0]
                 was = abs(second.value(run.cell, metric) - print_) <= limit
                 now = abs(average(run.values["augmented", metric], metric) - print_) <= limit
                 found[(name, *run.cell, metric)] = (was, now)
-    rows = statistics.other_readings(ROOT, ours, names)
+    rows = statistics.other_readings(first.tables[statistics.SWEEP])
     keys = rows[["reading", *statistics.CELL, "metric"]].itertuples(index=False, name=None)
     assert dict(zip(keys, zip(rows["was"], rows["now"], strict=True), strict=True)) == found
 
@@ -379,7 +380,7 @@ def test_orders_on_other_data():
     that were not run and rows of other readings do not count."""
     rows = {
         "setting": "column",
-        "reading": [None, None, None, None, "other"],
+        "reading": ["", "", "", "", "other"],
         "n": [1, 2, 1, 0, 1],
         "mean": [10, 12, 5, np.nan, 1],
         "error": [0.5, 0.6, 1, np.nan, 0.1],
@@ -390,8 +391,9 @@ def test_orders_on_other_data():
     assert found == {"setting": "column", "n": 3, "pairs": 3, "decidable": 3, "swapped": 1}
 
 
-def test_the_first_screen_has_the_numbers_of_the_second_computation(second):
-    text = " ".join(first_screen.text(first_screen.facts(ROOT)).split())
+def test_the_first_screen_has_the_numbers_of_the_second_computation(first, second):
+    facts = first_screen.facts(ROOT, first.sweep, first.all_runs, first.tables)
+    text = " ".join(first_screen.text(facts).split())
     accuracy, forgetting = (
         np.sqrt(np.mean(second.far(metric) ** 2)) for metric in ("accuracy", "forgetting")
     )
@@ -412,30 +414,34 @@ def test_the_first_screen_has_the_numbers_of_the_second_computation(second):
     )
 
 
-def test_what_was_tried_and_what_does_not_fit(second, runs, ours):
+def test_what_was_tried_and_what_does_not_fit(first, second):
     """Second seeds, other readings together, FedNTD's F and the run in two precisions."""
     limits = {"accuracy": 2, "forgetting": 0.05}
     several = [cell for cell in second.cells if len({run.seed for run in second.of[cell]}) > 1]
     outside = 0
     for cell in several:
-        (first,) = (run for run in second.of[cell] if run.seed == 0)
+        (lowest,) = (run for run in second.of[cell] if run.seed == 0)
         outside += any(
-            abs(average(first.values["augmented", m], m) - second.prints[(*cell, m)][0]) > limits[m]
+            abs(average(lowest.values["augmented", m], m) - second.prints[(*cell, m)][0])
+            > limits[m]
             for m in limits
         )
-    assert first_screen.second_seeds(runs) == {"n": len(several), "outside": outside}
+    assert first_screen.second_seeds(first.sweep, first.runs) == {
+        "n": len(several),
+        "outside": outside,
+    }
 
-    *rows, together = first_screen.tried(ROOT, ours)
+    *rows, together = first_screen.tried(first.tables[statistics.SWEEP])
     for name in ("failures", "fixed", "controls", "broken"):
         assert together[name] == sum(row[name] for row in rows)
-    values = 2 * sum(len(committed(name)) for name in first_screen.READINGS)
+    values = 2 * sum(len(committed(name)) for name in READINGS)
     assert together["failures"] + together["controls"] == values
 
     cifar = [cell for cell in second.cells if cell[0] == "CIFAR-10"]
     far = dict(zip(second.cells, second.far("forgetting"), strict=True))
     mine = [cell for cell in cifar if cell[2] == "FedNTD"]
     rest = [np.mean([far[c] for c in cifar if c[:2] == cell[:2] and c != cell]) for cell in mine]
-    found = first_screen.forgetting_of_fedntd(ours)
+    found = first_screen.forgetting_of_fedntd(first.ours)
     assert (found["n"], found["low"]) == (len(mine), sum(far[cell] < 0 for cell in mine))
     assert found["bias"] == pytest.approx(np.mean([far[cell] for cell in mine]))
     relative = np.mean([far[cell] for cell in mine]) - np.mean(rest)
@@ -448,4 +454,4 @@ def test_what_was_tried_and_what_does_not_fit(second, runs, ours):
     both = np.stack([high.values["augmented", "accuracy"][-50:], low], axis=1)
     both = both - line @ np.linalg.lstsq(line, both, rcond=None)[0]
     r = both[:, 0] @ both[:, 1] / np.sqrt((both[:, 0] @ both[:, 0]) * (both[:, 1] @ both[:, 1]))
-    assert first_screen.across_precisions(ROOT, runs) == pytest.approx(r)
+    assert first_screen.across_precisions(ROOT, first.runs) == pytest.approx(r)

@@ -15,6 +15,7 @@ from fedexp.papers import first_screen, readings
 from fedexp.papers.cells import printed_cells
 from fedexp.papers.curves import as_svg, learning_curves
 from fedexp.papers.runs import counted_runs, read_runs
+from fedexp.papers.statistics import SWEEP
 from fedexp.papers.status import status
 
 FOLDER = Path("docs", "reproduction", "curves")
@@ -35,11 +36,12 @@ def all_files(root: Path) -> dict[Path, bytes]:
         if figure is not None:
             found[FOLDER / f"{name}.svg"] = as_svg(figure)
     screen = "# Reproduction\n\nToo few runs of FedNTD's Table 1 are kept here to compare them."
-    facts = first_screen.facts(root)
+    tables = all_tables(root, sweeps, runs)
+    facts = first_screen.facts(root, sweeps[SWEEP], runs, tables)
     if facts:
         screen = first_screen.text(facts)
-        found[first_screen.PICTURE] = first_screen.picture(facts).encode()
-    page = document(sweeps, all_tables(root, sweeps, runs), screen, set(found))
+        found[first_screen.PICTURE] = as_svg(first_screen.picture(facts["table"]))
+    page = document(sweeps, tables, screen, set(found))
     return {Path("REPRODUCTION.md"): page.encode()} | found
 
 

@@ -201,3 +201,12 @@ def series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
                 values = part[name].to_numpy(dtype=np.float64)
                 where = {"view": view, "measure": measure, "task": task}
                 yield where | {"rounds": rounds, "values": values}
+
+
+def hours_of(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the hours of all rounds of a run on CPU cores and on GPUs; nan where unknown."""
+    hardware, seconds = summary.get("hardware") or {}, summary.get("seconds") or np.nan
+    hours = seconds * max(hardware.get("workers") or 1, 1) / 3600
+    if str(hardware.get("device", "cpu")).startswith("cuda"):
+        return {"cpu": np.nan, "gpu": hours}
+    return {"cpu": hours * (hardware.get("threads") or 1), "gpu": np.nan}

@@ -1,13 +1,12 @@
 """How closely the committed runs reproduce FedNTD's Table 1.
 
-The numbers on the first screen of REPRODUCTION.md. All come from the files of runs
-(`multirun/<sweep>/runs`) and the printed values. Accuracies are in percent, forgetting F is a
-fraction. A cell is a data set, a setting and a method; a column is a data set and a setting.
+`table1_runs` and `cells` make tidy tables, from which the other functions compute the numbers of
+REPRODUCTION.md. Accuracies are in percent, forgetting F is a fraction. A cell is a data set, a
+setting and a method; a column is a data set and a setting.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,115 +14,105 @@ import pandas as pd
 from scipy import signal, stats
 
 from fedexp.analysis.rules import Rule
-from fedexp.analysis.sweep import Sweep, cell_of, load_sweep, protocol_of
-from fedexp.config.options import conf_directory
+from fedexp.analysis.sweep import Sweep, cell_of
+from fedexp.papers.cells import departures, printed_cells
 from fedexp.papers.judge import ABSOLUTE, FORGETTING
-from fedexp.rundir import evidence, files
-from fedexp.rundir.revisions import outdated
+from fedexp.papers.readings import in_two_readings
 
 SWEEP = "fedntd_table1"
 COLUMN = ["dataset", "partition_param"]
 CELL = [*COLUMN, "method"]
-METRICS = {"accuracy": "test_accuracy", "forgetting": "forgetting"}
 VIEWS, RULES = ("plain", "augmented"), ("last", "mean_of_last(10)", "ema(0.6)", "best")
-FIXED = {"accuracy": ABSOLUTE["percent"], "forgetting": FORGETTING}
+INFERRED, PLAIN = ("augmented", "ema(0.6)"), ("plain", "mean_of_last(10)")  # view and rule
+SCALE = {"accuracy": 100.0, "forgetting": 1.0}  # unit of the published value / fraction
+FIXED = {"accuracy": ABSOLUTE["percent"], "forgetting": FORGETTING}  # tolerances
 # Columns that were seen before the view and the rule were fixed. The others are held out.
 SEEN = [("CIFAR-10", "s=2"), ("CIFAR-10", "alpha=0.1"), ("MNIST", "s=2"), ("MNIST", "alpha=0.1")]
-WINDOW = 50  # the last rounds, over which runs are compared round by round
-DRAWS, LEVEL = 10_000, 0.95  # of the bootstrap and of permutations; of all intervals
+WINDOW = 50  # number of last rounds in which runs are compared round by round
+DRAWS, LEVEL = 10_000, 0.95  # draws of bootstrap and permutations; level of all intervals
 WEIGHT = 0.6  # of the moving average
 
 
-def load_runs(root: Path, sweep: Sweep) -> pd.DataFrame:
-    """Return a row for each run (at the full protocol, with today's code), view and metric.
+def table1_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the completed runs of Table 1 at the full protocol with today's code.
 
-    `values` [R] are those of the evaluated rounds from 1 on, in the unit of the print;
-    `reconstructed` marks files that were rebuilt from a table of rounds.
+    There is a row for each run, view and metric, with its cell, the published value (`printed`,
+    `printed_std`), and `values` [R] of the evaluated rounds from 1 on.
+
+    runs: see `fedexp.papers.runs.read_runs`.
     """
+    mine = runs[(runs["made_by"] == sweep.name) & (runs["status"] == "completed")]
     rows = []
-    for path in sorted((root / "multirun" / sweep.name / "runs").glob(f"*{evidence.SUFFIX}")):
-        run = evidence.read(path)
-        if "elsewhere" in run or protocol_of(sweep, run["overrides"]) or outdated(run["config"]):
-            continue
+    for _, run in mine.drop_duplicates("run").iterrows():
         found = cell_of(sweep, run["overrides"])
-        if found is None or run["summary"]["status"] != "completed":
-            continue
-        facts = {
-            "run": path.name.removesuffix(evidence.SUFFIX),
-            "seed": run["summary"]["seed"],
-            "commit": run["summary"].get("commit"),
-            "reconstructed": bool(run["summary"].get("reconstructed")),
-            "hours": core_hours(run["summary"]),
-        }
-        rows += [found[1] | facts | each for each in series(run["tables"][files.ROUNDS])]
-    names = [*CELL, *("run", "seed", "commit", "reconstructed", "hours")]
-    names += ["view", "metric", "values"]
-    return pd.DataFrame(rows, columns=names)
+        if found is not None and not departures(sweep, run):
+            rows.append({**found[1], "run": run["run"]})
+    names = pd.DataFrame(rows, columns=[*CELL, "run"])
+    mine = mine[mine["view"].isin(VIEWS) & mine["measure"].isin(SCALE)]
+    mine = mine.rename(columns={"measure": "metric"}).merge(names, on="run")
+    scaled = mine["values"] * mine["metric"].map(SCALE)
+    return mine.assign(values=scaled).merge(published(sweep), on=[*CELL, "metric"])
 
 
-def core_hours(summary: dict[str, Any]) -> float:
-    """Return what a run cost on CPU cores; nan where its time is not known or it used a GPU."""
-    machine = summary["hardware"]
-    if machine["device"] != "cpu" or "seconds" not in summary:
-        return np.nan
-    cores = max(machine.get("workers") or 1, 1) * (machine.get("threads") or 1)
-    return summary["seconds"] * cores / 3600
+def published(sweep: Sweep) -> pd.DataFrame:
+    """Return the published values: the columns of CELL, `metric`, `printed` and `printed_std`."""
+    table = printed_cells(sweep).rename(columns={"value": "printed", "std": "printed_std"})
+    numbers = table[["printed", "printed_std"]].apply(pd.to_numeric)
+    return table[[*CELL, "metric"]].join(numbers).dropna(subset="printed")
 
 
-def series(table: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the values of each view and metric that a table of rounds has."""
-    for view in VIEWS:
-        for metric, column in METRICS.items():
-            name = column if view == "plain" else f"{column}_{view}"
-            if name in table:
-                values = np.array([float(cell or "nan") for cell in table[name].split(",")])[1:]
-                scale = 100 if metric == "accuracy" else 1
-                yield {"view": view, "metric": metric, "values": scale * values[~np.isnan(values)]}
-
-
-def printed_values() -> pd.DataFrame:
-    """Return Table 1 as printed: the columns of CELL, `metric`, `printed` and `printed_std`."""
-    table = pd.read_csv(Path(__file__).parent / "published" / "tables.csv", dtype={"table": str})
-    table = table[(table["paper"] == "FedNTD") & (table["table"] == "1") & table["value"].notna()]
-    table = table.rename(columns={"value": "printed", "std": "printed_std"})
-    return table[[*CELL, "metric", "printed", "printed_std"]]
-
-
-def both_views(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that have both views; of a seed that was run twice, the first."""
+def with_both_views(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that have both views; if a seed was run twice, the first of its runs."""
     first = runs[runs["view"] == "augmented"].drop_duplicates([*CELL, "seed", "metric"])
     return runs[runs["run"].isin(first["run"])]
 
 
-def cells(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each cell, metric, view and rule: `value` (mean over seeds), `n` seeds,
-    `printed`, `difference`."""
+def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each cell, metric, view and rule.
+
+    `value` is the mean over `n` seeds, `difference` its distance from `printed`. `tolerance` is the
+    fixed tolerance, two published standard deviations or two standard errors of the mean over
+    seeds, whichever is largest.
+    """
+    key = [*CELL, "metric", "view", "rule", "printed", "printed_std"]
     parts = []
-    for rule in RULES:
-        found = [
-            Rule(rule).reported(values, metric)
-            for values, metric in zip(runs["values"], runs["metric"], strict=True)
-        ]
-        parts.append(runs.drop(columns="values").assign(rule=rule, value=np.array(found, float)))
-    known = pd.concat(parts).groupby([*CELL, "metric", "view", "rule"], sort=False)
-    table = known["value"].agg(["mean", "size"]).reset_index()
-    table = table.rename(columns={"mean": "value", "size": "n"})
-    table = table.merge(printed_values(), on=[*CELL, "metric"])
-    return table.assign(difference=table["value"] - table["printed"])
+    for rule in map(Rule, RULES):
+        pairs = zip(runs["values"], runs["metric"], strict=True)
+        values = [rule.reported(values, metric) for values, metric in pairs]
+        parts.append(runs.assign(rule=rule.value, value=np.array(values, dtype=float)))
+    groups = pd.concat(parts).groupby(key, sort=False, dropna=False)["value"]
+    table = groups.agg(value="mean", n="size").reset_index()
+    error = table["metric"].map(known_spread(sweep)) / np.sqrt(table["n"])
+    least = np.maximum(table["metric"].map(FIXED), 2 * error)
+    return table.assign(
+        difference=table["value"] - table["printed"],
+        tolerance=np.maximum(least, 2 * table["printed_std"].fillna(0)),
+    )
 
 
-def under_the_rule(table: pd.DataFrame, view: str = "augmented", rule: str = "ema(0.6)") -> Any:
-    """Return the cells in one view by one rule; by default those of the inferred protocol."""
+def known_spread(sweep: Sweep) -> dict[str, float]:
+    """Return the standard deviation over seeds by which the sweep is judged, for each metric."""
+    return {metric: value * SCALE[metric] for metric, value in sweep.rule.spread.items()}
+
+
+def select(table: pd.DataFrame, view_and_rule: tuple[str, str] = INFERRED) -> pd.DataFrame:
+    """Return the cells in one view under one rule; by default, those of the inferred protocol."""
+    view, rule = view_and_rule
     return table[(table["view"] == view) & (table["rule"] == rule)]
 
 
-def held_out(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of columns that nobody had looked at when the rule was fixed."""
-    return table[~pd.MultiIndex.from_frame(table[COLUMN]).isin(SEEN)]
+def is_held_out(table: pd.DataFrame) -> np.ndarray:
+    """Return for each row whether its column was unknown when the rule was fixed."""
+    return ~pd.MultiIndex.from_frame(table[COLUMN]).isin(SEEN)
 
 
-def errors(table: pd.DataFrame, by: Sequence[str] = ("metric", "view", "rule")) -> pd.DataFrame:
-    """Return root mean square error, bias, and how many values lie within the fixed tolerance."""
+def is_within(table: pd.DataFrame) -> pd.Series:
+    """Return for each row whether its value is within the tolerance."""
+    return table["difference"].abs() <= table["tolerance"]
+
+
+def errors(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return root mean square error, bias, and how many values are within the fixed tolerance."""
     table = table.assign(
         squared=table["difference"] ** 2,
         within=table["difference"].abs() <= table["metric"].map(FIXED),
@@ -138,8 +127,8 @@ def errors(table: pd.DataFrame, by: Sequence[str] = ("metric", "view", "rule")) 
 
 
 def nearer(table: pd.DataFrame, one: tuple[str, str], other: tuple[str, str]) -> pd.Series:
-    """Return for each metric in how many cells one (view, rule) is nearer to the print than
-    another."""
+    """Return for each metric the number of cells in which one view and rule is nearer to the
+    published value than another."""
     wide = table.pivot(index=[*CELL, "metric"], columns=["view", "rule"], values="difference")
     return (wide[one].abs() < wide[other].abs()).groupby("metric").sum()
 
@@ -157,39 +146,46 @@ def correlation(pairs: np.ndarray) -> float:
     return float(np.corrcoef(pairs.T)[0, 1])
 
 
-def interval(
-    table: pd.DataFrame, statistic: Callable[[np.ndarray], float], draws: int = DRAWS
-) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of a statistic of (value, printed); whole columns are
-    drawn, since the methods of a column share its clients and cohorts."""
+def interval(table: pd.DataFrame, statistic: Callable[[np.ndarray], float]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of a statistic of (value, printed).
+
+    Whole columns are drawn, since the methods of a column share its clients and cohorts.
+    """
     columns = [part[["value", "printed"]].to_numpy() for _, part in table.groupby(COLUMN)]
-    drawn = np.random.default_rng(0).integers(len(columns), size=(draws, len(columns)))
+    drawn = np.random.default_rng(0).integers(len(columns), size=(DRAWS, len(columns)))
     found = [statistic(np.concatenate([columns[i] for i in each])) for each in drawn]
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return central(np.array(found))
+
+
+def central(values: np.ndarray) -> tuple[float, float]:
+    """Return the ends of the central 95 % of values."""
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def gains(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the gain of each cell over FedAvg in the same column: `value` ours, `printed`."""
-    key, both = [*COLUMN, "metric"], ["value", "printed"]
-    base = table[table["method"] == "FedAvg"][[*key, *both]]
-    found = table[table["method"] != "FedAvg"].merge(base, on=key, suffixes=("", "_base"))
-    return found.assign(**{name: found[name] - found[f"{name}_base"] for name in both})
-
-
-def same_sign(table: pd.DataFrame) -> int:
-    return int((np.sign(table["value"]) == np.sign(table["printed"])).sum())
+    """Return the gain of each cell over FedAvg in the same column: `value` (ours), `printed`."""
+    key = [*COLUMN, "metric"]
+    base = table[table["method"] == "FedAvg"][[*key, "value", "printed"]]
+    found = table[table["method"] != "FedAvg"].merge(base, on=key, suffixes=("", "_fedavg"))
+    return found.assign(
+        value=found["value"] - found["value_fedavg"],
+        printed=found["printed"] - found["printed_fedavg"],
+    )
 
 
 def seed_spread(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return for each metric the standard deviation over seeds, pooled over the cells that have
-    several, with its 95 % interval (normal errors: chi-square) and degrees of freedom."""
+    """Return for each metric the standard deviation over seeds, pooled over the cells with several.
+
+    Columns: `spread`, `freedom` (degrees of freedom), and the 95 % interval `low`, `high`
+    (chi-square, for normal errors).
+    """
     mine = runs[runs["view"] == "augmented"]
-    mine = mine.assign(value=mine["values"].map(lambda values: smoothed(values)[-1]))
-    groups = mine.groupby([*CELL, "metric"])["value"].agg(["var", "size"]).reset_index()
-    groups = groups[groups["size"] > 1]
-    groups = groups.assign(freedom=groups["size"] - 1, squares=groups["var"] * (groups["size"] - 1))
-    found = groups.groupby("metric")[["freedom", "squares"]].sum()
+    mine = mine.assign(value=[smoothed(values)[-1] for values in mine["values"]])
+    groups = mine.groupby([*CELL, "metric"])["value"].agg(["var", "size"]).query("size > 1")
+    freedom = groups["size"] - 1
+    parts = pd.DataFrame({"freedom": freedom, "squares": groups["var"] * freedom})
+    found = parts.groupby("metric").sum()
     ends = stats.chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], found[["freedom"]])
     return found.assign(
         spread=np.sqrt(found["squares"] / found["freedom"]),
@@ -198,80 +194,68 @@ def seed_spread(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def known_spread(sweep: Sweep) -> dict[str, float]:
-    """Return the spread over seeds by which the sweep is judged, in the unit of the print."""
-    scale = {"accuracy": 100.0, "forgetting": 1.0}
-    return {metric: value * scale[metric] for metric, value in sweep.rule.spread.items()}
+def chance(table: pd.DataFrame) -> dict[str, Any]:
+    """Return how many values would be within the tolerance by chance.
 
-
-def tolerances(table: pd.DataFrame, spread: dict[str, float]) -> pd.Series:
-    """Return how far each value may lie from its print: the fixed tolerance, two printed standard
-    deviations or two standard errors of the mean over seeds, whichever is most."""
-    error = table["metric"].map(spread) / np.sqrt(table["n"])
-    least = np.maximum(table["metric"].map(FIXED), 2 * error)
-    return np.maximum(least, 2 * table["printed_std"].fillna(0))
-
-
-def chance(table: pd.DataFrame, spread: dict[str, float], draws: int = DRAWS) -> dict[str, Any]:
-    """Return how many values would be within by chance: each against the print of every other
-    measured method of its column (`share`), and with the methods of each column permuted.
-
-    `permuted`: mean, and the 2.5 % and 97.5 % quantiles; `most`: of all draws."""
-    table = table.assign(tolerance=tolerances(table, spread))
-    random, totals = np.random.default_rng(0), np.zeros(draws)
-    own = others = pairs = 0
-    for _, part in table.groupby([*COLUMN]):
-        hits: Any = 0  # [i, j]: how many metrics of method i are within the print of method j
-        for _, one in part.groupby("metric"):
-            one = one.sort_values("method")
-            far = one["value"].to_numpy()[:, None] - one["printed"].to_numpy()
-            hits = hits + (np.abs(far) <= one["tolerance"].to_numpy()[:, None])
+    share: of all pairs of a value and the published value of another method of its column
+    permuted: mean and 95 % interval of the count with the methods of each column permuted
+    most: the largest of these counts
+    """
+    random, totals = np.random.default_rng(0), np.zeros(DRAWS)
+    others = pairs = 0
+    for _, column in table.groupby(COLUMN):
+        hits: Any = 0  # [i, j]: number of metrics in which i is within the tolerance of j's print
+        for _, part in column.groupby("metric"):
+            part = part.sort_values("method")
+            far = part["value"].to_numpy()[:, None] - part["printed"].to_numpy()
+            hits = hits + (np.abs(far) <= part["tolerance"].to_numpy()[:, None])
         n = len(hits)
-        own, others = own + np.trace(hits), others + hits.sum() - np.trace(hits)
-        pairs += n * (n - 1) * part["metric"].nunique()
-        orders = random.permuted(np.tile(np.arange(n), (draws, 1)), axis=1)
+        others += hits.sum() - np.trace(hits)
+        pairs += n * (n - 1) * column["metric"].nunique()
+        orders = random.permuted(np.tile(np.arange(n), (DRAWS, 1)), axis=1)
         totals += hits[np.arange(n), orders].sum(axis=1)
-    low, high = np.quantile(totals, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return {
-        "within": int(own),
+        "within": int(is_within(table).sum()),
         "of": len(table),
         "share": others / pairs,
-        "permuted": (totals.mean(), low, high),
+        "permuted": (totals.mean(), *central(totals)),
         "most": int(totals.max()),
     }
 
 
 def method_pairs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return each pair of methods of one column, compared round by round in each metric: `ours`
-    and `printed` are their differences, `decidable` and `swapped` are true or false.
+    """Compare each pair of methods of a column round by round in each metric.
 
     Methods of a column share seed, clients and cohorts, so most of the swing of a run cancels.
-    `view`: augmented where all methods of the column have it, else plain. A pair is decidable where
-    the moving average of the differences exceeds the 0.975 quantile of Student's t times its
-    standard error, and the prints differ. The standard error takes the differences in the last
-    WINDOW rounds as independent.
+    `ours` and `printed` are their differences. `view` is augmented if all methods of the column
+    have it, else plain. A pair is `decidable` if the moving average of the differences exceeds the
+    0.975 quantile of Student's t times its standard error, and the published values differ. The
+    standard error takes the differences in the last WINDOW rounds as independent.
     """
     limit = stats.t.ppf((1 + LEVEL) / 2, WINDOW - 1)
     rows = []
-    for (*column, metric), part in runs.groupby([*COLUMN, "metric"]):
+    for key, part in runs.groupby([*COLUMN, "metric"]):
         methods = part.groupby("view")["method"].nunique()
-        view = "augmented" if methods.nunique() == 1 and len(methods) > 1 else "plain"
-        mine = first_seeds(part[part["view"] == view]).merge(printed_values())
+        view = "augmented" if len(methods) > 1 and methods.nunique() == 1 else "plain"
+        mine = first_seeds(part[part["view"] == view])
         for one, other in combinations(mine.to_dict("records"), 2):
             far = one["values"] - other["values"]
-            ours, printed = smoothed(far)[-1], one["printed"] - other["printed"]
             error = np.std(far[-WINDOW:], ddof=1) * np.sqrt((1 - WEIGHT) / (1 + WEIGHT))
-            decidable = abs(ours) > limit * error and not np.isclose(printed, 0)
-            swapped = decidable and ours * printed < 0
-            rows.append([*column, metric, view, one["method"], other["method"], ours, printed])
-            rows[-1] += [decidable, swapped]
-    names = [*COLUMN, *("metric", "view", "method", "other", "ours", "printed")]
-    return pd.DataFrame(rows, columns=[*names, "decidable", "swapped"])
+            row = dict(zip([*COLUMN, "metric"], key, strict=True))
+            row |= {"view": view, "method": one["method"], "other": other["method"]}
+            row |= {"ours": smoothed(far)[-1], "printed": one["printed"] - other["printed"]}
+            rows.append(row | {"limit": limit * error})
+    pairs = pd.DataFrame(rows)
+    decidable = (pairs["ours"].abs() > pairs["limit"]) & ~np.isclose(pairs["printed"], 0)
+    swapped = decidable & (pairs["ours"] * pairs["printed"] < 0)
+    return pairs.assign(decidable=decidable, swapped=swapped)
 
 
 def first_seeds(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one run of each cell and metric: that of the lowest seed."""
-    return runs.sort_values(["seed", "reconstructed"]).drop_duplicates([*CELL, "metric"])
+    """Return one run of each cell and metric: the lowest seed, complete runs first."""
+    rebuilt = [bool(summary.get("reconstructed")) for summary in runs["summary"]]
+    ordered = runs.assign(rebuilt=rebuilt).sort_values(["seed", "rebuilt"])
+    return ordered.drop_duplicates([*CELL, "metric"])
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
@@ -279,67 +263,64 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return pd.Series(values).ewm(alpha=1 - WEIGHT, adjust=False).mean().to_numpy()
 
 
-Fit = Callable[[pd.DataFrame], Callable[[pd.DataFrame], Any]]
+# A rival explanation predicts the published values of a column, [n], from the plain test. It is
+# fitted to the rest of the table.
+def one_factor(rest: pd.DataFrame, column: pd.DataFrame) -> np.ndarray:
+    return ((rest["printed"] / rest["value"]).mean() * column["value"]).to_numpy()
 
 
-def factor(rest: pd.DataFrame) -> Callable[[pd.DataFrame], Any]:
-    ratio = (rest["printed"] / rest["value"]).mean()
-    return lambda part: ratio * part["value"]
+def affine(rest: pd.DataFrame, column: pd.DataFrame) -> np.ndarray:
+    return np.polyval(np.polyfit(rest["value"], rest["printed"], 1), column["value"])
 
 
-def affine(rest: pd.DataFrame) -> Callable[[pd.DataFrame], Any]:
-    line = np.polyfit(rest["value"], rest["printed"], 1)
-    return lambda part: np.polyval(line, part["value"])
+def stopping_early(rest: pd.DataFrame, column: pd.DataFrame) -> np.ndarray:
+    far = np.stack(rest["curve"].to_list()) - rest[["printed"]].to_numpy()
+    best = (far**2).mean(axis=0).argmin()
+    return np.stack(column["curve"].to_list())[:, best]
 
 
-def stopping(rest: pd.DataFrame) -> Callable[[pd.DataFrame], Any]:
-    curves = np.stack(rest["curve"].to_list())
-    best = ((curves - rest[["printed"]].to_numpy()) ** 2).mean(axis=0).argmin()
-    return lambda part: np.stack(part["curve"].to_list())[:, best]
-
-
-RIVALS: dict[str, Fit] = {"one factor": factor, "affine": affine, "stopping early": stopping}
+RIVALS = {"one factor": one_factor, "affine": affine, "stopping early": stopping_early}
 
 
 def rivals(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the root mean square error of other explanations of the print by the plain test, one
-    row each and one column for each metric.
+    """Return the root mean square error of other explanations of the published values by the plain
+    test, one row each and one column for each metric.
 
-    Each is fitted to all columns but one and applied to that one: one factor for all cells (mean
-    of the last ten rounds), a factor and an offset, one round at which all runs stop (moving
-    average)."""
+    Each is fitted to all columns but one and applied to that one: one factor for all cells (mean of
+    the last ten rounds), a factor and an offset, or one round at which all runs stop (moving
+    average).
+    """
     plain = runs[runs["view"] == "plain"]
-    smooth = plain.assign(curve=plain["values"].map(smoothed)).groupby([*CELL, "metric"])["curve"]
-    curves = smooth.agg(lambda each: np.mean([*each], axis=0))
-    known = under_the_rule(table, "plain", "mean_of_last(10)")
-    known = known.merge(curves.reset_index(), on=[*CELL, "metric"])
-    found = {
-        metric: {name: out_of_column(part, fit) for name, fit in RIVALS.items()}
-        for metric, part in known.groupby("metric")
-    }
+    plain = plain.assign(curve=plain["values"].map(smoothed))
+    curves = plain.groupby([*CELL, "metric"])["curve"].agg(lambda each: np.mean([*each], axis=0))
+    known = select(table, PLAIN).merge(curves.reset_index(), on=[*CELL, "metric"])
+    found: dict[Any, dict[str, float]] = {}
+    for metric, part in known.groupby("metric"):
+        found[metric] = {}
+        for name, predict in RIVALS.items():
+            far = [
+                predict(part.drop(column.index), column) - column["printed"].to_numpy()
+                for _, column in part.groupby(COLUMN)
+            ]
+            found[metric][name] = float(np.sqrt(np.mean(np.concatenate(far) ** 2)))
     return pd.DataFrame(found)
 
 
-def out_of_column(table: pd.DataFrame, fit: Fit) -> float:
-    far = [fit(table.drop(part.index))(part) - part["printed"] for _, part in table.groupby(COLUMN)]
-    return float(np.sqrt(np.mean(np.concatenate(far) ** 2)))
-
-
 def shared_swings(runs: pd.DataFrame) -> float:
-    """Return how far the swings of two methods of one column agree: the mean correlation of their
-    accuracies in the last WINDOW rounds, less their straight lines."""
+    """Return the mean correlation of the accuracies of two methods of one column in the last WINDOW
+    rounds, after subtracting straight lines."""
     mine = runs[(runs["view"] == "augmented") & (runs["metric"] == "accuracy")]
-    found: list[float] = []
+    found = []
     for _, part in first_seeds(mine).groupby(COLUMN):
         rest = signal.detrend([values[-WINDOW:] for values in part["values"]])
-        found += np.corrcoef(rest)[np.triu_indices(len(rest), 1)].tolist() if len(rest) > 1 else []
-    return float(np.mean(found))
+        if len(rest) > 1:
+            found.append(np.corrcoef(rest)[np.triu_indices(len(rest), 1)])
+    return float(np.mean(np.concatenate(found)))
 
 
 def swing_of_sum(runs: pd.DataFrame) -> pd.Series:
-    """Return for each data set how far accuracy + F follows the swing of a run: its standard
-    deviation in the last WINDOW rounds over that of the accuracy, both as fractions; mean over
-    runs."""
+    """Return for each data set the standard deviation of accuracy + F over that of the accuracy, in
+    the last WINDOW rounds, both as fractions; mean over runs."""
     mine = runs[runs["view"] == "augmented"]
     wide = mine.pivot(index=["dataset", "run"], columns="metric", values="values")
     accuracy = wide["accuracy"].map(lambda values: values[-WINDOW:] / 100)
@@ -348,32 +329,32 @@ def swing_of_sum(runs: pd.DataFrame) -> pd.Series:
 
 
 def sums(table: pd.DataFrame) -> pd.DataFrame:
-    """Return accuracy + F of each cell as a fraction: `value` ours, `printed`."""
-    scale = table["metric"].map({"accuracy": 0.01, "forgetting": 1})
-    both = ["value", "printed"]
-    return table[both].mul(scale, axis=0).join(table[CELL]).groupby(CELL)[both].sum()
+    """Return accuracy + F of each cell as a fraction: `value` (ours), `printed`."""
+    both = table[["value", "printed"]].div(table["metric"].map(SCALE), axis=0)
+    return both.join(table[CELL]).groupby(CELL).sum()
 
 
-def other_readings(root: Path, table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return the cells that were also run in another reading (a sweep of `names`, column
-    `reading`), with `value` and `first`, the value of the first reading; `was` and `now` say
-    whether each is within the fixed tolerance."""
-    parts = []
-    for name in names:
-        runs = load_runs(root, load_sweep(name, [conf_directory()]))
-        parts.append(under_the_rule(cells(both_views(runs))).assign(reading=name))
-    first = table[[*CELL, "metric", "difference", "value"]]
-    first = first.rename(columns={"difference": "far", "value": "first"})
-    found = pd.concat(parts).merge(first, on=[*CELL, "metric"])
-    limit = found["metric"].map(FIXED)
-    return found.assign(was=found["far"].abs() <= limit, now=found["difference"].abs() <= limit)
+def other_readings(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells that were also run in another reading (column `reading`).
+
+    `was` and `now` say whether the first and the other reading are within the fixed tolerance.
+
+    table: of the sweep, see `fedexp.papers.readings.table_of`.
+    """
+    both = in_two_readings(table)
+    limit = both["metric"].map(FIXED)
+    was, now = both["difference_first"].abs() <= limit, both["difference"].abs() <= limit
+    return both.assign(was=was, now=now)
 
 
 def orders_on_other_data(table: pd.DataFrame) -> pd.DataFrame:
-    """Return for each column of a table.csv that was run on other data how far its order of methods
-    agrees: `n` methods, Spearman's `rho`, `pairs`, those `decidable` (means further apart than two
-    standard errors of their difference, and prints that differ) and those `swapped`."""
-    known = table[(table["n"] > 0) & table["reading"].isna()]
+    """Return for each column of a table that was run on other data how far its order of methods
+    agrees with the published order.
+
+    Columns: `n` methods, Spearman's `rho`, `pairs`, those `decidable` (means further apart than two
+    standard errors of their difference, and published values that differ) and those `swapped`.
+    """
+    known = table[(table["n"] > 0) & (table["reading"] == "")]
     rows = []
     for setting, part in known.groupby("setting", sort=False):
         ours, printed, error = part[["mean", "printed", "error"]].astype(float).to_numpy().T

@@ -4,18 +4,23 @@ would cost."""
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
+from hydra import compose, initialize_config_dir
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.analysis import layout
+from fedexp.analysis.algorithm_costs import node_of
 from fedexp.analysis.sweep import Sweep, cell_of
+from fedexp.config.options import conf_directory
+from fedexp.config.values import make_target
 from fedexp.papers.cells import departures, printed_cells
 from fedexp.papers.judge import COLUMN
 from fedexp.papers.readings import explained, first
-from fedexp.papers.workload import workloads
+from fedexp.papers.runs import hours_of
 from fedexp.rundir.schema import OVER
 
 LEGEND = (
@@ -65,42 +70,65 @@ def status(
     return f"{layout.markdown(shown)}\n{LEGEND}\n"
 
 
-def hours_of(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the hours of all rounds of a run on CPU cores and on GPUs; nan where unknown."""
-    hardware, seconds = summary.get("hardware") or {}, summary.get("seconds") or np.nan
-    hours = seconds * max(hardware.get("workers") or 1, 1) / 3600
-    if str(hardware.get("device", "cpu")).startswith("cuda"):
-        return {"cpu": np.nan, "gpu": hours}
-    return {"cpu": hours * (hardware.get("threads") or 1), "gpu": np.nan}
-
-
 def jobs_of(sweep: Sweep, table: pd.DataFrame | None) -> list[dict[str, Any]]:
-    """Return the jobs of a sweep, each once, as rows: `overrides` without a seed, what they train,
-    and whether the table has their values at the full protocol, in the view of the rule."""
+    """Return the jobs of a sweep, each once.
+
+    overrides: without a seed
+    algorithm, data, kind, passes: see `workload`
+    done: whether the table has the job's values at the full protocol, in the view of the rule
+    """
     found: dict[frozenset[str], dict[str, Any]] = {}
     for block in sweep.blocks:
         for combination in block.combinations():
             texts = frozenset([*(f"{key}={value}" for key, value in combination), *block.fixed])
-            algorithm = dict(text.partition("=")[::2] for text in texts).get("algorithm", "fedavg")
-            done = has_values(table, block.fields(combination))
-            job = {"sweep": sweep.name, "overrides": texts, "algorithm": algorithm, "done": done}
-            found.setdefault(texts, job)
-    work = workloads((texts, str(job["algorithm"])) for texts, job in found.items())
-    rows = []
-    for texts, job in found.items():
-        load = work[texts, str(job["algorithm"])]
-        kind = " ".join(load.kind)
-        rows.append(job | {"data": load.data, "kind": kind, "passes": load.passes})
-    return rows
+            if texts not in found:
+                done = has_values(table, block.fields(combination))
+                job = {"sweep": sweep.name, "overrides": texts, "done": done}
+                found[texts] = job | workload(texts)
+    return list(found.values())
+
+
+def workload(overrides: frozenset[str]) -> dict[str, Any]:
+    """Return what a job trains, from its composed configuration; no data are read.
+
+    data: data sets that it reads
+    kind: data set, scenario and model; times of jobs of one kind can be compared
+    passes: over the training data of all clients, rounds x participation x local epochs
+    """
+    options = dict(text.split("=", 1) for text in overrides)
+    algorithm = options.get("algorithm", "fedavg")
+    # Composing takes most of the time, and no option of an algorithm matters here.
+    setting = frozenset(text for text in overrides if not text.startswith("algorithm"))
+    config = composed(setting)
+    choices = config.hydra.runtime.choices
+    node = node_of(conf_directory() / "algorithm" / f"{algorithm}.yaml")
+    data = [choices["dataset"], *(config.scenario.get("domains") or ())]
+    if make_target(dict(node), "algorithm", FedAvg).needs.surrogate and config.surrogate.dataset:
+        data.append(config.surrogate.dataset)
+    model = sorted(text for text in overrides if text.startswith("model."))
+    share = 1.0 if node.get("paradigm") == "centralized" else config.participation
+    return {
+        "algorithm": algorithm,
+        "data": tuple(dict.fromkeys(map(str, data))),
+        "kind": " ".join([*(choices[name] for name in ("dataset", "scenario", "model")), *model]),
+        "passes": round(config.rounds * config.local.epochs * share, 9),
+    }
+
+
+@cache
+def composed(overrides: frozenset[str]) -> Any:
+    """Return the configuration that Hydra composes from these overrides."""
+    with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
+        return compose("config", overrides=sorted(overrides), return_hydra_config=True)
 
 
 def has_values(table: pd.DataFrame | None, fields: Mapping[str, str]) -> bool:
     """Return whether a table has the values of a job at the full protocol, and judges them."""
-    if table is None or not len(table) or not fields:
+    if table is None or not fields:
         return False
     judged = ~table["verdict"].str.endswith(" view") & (table["protocol"] == "full")
-    mine = table[judged]
-    return bool((mine[list(fields)] == pd.Series(fields)).all(axis=1).any())
+    mine = (table[list(fields)] == pd.Series(fields)).all(axis=1)
+    return bool((judged & mine).any())
 
 
 def with_costs(
