@@ -25,7 +25,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.augment import load_batch
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.hardware import Hardware
-from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.processes.workers import Workers
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import ClientFailure, Sequential
@@ -289,13 +288,11 @@ def hardware(**changes):
 
 
 def test_hardware_refuses_what_cannot_work():
-    with pytest.raises(
-        ConfigError, match=r"hardware.engine=vectorised: .*hardware.engine=sequential"
-    ):
+    with pytest.raises(ConfigError, match=r"hardware.engine=vectorised: must be another engine"):
         hardware(engine="vectorised").resolve(vectorises=False, cohort_size=1)
-    with pytest.raises(ConfigError, match=r"hardware.precision=tf32: only CUDA"):
+    with pytest.raises(ConfigError, match=r"hardware.precision=tf32: must be fp32 or bf16"):
         hardware(precision="tf32").resolve(vectorises=True, cohort_size=1)
-    with pytest.raises(ConfigError, match=r"hardware.device=cuda:99: this machine shows"):
+    with pytest.raises(ConfigError, match=r"hardware.device=cuda:99: must be"):
         hardware(device="cuda:99").resolve(vectorises=True, cohort_size=1)
 
 
@@ -547,22 +544,6 @@ def test_evaluation_by_hand():
     evaluation = simulation.runtime.evaluate(simulation.initial)
     assert evaluation.class_correct.tolist() == expected
     assert_equal(evaluation.loss, nn.CrossEntropyLoss()(logits, data.y_test), atol=1e-14)
-
-
-def test_held_weights_change_nothing():
-    """bf16: weights that are cast once give bit for bit what autocast gives by casting them in
-    every call."""
-    module = CNN(channels=(4, 8), kernel=3, padding=1, hidden=(16,)).build((3, 8, 8), 4)
-    net, x = FunctionalNetwork(module, "bf16"), torch.randn(5, 3, 8, 8)
-    params = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    before = net(params, x)
-    net.hold(params)
-    held = net(params, x)
-    assert held.logits.dtype == torch.float32
-    assert torch.equal(held.logits, before.logits)
-    assert torch.equal(held.features, before.features)
-    other = {name: 2 * value for name, value in params.items()}
-    assert not torch.equal(net(other, x).logits, held.logits)
 
 
 # --- memory layouts: torch's fused SGD does not look at strides

@@ -286,7 +286,6 @@ class ClientRuntime:
         draws: see `test_draws`.
         batches: if given, evaluate only these consecutive batches.
         """
-        self.net.hold(params)
         batches = range(self.evaluation_batches) if batches is None else batches
         labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
         correct = torch.zeros(self.data.num_classes, dtype=torch.int64, device=device)

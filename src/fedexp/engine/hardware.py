@@ -98,22 +98,16 @@ class Hardware(Checked, prefix="hardware."):
 
     def _check(self, resolved: "Resolved", vectorises: bool) -> None:
         """Raise ConfigError if options do not fit the resolved hardware."""
-        if resolved.engine == "vectorised" and not vectorises:
-            raise ConfigError(
-                "hardware.engine=vectorised: this model says (`vectorises`) that it has layers that"
-                " cannot be stacked; use hardware.engine=sequential"
-            )
-        if self.precision == "tf32" and resolved.device.type != "cuda":
-            raise ConfigError(
-                "hardware.precision=tf32: only CUDA devices have it; use fp32 or bf16 on a CPU"
-            )
-        for name, usual in VECTORISED.items():
+        engine = resolved.engine
+        other = "another engine: the model has layers without support for it (see `vectorises`)"
+        require(engine != "vectorised" or vectorises, "hardware.engine", engine, other)
+        tf32_on_cpu = self.precision == "tf32" and resolved.device.type != "cuda"
+        require(not tf32_on_cpu, "hardware.precision", "tf32", "fp32 or bf16 without a GPU")
+        for name, default in VECTORISED.items():
             value = getattr(self, name)
-            if value != usual and resolved.kind != "vectorised":
-                raise ConfigError(
-                    f"hardware.{name}={value}: only the vectorised engine uses it, and this run"
-                    f" has hardware.engine={resolved.engine}"
-                )
+            allowed = f"{default} with hardware.engine={engine}, which does not use it"
+            fits = value == default or resolved.kind == "vectorised"
+            require(fits, f"hardware.{name}", value, allowed)
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
         """Return the number of worker processes that can be used at the same time."""
@@ -127,36 +121,27 @@ class Hardware(Checked, prefix="hardware."):
         ranks = find_ranks()
         if ranks is None and self.engine == "distributed":
             raise ConfigError(f"hardware.engine=distributed: {HOW_TO_START}")
-        size = 1 if ranks is None else ranks.size
-        if size > 1 and self.engine not in ("auto", "distributed"):
-            raise ConfigError(
-                f"hardware.engine={self.engine}: {size} processes were started; must be auto or"
-                " distributed"
-            )
-        if size > 1 and self.workers:
-            raise ConfigError(
-                f"hardware.workers={self.workers}: {size} processes were started, which train the"
-                " clients; must be null"
-            )
-        if size > 1 and self.device.startswith("cuda:"):
-            raise ConfigError(
-                f"hardware.device={self.device}: each of {size} processes takes the GPU of its"
-                " number; use cuda"
-            )
-        return size
+        if ranks is None or ranks.size == 1:
+            return 1
+        because = f"because {ranks.size} processes were started"
+        fits = self.engine in ("auto", "distributed")
+        require(fits, "hardware.engine", self.engine, f"auto or distributed, {because}")
+        require(not self.workers, "hardware.workers", self.workers, f"null, {because}")
+        names_gpu = self.device.startswith("cuda:")
+        require(not names_gpu, "hardware.device", self.device, f"cuda, {because}")
+        return ranks.size
 
     def _device(self) -> tuple[torch.device, str]:
+        """Return the device and the reason for it."""
+        if self.device == "auto" and torch.cuda.is_available():
+            return torch.device("cuda"), "a CUDA device is available"
         if self.device == "auto":
-            if torch.cuda.is_available():
-                return torch.device("cuda"), "a CUDA device is there"
-            return torch.device("cpu"), "no CUDA device is there"
-        device = torch.device(self.device)
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(
-                f"hardware.device={self.device}: this machine shows {torch.cuda.device_count()}"
-                " CUDA devices; use hardware=auto or hardware=cpu"
-            )
-        return device, "asked for"
+            return torch.device("cpu"), "no CUDA device is available"
+        device, count = torch.device(self.device), torch.cuda.device_count()
+        exists = device.type == "cpu" or (device.index or 0) < count
+        allowed = f"auto, cpu or one of this machine's {plural(count, 'CUDA device')}"
+        require(exists, "hardware.device", self.device, allowed)
+        return device, "requested"
 
 
 @dataclass(frozen=True)

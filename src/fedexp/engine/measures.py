@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedexp.core.tree import Params, Tree
+from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime, Probe
 from fedexp.engine.network import FunctionalNetwork
 
@@ -46,7 +46,6 @@ class Watch:
     """Tests one client's model during training at the marks of its probe."""
 
     runtime: ClientRuntime
-    server: Tree  # the broadcast, held again after each test
     probe: Probe
     seconds: float = 0.0  # time for tests
     counts: dict[str, Tensor] = field(init=False)  # leaves [1, room, ...]
@@ -66,7 +65,6 @@ class Watch:
         shown = self.runtime.tested_on(self.runtime.views[0])
         self.counts["test"][0, place] = shown.evaluate(model).class_correct
         self.counts["train"][0, place] = right_on_own(self.runtime, model, self.probe.numbers)
-        self.runtime.net.hold(self.server["params"])
         self.seconds += time.perf_counter() - start
 
 

@@ -15,7 +15,7 @@ from fedexp.core.memory import free_memory, size_of
 from fedexp.core.private.of_torch import outside_transforms, without_compiler
 from fedexp.core.tree import Params
 from fedexp.engine.batch_norm import has_batch_norm, keeps_statistics, leaving_out_padding
-from fedexp.engine.teachers import Kept
+from fedexp.engine.teachers import OutputCache
 from fedexp.models import Output
 
 LAYOUT = torch.channels_last  # for parameters and images: the fastest format in oneDNN and cuDNN
@@ -40,12 +40,10 @@ class FunctionalNetwork:
         self.precision = precision
         self.dtype = next(self.module.parameters()).dtype
         self.names = frozenset(self.module.state_dict())
-        self._held: Params | None = None
-        self._cast: Params = {}
         self._training: nn.Module | None = None  # a copy in train mode, made when needed
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
-        weights = self.own(self._cast if params is self._held else params)
+        weights = self.own(params)
         return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
 
     def in_training(
@@ -82,18 +80,6 @@ class FunctionalNetwork:
     ) -> tuple[Params, Tensor]:
         """Return (gradient, value) of a scalar function of the parameters."""
         return grad_and_value(function)(params)
-
-    def hold(self, params: Params) -> None:
-        """Keep a model's weights in the precision of the forward pass, because it will be called
-        often.
-
-        Autocast would cast the weights again in every call. Vectors (biases, batch norm) are not
-        cast: casting them is cheap, and batch norm needs them in fp32. `params` must not be changed
-        in place while they are held.
-        """
-        if self.precision == "bf16":
-            self._held = params
-            self._cast = {k: v.to(torch.bfloat16) if v.dim() > 1 else v for k, v in params.items()}
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
         """Return the output of the last stage with fewer channels, for models that support it
@@ -186,7 +172,7 @@ class LiveNetwork(FunctionalNetwork):
         self._own: Params = trainable(self.module)
         self.params: Params = self._own
         self._moving: Params | None = None
-        self.kept: Kept | None = None  # outputs of reference models while a client trains
+        self.cache: OutputCache | None = None  # while a client trains
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if params is self.params:
@@ -194,9 +180,9 @@ class LiveNetwork(FunctionalNetwork):
         if params is self._moving:
             weights = self.own(params)
             return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
-        if self.kept is None or mask is not None:
+        if self.cache is None or mask is not None:
             return self.frozen(params, x, mask)
-        return self.kept.of(params, x, lambda: self.frozen(params, x))
+        return self.cache.output(params, x, lambda: self.frozen(params, x))
 
     def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
         return self.frozen.norm_inputs(params, x)

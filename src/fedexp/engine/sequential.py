@@ -31,7 +31,7 @@ from fedexp.engine.base import (
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.measures import Watch
 from fedexp.engine.network import LiveNetwork, seeded_torch
-from fedexp.engine.teachers import Kept
+from fedexp.engine.teachers import OutputCache
 
 
 class ClientFailure(RuntimeError):
@@ -45,7 +45,6 @@ class Sequential(Engine):
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
         runtime, server = shared.runtime, shared.server
         runtime.net.set_buffers(server["buffers"])
-        runtime.net.hold(server["params"])
         live, gather = LiveNetwork(runtime.net), Gather(len(cohort.clients))
         for position, client in enumerate(cohort.clients):
             one = OneClient(shared, live, cohort.take([position]))
@@ -67,7 +66,7 @@ class OneClient:
         self.algorithm, self.runtime, self.server = shared.algorithm, shared.runtime, shared.server
         self.live, runtime = live, shared.runtime
         self.client, self.round = alone.clients[0], alone.round
-        self.watch = Watch(runtime, self.server, alone.probes[0]) if alone.probes else None
+        self.watch = Watch(runtime, alone.probes[0]) if alone.probes else None
         self.data = ScheduledData(runtime, alone.schedules[0])
         self.ctx = Context(
             server=self.server,
@@ -148,14 +147,14 @@ class OneClient:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of local training."""
-        kept = self.live.kept = outputs_to_keep(self.runtime, self.data)
+        cache = self.live.cache = make_cache(self.runtime, self.data)
         try:
             for batch in self.data.batches():
-                if kept is not None:
-                    kept.show(batch.x, batch.step)
+                if cache is not None:
+                    cache.set_batch(batch.x, batch.step)
                 yield batch
         finally:
-            self.live.kept = None
+            self.live.cache = None
 
     def look(self, step: int, params: Params) -> None:
         """Test the model after this many local steps if a probe requests it."""
@@ -183,11 +182,10 @@ class OneClient:
             tested, draws = runtime.local_test(view, self.round)
             correct[view] = tested.evaluate(trained, draws).class_correct[None]
         runtime.net.set_buffers(self.server["buffers"])
-        runtime.net.hold(self.server["params"])
         return correct
 
 
-def outputs_to_keep(runtime: ClientRuntime, data: ScheduledData) -> Kept | None:
+def make_cache(runtime: ClientRuntime, data: ScheduledData) -> OutputCache | None:
     """Return a cache for teachers' outputs on a client's examples, or None if no input repeats.
 
     On a GPU there is no cache, because a lookup would wait for the device.
@@ -196,4 +194,4 @@ def outputs_to_keep(runtime: ClientRuntime, data: ScheduledData) -> Kept | None:
     augmented = drawn and runtime.augmentation.changes_inputs  # type: ignore[union-attr]
     if augmented or runtime.device.type != "cpu" or uses_batch_statistics(runtime.net.module):
         return None
-    return Kept(data.index, sum(data.lengths))
+    return OutputCache(data.index, sum(data.lengths))

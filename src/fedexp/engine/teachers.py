@@ -8,6 +8,7 @@ outputs from another batch can differ in the last digits.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -22,27 +23,27 @@ BYTES = 1 << 28  # limit for one model's outputs
 
 
 @dataclass(frozen=True)
-class OfOne:
+class ModelOutputs:
     """The outputs of one model."""
 
     # the parameters, kept so that no other tensor gets their id
-    held: tuple[Tensor, ...]
-    output: Output  # features [n, D] (None if the model has no features) and logits [n, C]
+    params: tuple[Tensor, ...]
+    features: Any  # Tensor [n, D], or None if the model has no features
+    logits: Tensor  # [n, C]
     known: np.ndarray  # bool [n]: whether an example's output is stored
 
     def write(self, rows: Tensor, output: Output) -> None:
-        for room, part in zip(self.output[:2], output[:2], strict=True):
-            if room is not None:
-                room[rows] = part.detach()
+        if self.features is not None:
+            self.features[rows] = output.features.detach()
+        self.logits[rows] = output.logits.detach()
         self.known[rows.numpy()] = True
 
     def read(self, rows: Tensor) -> Output:
-        features, logits, _ = self.output
-        return Output(features if features is None else features[rows], logits[rows])
+        return Output(None if self.features is None else self.features[rows], self.logits[rows])
 
 
-class Kept:
-    """Cache of outputs on one client's examples in one round, for the batch that was last shown."""
+class OutputCache:
+    """Cache of outputs on one client's examples in one round, for the batch that was last set."""
 
     def __init__(self, index: Tensor, examples: int):
         """Create an empty cache.
@@ -51,15 +52,15 @@ class Kept:
         examples: number of examples in all steps, without padding.
         """
         self._index, self._examples = index, examples
-        self._models: dict[tuple[tuple[str, int, int], ...], OfOne | None] = {}
+        self._models: dict[tuple[tuple[str, int, int], ...], ModelOutputs | None] = {}
         self._x: Tensor | None = None
         self._version = self._step = 0
 
-    def show(self, x: Tensor, step: int) -> None:
+    def set_batch(self, x: Tensor, step: int) -> None:
         """Set the inputs x [b, ...] of the next step."""
         self._x, self._version, self._step = x, x._version, step
 
-    def of(self, params: Params, x: Tensor, compute: Callable[[], Output]) -> Output:
+    def output(self, params: Params, x: Tensor, compute: Callable[[], Output]) -> Output:
         """Return a reference model's output, from the cache or by calling `compute`."""
         if x is not self._x or in_transform() or x._version != self._version:
             return compute()
@@ -67,14 +68,14 @@ class Kept:
             return compute()
         key = tuple((name, id(value), value._version) for name, value in params.items())
         rows = self._rows[self._step, : len(x)]
-        kept = self._models.get(key)
-        if kept is not None and kept.known[rows.numpy()].all():
-            return kept.read(rows)
+        stored = self._models.get(key)
+        if stored is not None and stored.known[rows.numpy()].all():
+            return stored.read(rows)
         output = compute()
         if key not in self._models and len(self._models) < MODELS:
-            kept = self._models[key] = self._room(params, output)
-        if kept is not None:
-            kept.write(rows, output)
+            stored = self._models[key] = self._allocate(params, output)
+        if stored is not None:
+            stored.write(rows, output)
         return output
 
     @cached_property
@@ -82,18 +83,19 @@ class Kept:
         """Return each example's position among the client's distinct examples, [S, B]."""
         return self._index.unique(return_inverse=True)[1]
 
-    def _room(self, params: Params, output: Output) -> OfOne | None:
+    def _allocate(self, params: Params, output: Output) -> ModelOutputs | None:
         """Return storage for a model's outputs, or None if they are not cached.
 
         Outputs are not cached if no example repeats, if they need too much memory, or if they have
         maps.
         """
         count = int(self._rows.max()) + 1
-        parts = [part for part in output[:2] if part is not None]
-        size = sum(count * part[0].numel() * part.element_size() for part in parts)
+        parts = [part for part in (output.features, output.logits) if part is not None]
+        size = sum(count * part[0].nbytes for part in parts)
         if count >= self._examples or output.maps or size > BYTES:
             return None
-        features, logits = (
-            part if part is None else part.new_empty(count, *part.shape[1:]) for part in output[:2]
+        *features, logits = [part.new_empty(count, *part.shape[1:]) for part in parts]
+        known = np.zeros(count, bool)
+        return ModelOutputs(
+            tuple(params.values()), features[0] if features else None, logits, known
         )
-        return OfOne(tuple(params.values()), Output(features, logits), np.zeros(count, bool))

@@ -84,9 +84,7 @@ class ClientNetwork(Network):
             mask = self._batch.mask
         with ClientByClient():
             if params is not self._moving:
-                # pass the same object if possible, because `net` may hold it
-                whole = self._reference | params if self._reference else params
-                return self.net(whole, x, mask)
+                return self.net(self._reference | params, x, mask)
             moved = {name: value.clone() for name, value in self._buffers.items()}
             output = self.net.in_training(params, moved, x, mask)
         if mask is not None:  # a batch without examples changes no statistics
@@ -117,18 +115,15 @@ class ClientNetwork(Network):
         return self._buffers
 
 
+@dataclass(frozen=True)
 class PaddedData:
-    """ClientData inside vmap, where index and mask are [S, B]."""
+    """ClientData inside vmap."""
 
-    def __init__(
-        self,
-        runtime: ClientRuntime,
-        net: ClientNetwork,
-        index: Tensor,
-        mask: Tensor,
-        draws: Tensor | None,
-    ):
-        self.runtime, self.net, self.index, self.mask, self.draws = runtime, net, index, mask, draws
+    runtime: ClientRuntime
+    net: ClientNetwork
+    index: Tensor  # [S, B]
+    mask: Tensor  # [S, B]
+    draws: Tensor | None
 
     def batches(self) -> Iterator[Batch]:
         for step in range(self.steps):
