@@ -55,8 +55,8 @@ def test_a_smaller_share_keeps_a_part_of_a_larger_one():
 @pytest.mark.parametrize(
     ("shares", "clients", "message"),
     [
-        ({3: 0.5}, None, "no class 3; the classes are 0 to 2"),
-        ({0: 0.5}, [2], "no client 2; the clients are 0 to 1"),
+        ({3: 0.5}, None, "schedule.classes=3: must be classes from 0 to 2"),
+        ({0: 0.5}, [2], "schedule.clients=.2.: must be clients from 0 to 1"),
         ({0: 0.0}, None, "leaves client 1 without examples"),
     ],
 )

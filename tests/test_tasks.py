@@ -483,7 +483,7 @@ def test_shards_partition(sort_by_label):
     ragged = Shards(shards_per_client=2, sort_by_label=True).split(labels[:-3], 50, rng())
     assert (ragged.counts > 0).sum(1).max() <= 4
     assert ragged.sizes.sum() == 997
-    with pytest.raises(ConfigError, match="10 examples cannot be cut into 20 shards"):
+    with pytest.raises(ConfigError, match="10 clients have at most 10 shards"):
         Shards(shards_per_client=2, sort_by_label=True).split(labels[:10], 10, rng())
 
 

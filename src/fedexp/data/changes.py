@@ -105,22 +105,19 @@ def reduced(
 
     Raises ConfigError if a class or client does not exist, or if a client would have no examples.
     """
-    if wrong := [c for c in shares if c >= num_classes]:
-        raise ConfigError(
-            f"schedule.classes: no class {wrong[0]}; the classes are 0 to {num_classes - 1}"
-        )
-    if wrong := [k for k in clients or () if k >= len(partition.parts)]:
-        raise ConfigError(
-            f"schedule.clients: no client {wrong[0]}; the clients are 0 to"
-            f" {len(partition.parts) - 1}"
-        )
-    chosen = range(len(partition.parts)) if clients is None else clients
+    top = max(shares)
+    require(top < num_classes, "schedule.classes", top, f"classes from 0 to {num_classes - 1}")
+    last, words = len(partition.parts) - 1, "clients from 0 to"
+    require(max(clients or [0]) <= last, "schedule.clients", clients, f"{words} {last}")
     parts = list(partition.parts)
-    for client in chosen:
-        dropped = [
-            left_out(parts[client], labels, c, share, seed, client) for c, share in shares.items()
-        ]
-        parts[client] = np.setdiff1d(parts[client], np.concatenate(dropped))
+    for client in range(len(parts)) if clients is None else clients:
+        part = parts[client]
+        kept = [part[~np.isin(labels[part], list(shares))]]
+        for c, share in shares.items():
+            own = part[labels[part] == c]
+            order = generator_for(seed, "share of a class", client, c).permutation(own)
+            kept.append(order[: int(np.floor(share * len(own) + 0.5))])
+        parts[client] = np.concatenate(kept)
         if not len(parts[client]):
             raise ConfigError(f"schedule.classes: leaves client {client} without examples")
     info = partition.info | {"shares": {str(c): share for c, share in shares.items()}}
@@ -133,12 +130,3 @@ def in_words(partition: Partition) -> str:
         f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()
     ]
     return partition.sentence() + (f"; kept: {', '.join(shares)}" if shares else "")
-
-
-def left_out(
-    part: np.ndarray, labels: np.ndarray, label: int, share: float, seed: int, client: int
-) -> np.ndarray:
-    """Return the examples of a class that a client drops."""
-    own = part[labels[part] == label]
-    order = generator_for(seed, "share of a class", client, label).permutation(own)
-    return order[int(np.floor(share * len(own) + 0.5)) :]

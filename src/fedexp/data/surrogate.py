@@ -38,17 +38,14 @@ class Surrogate(Checked, prefix="surrogate."):
     def __post_init__(self) -> None:
         super().__post_init__()
         another = self.dataset is not None
-        for name, empty, good in (
-            ("classes", None, self.given),
-            ("examples", None, another),
-            ("options", {}, another),
-        ):
-            value, words = getattr(self, name), "null" if empty is None else empty
-            more = " or surrogate.fraction" if name == "classes" else ""
-            wanted = f"{words} without a surrogate.dataset{more}"
-            require(good or value == empty, f"surrogate.{name}", value, wanted)
-        wanted = "0 with a surrogate.dataset: the examples come from one of them"
-        require(not (self.fraction and another), "surrogate.fraction", self.fraction, wanted)
+        words = "0 with a surrogate.dataset: the examples come from one of them"
+        require(not (self.fraction and another), "surrogate.fraction", self.fraction, words)
+        words = "null without a surrogate.dataset"
+        require(another or self.examples is None, "surrogate.examples", self.examples, words)
+        words = "{} without a surrogate.dataset"
+        require(another or not self.options, "surrogate.options", self.options, words)
+        words = "null without a surrogate.dataset or surrogate.fraction"
+        require(self.given or self.classes is None, "surrogate.classes", self.classes, words)
 
     @property
     def given(self) -> bool:
@@ -63,20 +60,18 @@ class Surrogate(Checked, prefix="surrogate."):
         if self.dataset is None:
             return like.x_train[:0]
         data = load_like(self.dataset, like)
-        whole = getattr(self.dataset, "splits_itself", False) and data.name != like.name
-        parts = [(data.y_train, "train"), *([(data.y_test, "test")] if whole else [])]
-        chosen = self.chosen(torch.cat([labels for labels, _ in parts]), data)
-        return torch.cat([inputs_like(data, like, split) for _, split in parts])[chosen]
+        labels, inputs = data.y_train, inputs_like(data, like, "train")
+        if getattr(self.dataset, "splits_itself", False) and data.name != like.name:
+            labels = torch.cat([labels, data.y_test])
+            inputs = torch.cat([inputs, inputs_like(data, like, "test")])
+        return inputs[self.chosen(labels, data)]
 
     def some(self, inputs: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         """Return the requested number of the inputs [n, ...], in their order."""
         if self.examples is None:
             return inputs
-        if self.examples > len(inputs):
-            raise ConfigError(
-                f"surrogate.examples={self.examples}: must be at most the {len(inputs)} that"
-                " there are"
-            )
+        words = f"at most the {len(inputs)} that there are"
+        require(self.examples <= len(inputs), "surrogate.examples", self.examples, words)
         drawn = np.sort(rng.choice(len(inputs), self.examples, replace=False))
         return inputs[torch.from_numpy(drawn)]
 
@@ -84,16 +79,13 @@ class Surrogate(Checked, prefix="surrogate."):
         """Return a mask bool [n] of the examples that `classes` allows."""
         if self.classes is None:
             return torch.ones(len(labels), dtype=torch.bool)
-        num_classes = data.num_classes
         key, words = "surrogate.classes", f"null: {data.name} has no labels"
-        require(num_classes > 0, key, self.classes, words)
-        wrong = [c for c in self.classes if not 0 <= c < num_classes]
-        require(not wrong, key, wrong, f"labels from 0 to {num_classes - 1}")
+        require(data.num_classes > 0, key, self.classes, words)
+        words = f"labels from 0 to {data.num_classes - 1}"
+        valid = all(0 <= c < data.num_classes for c in self.classes)
+        require(valid, key, self.classes, words)
         found = torch.isin(labels, torch.tensor(self.classes))
-        if not found.any():
-            raise ConfigError(
-                f"surrogate.classes={self.classes}: no example has one of these labels"
-            )
+        require(bool(found.any()), key, self.classes, "labels that examples have")
         return found
 
     def attach(
@@ -103,28 +95,22 @@ class Surrogate(Checked, prefix="surrogate."):
         examples).
         """
         labels = data.y_train.clone()
-        if self.fraction:
-            everything = np.concatenate([task.train for task in tasks])
-            everything = everything[self.chosen(labels[everything], data).numpy()]
-            chosen = np.sort(
-                rng.choice(everything, int(self.fraction * len(everything)), replace=False)
-            )
-            if not len(chosen):
-                raise ConfigError(
-                    f"surrogate.fraction={self.fraction}: less than one of {len(everything)}"
-                    " examples"
-                )
-            labels[torch.from_numpy(chosen)] = -1
-            tasks = [replace(task, train=np.setdiff1d(task.train, chosen)) for task in tasks]
-            return replace(data, y_train=labels), tuple(tasks), chosen
-        extra = self.some(self.load(data), rng)
-        numbers = np.arange(len(labels), len(labels) + len(extra))
-        if len(extra):
-            x = torch.cat([data.x_train, extra])
-            data = replace(
-                data, x_train=x, y_train=torch.cat([labels, labels.new_full((len(extra),), -1)])
-            )
-        return data, tuple(tasks), numbers
+        if not self.fraction:
+            extra = self.some(self.load(data), rng)
+            numbers = np.arange(len(labels), len(labels) + len(extra))
+            if len(extra):
+                y = torch.cat([labels, labels.new_full((len(extra),), -1)])
+                data = replace(data, x_train=torch.cat([data.x_train, extra]), y_train=y)
+            return data, tuple(tasks), numbers
+        everything = np.concatenate([task.train for task in tasks])
+        everything = everything[self.chosen(labels[everything], data).numpy()]
+        count = int(self.fraction * len(everything))
+        words = f"at least one of {len(everything)} examples"
+        require(count > 0, "surrogate.fraction", self.fraction, words)
+        chosen = np.sort(rng.choice(everything, count, replace=False))
+        labels[torch.from_numpy(chosen)] = -1
+        tasks = [replace(task, train=np.setdiff1d(task.train, chosen)) for task in tasks]
+        return replace(data, y_train=labels), tuple(tasks), chosen
 
     def deal(self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator) -> "Shards":
         """Return random shards of the surrogate examples.

@@ -93,18 +93,8 @@ class Data(ABC):
         """
 
     def to(self, device: torch.device | str) -> Self:
-        names = (
-            "x_train",
-            "y_train",
-            "x_test",
-            "y_test",
-            "test_tasks",
-            "validation",
-            "validation_tasks",
-        )
-        return replace(
-            self, **{k: v.to(device) for k in names if (v := getattr(self, k)) is not None}
-        )
+        tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **tensors)
 
     def tested_on_validation(self) -> Self:
         """Return a copy of the data that has the validation set as its test set."""
