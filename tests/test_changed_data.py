@@ -209,22 +209,6 @@ def test_files_are_read_again_only_where_a_size_or_time_has_changed(read, tmp_pa
     assert number_changed(now, later, str(tmp_path / "none")) is None
 
 
-def test_a_data_dir_that_is_moved_keeps_its_checksums(read, tmp_path):
-    folder = tmp_path / "data/set"
-    folder.mkdir(parents=True)
-    (folder / "a").write_text("1")
-    before = content_mark(lambda: files_in(folder), str(tmp_path / "data"))
-    (tmp_path / "data").rename(tmp_path / "moved")
-    moved = tmp_path / "moved"
-    assert content_mark(lambda: files_in(moved / "set"), str(moved)) == before
-    assert len(read) == 1
-
-
-def test_every_item_has_its_result():
-    numbers = list(range(2 * marks.CHUNK + 3))
-    assert marks.in_threads(lambda number: -number, numbers) == [-number for number in numbers]
-
-
 def test_a_mark_that_somebody_else_wrote_leads_to_no_file(tmp_path):
     for odd in ("../../x", "*", "x (bytes ../../etc/passwd)", "x (bytes *)", ""):
         assert number_changed(odd, odd, str(tmp_path)) is None

@@ -8,12 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.exemplars import numbers_in, table
+from fedexp.algorithms.exemplars import numbers_in
 from fedexp.algorithms.fedcbdr import FedCBDR, leverage
 from fedexp.algorithms.glfc import GLFC, herding
 from fedexp.algorithms.interfaces import Batch
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.metrics.analysis import LocalEpochs
@@ -276,28 +275,6 @@ def test_local_training_accuracy_includes_kept_examples(algorithm):
         )
         right = runtime.net(tree.row(trained.messages["params"], i), x).logits.argmax(-1) == y
         assert last[client] == float(right.double().mean())
-
-
-def test_kept_indices_survive_conversion_to_a_table():
-    federation = stream(CBDR).stages[0].federation
-    kept = [np.array([5, 3]), np.zeros(0, int), np.array([7]), np.array([1, 0, 2])]
-    back = numbers_in({"kept": table(kept, torch.device("cpu"))}, federation)
-    assert [row.tolist() for row in back] == [row.tolist() for row in kept]
-    nothing = table([np.zeros(0, int)] * 4, torch.device("cpu"))
-    assert [len(row) for row in numbers_in({"kept": nothing}, federation)] == [0] * 4
-
-
-@pytest.mark.parametrize(
-    ("cls", "given", "message"),
-    [
-        (FedCBDR, dict(tau_old=0.0), r"algorithm\.tau_old=0\.0"),
-        (FedCBDR, dict(selection="lever"), "leverage"),
-        (GLFC, dict(lambda_rd=-1.0), r"algorithm\.lambda_rd=-1\.0"),
-    ],
-)
-def test_invalid_options_are_refused(cls, given, message):
-    with pytest.raises(ConfigError, match=message):
-        replace(CBDR if cls is FedCBDR else GLFC_, **given)
 
 
 def test_leverage_is_exact_for_rotated_features():

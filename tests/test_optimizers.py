@@ -59,10 +59,6 @@ def local_of(name: str) -> LocalTraining:
     return replace(LOCAL, optimizer=name, lr=0.02, weight_decay=0.1)
 
 
-def test_every_name_has_its_torch_optimizer():
-    assert tuple(TORCH) == OPTIMIZERS
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_step_is_torch_s(name):
     """Five steps on a quadratic bowl in float64, by the pure step, in place, and by torch.optim."""
@@ -174,11 +170,6 @@ def test_a_schedule_begins_anew_with_every_task():
 def test_bad_local_options(changes, message):
     with pytest.raises(ConfigError, match=message):
         replace(LOCAL, **changes)
-
-
-def test_a_warm_up_of_all_rounds_is_refused():
-    with pytest.raises(ConfigError, match=r"local.warmup=3: must be less than the 3 rounds"):
-        make_simulation(local=replace(LOCAL, warmup=3))
 
 
 # --- server optimizers
