@@ -55,9 +55,9 @@ def test_several_processes_use_the_distributed_engine(monkeypatch):
         assert (chosen.engine, chosen.inner) == ("distributed", "sequential")
         assert (chosen.workers, chosen.threads) == (8, 1)
     for engine in ("sequential", "workers", "vectorised"):
-        with pytest.raises(ConfigError, match=f"hardware.engine={engine}: 8 processes"):
+        with pytest.raises(ConfigError, match=f"hardware.engine={engine}: must be auto or"):
             resolve(engine=engine)
-    with pytest.raises(ConfigError, match=r"hardware\.workers=3: 8 processes"):
+    with pytest.raises(ConfigError, match=r"hardware\.workers=3: must be null, because 8"):
         resolve(engine="auto", workers=3)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert resolve(engine="sequential").engine == "sequential"

@@ -39,7 +39,8 @@ class ModelOutputs:
         self.known[rows.numpy()] = True
 
     def read(self, rows: Tensor) -> Output:
-        return Output(None if self.features is None else self.features[rows], self.logits[rows])
+        features: Any = None if self.features is None else self.features[rows]
+        return Output(features, self.logits[rows])
 
 
 class OutputCache:
