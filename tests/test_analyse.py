@@ -449,7 +449,7 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["hessian", "--round", "9"], "the model after round 9 is not kept; kept: 1, 2"),
+        (["hessian", "--round", "9"], "a model of round 9 is not kept; kept rounds: 1, 2"),
         (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client"),
         (["loss_plane", "--points", "1"], "argument --points: 1: must be a number of at least 2"),
         (

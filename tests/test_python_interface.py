@@ -148,7 +148,9 @@ def test_the_model_of_a_round_gets_right_what_the_run_says(run, test_set, number
 def test_which_models_are_kept(run):
     """Every second one by keep_models=2, the last and the one before it by the checkpoints."""
     assert run.kept_rounds == [2, 3, 4]
-    with pytest.raises(ConfigError, match=r"round 1 is not kept; kept: 2, 3, 4; .*keep_models=<n>"):
+    with pytest.raises(
+        ConfigError, match=r"round 1 is not kept; kept rounds: 2, 3, 4; .*keep_models=<n>"
+    ):
         run.model(1)
 
 
@@ -166,11 +168,13 @@ def test_the_local_models_of_a_round_are_kept(run):
     sizes = [path.stat().st_size for path in (run.directory / "models").glob("*.pt")]
     assert len(sizes) == 3 + len(clients)  # of rounds 2, 3 and 4
     assert max(sizes) < 1.05 * min(sizes)
-    with pytest.raises(ConfigError, match=r"no model of client 99 is kept of round 3; clients: "):
+    with pytest.raises(
+        ConfigError, match="a model of client 99 of round 3 is not kept; keep_local_models="
+    ):
         run.model(3, client=99)
     with pytest.raises(
         ConfigError,
-        match=r"no local model of round 2 is kept; rounds: 3; keep_local_models=\[<rounds>\]",
+        match=r"of round 2 is not kept; kept rounds: 3; keep_local_models=\[<rounds>\]",
     ):
         run.model(2, client=clients[0])
 
@@ -228,7 +232,7 @@ def test_a_missing_or_damaged_file_is_named(run, tmp_path):
         _ = other.rounds
     with pytest.raises(ConfigError, match=r"clients\.csv: is missing"):
         _ = other.clients
-    with pytest.raises(ConfigError, match=r"no model is kept there; .*keep_models"):
+    with pytest.raises(ConfigError, match=r"a model is not kept; .*keep_models"):
         other.model()
     assert other.summary == {}
 
@@ -547,7 +551,7 @@ def test_data_that_have_moved(tmp_path):
         (["dataset=digitz"], "dataset=digitz: no such option (nearest: 'digits')"),
         (["rounds=3"], "rounds: only dataset, its keys"),
         (["dataset.name=x"], "goes with dataset=<option>"),
-        (["--round", "1"], "the model after round 1 is not kept"),
+        (["--round", "1"], "a model of round 1 is not kept"),
         (["--device", "cpux"], "hardware.device=cpux"),
         (["dataset=thucnews"], "has text"),
     ],

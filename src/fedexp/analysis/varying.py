@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedexp.rundir.fingerprint import flatten, is_free, numbered
+from fedexp.rundir.fingerprint import flatten, is_free
 
 
 def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's options by their dotted keys, and groups by their names."""
     choices = dict(config.get("choices") or {})
-    values = flatten(numbered({key: value for key, value in config.items() if key != "choices"}))
+    values = flatten({key: value for key, value in config.items() if key != "choices"})
     kept = {
         key: hashable(value)
         for key, value in values.items()

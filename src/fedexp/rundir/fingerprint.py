@@ -15,7 +15,7 @@ from typing import Any
 
 from fedexp.data.marks import checksums, content_mark, file_mark
 from fedexp.rundir.code_hash import CODE, marked
-from fedexp.rundir.revisions import noted
+from fedexp.rundir.revisions import noted, value_of
 
 FORMAT = 2  # version of the fingerprint's format
 OWN = "fedexp."
@@ -24,36 +24,31 @@ TARGET = "_target_"
 # Keys that do not determine the result: where a run is computed and how it is tracked. They may
 # change when a run is resumed.
 FREE = (
-    *(
-        "resume",
-        "accept_changed_data",
-        "tracker",
-        "checkpoint_interval",
-        "figures",
-        "profile",
-        "data_dir",
-        "choices",
-        "expected",
-    ),
-    "revisions",  # `with_revisions` copies these numbers into the parts
-    *("keep_models", "keep_local_models"),
-    *("stop.minutes", "objective", "objective_direction"),
-    # not .precision
-    *(
-        "hardware.device",
-        "hardware.engine",
-        "hardware.threads",
-        "hardware.workers",
-        "hardware.chunk",
-    ),
-    # older configurations have .jobs_together
-    *("hardware.jobs_per_gpu", "hardware.jobs_together"),
+    "resume",
+    "accept_changed_data",
+    "tracker",
+    "checkpoint_interval",
+    "figures",
+    "profile",
+    "data_dir",
+    "choices",
+    "expected",
+    "revisions",  # `essential` copies these numbers into the parts
+    "keep_models",
+    "keep_local_models",
+    "stop.minutes",
+    "objective",
+    "objective_direction",
+    "hardware.device",  # but not hardware.precision
+    "hardware.engine",
+    "hardware.threads",
+    "hardware.workers",
+    "hardware.chunk",
+    "hardware.jobs_per_gpu",
+    "hardware.jobs_together",  # in older configurations
 )
-# The keys of data sets, and the keys whose values are paths of data.
-DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
-# the name of a data set on a hub, or a folder
-HUB = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.path")
-SINGLE = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")
+SOURCE = re.compile(r"(?:dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(\w+)")  # a data set
+SINGLE = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")  # one file
 FILES = ".files"  # suffix of the key for data whose files are not named in the configuration
 
 # Options that were added later, with the value that keeps the earlier behaviour. The hash includes
@@ -75,7 +70,6 @@ NEUTRAL = {
     "model.weights": None,
     "model.unit_features": None,
     "model.batch_norm": False,
-    "model.lora._target_": "fedexp.models.lora.LoRA",
     "model.lora.rank": 0,
     "model.lora.alpha": None,
     "model.lora.targets": [],
@@ -108,14 +102,17 @@ NEUTRAL = {
 FORMER = {"hardware.convolution": "auto"}
 EMPTY = ("schedule.partition", "schedule.classes")  # an empty list means null
 SPLIT = "test_fraction"  # if null, the hash includes neither this key nor `split_seed`
-# left out of the hash if null
-LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layout")
 
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
 
 
 def flatten(node: object, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dicts to one dict with dotted keys."""
+    """Flatten nested dicts to one dict with dotted keys.
+
+    The items of a list are numbered "0", "1", ... if one of them is a dict. Other lists are values.
+    """
+    if isinstance(node, list) and any(isinstance(item, dict) for item in node):
+        node = dict(enumerate(node))
     if not isinstance(node, dict):
         return {prefix: node}
     items: dict[str, Any] = {}
@@ -133,74 +130,48 @@ def essential(
     computed from the files that the configuration names. For missing files, the path is used.
     """
     marks = data_marks(container) if data is None else data
-    of_files = {key: mark for key, mark in marks.items() if key.endswith(FILES)}
-    values: dict[str, Any] = FORMER | of_files
-    for key, value in flatten(numbered(without_neutral(with_revisions(container)))).items():
-        if is_free(key):
-            continue
+    flat = flatten(dict(container))
+    for part, number in noted(container).items():
+        if isinstance(value_of(container, part), Mapping):
+            flat[f"{part}.revision"] = number
+    values: dict[str, Any] = FORMER | {k: mark for k, mark in marks.items() if k.endswith(FILES)}
+    for key, value in flat.items():
         if key.rpartition(".")[2] == TARGET:
             value = class_name(value)
-        values[key] = marks.get(key, value)
-    # the node of the data set already has the options
-    if isinstance(container.get("surrogate", {}).get("dataset"), dict):
-        values = {
-            key: value for key, value in values.items() if not key.startswith("surrogate.options")
-        }
+        if not (is_free(key) or is_neutral(key, value) or is_unused(key, flat)):
+            values[key] = marks.get(key, value)
     return values
-
-
-def with_revisions(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with each revision number copied into its part."""
-    found = dict(container)
-    for part, number in noted(container).items():
-        *above, name = part.split(".")
-        node = found
-        for key in above:
-            node[key] = node = dict(node.get(key) or {})
-        if isinstance(node.get(name), Mapping):
-            node[name] = {**node[name], "revision": number}
-    return found
 
 
 def is_free(key: str) -> bool:
     """Return whether the value of this dotted key does not affect the result."""
-    found = DATASET.fullmatch(key)
-    return f"{key}.".startswith(tuple(f"{free}." for free in FREE)) or (
-        found is not None and found[2] != "root"
+    return source_field(key) in ("data_dir", "url") or any(
+        key == free or key.startswith(f"{free}.") for free in FREE
     )
 
 
 def is_neutral(key: str, value: object) -> bool:
     """Return whether a run with this value equals a run made before the option existed."""
-    value = (
-        class_name(value)
-        if key.endswith("._target_")
-        else None
-        if value == [] and key in EMPTY
-        else value
-    )
-    return (key in NEUTRAL and bool(value == NEUTRAL[key])) or (
-        value is None and LAYOUT.fullmatch(key) is not None
-    )
+    if value is None and source_field(key) == "layout":
+        return True
+    if value == [] and key in EMPTY:
+        value = None
+    return key in NEUTRAL and bool(value == NEUTRAL[key])
 
 
-def without_neutral(node: object, prefix: str = "") -> Any:
-    """Return nested dicts and lists without the neutral values, see `is_neutral`."""
-    if isinstance(node, list):
-        return [without_neutral(item, f"{prefix}{number}.") for number, item in enumerate(node)]
-    if not isinstance(node, dict):
-        return node
-    kept = {key: value for key, value in node.items() if not is_neutral(f"{prefix}{key}", value)}
-    if SPLIT in kept and kept[SPLIT] is None:  # a tree of images that has a test part
-        kept = {key: value for key, value in kept.items() if key not in (SPLIT, "split_seed")}
-    return {key: without_neutral(value, f"{prefix}{key}.") for key, value in kept.items()}
+def is_unused(key: str, flat: Mapping[str, Any]) -> bool:
+    """Return whether the values of other keys make this key unused."""
+    node, _, name = key.rpartition(".")
+    if name in (SPLIT, "split_seed"):  # a tree of images that has a test part
+        return flat.get(f"{node}.{SPLIT}", 0) is None
+    # the node of the data set already has the options
+    return key.startswith("surrogate.options") and f"surrogate.dataset.{TARGET}" in flat
 
 
-def numbered(node: object) -> Any:
-    """Replace each list that contains dicts by a dict with the keys "0", "1", ..."""
-    if isinstance(node, list) and any(isinstance(item, dict) for item in node):
-        node = {str(number): item for number, item in enumerate(node)}
-    return {key: numbered(value) for key, value in node.items()} if isinstance(node, dict) else node
+def source_field(key: str) -> str | None:
+    """Return the field name if a dotted key is a field of a data set, otherwise None."""
+    found = SOURCE.fullmatch(key)
+    return None if found is None else found[1]
 
 
 def class_name(target: object) -> Any:
@@ -242,7 +213,7 @@ def as_made(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str,
 
 def code_marks(container: Mapping[str, Any]) -> dict[str, str]:
     """Return key -> mark of the code for each user's class. Classes without a mark are left out."""
-    values = flatten(numbered(dict(container)))
+    values = flatten(dict(container))
     marks = {key: marked(value) for key, value in values.items() if is_own_class(key, value)}
     return {key: mark for key, mark in marks.items() if mark is not None}
 
@@ -254,23 +225,22 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
     """
     from fedexp.data.image_files import files_of_tree, list_files
 
-    values = flatten(numbered(dict(container)))
+    values = flatten(dict(container))
     marks: dict[str, str | None] = {}
     for key, value in values.items():
         if not isinstance(value, str):
             continue
-        node, _, name = key.rpartition(".")
-        data_dir = str(values.get(f"{node}.data_dir", value))
-        if DATASET.fullmatch(key) and name == "root":
+        node = key.rpartition(".")[0]
+        data_dir, field = str(values.get(f"{node}.data_dir", value)), source_field(key)
+        if field == "root" and f"{node}.url" in values:
             # published data, which may not exist before the first run downloads them
-            if f"{node}.url" in values:
-                marks[key] = Path(value).name
-                continue
+            marks[key] = Path(value).name
+        elif field == "root":
             splits = values.get(f"{node}.train_splits", ["train"])
             undivided = values.get(f"{node}.{SPLIT}") is not None
             find = partial(files_of_tree, Path(value), splits, undivided)
             marks[key] = content_mark(find, data_dir)
-        elif HUB.fullmatch(key) and Path(value).is_dir():
+        elif field == "path" and Path(value).is_dir():  # otherwise the name of a data set on a hub
             marks[key] = content_mark(partial(list_files, Path(value)), data_dir)
         elif key in SINGLE:
             marks[key] = file_mark(Path(value))

@@ -22,11 +22,9 @@ from fedexp.rundir.checkpoint_form import check_form
 from fedexp.rundir.schema import fits
 
 FOLDER = "models"
-NAME = re.compile(r"round_(\d{1,9})\.pt")
-OF_CLIENT = re.compile(r"round_(\d{1,9})_client_(\d{1,9})\.pt")
+NAME = re.compile(r"round_(\d{1,9})(?:_client_(\d{1,9}))?\.pt")
 HINT = (
-    "a run keeps its last model and, with keep_models=<n> or keep_models=[<rounds>], those after"
-    " these rounds"
+    "a run keeps its last two saved models; keep_models=<n> or keep_models=[<rounds>] keeps others"
 )
 LOCAL_HINT = "keep_local_models=[<rounds>] keeps the local models of these rounds"
 
@@ -73,17 +71,33 @@ def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
     )
 
 
+def model_files(directory: Path) -> dict[tuple[int, int | None], Path]:
+    """Return (round, client) -> file in models/. The client is None for a global model."""
+    found: dict[tuple[int, int | None], Path] = {}
+    for path in (directory / FOLDER).glob("*.pt"):
+        if (name := NAME.fullmatch(path.name)) and path.is_file():
+            found[int(name[1]), None if name[2] is None else int(name[2])] = path
+    return found
+
+
 def kept_rounds(directory: Path) -> list[int]:
-    """Return the rounds with a complete saved model, in ascending order."""
-    found = {number for number, path in kept_files(directory).items() if is_whole(path)}
-    return sorted(found | {model.round for model in from_checkpoints(directory)[0]})
+    """Return the rounds with a complete global model, in ascending order."""
+    rounds = {model.round for model in from_checkpoints(directory)[0]}
+    for (number, client), path in model_files(directory).items():
+        if client is None and is_whole(path):
+            rounds.add(number)
+    return sorted(rounds)
 
 
 def kept_clients(directory: Path, number: int) -> list[int]:
     """Return the clients with a complete local model of a round, in ascending order."""
-    return sorted(
-        client for client, path in local_files(directory).get(number, {}).items() if is_whole(path)
-    )
+    files_of_round = {c: path for (n, c), path in model_files(directory).items() if n == number}
+    return sorted(c for c, path in files_of_round.items() if c is not None and is_whole(path))
+
+
+def local_rounds(directory: Path) -> list[int]:
+    """Return the rounds with files of local models, in ascending order."""
+    return sorted({number for number, client in model_files(directory) if client is not None})
 
 
 def load(directory: Path, number: int | None = None, client: int | None = None) -> KeptModel:
@@ -94,59 +108,27 @@ def load(directory: Path, number: int | None = None, client: int | None = None) 
 
     Raises ConfigError if there is no such model or its file is damaged.
     """
-    if client is not None:
-        return load_local(directory, number, client)
-    kept, problems = from_checkpoints(directory)
-    models, of_rounds = {model.round: model for model in reversed(kept)}, kept_files(directory)
-    rounds = sorted(models.keys() | of_rounds.keys())
-    if not rounds:
-        raise ConfigError("\n".join(problems) or f"{directory}: no model is kept there; {HINT}")
-    wanted = rounds[-1] if number is None else number
+    kept, problems = from_checkpoints(directory) if client is None else ([], [])
+    models = {model.round: model for model in reversed(kept)}
+    paths = {n: path for (n, c), path in model_files(directory).items() if c == client}
+    rounds = sorted(models.keys() | paths.keys())
+    wanted = rounds[-1] if rounds and number is None else number
     if wanted in models:
         return models[wanted]
-    if wanted in of_rounds:
-        return model_in(of_rounds[wanted], storage.load_tree(of_rounds[wanted]), wanted)
-    raise ConfigError(
-        f"{directory}: the model after round {wanted} is not kept; kept: {listed(rounds)}; {HINT}"
-    )
-
-
-def load_local(directory: Path, number: int | None, client: int) -> KeptModel:
-    """Return the model that a client trained in a round, see `load`."""
-    found, problem = local_files(directory), ""
-    wanted = max(found, default=0) if number is None else number
-    if not found:
-        problem = f"no local model is kept there; {LOCAL_HINT}"
-    elif wanted not in found:
-        kept = listed(sorted(found))
-        problem = f"no local model of round {wanted} is kept; rounds: {kept}; {LOCAL_HINT}"
-    elif client not in found[wanted]:
-        kept = listed(sorted(found[wanted]))
-        problem = f"no model of client {client} is kept of round {wanted}; clients: {kept}"
-    if problem:
-        raise ConfigError(f"{directory}: {problem}")
-    path = found[wanted][client]
-    return model_in(path, storage.load_tree(path), wanted, client)
+    if wanted in paths:
+        return model_in(paths[wanted], storage.load_tree(paths[wanted]), wanted, client)
+    if not rounds and problems:
+        raise ConfigError("\n".join(problems))
+    whose = "a model" if client is None else f"a model of client {client}"
+    of_round = "" if wanted is None else f" of round {wanted}"
+    kept_here = f"; kept rounds: {listed(rounds)}" if rounds else ""
+    hint = HINT if client is None else LOCAL_HINT
+    raise ConfigError(f"{directory}: {whose}{of_round} is not kept{kept_here}; {hint}")
 
 
 def listed(numbers: Sequence[int]) -> str:
     """Return numbers separated by commas, at most the first 20."""
     return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
-
-
-def kept_files(directory: Path) -> dict[int, Path]:
-    """Return round -> file of the global models that `keep_models` saved."""
-    named = [(NAME.fullmatch(path.name), path) for path in (directory / FOLDER).glob("*.pt")]
-    return {int(name[1]): path for name, path in named if name and path.is_file()}
-
-
-def local_files(directory: Path) -> dict[int, dict[int, Path]]:
-    """Return round -> client -> file of the local models that `keep_local_models` saved."""
-    found: dict[int, dict[int, Path]] = {}
-    for path in (directory / FOLDER).glob("*.pt"):
-        if (name := OF_CLIENT.fullmatch(path.name)) and path.is_file():
-            found.setdefault(int(name[1]), {})[int(name[2])] = path
-    return found
 
 
 def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:

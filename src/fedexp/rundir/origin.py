@@ -32,7 +32,6 @@ from fedexp.rundir.fingerprint import (
     essential,
     fingerprint,
     flatten,
-    numbered,
 )
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ def say_what_changed(
 
 def in_words(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
     """Return how two marks of data differ: the number of changed files if it is known."""
-    data_dir = flatten(numbered(container)).get(f"{key.rpartition('.')[0]}.data_dir", "")
+    data_dir = flatten(container).get(f"{key.rpartition('.')[0]}.data_dir", "")
     number = number_changed(then, now, str(data_dir))
     if number is None:
         return f"{then} there, {now} now"

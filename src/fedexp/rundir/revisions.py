@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Values = Mapping[str, Any]
+Condition = Callable[[Values], bool]
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class Revision:
     name: str  # name of the class
     number: int  # from 2 on
     what: str  # the corrected behaviour
-    # whether the results of a configuration have changed
-    when: Callable[[Values], bool] = lambda container: True
+    # the results of a configuration have changed if all of these hold
+    when: tuple[Condition, ...] = ()
 
     def concerns(self, container: Values) -> bool:
-        node = value_of(container, self.part)
-        target = str(node.get("_target_")) if isinstance(node, Mapping) else ""
-        return target.rpartition(".")[2] == self.name and self.when(container)
+        return class_in(container, self.part) == self.name and all(
+            holds(container) for holds in self.when
+        )
 
 
 def value_of(container: Values, key: str) -> Any:
@@ -40,38 +41,50 @@ def value_of(container: Values, key: str) -> Any:
     return node
 
 
-def has(**wanted: Any) -> Callable[[Values], bool]:
-    """Return a condition that is true if all these keys (with __ for a dot) have these values."""
-    keys = {name.replace("__", "."): value for name, value in wanted.items()}
-    return lambda container: all(value_of(container, key) == value for key, value in keys.items())
+def class_in(container: Values, part: str) -> str:
+    """Return the name, without the module, of the class of a configuration node."""
+    return str(value_of(container, f"{part}._target_")).rpartition(".")[2]
 
 
-def cfed_has_changed(container: Values) -> bool:
-    text = str(value_of(container, "model._target_")).endswith(".TextCNN")  # the model with dropout
-    return has(algorithm__paradigm="centralized")(container) or (
-        text and has(algorithm__server_distillation=True)(container)
-    )
+def equals(key: str, *values: Any) -> Condition:
+    """Return a condition that holds if the key has one of the values."""
+    return lambda container: value_of(container, key) in values
+
+
+def is_set(key: str) -> Condition:
+    """Return a condition that holds unless the key is missing, null, 0 or false."""
+    return lambda container: bool(value_of(container, key))
+
+
+def differs(key: str, value: Any) -> Condition:
+    """Return a condition that holds unless the key has the value."""
+    return lambda container: value_of(container, key) != value
+
+
+def cfed_changes(container: Values) -> bool:
+    has_dropout = class_in(container, "model") == "TextCNN"
+    distils = value_of(container, "algorithm.server_distillation") is True
+    centralized = value_of(container, "algorithm.paradigm") == "centralized"
+    return centralized or (has_dropout and distils)
 
 
 def has_statistics(container: Values) -> bool:
     """Return whether the model may have running statistics."""
-    target = str(value_of(container, "model._target_"))
-    without = target.endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
-    return not without or value_of(container, "model.batch_norm") is True
+    without = ("CNN", "CifarResNet", "LSTM", "TextCNN")
+    return class_in(container, "model") not in without or has_optional_batch_norm(container)
 
 
-def moon_has_changed(container: Values) -> bool:
-    """Return whether late clients may compare with a model that has running statistics."""
-    return has_statistics(container) and value_of(container, "participation") != 1
+def has_optional_batch_norm(container: Values) -> bool:
+    return value_of(container, "model.batch_norm") is True
 
 
-def balances_classes(container: Values) -> bool:
-    return bool(value_of(container, "scenario.replay")) and has(
-        scenario__replay_policy="class_balanced"
-    )(container)
+def has_batch_norm(container: Values) -> bool:
+    """Return whether the model may have batch norm."""
+    without = ("CNN", "LSTM", "TextCNN")
+    return class_in(container, "model") not in without or has_optional_batch_norm(container)
 
 
-def counts_the_batch(container: Values) -> bool:
+def uses_batch_statistics(container: Values) -> bool:
     """Return whether the model may have batch norm without running statistics.
 
     This holds for resnet10 and for users' models.
@@ -80,67 +93,37 @@ def counts_the_batch(container: Values) -> bool:
     return target.endswith(".CifarResNet") or not target.startswith("fedexp.")
 
 
-def has_batch_norm(container: Values) -> bool:
-    """Return whether the model may have batch norm.
-
-    LSTM and TextCNN have none, and a CNN has it only with `model.batch_norm=true`.
-    """
-    target = str(value_of(container, "model._target_"))
-    return (
-        not target.endswith((".CNN", ".LSTM", ".TextCNN"))
-        or value_of(container, "model.batch_norm") is True
-    )
-
-
-def distils_by_the_batch(container: Values) -> bool:
-    """Return whether the server may distil into a model that `counts_the_batch`."""
-    distils = value_of(container, "algorithm.on_server") is not False  # an option of Flashback
-    return distils and counts_the_batch(container)
-
-
-def tests_untouched_clients(container: Values) -> bool:
-    """Return whether personal models may be tested before all clients have participated."""
-    return (
-        "personal" in (value_of(container, "evaluate") or ())
-        and value_of(container, "participation") != 1
-    )
-
-
-def reads_from_minus_one(container: Values) -> bool:
-    """Return whether the model has torchvision weights that expect pixels from -1 to 1."""
-    names = ("efficientnet_v2_l", "googlenet", "inception_v3")
-    return (
-        value_of(container, "model.name") in names
-        and value_of(container, "model.weights") is not None
-    )
+def evaluates_personal(container: Values) -> bool:
+    return "personal" in (value_of(container, "evaluate") or ())
 
 
 def sends_another_model(container: Values) -> bool:
-    """Return whether an analysis compares with a sent model that differs from the tested model."""
-    name = str(value_of(container, "algorithm._target_")).rpartition(".")[2]
-    another = name in ("LoRM", "PILoRA") or (
-        name == "FedDMC" and has(algorithm__student="initial")(container)
-    )
-    members = value_of(container, "analysis.members")
-    nodes = members if isinstance(members, list) else [value_of(container, "analysis")]
-    targets = [str(node.get("_target_")) for node in nodes if isinstance(node, Mapping)]
-    return another and any(
-        each.endswith((".WeightDivergence", ".GradientDiversity")) for each in targets
-    )
+    """Return whether clients get a model that differs from the tested model."""
+    name = class_in(container, "algorithm")
+    student = value_of(container, "algorithm.student")
+    return name in ("LoRM", "PILoRA") or (name == "FedDMC" and student == "initial")
+
+
+def compares_with_sent(container: Values) -> bool:
+    """Return whether one of several analyses compares local models with the sent model."""
+    members = value_of(container, "analysis.members") or ()
+    names = [class_in({"member": node}, "member") for node in members]
+    return not {"WeightDivergence", "GradientDiversity"}.isdisjoint(names)
 
 
 def mixes_tasks(container: Values) -> bool:
-    return value_of(container, "scenario.order") == "per_client" or bool(
-        value_of(container, "scenario.blur")
-    )
+    order, blur = (value_of(container, f"scenario.{key}") for key in ("order", "blur"))
+    return order == "per_client" or bool(blur)
 
 
-def validates_blurred(container: Values) -> bool:
-    return bool(value_of(container, "scenario.blur")) and bool(
-        value_of(container, "validation.fraction")
-    )
-
-
+LATE_CLIENTS = differs("participation", 1)
+BLURRED = is_set("scenario.blur")
+VALIDATED = is_set("validation.fraction")
+BALANCED = (is_set("scenario.replay"), equals("scenario.replay_policy", "class_balanced"))
+DISTILLED = (
+    differs("algorithm.on_server", False),
+    uses_batch_statistics,
+)  # Flashback has on_server
 UNTOUCHED = "a client that never took part is tested with its initial part"
 ORIGIN = "a validation example counts for its own task where tasks are blurred"
 SINGLE = "distillation leaves out a batch of one example"
@@ -156,31 +139,33 @@ REVISIONS: tuple[Revision, ...] = (
         "FedDF",
         2,
         "a student is the result, never the average",
-        has(algorithm__epochs_on_server=0),
+        (equals("algorithm.epochs_on_server", 0),),
     ),
     Revision(
         "algorithm",
         "CFeD",
         2,
         "a random part of the surrogate set, dropout of the student",
-        cfed_has_changed,
+        (cfed_changes,),
     ),
     Revision(
         "partition",
         "Natural",
         2,
         "the public set is that of the clients alone",
-        lambda container: bool(value_of(container, "public.fraction")),
+        (is_set("public.fraction"),),
     ),
     Revision("surrogate.dataset", "Caltech256", 2, "all of its images are in the surrogate set"),
-    Revision("forgetting_metric", "RoundDrop", 2, LOCAL_DROPS, has(forgetting_metric__local=True)),
+    Revision(
+        "forgetting_metric", "RoundDrop", 2, LOCAL_DROPS, (is_set("forgetting_metric.local"),)
+    ),
     Revision("forgetting_metric", "All", 2, LOCAL_DROPS),
     Revision(
         "algorithm",
         "Moon",
         2,
         "a client's first previous model has its own statistics",
-        moon_has_changed,
+        (has_statistics, LATE_CLIENTS),
     ),
     Revision(
         "algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"
@@ -202,83 +187,84 @@ REVISIONS: tuple[Revision, ...] = (
         "AFFCL",
         2,
         "features of earlier tasks are of all classes that were met",
-        mixes_tasks,
+        (mixes_tasks,),
     ),
     Revision(
         "algorithm",
         "LANDER",
         2,
         "the server's student has a new order of images with every pass",
-        lambda container: bool(value_of(container, "algorithm.student_steps")),
+        (is_set("algorithm.student_steps"),),
     ),
     Revision(
         "algorithm",
         "AFFCL",
         3,
         "replayed features train a hidden layer, not the classifier",
-        lambda container: value_of(container, "algorithm.replay_trains") != "classifier",
+        (differs("algorithm.replay_trains", "classifier"),),
     ),
-    Revision("algorithm", "FedDF", 3, SINGLE, distils_by_the_batch),
-    Revision("algorithm", "Flashback", 2, SINGLE, distils_by_the_batch),
+    Revision("algorithm", "FedDF", 3, SINGLE, DISTILLED),
+    Revision("algorithm", "Flashback", 2, SINGLE, DISTILLED),
     Revision(
         "algorithm",
         "CFeD",
         3,
         SINGLE,
-        lambda container: (
-            has(algorithm__server_distillation=True)(container) and counts_the_batch(container)
-        ),
+        (is_set("algorithm.server_distillation"), uses_batch_statistics),
     ),
     Revision(
-        "algorithm", "FedReg", 2, "generated images do not enter running statistics", has_statistics
+        "algorithm",
+        "FedReg",
+        2,
+        "generated images do not enter running statistics",
+        (has_statistics,),
     ),
     Revision(
-        "algorithm", "FedKA", 2, "batch norm leaves out what fills up the anchors", has_batch_norm
+        "algorithm",
+        "FedKA",
+        2,
+        "batch norm leaves out what fills up the anchors",
+        (has_batch_norm,),
     ),
-    Revision("algorithm", "FedALA", 3, PADDING, counts_the_batch),
-    Revision("algorithm", "FedFOMO", 3, PADDING, counts_the_batch),
+    Revision("algorithm", "FedALA", 3, PADDING, (uses_batch_statistics,)),
+    Revision("algorithm", "FedFOMO", 3, PADDING, (uses_batch_statistics,)),
     Revision(
         "partition",
         "File",
         2,
         "its numbers count the surrogate examples too",
-        lambda container: bool(value_of(container, "surrogate.fraction")),
+        (is_set("surrogate.fraction"),),
     ),
-    Revision("scenario", "DomainIncremental", 2, SHARED, balances_classes),
-    Revision("scenario", "Rotations", 2, SHARED, balances_classes),
+    Revision("scenario", "DomainIncremental", 2, SHARED, BALANCED),
+    Revision("scenario", "Rotations", 2, SHARED, BALANCED),
     Revision(
         "scenario",
         "Rotations",
         3,
         "no validation image is trained on at another angle",
-        lambda container: bool(value_of(container, "validation.fraction")),
+        (VALIDATED,),
     ),
-    Revision(
-        "scenario",
-        "ClassIncremental",
-        2,
-        SHARED,
-        lambda container: (
-            balances_classes(container) and bool(value_of(container, "scenario.blur"))
-        ),
-    ),
+    Revision("scenario", "ClassIncremental", 2, SHARED, (*BALANCED, BLURRED)),
     Revision(
         "model",
         "Torchvision",
         2,
         "images are normalised as the weights want them",
-        reads_from_minus_one,
+        (
+            # the weights of these models expect pixels from -1 to 1
+            equals("model.name", "efficientnet_v2_l", "googlenet", "inception_v3"),
+            differs("model.weights", None),
+        ),
     ),
     Revision("model", "BottleneckResNet", 2, "convolutions begin as in FedAlign's code"),
-    Revision("analysis", "WeightDivergence", 2, SENT, sends_another_model),
-    Revision("analysis", "GradientDiversity", 2, SENT, sends_another_model),
-    Revision("analysis", "SeveralAnalyses", 2, SENT, sends_another_model),
+    Revision("analysis", "WeightDivergence", 2, SENT, (sends_another_model,)),
+    Revision("analysis", "GradientDiversity", 2, SENT, (sends_another_model,)),
+    Revision("analysis", "SeveralAnalyses", 2, SENT, (sends_another_model, compares_with_sent)),
+    Revision("scenario", "ClassIncremental", 3, ORIGIN, (BLURRED, VALIDATED)),
+    Revision("scenario", "DomainIncremental", 3, ORIGIN, (BLURRED, VALIDATED)),
     *(
-        Revision("scenario", name, 3, ORIGIN, validates_blurred)
-        for name in ("ClassIncremental", "DomainIncremental")
-    ),
-    *(
-        Revision("algorithm", name, number, UNTOUCHED, tests_untouched_clients)
+        # personal models may be tested before all clients have participated
+        Revision("algorithm", name, number, UNTOUCHED, (evaluates_personal, LATE_CLIENTS))
         for name, number in (
             ("FedRep", 2),
             ("FedBN", 2),

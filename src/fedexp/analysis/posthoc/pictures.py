@@ -66,5 +66,5 @@ def namespace_of(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Na
     given = dict(options)
     if given.get("client") == "first":
         given["round"] = require_local_models(run)
-        given["client"] = min(kept_models.local_files(run.directory)[given["round"]])
+        given["client"] = kept_models.kept_clients(run.directory, given["round"])[0]
     return Namespace(**COMMON | OF_KIND[kind] | given)

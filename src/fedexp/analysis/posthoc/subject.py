@@ -165,7 +165,7 @@ def models_of_round(run: RunDirectory, number: int, most: int) -> list[KeptModel
 
 def last_local_round(run: RunDirectory) -> int | None:
     """Return the last round with kept local models; None if there is none."""
-    return max(kept_models.local_files(run.directory), default=None)
+    return max(kept_models.local_rounds(run.directory), default=None)
 
 
 def rounds_to_show(run: RunDirectory, requested: Sequence[int]) -> list[int]:
