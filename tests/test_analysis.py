@@ -253,7 +253,9 @@ def test_rounds_after_the_last_one_are_refused():
 
 def test_heads_of_tasks_have_no_gradient_of_one_classifier():
     measured = {"scenario": TWO_TASKS, "sizes": (2, 3), "analysis": GradientDiversity(**IN_ALL)}
-    with pytest.raises(ConfigError, match="analysis=gradient_diversity: not with FedMultiHead"):
+    with pytest.raises(
+        ConfigError, match="analysis=gradient_diversity: is not defined for FedMultiHead"
+    ):
         make_simulation(FedMultiHead(), **measured)
 
 
@@ -310,7 +312,7 @@ def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
 def test_cka_without_features_is_refused():
     simulation = make_simulation(analysis=CKA(**IN_ALL))
     simulation.runtime.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
-    with pytest.raises(ConfigError, match=r"analysis=cka: needs the features .* layers: 0"):
+    with pytest.raises(ConfigError, match=r"analysis=cka: needs the model's features.* layers: 0"):
         check_analyses(simulation)
 
 

@@ -12,7 +12,7 @@ from fedexp.engine.measures import class_means
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.metrics.neurons import alignment, dead, preferences
 from fedexp.models.cnn import CNN
-from fedexp.training.analysing import local_models, measure
+from fedexp.training.analysing import measure, trained_models
 
 # Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.
 H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
@@ -81,12 +81,18 @@ def test_a_round_by_hand():
     assert (row["local"], row["local_std"], row["aggregated"]) == (None, None, 1.0)
 
 
-def test_local_models_are_those_that_clients_send():
+def test_local_models_come_from_the_last_exchange_that_sends_models():
     messages = {"params": {"w": torch.arange(6.0).view(2, 3)}, "more": torch.zeros(2)}
-    first, second = local_models(messages, {"b": torch.tensor([4, 5])}, 2)
+    buffers = {"b": torch.tensor([4, 5])}
+    cohort = SimpleNamespace(clients=(3, 8))
+    models, changes = (
+        SimpleNamespace(trained=SimpleNamespace(messages=sent, buffers=buffers), cohort=cohort)
+        for sent in (messages, {"change": torch.zeros(2)})
+    )
+    first, second = trained_models([models, changes])
     assert second["params"]["w"].tolist() == [3, 4, 5]
     assert first["buffers"]["b"] == 4
-    assert local_models({"change": torch.zeros(2)}, {}, 2) == []
+    assert trained_models([changes]) == []
 
 
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])

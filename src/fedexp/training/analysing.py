@@ -31,45 +31,44 @@ def analyse(
     server: the server's state after the round.
     done: results of the round's exchanges.
     """
-    trained = [each for each in done if "params" in each.trained.messages]
     number, last = done[0].cohort.round, simulation.rounds
     due = [part for part in simulation.analysis.parts if part.is_due(number, last)]
     if not due:
         return {}
-    found = describe(simulation, state, server, (trained or done)[-1])
-    return {part.file: part.rows(found) for part in due}
+    trained = [each for each in done if "params" in each.trained.messages]
+    measured = round_measurements(simulation, state, server, (trained or done)[-1])
+    return {part.file: part.rows(measured) for part in due}
 
 
-def describe(simulation: Simulation, state: State, server: Tree, answers: CohortResult) -> Analysed:
-    """Return the round as the analyses receive it.
+def round_measurements(
+    simulation: Simulation, state: State, server: Tree, result: CohortResult
+) -> Analysed:
+    """Return the measurements from which the analyses of a round are computed.
 
-    answers: results of the last exchange in which clients sent a model.
+    result: of the last exchange in which clients sent a model.
     """
-    runtime, federation, clients = (
-        simulation.runtime,
-        answers.round.federation,
-        list(answers.cohort.clients),
-    )
-    start = runtime.net.own(answers.sent["params"])
-    trained = answers.trained.messages.get("params")
+    runtime, federation = simulation.runtime, result.round.federation
+    clients = list(result.cohort.clients)
+    start = runtime.net.own(result.sent["params"])
+    local = result.trained.messages.get("params")
+    if local is not None:
+        local = {name: leaf for name, leaf in local.items() if name in start}
+    # class accuracies of the distributed model, if it was tested after the previous round
+    accuracy = None
     tested = bool(state.accuracy) and state.accuracy[-1][0] == state.round
-    # the model that was distributed
-    known = tested and is_same(start, runtime.net.own(state.server["params"]))
+    if tested and is_same(start, runtime.net.own(state.server["params"])):
+        accuracy = state.history.class_accuracy[-1]
     return Analysed(
-        round=answers.cohort.round,
+        round=result.cohort.round,
         clients=clients,
         counts=federation.counts[clients],
         weights=federation.weights[clients],
         start=start,
-        start_accuracy=state.history.class_accuracy[-1] if known else None,
-        local=(
-            None
-            if trained is None
-            else {name: leaf for name, leaf in trained.items() if name in start}
-        ),
-        epochs=None if answers.trained.probed is None else epochs_of(runtime, federation, answers),
+        start_accuracy=accuracy,
+        local=local,
+        epochs=epochs_of(runtime, federation, result),
         gradients=lambda: local_gradients(
-            runtime, answers.sent, [federation.parts[client] for client in clients]
+            runtime, result.sent, [federation.parts[client] for client in clients]
         ),
         features=lambda: (test_features(runtime, state.server), test_features(runtime, server)),
     )
@@ -82,16 +81,19 @@ def is_same(one: Params, other: Params) -> bool:
     )
 
 
-def epochs_of(runtime: ClientRuntime, federation: Federation, answers: CohortResult) -> Epochs:
-    """Return the accuracies at the marks of the round's probes."""
-    probed = answers.trained.probed
-    assert probed is not None
+def epochs_of(
+    runtime: ClientRuntime, federation: Federation, result: CohortResult
+) -> Epochs | None:
+    """Return the accuracies of local models at the tested epochs; None if none was tested."""
+    probed, cohort = result.trained.probed, result.cohort
+    if probed is None:
+        return None
     data = runtime.tested_on(runtime.views[0]).data
     totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
     correct, own = (probed[name].cpu().numpy() for name in ("test", "train"))
-    sizes = np.array([[len(federation.parts[client])] for client in answers.cohort.clients])
+    sizes = np.array([[len(federation.parts[client])] for client in cohort.clients])
     return Epochs(
-        numbers=[probe.epochs for probe in answers.cohort.probes],
+        numbers=[probe.epochs for probe in cohort.probes],
         accuracy=class_accuracy(correct, totals),
         test_accuracy=correct.sum(-1) / totals.sum(),
         train_accuracy=class_accuracy(np.where(own < 0, np.nan, own), sizes),
@@ -153,30 +155,24 @@ def check_analyses(simulation: Simulation) -> None:
     """Raise ConfigError if an analysis is not defined for the algorithm or comes after the last
     round.
     """
+    module = simulation.runtime.net.module
     for part in simulation.analysis.parts:
-        late = [
-            number for number in getattr(part, "rounds", None) or () if number > simulation.rounds
-        ]
-        if late:
+        latest = max(getattr(part, "rounds", None) or [0])
+        if latest > simulation.rounds:
             raise ConfigError(
-                f"analysis.rounds: round {late[0]} is after the last one"
+                f"analysis.rounds: round {latest} is after the last one"
                 f" (rounds={simulation.rounds})"
             )
-    module = simulation.runtime.net.module
-    if isinstance(module, LogitsOnly) and any(
-        isinstance(p, CKA) for p in simulation.analysis.parts
-    ):
-        raise ConfigError(
-            "analysis=cka: needs the features of the model, which are the input of its last layer:"
-            f" name it (model.head {must_be_linear(module.network, None)})"
-        )
-    if simulation.runtime.heads is not None and any(
-        isinstance(p, GradientDiversity) for p in simulation.analysis.parts
-    ):
-        raise ConfigError(
-            f"analysis=gradient_diversity: not with {type(simulation.algorithm).__name__}, whose"
-            " model has a head for each task, so that its loss is not that of one classifier"
-        )
+        if isinstance(part, CKA) and isinstance(module, LogitsOnly):
+            raise ConfigError(
+                "analysis=cka: needs the model's features, the input of its last layer; set"
+                f" model.head, which {must_be_linear(module.network, None)}"
+            )
+        if isinstance(part, GradientDiversity) and simulation.runtime.heads is not None:
+            raise ConfigError(
+                f"analysis=gradient_diversity: is not defined for"
+                f" {type(simulation.algorithm).__name__}, whose model has a head for each task"
+            )
 
 
 def measure(
@@ -210,28 +206,17 @@ def measure(
     return rows
 
 
-def trained_in(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
+def trained_models(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
     """Return the models that the clients trained in a round, in the order of the cohort.
 
     They come from the last exchange in which clients send whole models. Return an empty list if no
     exchange does.
     """
-    for each in reversed(done):
-        if found := local_models(
-            each.trained.messages, each.trained.buffers, len(each.cohort.clients)
-        ):
-            return found
+    for result in reversed(done):
+        messages, buffers = result.trained.messages, result.trained.buffers
+        if "params" in messages:
+            return [
+                {"params": tree.row(messages["params"], i), "buffers": tree.row(buffers, i)}
+                for i in range(len(result.cohort.clients))
+            ]
     return []
-
-
-def local_models(messages: Tree, buffers: Tree, count: int) -> list[dict[str, Params]]:
-    """Return the trained models in the messages of an exchange, whose leaves are [count, ...].
-
-    Return an empty list if clients send no whole model.
-    """
-    if "params" not in messages:
-        return []
-    return [
-        {"params": tree.row(messages["params"], i), "buffers": tree.row(buffers, i)}
-        for i in range(count)
-    ]

@@ -32,7 +32,7 @@ from fedexp.data.changes import in_words
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
-from fedexp.training.analysing import analyse, measure, trained_in
+from fedexp.training.analysing import analyse, measure, trained_models
 from fedexp.training.exchange import (
     Clock,
     CohortResult,
@@ -226,7 +226,7 @@ def collect_result(
         personal=personal,
         alignment=alignment,
         analyses=analyses,
-        local_models=trained_in(done) if keeps_local else [],
+        local_models=trained_models(done) if keeps_local else [],
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
         bytes_down=sum(each.bytes_down for each in done),
@@ -334,7 +334,7 @@ def align(
     if not simulation.metrics.needs_neurons:
         return []
     runtime = simulation.runtime.tested_on(simulation.runtime.views[0])
-    return measure(runtime, model_of(before), model_of(after), trained_in(done))
+    return measure(runtime, model_of(before), model_of(after), trained_models(done))
 
 
 def model_of(server: Tree) -> Tree:
