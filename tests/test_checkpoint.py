@@ -399,16 +399,3 @@ def test_a_client_state_of_another_model_is_damage(undisturbed, tmp_path):
     saved = checkpoint.load(directory, fits_run(directory, simulation()))
     assert f"without {path.name}.c." in saved.problem
     assert saved.state["round"] == ROUNDS - 1
-
-
-def test_an_older_checkpoint_without_checksums_is_read(undisturbed, tmp_path):
-    """There at least the end of a row must be where it says."""
-    directory = tmp_path / "run"
-    shutil.copytree(undisturbed, directory)
-    for name in (files.CHECKPOINT, files.PREVIOUS):
-        state = storage.load_tree(directory / name)
-        del state["checksums"]
-        storage.save_tree(directory / name, state)
-    assert checkpoint.load(directory).state["round"] == ROUNDS
-    insert_a_byte(directory / files.ROUNDS)
-    assert checkpoint.load(directory).state is None

@@ -84,7 +84,7 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
         state = record(broken, tmp_path, resume=False)
     assert (state.status, state.round, state.not_finite) == ("diverged", 1, [2])
     assert (
-        "round 1: the loss or the model of client 2 is not finite; the run has diverged"
+        "round 1: the loss or the model of clients [2] is not finite; the run has diverged"
         in caplog.text
     )
     saved = storage.load_tree(tmp_path / files.CHECKPOINT)

@@ -1,6 +1,7 @@
 """Fingerprints: what they count and what not."""
 
 import copy
+import functools
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import origin
 from fedexp.rundir.fingerprint import (
+    NEUTRAL,
     data_marks,
     essential,
     fingerprint,
@@ -82,6 +84,20 @@ def test_options_that_are_no_more_count_as_by_default():
     assert fingerprint(values | {"hardware": former}) == fingerprint(values)
     named = {**values["hardware"], "convolution": "winograd"}
     assert fingerprint(values | {"hardware": named}) != fingerprint(values)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_options_at_their_neutral_value_do_not_change_the_fingerprint(line):
+    values = container(*line.split())
+    older = copy.deepcopy(values)
+    for key in NEUTRAL:
+        *nodes, name = key.split(".")
+        parent = functools.reduce(lambda node, part: node.get(part) or {}, nodes, older)
+        if parent.get(name) == NEUTRAL[key]:
+            parent.pop(name, None)
+    assert older != values
+    assert fingerprint(older) == fingerprint(values)
+    assert fingerprint(values | {"evaluate": ["global", "personal"]}) != fingerprint(older)
 
 
 def test_seeds_of_one_setting_share_a_group():

@@ -8,20 +8,18 @@ import pytest
 import torch
 
 from fedexp.config.settings import LocalEvaluation, Seeds
-from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.data.held_out import Validation
 from fedexp.engine.base import Shared
 from fedexp.figures.draw import round_picture
 from fedexp.metrics.forgetting_metric import All, RoundDrop
 from fedexp.rundir import checkpoint, files
-from fedexp.rundir.fingerprint import fingerprint
 from fedexp.testing import record
 from fedexp.training.checkpoint_fit import Unfit, check_history
 from fedexp.training.local_evaluation import standard_error
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
-from toy_federation import ENGINES, assemble, composed, make_simulation, play
+from toy_federation import ENGINES, assemble, make_simulation, play
 
 BOTH = ["plain", "augmented"]
 
@@ -195,11 +193,3 @@ def test_it_is_kept_in_checkpoints_and_files(tmp_path):
 def test_what_makes_no_sense_is_refused(options, words):
     with pytest.raises(ConfigError, match=rf"^local_evaluation\.{words}"):
         make(**options)
-
-
-def test_by_default_a_run_is_what_it_was():
-    plain = resolve(composed())
-    former = {key: value for key, value in plain.items() if key != "local_evaluation"}
-    assert fingerprint(plain) == fingerprint(former)
-    changed = plain | {"local_evaluation": {"every": None, "examples": 100}}
-    assert fingerprint(changed) != fingerprint(plain)

@@ -4,10 +4,8 @@ models they are."""
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from fedexp.algorithms import families, heads
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms import heads
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedbn import FedBN
@@ -28,7 +26,6 @@ from fedexp.metrics.history import History
 from fedexp.metrics.personal import Personal, personal_accuracy, personal_forgetting, spread
 from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
-from fedexp.rundir.fingerprint import fingerprint
 from fedexp.trackers.names import metric_name
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.personal import ModelTest, evaluate_personal, shares_body
@@ -330,11 +327,6 @@ def test_a_model_that_normalises_by_the_batch_is_tested_in_the_same_batches_as_t
     assert apart != found == everywhere.tolist()
 
 
-def test_which_algorithms_have_personal_models():
-    assert all(isinstance(each, families.Personal) for each in PERSONAL.values())
-    assert not isinstance(FedAvg(), families.Personal)
-
-
 # --- in a run
 
 
@@ -439,15 +431,6 @@ def test_a_wrong_list_is_refused(subjects, words):
     with pytest.raises(ConfigError) as error:
         require_subjects(subjects)
     assert all(word in str(error.value) for word in words), error.value
-
-
-def test_the_default_changes_no_fingerprint():
-    """That of a configuration from before there was the option."""
-    config = OmegaConf.to_container(composed("experiment=fedntd/mnist_s2"), resolve=True)
-    older = {key: value for key, value in config.items() if key != "evaluate"}
-    assert config["evaluate"] == ["global"]
-    assert fingerprint(config, {}) == fingerprint(older, {})
-    assert fingerprint(config | {"evaluate": BOTH}, {}) != fingerprint(older, {})
 
 
 @pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])

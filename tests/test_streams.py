@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from fedexp.algorithms.feddmc import FedDMC
 from fedexp.algorithms.fedlwf import FedLwF
@@ -19,7 +18,6 @@ from fedexp.data.streams import blurred, task_orders
 from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.papers.report import task_measures
-from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training.division import divide
 from test_views import full_run
@@ -200,13 +198,3 @@ def test_methods_of_separate_tasks_refuse_a_replay_buffer():
 def test_wrong_values_are_refused(changed, key):
     with pytest.raises(ConfigError, match=key):
         replace(TWO_TASKS, **changed)
-
-
-def test_the_defaults_change_no_fingerprint():
-    config = OmegaConf.to_container(composed("scenario=class_incremental"), resolve=True)
-    older = config | {
-        "scenario": {k: v for k, v in config["scenario"].items() if k not in ("order", "blur")}
-    }
-    assert fingerprint(config, {}) == fingerprint(older, {})
-    mixed = config | {"scenario": config["scenario"] | {"blur": 0.1}}
-    assert fingerprint(mixed, {}) != fingerprint(older, {})

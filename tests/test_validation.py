@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
 
 from fedexp.analysis.aggregate import rounds_to
 from fedexp.config.settings import Seeds
@@ -25,7 +24,6 @@ from fedexp.figures.load import load_run
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
-from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.names import metric_name
 from fedexp.training.recorder import Recorder
@@ -33,7 +31,7 @@ from fedexp.training.results import write_results
 from fedexp.training.rounds import run_rounds
 from fedexp.training.state import State
 from fedexp.training.summary import summary_of
-from toy_federation import ENGINES, assemble, composed, make_simulation, play
+from toy_federation import ENGINES, assemble, make_simulation, play
 
 CENTRAL, OWN = (
     Validation(fraction=0.25, per_client=False),
@@ -308,14 +306,3 @@ def test_values_out_of_range_are_refused():
 
 
 # --- what stays
-
-
-def test_the_defaults_have_the_fingerprint_of_a_run_from_before_there_were_any():
-    config = OmegaConf.to_container(composed("dataset=mnist"), resolve=False)
-    older = {
-        key: value for key, value in config.items() if key not in ("validation", "evaluate_on")
-    }
-    assert fingerprint(config, {}) == fingerprint(older, {})
-    assert fingerprint(
-        config | {"validation": {"fraction": 0.1, "per_client": False}}, {}
-    ) != fingerprint(older, {})

@@ -206,15 +206,6 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
-def test_a_checkpoint_from_before_there_were_views_is_read(tmp_path):
-    full_run(with_local(), tmp_path, rounds=2)
-    saved = checkpoint.load(tmp_path).state
-    older = {name: value for name, value in saved.items() if name != "views"}
-    state = State.from_tree(older, torch.device("cpu"), tmp_path)
-    assert list(state.tested) == ["plain"]
-    assert [number for number, _ in state.accuracy] == state.history.rounds == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("views", "words"),
     [

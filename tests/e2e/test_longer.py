@@ -138,15 +138,6 @@ def test_an_interrupted_run_is_not_given_the_rounds_that_it_has(tmp_path):
     resuming.check_extension(tmp_path, {"rounds": 9}, {"rounds": 3})
 
 
-@pytest.mark.slow
-def test_rounds_that_a_run_cannot_be_given_are_refused(fedexp, tmp_path):
-    fedexp.done(*RUN, "rounds=2", "hydra.run.dir=run")
-    before = (tmp_path / "run/summary.json").read_bytes()
-    assert "is at round 2 already" in fedexp.refused("resume=run", "rounds=1").err
-    assert "local.lr: " in fedexp.refused("resume=run", "rounds=3", "local.lr=0.1").err
-    assert (tmp_path / "run/summary.json").read_bytes() == before
-
-
 def test_a_job_of_a_sweep_is_given_more_rounds_where_it_is(fedexp, tmp_path):
     """The sweep's command counts it as it is, and with these rounds finds it; so does another
     sweep, whose note of the run with fewer rounds no longer holds."""
