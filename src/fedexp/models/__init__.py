@@ -4,6 +4,7 @@ Output(features, logits)."""
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.core.limits import Checked
@@ -72,6 +73,23 @@ class Staged(Protocol):
         input. Batch norm, if any, uses batch statistics, and the scale and shift of the remaining
         channels.
         """
+
+
+def slim_convolution(
+    params: Params, convolution: str, norm: str, x: Tensor, width: float, **options: int
+) -> Tensor:
+    """Apply a convolution and its batch norm, if any, with fewer channels (see `Staged`).
+
+    convolution, norm: their names in `params`. options: stride and padding of the convolution.
+    """
+    weight, bias = params[f"{convolution}.weight"], params.get(f"{convolution}.bias")
+    channels = slim_channels(len(weight), width)
+    weight = weight[:channels, : x.shape[1]]
+    x = F.conv2d(x, weight, None if bias is None else bias[:channels], **options)
+    if f"{norm}.weight" not in params:
+        return x
+    scale, shift = params[f"{norm}.weight"][:channels], params[f"{norm}.bias"][:channels]
+    return F.batch_norm(x, None, None, scale, shift, training=True)
 
 
 def slim_channels(channels: int, width: float) -> int:

@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Counts, Limit
 from fedexp.core.private.of_torch import in_transform
 from fedexp.core.tree import Params
-from fedexp.models import Model, Output, slim_channels
+from fedexp.models import Model, Output, slim_convolution
 
 
 class CNN(Model):
@@ -124,18 +124,10 @@ class CNNModule(nn.Module):
         return tuple(activations)
 
     def slim(self, params: Params, x: Tensor, width: float) -> Tensor:
-        """Apply the last convolution with fewer channels (see models.Staged)."""
+        """Apply the last convolution with fewer channels (see `fedexp.models.Staged`)."""
         last = len(self.convolutions) - 1
         name, norm = f"convolutions.{last}", f"norms.{last}"
-        channels = slim_channels(len(params[f"{name}.weight"]), width)
-        weight = params[f"{name}.weight"][:channels, : x.shape[1]]
-        if f"{name}.bias" in params:
-            return pooled(
-                F.conv2d(x, weight, params[f"{name}.bias"][:channels], padding=self.padding)
-            )
-        scale, shift = (params[f"{norm}.{kind}"][:channels] for kind in ("weight", "bias"))
-        x = F.conv2d(x, weight, padding=self.padding)
-        return pooled(F.batch_norm(x, None, None, scale, shift, training=True))
+        return pooled(slim_convolution(params, name, norm, x, width, padding=self.padding))
 
     def forward(self, x: Tensor) -> Output:
         maps = self._convolved(x)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.limits import Count, Counts
 from fedexp.core.tree import Params
-from fedexp.models import Model, Output, slim_channels
+from fedexp.models import Model, Output, slim_convolution
 from fedexp.models.own import headed
 
 DEPTHS = (18, 34, 50, 101, 152)
@@ -27,6 +27,13 @@ def _normed(
     """
     convolution = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(after, track_running_stats=running))
+
+
+def _shortcut(before: int, after: int, stride: int, running: bool = True) -> nn.Module:
+    """Return the identity or, if the shape changes, a 1x1 convolution with batch norm."""
+    if before == after and stride == 1:
+        return nn.Identity()
+    return _normed(before, after, 1, stride, running)
 
 
 class CifarResNet(Model):
@@ -81,16 +88,13 @@ class CifarResNetModule(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
+    """Two 3x3 convolutions and a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.first = _normed(before, after, 3, stride, running=False)
         self.second = _normed(after, after, 3, running=False)
-        same = before == after and stride == 1
-        self.shortcut: nn.Module = nn.Identity()
-        if not same:
-            self.shortcut = _normed(before, after, 1, stride, running=False)
+        self.shortcut = _shortcut(before, after, stride, running=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
@@ -198,9 +202,7 @@ class BottleneckResNetModule(nn.Module):
     ) -> None:
         super().__init__()
         self.keeps_maps = False
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])
-        )
+        self.stem = _normed(channels, widths[0], 3)
         self.stages = nn.ModuleList()
         before = widths[0]
         for stage, width in enumerate(widths):
@@ -222,34 +224,18 @@ class BottleneckResNetModule(nn.Module):
         return Output(features, self.classifier(features), (before, x) if self.keeps_maps else ())
 
     def slim(self, params: Params, x: Tensor, width: float) -> Tensor:
-        """Apply the last stage with fewer channels (see models.Staged)."""
+        """Apply the last stage with fewer channels (see `fedexp.models.Staged`)."""
         stage = len(self.stages) - 1
         blocks = self.stages[stage]
         assert isinstance(blocks, nn.Sequential)
         for number, block in enumerate(blocks):
             assert isinstance(block, _Bottleneck)
-            name = f"stages.{stage}.{number}"
-
-            def layer(part: str, x: Tensor, stride: int = 1, name: str = name) -> Tensor:
-                weight = params[f"{name}.{part}.0.weight"]
-                weight = weight[: slim_channels(len(weight), width), : x.shape[1]]
-                x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-                scale, shift = (
-                    params[f"{name}.{part}.1.{kind}"][: len(weight)] for kind in ("weight", "bias")
-                )
-                return F.batch_norm(x, None, None, scale, shift, training=True)
-
-            inner = F.relu(layer("second", F.relu(layer("first", x)), block.stride))
-            shortcut = (
-                layer("shortcut", x, block.stride) if f"{name}.shortcut.0.weight" in params else x
-            )
-            x = F.relu(layer("third", inner) + shortcut)
+            x = block.slim(params, f"stages.{stage}.{number}", x, width)
         return x
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution and a shortcut, which is a 1x1 convolution if the shape
-    changes."""
+    """1x1, 3x3 and 1x1 convolution and a shortcut."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -257,11 +243,21 @@ class _Bottleneck(nn.Module):
         self.first = _normed(before, width, 1)
         self.second = _normed(width, width, 3, stride)
         self.third = _normed(width, EXPANSION * width, 1)
-        same = before == EXPANSION * width and stride == 1
-        self.shortcut: nn.Module = nn.Identity()
-        if not same:
-            self.shortcut = _normed(before, EXPANSION * width, 1, stride)
+        self.shortcut = _shortcut(before, EXPANSION * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.second(F.relu(self.first(x))))
         return F.relu(self.third(inner) + self.shortcut(x))
+
+    def slim(self, params: Params, name: str, x: Tensor, width: float) -> Tensor:
+        """Apply the block with fewer channels. name: of the block in `params`."""
+
+        def layer(part: str, x: Tensor, **options: int) -> Tensor:
+            convolution, norm = f"{name}.{part}.0", f"{name}.{part}.1"
+            return slim_convolution(params, convolution, norm, x, width, **options)
+
+        inner = F.relu(layer("first", x))
+        inner = F.relu(layer("second", inner, stride=self.stride, padding=1))
+        if not isinstance(self.shortcut, nn.Identity):
+            x = layer("shortcut", x, stride=self.stride)
+        return F.relu(layer("third", inner) + x)
