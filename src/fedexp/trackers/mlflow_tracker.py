@@ -4,7 +4,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -21,8 +21,8 @@ ENVIRONMENT = {  # mlflow reads it on import and when it opens a store
     "MLFLOW_ALLOW_FILE_STORE": "true",  # otherwise mlflow 3 refuses file stores
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-# MLflow's limits: params per call, and characters per value in older versions
-PARAMS, LENGTH = 100, 500
+# MLflow's limits: params and metrics per call, and characters per value in older versions
+PARAMS, METRICS, LENGTH = 100, 1000, 500
 
 
 class MLflow(TrackerConfig):
@@ -101,8 +101,8 @@ class MLflowTracker(Tracker):
         from mlflow.entities import Param
 
         params = [Param(plain(key), str(value)[:LENGTH]) for key, value in flatten(config).items()]
-        for some in chunks(params):
-            self.client.log_batch(run, params=some)
+        for start in range(0, len(params), PARAMS):
+            self.client.log_batch(run, params=params[start : start + PARAMS])
 
     def log_round(self, record: RoundRecord) -> None:
         from mlflow.entities import Metric
@@ -112,8 +112,8 @@ class MLflowTracker(Tracker):
         now = int(time.time() * 1000)
         values = metrics_of(record, self.classes)
         metrics = [Metric(plain(name), value, now, record.round) for name, value in values.items()]
-        for some in chunks(metrics):
-            self.client.log_batch(self.id, metrics=some)
+        for start in range(0, len(metrics), METRICS):
+            self.client.log_batch(self.id, metrics=metrics[start : start + METRICS])
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
@@ -127,12 +127,6 @@ class MLflowTracker(Tracker):
 
     def abort(self) -> None:
         self.client.set_terminated(self.id, "FAILED")
-
-
-def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield slices that are short enough for one MLflow call."""
-    for start in range(0, len(values), PARAMS):
-        yield values[start : start + PARAMS]
 
 
 def plain(name: str) -> str:

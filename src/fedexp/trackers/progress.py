@@ -3,21 +3,19 @@ then the result."""
 
 import logging
 import math
-import os
-import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedexp.core.console import ROUNDS_LOG
@@ -54,16 +52,6 @@ SOME = (
     "new_task_accuracy",
     "task_forgetting",
 )
-
-
-@contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Let the run continue without output if its reader closes the pipe, as in `fedexp ... |
-    head`."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress(Tracker):
@@ -107,8 +95,7 @@ class Progress(Tracker):
         is_due = record.round % self._every == 0 or record.round == self._total
         if self._live is None and (self._first_line or is_due):
             self._first_line = False
-            with reader_may_leave():
-                write_line(f"{self._name}  {line}" if self.among_others else line, self.console)
+            write_line(f"{self._name}  {line}" if self.among_others else line, self.console)
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
@@ -124,7 +111,7 @@ class Progress(Tracker):
     @property
     def _pace(self) -> float | None:
         """Return the mean seconds per round of the recent rounds; None before the first round."""
-        return sum(self._durations) / len(self._durations) if self._durations else None
+        return fmean(self._durations) if self._durations else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -140,10 +127,8 @@ class Progress(Tracker):
     def _line(self) -> str:
         """Return one line about the last round."""
         parts = [f"round {self._round:>{len(str(self._total))}}/{self._total}", *self._metrics()]
-        if self._pace is not None:
-            parts.append(f"{duration(self._pace)}/round")
-        if self.seconds_left is not None:
-            parts.append(f"left {duration(self.seconds_left)}")
+        if self._pace is not None and self.seconds_left is not None:
+            parts += [f"{duration(self._pace)}/round", f"left {duration(self.seconds_left)}"]
         return "  ".join(parts)
 
     def _metrics(self) -> list[str]:
@@ -171,10 +156,8 @@ class Progress(Tracker):
             state = Text(f"left {duration(left)}" if left is not None else duration(elapsed))
         if self._pace is not None:
             state = Text.assemble(f"{duration(self._pace)}/round  ", state)
-        row = Table.grid(padding=(0, 1), expand=True)
-        row.add_column(no_wrap=True)
-        row.add_column(ratio=1)
-        row.add_column(no_wrap=True, justify="right")
+        columns = (Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True))
+        row = Table.grid(*columns, padding=(0, 1), expand=True)
         bar = ProgressBar(total=max(self._total, 1), completed=self._round)
         row.add_row(f"round {self._round}/{self._total}", bar, state)
         title = Text(self._name, style="bold", overflow="ellipsis", no_wrap=True)
@@ -188,7 +171,6 @@ def write_line(text: str, console: Console) -> None:
     console.file.flush()
 
 
-@reader_may_leave()
 def result_line(
     name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None
 ) -> None:
@@ -201,7 +183,6 @@ def result_line(
     write_line(line, console or Console(highlight=False))
 
 
-@reader_may_leave()
 def result_table(
     summary: Mapping[str, Any], files: Sequence[Path], console: Console | None = None
 ) -> None:
@@ -212,15 +193,8 @@ def result_table(
     console = console or Console(highlight=False)
     rows = _result_rows(summary)
     if console.is_terminal:
-        table = Table(
-            box=box.ROUNDED,
-            show_header=False,
-            title="Result",
-            title_justify="left",
-            title_style="bold",
-        )
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column(overflow="fold")
+        columns = (Column(style="cyan", no_wrap=True), Column(overflow="fold"))
+        table = Table(*columns, box=box.ROUNDED, show_header=False)
         for name, value in rows.items():
             table.add_row(name, Text(value, style=COLOURS.get(value, "")))
         console.print(table)
@@ -242,8 +216,7 @@ def _result_rows(summary: Mapping[str, Any]) -> dict[str, str]:
 
     rows = {key: shown(key) for key in ("algorithm", "dataset", "status", "rounds", "seed")}
     is_tested = "accuracy" in summary or "validation_accuracy" not in summary
-    numbers = [*(ALWAYS if is_tested else ()), *(key for key in SOME if key in summary)]
-    for key in numbers:
+    for key in (*(ALWAYS if is_tested else ()), *filter(summary.__contains__, SOME)):
         name = key.replace("new_task", "new-task").replace("_augmented", ", augmented")
         rows[name.replace("_", " ")] = shown(key, "d" if key == "best_round" else ".4f")
     targets = summary.get("rounds_to_target") or {}
