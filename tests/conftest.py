@@ -13,19 +13,16 @@ from typing import IO, Any
 import pytest
 import yaml
 from hydra._internal import defaults_list
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from matplotlib import rc_params_from_file
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from fedexp.cli import launchers
 from fedexp.figures import style
-from quick_hydra import compose_once, deepcopy_quickly, load_config_once
 
 gc.disable()  # until all modules are imported and all tests collected, of which nothing is garbage
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -103,9 +100,6 @@ def quick_libraries() -> Iterator[None]:
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
         patch.setattr(defaults_list, "_create_interpolation_map", choices_where_needed)
         patch.setattr(launchers, "register", register_once)
-        patch.setattr(ConfigRepository, "load_config", load_config_once)
-        patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", compose_once)
-        patch.setattr(DictConfig, "__deepcopy__", deepcopy_quickly)
         gc.freeze()  # torch and its kin are some million objects, of which none is ever garbage
         gc.set_threshold(20_000, 20, 20)
         gc.enable()

@@ -201,16 +201,6 @@ def test_what_is_not_installed_is_one_sentence(name, monkeypatch):
         config.check()
 
 
-def test_a_tracker_that_fails_warns_once_and_stops_nothing(tmp_path, caplog):
-    pytest.importorskip("tensorboard")
-    (tmp_path / "file").write_text("")
-    # no folder can be made there
-    tracker = TensorBoard(logdir=str(tmp_path / "file")).create()
-    track(Guarded([tracker]), make_info(made(tmp_path / "run")))
-    (message,) = warnings(caplog)
-    assert message.startswith("TensorBoard could not start; the run continues without it (")
-
-
 # --- several
 
 

@@ -2,14 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from omegaconf import OmegaConf, open_dict
 
-from fedexp.cli import launchers
 from fedexp.cli.search import Options, open_study, space_of, watch_of
 from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
@@ -152,14 +149,6 @@ def test_the_median_of_the_others_decides_over_a_trial(tmp_path):
         assert not again(2, {"accuracy": 0.0})
 
 
-def test_a_search_that_is_not_installed_is_said_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(launchers, "importable", lambda module: module != "optuna")
-    with pytest.raises(
-        ConfigError, match=r"^hydra/sweeper=optuna: is not installed; pip install -e '\.\[optuna\]'"
-    ):
-        launchers.check_installed(["hydra/sweeper=optuna"])
-
-
 def test_optuna_is_imported_by_a_search_alone():
     """A run without one must not need it."""
     program = "import fedexp.cli.job, fedexp.training.run, sys; sys.exit('optuna' in sys.modules)"
@@ -233,11 +222,6 @@ def test_what_a_stopped_run_has_left_to_do():
     assert not is_over(timed, NO_STOP, False)
     assert is_over(pruned, NO_STOP, False)
     assert not is_over(pruned, NO_STOP, True)
-
-
-def test_options_of_the_sweeper_in_conf_are_those_that_are_read():
-    values = yaml.safe_load((Path(__file__).parents[1] / "conf/sweeper/optuna.yaml").read_text())
-    Options.of(OmegaConf.create(values))
 
 
 def test_a_study_is_about_one_experiment(tmp_path):

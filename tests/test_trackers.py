@@ -2,10 +2,8 @@
 network."""
 
 import io
-import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +16,6 @@ import pytest
 import wandb
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import display_path
 from fedexp.metrics.forgetting_metric import All
 from fedexp.metrics.history import History
 from fedexp.metrics.tasks import TASK_COLUMNS
@@ -379,68 +376,7 @@ def test_none_does_nothing_and_disabled_is_none(tmp_path):
     assert isinstance(make_config().create(), WandbTracker)
 
 
-def test_display_path(tmp_path):
-    assert display_path(Path.cwd() / "a" / "b.png") == Path("a/b.png")
-    assert display_path(tmp_path / "b.png") == tmp_path / "b.png"
-
-
 # --- with wandb itself
-
-
-@pytest.mark.slow
-def test_offline_run_reads_back(tmp_path, caplog, capfd):
-    caplog.set_level(logging.INFO, logger="fedexp")
-    tracker = guarded(tags=("mine",))
-    track(tracker, make_info(tmp_path))
-    (folder,) = run_folders(tmp_path)
-    run, history, records = read_run(folder)
-    assert run["config"] == make_info(tmp_path).config
-    assert (run["run_id"], run["name"], run["project"]) == (
-        tracker.run_id,
-        "digits_fedntd",
-        "fedexp",
-    )
-    assert run["tags"] == ["digits", "lda", "mine"]
-    assert (run["state"], run["exit_code"]) == ("finished", 0)
-    record = next(r["run"] for r in records if r["type"] == "run")
-    assert (record["run_group"], record["job_type"]) == ("sweep", "fedntd")
-
-    metrics = {
-        m.get("glob_name", m.get("name")): m
-        for m in (r["metric"] for r in records if r["type"] == "metric")
-    }
-    assert set(metrics) == {"round", *SUMMARIES}
-    assert all(metrics[name]["step_metric"] == "round" for name in SUMMARIES)
-    rounds = history[:4]
-    assert [row["round"] for row in rounds] == [0, 1, 2, 3]
-    assert [row["_step"] for row in rounds] == [0, 10, 20, 30]
-    assert [row["test/accuracy"] for row in rounds] == [0.2 * number for number in range(4)]
-    assert "forgetting/F" not in rounds[0]  # undefined stays empty
-    assert rounds[3]["forgetting/F"] == 0.75
-    assert rounds[3]["class/cat"] == 0.1 * 3
-    assert not any("class/bird" in row for row in rounds)  # nan: a class without examples
-    assert not any("class/cat" in row for row in rounds if row["round"] == 2)  # not evaluated
-    assert all(row["round"] == 3 for row in history[4:] if "round" in row)
-
-    assert run["summary"]["accuracy"] == 0.6
-    assert run["summary"]["rounds_to_50pct"] == 3
-    assert "rounds_to_90pct" not in run["summary"]  # never
-    assert run["summary"]["test/accuracy"] == {"max": 0.2 * 3, "last": 0.2 * 3}  # the best of each
-    assert run["summary"]["test/loss"] == {"min": 0.5, "last": 1.0}
-    assert run["summary"]["forgetting/F"] == {"mean": 0.5, "last": 0.75}
-    image, table = run["summary"]["figures/curves"], run["summary"]["tables/class_accuracy"]
-    assert (image["width"], image["height"]) == (20, 10)
-    assert (folder / "files" / image["path"]).read_bytes() == (tmp_path / "curves.png").read_bytes()
-    assert (table["nrows"], table["ncols"]) == (3, 3)
-    assert json.loads((folder / "files" / table["path"]).read_text())["columns"] == list(
-        TABLE.columns
-    )
-
-    assert warnings(caplog) == []
-    assert [m for m in caplog.messages if "wandb sync" in m] == [
-        f"W&B is offline; upload with: wandb sync {folder}"
-    ]
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow
@@ -455,70 +391,6 @@ def test_log_names_no_path_of_the_machine(tmp_path):
     content = next(folder.glob("*.wandb")).read_bytes()
     for secret in (str(tmp_path), sys.prefix):
         assert secret.encode() not in content
-
-
-@pytest.mark.slow
-def test_a_run_that_is_given_more_rounds_loses_none(tmp_path):
-    """W&B begins a resumed run with the step after its last one and drops what has a smaller step. So the results of
-    the first rounds need steps between those of the last round and of the next one; they may be logged several times,
-    as by `fedexp push`."""
-    first = guarded(mode="offline")
-    track(first, make_info(tmp_path, total_rounds=2), range(3))
-    for rounds in (range(0), range(3, 5)):
-        time.sleep(1)  # wandb names its folders by the second
-        again = guarded(mode="offline")
-        track(
-            again, make_info(tmp_path, wandb_id=first.run_id, first_round=2, total_rounds=4), rounds
-        )
-    parts = [read_run(folder)[1] for folder in run_folders(tmp_path)]
-    kept, following = [], 0
-    for part in parts:
-        for row in part:
-            step = (
-                row["_step"] if "test/accuracy" in row else max(row["_step"], following)
-            )  # results have no own step
-            if step >= following:
-                kept.append(row)
-                following = step + 1
-    assert [row["round"] for row in kept if "test/accuracy" in row] == [0, 1, 2, 3, 4]
-    assert sum("tables/class_accuracy.nrows" in row for row in kept) == 3
-
-
-@pytest.mark.slow
-def test_background_process_that_dies_is_one_warning(tmp_path, caplog):
-    from fedexp.core.private.of_wandb import service_process
-
-    tracker = guarded(mode="offline")
-    tracker.start(make_info(tmp_path))
-    process = service_process()
-    process.kill()
-    process.wait()
-    for number in range(3):
-        tracker.log_round(make_record(number))
-    tracker.finish({"accuracy": 1.0}, [], {})
-    assert len(warnings(caplog)) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("server", ["refuses", "never answers"])
-def test_unreachable_server_falls_back_to_offline(tmp_path, caplog, capfd, monkeypatch, server):
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = 9 if server == "refuses" else listener.getsockname()[1]
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
-    tracker = guarded(mode="online", init_timeout=1.0)
-    started = time.monotonic()
-    track(tracker, make_info(tmp_path))
-    assert time.monotonic() - started < 10
-    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
-    run, history, _ = read_run(folder)
-    assert run["run_id"] == tracker.run_id
-    assert [row["round"] for row in history[:4]] == [0, 1, 2, 3]
-    (warning,) = warnings(caplog)
-    assert "cannot be reached; the run continues offline" in warning
-    listener.close()
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow

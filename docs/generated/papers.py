@@ -10,7 +10,7 @@ from typing import Any
 
 from fedexp.analysis.sweep import Sweep
 from fedexp.cli.help import description
-from fedexp.config.options import list_options
+from fedexp.config.options import list_options, read_sweeps
 from fedexp.papers.cells import TABLES, printed_cells
 
 from .names import methods, sweeps, title
@@ -56,9 +56,11 @@ def paper_tables(paper: str) -> str:
 def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
     """What the sweeps' files say beyond their titles, each once."""
     said: dict[str, list[str]] = {}
+    files = read_sweeps([CONF])
     for sweep in mine:
-        if sweep.note:
-            said.setdefault(sweep.note, []).append(f"`{sweep.name}`")
+        _, content = files[sweep.name]
+        if note := content.get("note"):
+            said.setdefault(note, []).append(f"`{sweep.name}`")
     for note, names in said.items():
         yield f"- {', '.join(names)}: {prose(note)}"
 

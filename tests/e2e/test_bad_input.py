@@ -26,7 +26,7 @@ algorithm._target_=os.system => algorithm._target_=os.system | outside fedexp | 
 ++dataset.augmentation._target_=os.system => dataset.augmentation._target_=os.system | outside
 surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | outside fedexp
 +hydra.callbacks.x={_target_:os.system} => hydra.callbacks.x | _target_ | --config-dir
-hardware=cpu hardware.precision=tf32 => tf32 | CUDA
+hardware=cpu hardware.precision=tf32 => tf32 | without a GPU
 forgetting_metric=all eval_interval=2 local_evaluation.every=3 => multiple of eval_interval=2
 model=resnet10 => pixels
 partition=file partition.path=nowhere.npz => nowhere.npz
@@ -177,10 +177,10 @@ def test_an_option_of_ones_own_with_the_name_of_another_is_refused(fedexp, tmp_p
         (tmp_path / "conf_mine" / name).write_text("")
     answer = fedexp.refused("--config-dir", "conf_mine", *arguments)
     theirs = conf_directory() / "algorithm" / "fedavg.yaml"
-    assert f"conf_mine/algorithm/fedavg.yaml: has the name of fedexp's own {theirs}" in answer.err
-    assert "rename yours" in answer.err
+    assert f"conf_mine/algorithm/fedavg.yaml: has the same name as fedexp's {theirs}" in answer.err
+    assert "rename your file" in answer.err
     assert [path.name for path in tmp_path.iterdir()] == ["conf_mine"]
-    with pytest.raises(ConfigError, match=r"algorithm/fedavg\.yaml: has the name"):
+    with pytest.raises(ConfigError, match=r"algorithm/fedavg\.yaml: has the same name"):
         run(["algorithm=fedavg"], config_dir="conf_mine")
 
 

@@ -26,6 +26,7 @@ def test_without_the_extra_it_says_what_to_install(fedexp, monkeypatch, tmp_path
         answer = fedexp("--multirun", f"hydra/launcher={name}", "seed=0,1")
         advice = f"is not installed; {how_to_install(extra)} brings it"
         assert (answer.code, answer.err) == (2, f"fedexp: hydra/launcher={name}: {advice}\n")
+    assert "pip install -e '.[optuna]'" in fedexp.refused("-m", "hydra/sweeper=optuna").err
     assert not list(tmp_path.iterdir())
     # which launches nothing
     preview = fedexp("--multirun", "hydra/launcher=ray", "seed=0,1", "preview=true")
