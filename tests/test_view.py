@@ -2,7 +2,6 @@
 browser shows it."""
 
 import base64
-import csv
 import json
 import re
 import shutil
@@ -25,86 +24,45 @@ NAMES = ("FedNTD", "FedAvg")  # the better one first
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"&<!--"
 
 
-def write_csv(path: Path, rows: list[dict]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def write_run(
     directory: Path,
     overrides: dict[str, str],
     rounds: int = 6,
     classes: int = 3,
-    status="completed",
-    names=None,
+    status: str = "completed",
+    names: list[str] | None = None,
 ) -> Path:
-    """A run directory as a run leaves it, without the training: accuracy of class c after round r
-    is known."""
-    chosen = {
-        "algorithm": "fedavg",
-        "dataset": "digits",
-        "partition": "lda",
-        "seed": "0",
-    } | overrides
+    """Write a run directory in which the accuracy of class c after round r is known."""
+    groups = {"algorithm": "fedavg", "dataset": "digits", "partition": "lda"}
+    chosen = groups | {"seed": "0"} | overrides
+    groups = {key: chosen[key] for key in groups}
     (directory / ".hydra").mkdir(parents=True)
-    (directory / ".hydra/overrides.yaml").write_text(
-        yaml.safe_dump([f"{k}={v}" for k, v in overrides.items()])
-    )
-    groups = {key: chosen[key] for key in ("algorithm", "dataset", "partition")}
-    config = {k: yaml.safe_load(v) for k, v in chosen.items() if k not in groups} | {
-        "rounds": rounds,
-        "local": {"epochs": 5},
-        "choices": groups,
-    }
+    given = [f"{key}={value}" for key, value in overrides.items()]
+    (directory / ".hydra/overrides.yaml").write_text(yaml.safe_dump(given))
+    config = {key: yaml.safe_load(chosen[key]) for key in chosen.keys() - groups.keys()}
+    config |= {"rounds": rounds, "local": {"epochs": 5}, "choices": groups}
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    shift = 0.01 * int(chosen["seed"]) + 0.05 * (chosen["algorithm"] != "fedavg")
-    accuracy = {
-        (r, c): min(1.0, r / (rounds + 1 + c) + shift)
-        for r in range(rounds + 1)
-        for c in range(classes)
-    }
-    write_csv(
-        directory / "class_accuracy.csv",
-        [{"round": r, "class": c, "accuracy": a} for (r, c), a in accuracy.items()],
-    )
-    test = [float(np.mean([accuracy[r, c] for c in range(classes)])) for r in range(rounds + 1)]
-    write_csv(
-        directory / "rounds.csv",
-        [
-            {
-                "round": r,
-                "test_accuracy": test[r],
-                "test_loss": 2.3 / (r + 1),
-                "train_loss": 2 / r if r else "",
-                "lr": 0.1,
-                "forgetting": 0.1 * r if r > 1 else "",
-                "bytes_up": 5,
-                "seconds": 1.5,
-            }
-            for r in range(rounds + 1)
-        ],
-    )
-    np.savez(
-        directory / "partition.npz",
-        classes=np.array(names or [f"class {c}" for c in range(classes)]),
-    )
-    summary = {
-        "status": status,
-        "seed": int(chosen["seed"]),
-        **groups,
-        "accuracy": test[-1],
-        "best_accuracy": max(test),
-    }
-    summary |= {
-        "forgetting": 0.1 * rounds,
-        "rounds": rounds,
-        "seconds": 1.5 * rounds,
-        "rounds_to_target": {"0.5": None},
-    }
+    seed, number = int(chosen["seed"]), np.arange(rounds + 1)
+    shift = 0.01 * seed + 0.05 * (chosen["algorithm"] != "fedavg")
+    accuracy = np.minimum(1, number[:, None] / (rounds + 1 + np.arange(classes)) + shift)
+    table = pd.DataFrame(accuracy).rename_axis("round").rename_axis("class", axis="columns")
+    table.stack().rename("accuracy").to_csv(directory / "class_accuracy.csv")
+    columns = {"round": number, "test_accuracy": accuracy.mean(1), "test_loss": 2.3, "lr": 0.1}
+    columns |= {"forgetting": np.where(number > 1, 0.1 * number, np.nan)}
+    columns |= {"bytes_up": 5, "seconds": 1.5}
+    pd.DataFrame(columns).to_csv(directory / "rounds.csv", index=False)
+    names = names or [f"class {c}" for c in range(classes)]
+    np.savez(directory / "partition.npz", classes=np.array(names))
+    summary = groups | {"status": status, "seed": seed, "rounds": rounds, "seconds": 1.5 * rounds}
+    summary |= {"accuracy": accuracy[-1].mean(), "best_accuracy": accuracy.mean(1).max()}
+    summary |= {"forgetting": 0.1 * rounds, "rounds_to_target": {"0.5": None}}
     (directory / "summary.json").write_text(json.dumps(summary))
     return directory
+
+
+def change_summary(directory: Path, **values) -> None:
+    path = directory / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def write_sweep(
@@ -192,8 +150,7 @@ def test_tables_are_those_of_the_report(tmp_path):
 def test_what_diverged_is_counted_where_something_did(tmp_path):
     sweep = write_sweep(tmp_path / "mine")
     assert "diverged" not in collect([sweep])["tables"][0]["means"]["columns"]
-    summary = sweep / "fedntd_1_1/summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"status": "diverged"}))
+    change_summary(sweep / "fedntd_1_1", status="diverged")
     assert collect([sweep])["tables"][0]["means"]["columns"][-2:] == ["n", "diverged"]
 
 
@@ -247,29 +204,23 @@ def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
     (sweep / "fedntd_1_2/summary.json").unlink()
     failed = sweep / "went_wrong"
     failed.mkdir()
-    (failed / "summary.json").write_text(
-        '{"status": "failed", "error": "boom", "algorithm": "fedavg"}'
-    )
+    (failed / "summary.json").write_text('{"status": "failed", "algorithm": "fedavg"}')
     (failed / "error.txt").write_text("Traceback\nValueError: boom")
     runs = {run["name"]: run for run in collect([sweep])["runs"]}
-    assert runs["fedavg_1_0"]["problems"] == ["class_accuracy.csv: is missing"]
-    assert runs["fedavg_1_0"]["heat"] is None
-    assert runs["fedavg_1_1"]["problems"][0].startswith("summary.json: is no json (")
+    problems = {name: ", ".join(run["problems"]) for name, run in runs.items()}
+    assert problems["fedavg_1_0"] == "class_accuracy.csv: is missing"
+    assert problems["fedavg_1_1"].startswith("summary.json: is no json (")
+    assert problems["fedavg_1_2"] == "rounds.csv: is empty"
+    assert problems["fedntd_1_0"].startswith("config.yaml: is no yaml (")
+    assert problems["fedntd_1_1"] == "rounds.csv: ends in the middle of a row"
+    assert problems["fedntd_1_2"] == "summary.json: is missing"
     assert {runs[f"fedavg_1_{seed}"]["status"] for seed in range(3)} == {"damaged"}
-    assert runs["fedavg_1_2"]["problems"] == ["rounds.csv: is empty"]
+    assert runs["fedavg_1_0"]["heat"] is None
     assert "curves" not in runs["fedavg_1_2"]
-    assert runs["fedntd_1_0"]["problems"][0].startswith("config.yaml: is no yaml (")
     assert runs["fedntd_1_1"]["curves"]["test_accuracy"][-1] == 0.9
-    assert runs["fedntd_1_1"]["problems"] == ["rounds.csv: ends in the middle of a row"]
-    assert (runs["fedntd_1_2"]["status"], runs["fedntd_1_2"]["problems"]) == (
-        "unfinished",
-        ["summary.json: is missing"],
-    )
-    assert (runs["went_wrong"]["status"], runs["went_wrong"]["error"]) == (
-        "failed",
-        "Traceback\nValueError: boom",
-    )
-    assert runs["went_wrong"]["setting"] is None
+    assert runs["fedntd_1_2"]["status"] == "unfinished"
+    failed = {"status": "failed", "error": "Traceback\nValueError: boom", "setting": None}
+    assert runs["went_wrong"] == runs["went_wrong"] | failed
 
 
 def test_a_command_can_be_pasted_into_a_shell(tmp_path):
@@ -287,17 +238,11 @@ def test_long_runs_are_thinned_and_it_is_said(tmp_path):
     assert len(base64.b64decode(run["heat"]["data"])) == 30 * 351, "the last round is always there"
 
 
-def test_names_of_settings(tmp_path):
-    """Data set and partition, and the options in which the runs differ; of a run that says nothing
-    there is none."""
-    for i, overrides in enumerate(
-        [
-            {"dataset": "a", "x": "1", "y": "1", "algorithm": "fedntd"},
-            {"dataset": "a", "x": "2", "y": "1", "algorithm": "fedavg"},
-            {"dataset": "b", "y": "1", "algorithm": "fedavg", "algorithm.mu": "3"},
-        ]
-    ):
-        write_run(tmp_path / f"run{i}", overrides)
+def test_runs_are_named_by_the_options_in_which_they_differ(tmp_path):
+    """Settings have data set and partition. A run without overrides has no name."""
+    write_run(tmp_path / "run0", {"dataset": "a", "x": "1", "y": "1", "algorithm": "fedntd"})
+    write_run(tmp_path / "run1", {"dataset": "a", "x": "2", "y": "1", "algorithm": "fedavg"})
+    write_run(tmp_path / "run2", {"dataset": "b", "y": "1", "algorithm.mu": "3"})
     (tmp_path / "run3").mkdir()
     (tmp_path / "run3/error.txt").write_text("ValueError")
     data = collect([tmp_path])
@@ -396,8 +341,7 @@ def shown(tmp_path_factory):
     (sweep / "broken/summary.json").write_text(json.dumps({"status": "failed", "error": NASTY}))
     (sweep / "broken/error.txt").write_text(NASTY)
     add_augmented(sweep / "fedavg_0.1_0")
-    summary = sweep / "fedntd_0.1_1/summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"personal_accuracy": 0.8125}))
+    change_summary(sweep / "fedntd_0.1_1", personal_accuracy=0.8125)
     assert call("view", [str(sweep)]) == 0
     with chromium() as page:
         page.look(1200, 900)
@@ -414,11 +358,23 @@ browser = [
 ]
 
 
-def choose(page: Page, selector: str, value: str) -> None:
+def choose(page: Page, selector: str, value: str, event: str = "change") -> None:
     page.run(
-        f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event('change'));"
+        f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event({event!r}));"
         f" }})(document.querySelector({selector!r}))"
     )
+    page.settle()
+
+
+def click(page: Page, selector: str, text: str) -> None:
+    page.run(
+        f"[...document.querySelectorAll({selector!r})].find(b => b.textContent === {text!r}).click()"
+    )
+    page.settle()
+
+
+def show(page: Page, selector: str) -> None:
+    page.run(f"document.querySelector({selector!r}).scrollIntoView()")
     page.settle()
 
 
@@ -447,10 +403,7 @@ class TestInABrowser:
         assert cells[texts(shown, "#runs button.link").index("fedntd_0.1_1")] == "0.8125"
 
     def test_hostile_text_is_text(self, shown):
-        shown.run(
-            "[...document.querySelectorAll('#runs button.link')].find(b => b.textContent ==="
-            " 'broken').click()"
-        )
+        click(shown, "#runs button.link", "broken")
         assert NASTY in shown.run("document.querySelector('#details').textContent")
         shown.run("document.querySelector('#details').close()")
         assert NASTY in shown.run("document.querySelector('#configuration').textContent")
@@ -469,25 +422,17 @@ class TestInABrowser:
         assert len(texts(shown, lines)) == 3 + 3 + 2
         choose(shown, "#seeds", "band")
         assert len(texts(shown, lines)) == 2 + 2
-        shown.run(
-            "[...document.querySelectorAll('#methods button')].find(b => b.textContent ==="
-            " 'FedNTD').click()"
-        )
-        shown.settle()
+        click(shown, "#methods button", "FedNTD")
         assert len(texts(shown, lines)) == 1 + 2
         assert "hidden=1" in shown.run("location.hash")
-        shown.run(
-            "[...document.querySelectorAll('#methods button')].find(b => b.textContent ==="
-            " 'all').click()"
-        )
+        click(shown, "#methods button", "all")
         assert shown.errors == []
 
     def test_the_test_images_are_chosen(self, shown):
         """Half of every accuracy in the second view: another picture for the run that has it."""
         choose(shown, "#setting", "0")
         choose(shown, "#seed", "0")
-        shown.run("document.querySelector('#heat').scrollIntoView()")
-        shown.settle()
+        show(shown, "#heat")
         picture = "document.querySelector('#heat canvas').toDataURL()"
         assert not shown.run("document.querySelector('#view').parentElement.hidden")
         before = shown.run(picture)
@@ -502,8 +447,7 @@ class TestInABrowser:
         """A cell of the best class is as bright as the scale says: viridis at 0 and at its
         value."""
         choose(shown, "#setting", "0")
-        shown.run("document.querySelector('#heat').scrollIntoView()")
-        shown.settle()
+        show(shown, "#heat")
         look = (
             "(c => [...c.getContext('2d').getImageData(c.width - 3, {row}, 1, 1).data].slice(0, 3))"
             "(document.querySelector('#heat canvas'))"
@@ -519,10 +463,7 @@ class TestInABrowser:
         choose(shown, "#scale", "raw")
 
     def test_finds_runs(self, shown):
-        shown.run(
-            "(s => { s.value = 'fedntd alpha=1 seed=2'; s.dispatchEvent(new Event('input'));"
-            " })(find)".replace("(find)", "(document.querySelector('#find'))")
-        )
+        choose(shown, "#find", "fedntd alpha=1 seed=2", "input")
         assert texts(shown, "#runs tbody tr:not([hidden]) button.link") == ["fedntd_1_2"]
         assert texts(shown, "#found") == ["1 of 15 runs"]
         shown.run("document.querySelector('#statuses button.diverged').click()")
@@ -541,8 +482,7 @@ class TestInABrowser:
             == "false"
         )
         shown.press(" ")
-        shown.run("document.querySelector('#curves').scrollIntoView()")
-        shown.settle()
+        show(shown, "#curves")
         shown.run("document.querySelector('#curves svg.chart').focus()")
         shown.press("ArrowRight")
         assert shown.run("document.querySelector('#tip').textContent").startswith("round 0")
@@ -574,17 +514,6 @@ class TestInABrowser:
         assert lines >= 3, "graphics"
         shown.look(1200, 900)
 
-    def test_a_table_says_that_it_scrolls_while_there_is_more_to_the_right(self, shown):
-        """The first table at 400 px; nothing is said at its right end, or where all fits."""
-        hint = "!document.querySelector('#results .hint').hidden"
-        shown.look(400, 800)
-        assert shown.run(hint)
-        shown.run("document.querySelector('#results .scroll').scrollLeft = 9999")
-        shown.settle()
-        assert not shown.run(hint)
-        shown.look(1200, 900)
-        assert not shown.run(hint)
-
     def test_the_address_keeps_the_view(self, shown, tmp_path):
         source = shown.run("decodeURI(location.pathname)")
         page = shutil.copy(source, tmp_path / "copy.html")
@@ -614,11 +543,8 @@ def test_stays_fast_with_300_runs(tmp_path):
         page.call("Performance.enable", timeDomain="threadTicks")
 
         def spent() -> float:
-            found = {
-                item["name"]: item["value"]
-                for item in page.call("Performance.getMetrics")["metrics"]
-            }
-            return found["TaskDuration"]
+            metrics = page.call("Performance.getMetrics")["metrics"]
+            return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
 
         before = spent()
         page.open(sweep / "view.html")
