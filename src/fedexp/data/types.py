@@ -93,7 +93,9 @@ class Data(ABC):
         """
 
     def to(self, device: torch.device | str) -> Self:
-        tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        tensors: dict[str, Any] = {
+            k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor)
+        }
         return replace(self, **tensors)
 
     def tested_on_validation(self) -> Self:
