@@ -131,7 +131,7 @@ def test_a_run_until_the_change_is_that_without_one():
 
 def test_options_become_partitions():
     written = [
-        "schedule.partition={101:{name:lda,alpha:0.3},11:iid}",
+        "schedule.partition={101:{name:dirichlet,alpha:0.3},11:iid}",
         "schedule.classes={50:{3:0.1,4:0}}",
     ]
     built = build(composed(*written, "schedule.clients=[2]"))

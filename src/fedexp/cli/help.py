@@ -26,7 +26,7 @@ fedexp: federated-learning experiments that measure forgetting.
 
 KNOBS = """\
 Common knobs (defaults: conf/config.yaml and the dataset's; see `fedexp --cfg job`)
-  alpha=0.1 min_size=10         with partition=lda       shards_per_client=2   partition=sharding
+  alpha=0.1 min_size=10         partition=dirichlet      shards_per_client=2   partition=sharding
   rounds=200                    communication rounds     num_clients=100       clients in total
   participation=0.1             sampled in a round       weighting=examples    or uniform
   local.epochs=5                of a client in a round   local.batch_size=50   of its examples
@@ -53,7 +53,7 @@ Common knobs (defaults: conf/config.yaml and the dataset's; see `fedexp --cfg jo
 EXAMPLES = """\
 Examples
   fedexp                                                   digits, 20 clients, under a minute
-  fedexp algorithm=fedntd partition=lda alpha=0.1          the same with not-true distillation
+  fedexp algorithm=fedntd partition=dirichlet alpha=0.1    the same with not-true distillation
   fedexp experiment=fedntd/cifar10_s2 algorithm=fedntd     a setting of FedNTD's Table 1
   fedexp dataset=mnist forgetting_metric=all tracker=none  every notion of forgetting, no W&B
   fedexp --multirun algorithm=fedavg,fedntd seed=0,1,2     six runs, each in its own directory

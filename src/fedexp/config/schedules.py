@@ -5,10 +5,11 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fedexp.config.named import changed, node_of, with_node
+from fedexp.config.spelling import option_of
 from fedexp.core.errors import ConfigError, nearest
 
 KINDS = {
-    "partition": "rounds with the partition from then on, such as {101: {name: lda, alpha: 0.1}}",
+    "partition": "rounds with a new partition, such as {101: {name: dirichlet, alpha: 0.1}}",
     "classes": "rounds with the share of a class from then on, such as {50: {3: 0.1}}",
 }
 PARTITIONS = ("iid", "lda", "sharding", "equal_shards")  # partitions allowed in a schedule
@@ -81,7 +82,7 @@ def shares_node(number: int, change: Any) -> dict[str, Any]:
 
 
 def partition_node(number: int, change: Any) -> dict[str, Any]:
-    """Return the node for a change of the partition, such as {name: lda, alpha: 0.1}.
+    """Return the node for a change of the partition, such as {name: dirichlet, alpha: 0.1}.
 
     Missing keys get the values in the option's file. Raises ConfigError for an unknown partition
     or key.
@@ -91,10 +92,11 @@ def partition_node(number: int, change: Any) -> dict[str, Any]:
         change = {"name": change}
     if not isinstance(change, dict) or not isinstance(change.get("name"), str):
         raise ConfigError(
-            f"{where}={change}: must be the name of a partition with its keys, as {{name: lda,"
-            " alpha: 1}"
+            f"{where}={change}: must be the name of a partition with its keys, such as"
+            " {name: dirichlet, alpha: 1}"
         )
-    if (name := change["name"]) not in PARTITIONS:
+    name = option_of(change["name"], "partition", PARTITIONS)  # dirichlet is lda
+    if name not in PARTITIONS:
         raise ConfigError(
             f"{where}.name={name}: must be one of"
             f" {', '.join(PARTITIONS)}{nearest(name, PARTITIONS)}"

@@ -92,7 +92,7 @@ class LDA(Partitioner):
                 return list(map(np.concatenate, zip(*piles, strict=True))), {"draws": draws}
             largest = max(largest, smallest)
         raise ConfigError(
-            f"partition=lda alpha={self.alpha:g} num_clients={num_clients}: none of"
+            f"partition=dirichlet alpha={self.alpha:g} num_clients={num_clients}: none of"
             f" {self.max_draws} draws gave every client min_size={self.min_size} examples; the"
             f" largest minimum was {largest}. Use a smaller min_size, a larger alpha or fewer"
             " clients"
