@@ -15,7 +15,7 @@ from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.rundir import checkpoint, csv_files, files
-from fedexp.rundir.checkpoint_form import FORM
+from fedexp.rundir.checkpoint import FORM
 from fedexp.rundir.csv_files import CsvFile
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.rounds import play_round

@@ -228,15 +228,19 @@ def test_what_no_number_gives_away_is_seen(sweep):
     )
     for name, lines, reason in (
         ("rounds.csv", rounds[:-1], "ends with round 3, the run with 4; cut short?"),
-        ("rounds.csv", [*rounds[:3], rounds[2], *rounds[3:]], "has rounds that do not ascend"),
-        ("rounds.csv", [*rounds[:-1], rounds[-1].replace("4,", "4,1e9,", 1)], "is no table"),
+        (
+            "rounds.csv",
+            [*rounds[:3], rounds[2], *rounds[3:]],
+            "has rounds that are not in ascending order",
+        ),
+        ("rounds.csv", [*rounds[:-1], rounds[-1].replace("4,", "4,1e9,", 1)], "is not a table"),
         ("rounds.csv", [*rounds[:-1], rounds[-1].rstrip("\n")[:-1]], "ends in the middle of a row"),
         ("class_accuracy.csv", classes[:-1], "has rounds without some of the classes; cut short?"),
         ("class_accuracy.csv", classes[:-3], "lacks round 4, which was evaluated"),
         (
             "class_accuracy.csv",
             [*classes[:-1], "4,2,1.5\n"],
-            "has 1.5 in the column accuracy, which is no accuracy",
+            "has 1.5 in the column accuracy, which is not an accuracy",
         ),
         ("class_accuracy.csv", [*classes[:-1], "4,2,x\n"], "has 'x' in the column accuracy"),
     ):
@@ -256,7 +260,7 @@ def test_a_column_of_one_s_own_may_be_called_an_accuracy(sweep):
     assert not RunDirectory(job).problems
     table.assign(in_local_accuracy=-0.5).to_csv(job / "rounds.csv", index=False)
     (problem,) = RunDirectory(job).problems
-    assert problem.reason == "has -0.5 in the column in_local_accuracy, which is no accuracy"
+    assert problem.reason == "has -0.5 in the column in_local_accuracy, which is not an accuracy"
 
 
 def test_a_marker_or_lock_that_is_damaged_is_none(sweep):

@@ -209,9 +209,9 @@ def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
     runs = {run["name"]: run for run in collect([sweep])["runs"]}
     problems = {name: ", ".join(run["problems"]) for name, run in runs.items()}
     assert problems["fedavg_1_0"] == "class_accuracy.csv: is missing"
-    assert problems["fedavg_1_1"].startswith("summary.json: is no json (")
+    assert problems["fedavg_1_1"].startswith("summary.json: is not json (")
     assert problems["fedavg_1_2"] == "rounds.csv: is empty"
-    assert problems["fedntd_1_0"].startswith("config.yaml: is no yaml (")
+    assert problems["fedntd_1_0"].startswith("config.yaml: is not yaml (")
     assert problems["fedntd_1_1"] == "rounds.csv: ends in the middle of a row"
     assert problems["fedntd_1_2"] == "summary.json: is missing"
     assert {runs[f"fedavg_1_{seed}"]["status"] for seed in range(3)} == {"damaged"}

@@ -188,11 +188,11 @@ def test_an_option_of_ones_own_with_the_name_of_another_is_refused(fedexp, tmp_p
     ("overrides", "config", "word"),
     [
         (b"\xff", b"{}", "overrides.yaml: is not text (UTF-8)"),
-        (b"[1, 2", b"{}", "overrides.yaml: is no yaml"),
+        (b"[1, 2", b"{}", "overrides.yaml: is not yaml"),
         (b"- rounds=1", b"{}", "overrides.yaml: ends in the middle of a line"),
         (b"", b"{}", "overrides.yaml: is empty"),
-        (b"a: 1\n", b"{}", "overrides.yaml: holds no list of texts"),
-        (b"[1]\n", b"{}", "overrides.yaml: holds no list of texts"),
+        (b"a: 1\n", b"{}", "overrides.yaml: is not a list of texts"),
+        (b"[1]\n", b"{}", "overrides.yaml: is not a list of texts"),
         (b"[--config-dir=theirs]\n", b"{}", "--config-dir=theirs is not the override of a run"),
         (
             b"['+hydra.callbacks.x={_target_:os.system}']\n",
@@ -205,8 +205,8 @@ def test_an_option_of_ones_own_with_the_name_of_another_is_refused(fedexp, tmp_p
             "algorithm._target_=os.system: lies outside fedexp",
         ),
         (b"[]\n", b"\xff", "config.yaml: is not text (UTF-8)"),
-        (b"[]\n", b"[1]\n", "config.yaml: holds no mapping"),
-        (b"[]\n", b"- " * 1000, "config.yaml: is no yaml (it is nested too deeply)"),
+        (b"[]\n", b"[1]\n", "config.yaml: is not a mapping with texts as keys"),
+        (b"[]\n", b"- " * 1000, "config.yaml: is not yaml (it is nested too deeply)"),
     ],
 )
 def test_run_directories_that_are_not_ours(fedexp, tmp_path, overrides, config, word):

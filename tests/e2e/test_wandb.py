@@ -101,13 +101,13 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
     rounds = (run / "rounds.csv").read_text()
     damages = {
         "status": ("summary.json", '{"status": "failed"}', "the run has failed"),
-        "summary": ("summary.json", "{", "summary.json: is no json"),
+        "summary": ("summary.json", "{", "summary.json: is not json"),
         "cut": (
             "rounds.csv",
             rounds[: rounds.index("\n1,") + 1],
             "ends with round 0, the run with 1",
         ),
-        "config": ("config.yaml", "a: [", "config.yaml: is no yaml"),
+        "config": ("config.yaml", "a: [", "config.yaml: is not yaml"),
         "choices": ("config.yaml", "a: 1\n", "choices"),
         "table": ("rounds.csv", "a,b\n1,2\n", "rounds.csv: has no column round"),
         "classes": (

@@ -3,22 +3,99 @@
 Both are written with `torch.save`, as zip archives with a CRC-32 checksum of each record. The
 checksums are checked before a run resumes. So are the other files that a checkpoint needs: the
 client states and the csv files, which must have at least the recorded lengths.
+
+A file that loads may still have invalid content, for example after an edit by hand. It is then
+treated like a file with a wrong checksum: the previous checkpoint is used.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.tree import Tree
+from fedexp.data.views import PLAIN, VIEWS
 from fedexp.rundir import csv_files, files
-from fedexp.rundir.checkpoint_form import check_form
 from fedexp.rundir.client_states import file_name
+from fedexp.rundir.files import CHECKPOINT_FORMAT
+from fedexp.rundir.schema import fits, misfit
 
 DAMAGED = "checkpoint/damaged.pt"
+ARRAYS = {
+    "counts",
+    "rounds_per_task",
+    "rounds",
+    "class_accuracy",
+    "local_rounds",
+    "sampled",
+    "local_class_accuracy",
+}
+STATUSES = ("running", "completed", "diverged", "stopped")
+
+
+def is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def is_seconds(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+
+
+def is_accuracy(value: object) -> bool:
+    """Return whether a value is an accuracy; nan means that a class or task has no test example."""
+    return type(value) is float and (0 <= value <= 1 or math.isnan(value))
+
+
+def is_table(name: object) -> bool:
+    return name in files.TABLES
+
+
+def pair(form: Any) -> Callable[[object], bool]:
+    """Return the form of a pair (round, value)."""
+    return lambda node: (
+        isinstance(node, tuple | list)
+        and len(node) == 2
+        and is_count(node[0])
+        and fits(node[1], form)
+    )
+
+
+def is_history(value: object) -> bool:
+    return fits(value, {str: torch.Tensor}) and value.keys() >= ARRAYS  # type: ignore[attr-defined]
+
+
+# Key -> form of its value (see `schema`), for the test results of one view and for a checkpoint.
+TESTED: dict[str, Any] = {
+    "accuracy": [pair(is_accuracy)],
+    "tasks": [pair([is_accuracy])],
+    "history": is_history,
+}
+FORM: dict[str, Any] = {
+    **TESTED,
+    "round": is_count,
+    "examples": is_count,
+    "train_seconds": is_seconds,
+    "seconds": is_seconds,
+    "status": lambda value: value in STATUSES,
+    "not_finite": [is_count],
+    "wandb_id": (None, str),
+    "server": {"params": dict, "buffers": dict},
+    "clients": {is_count: is_count},
+    "alignment": [dict],
+    "lengths": {is_table: is_count},
+}
+OPTIONAL: dict[str, Any] = {  # keys that older checkpoints do not have
+    "checksums": {is_table: is_count},
+    "first_view": lambda value: value in VIEWS,
+    "views": {lambda view: view in VIEWS and view != PLAIN: TESTED},
+    "spans": [{"first": is_count}],
+}
 
 
 @dataclass(frozen=True)
@@ -117,3 +194,29 @@ def kept(directory: Path) -> int | None:
     except (ConfigError, OSError, StorageError):
         return None
     return None if saved is None or saved.state is None else saved.state["round"]
+
+
+def check_form(path: Path, state: object) -> None:
+    """Raise ConfigError unless a loaded file has the keys and types of a checkpoint."""
+    found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    if not isinstance(state, dict) or found != CHECKPOINT_FORMAT:
+        raise ConfigError(
+            f"{path}: is not a checkpoint of this version of fedexp (format {found}, expected"
+            f" {CHECKPOINT_FORMAT})"
+        )
+    unknown = state.keys() - {*FORM, *OPTIONAL, "format"}
+    for word, keys in (("without", FORM.keys() - state.keys()), ("with", unknown)):
+        if keys:
+            names = ", ".join(sorted(map(str, keys)))
+            raise ConfigError(f"{path}: not a checkpoint of a run ({word} {names})")
+    wrong = misfit(state, FORM | OPTIONAL)
+    if wrong is not None:
+        raise ConfigError(f"{path}: {wrong} is not what a checkpoint holds")
+
+
+def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return view -> its test results in a checkpoint.
+
+    The first view's results are on the top level. Older checkpoints only have the plain view.
+    """
+    return {state.get("first_view", PLAIN): state} | state.get("views", {})

@@ -7,7 +7,7 @@ import json
 import math
 import stat
 import warnings
-from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from fedexp.core import yaml_files
 from fedexp.core.storage import check_size
+from fedexp.rundir.schema import fits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,38 +52,43 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the mapping in a .json file. Raises Damaged, also for numbers that are not finite."""
-    return mapping(parsed(read_text(path), json.loads, "json"))
+def read_values(path: Path) -> Any:
+    """Return the plain values in a .json or .yaml file. Raises Damaged.
 
-
-def read_yaml(path: Path) -> Any:
-    """Return the plain values in a .yaml file.
-
-    Raises Damaged, also if the last line does not end with a newline.
+    Numbers that are not finite are damage too, and so is a .yaml file whose last line does not end
+    with a newline.
     """
-    text = read_text(path)
-    content = parsed(text, yaml_files.load, "yaml")
-    if not text.endswith("\n"):
+    text, kind = read_text(path), path.suffix[1:]
+    try:
+        content = json.loads(text) if kind == "json" else yaml_files.load(text)
+        check_plain(content)
+    except RecursionError:
+        raise Damaged(f"is not {kind} (nested too deeply)") from None
+    except Damaged:
+        raise
+    except ValueError as error:
+        raise Damaged(f"is not {kind} ({shown(error)})") from None
+    if kind == "yaml" and not text.endswith("\n"):
         raise Damaged("ends in the middle of a line")
     return content
 
 
-def parsed(text: str, parse: Callable[[str], Any], kind: str) -> Any:
-    """Parse a text to plain values. Raises Damaged if this fails.
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping with string keys in a .json or .yaml file. Raises Damaged."""
+    content = read_values(path)
+    if not fits(content, {str: lambda value: True}):
+        raise Damaged(f"is not a mapping with texts as keys ({shown(content)})")
+    found: dict[str, Any] = content
+    return found
 
-    kind: the name of the format for messages.
-    """
-    try:
-        content = parse(text)
-        check_plain(content)
-    except RecursionError:
-        raise Damaged(f"is no {kind} (nested too deeply)") from None
-    except Damaged:
-        raise
-    except ValueError as error:
-        raise Damaged(f"is no {kind} ({shown(error)})") from None
-    return content
+
+def read_overrides(path: Path) -> list[str]:
+    """Return the list of strings in .hydra/overrides.yaml. Raises Damaged."""
+    content = read_values(path)
+    if not fits(content, [str]):
+        raise Damaged(f"is not a list of texts ({shown(content)})")
+    found: list[str] = content
+    return found
 
 
 def check_plain(node: object) -> None:
@@ -95,7 +101,7 @@ def check_plain(node: object) -> None:
         case dict():
             for key, value in node.items():
                 if not isinstance(key, str | int):
-                    raise Damaged(f"has a key that is no text ({shown(key)})")
+                    raise Damaged(f"has a key that is not a text ({shown(key)})")
                 check_plain(value)
         case list():
             for value in node:
@@ -103,74 +109,66 @@ def check_plain(node: object) -> None:
         case int() if abs(node) >= 2**64:
             raise Damaged("holds a number of more than 64 bits")
         case float() if not math.isfinite(node):
-            raise Damaged(f"holds {node}, which is no finite number")
+            raise Damaged(f"holds {node}, which is not a finite number")
         case None | str() | int() | float():
             pass
         case _:
             raise Damaged(f"holds a {type(node).__name__}")
 
 
-def mapping(content: object) -> dict[str, Any]:
-    """Return the content if it is a mapping with string keys. Raises Damaged otherwise."""
-    if not isinstance(content, dict):
-        raise Damaged(f"holds no mapping ({shown(content)})")
-    if odd := next((key for key in content if not isinstance(key, str)), None):
-        raise Damaged(f"has a key that is no text ({shown(odd)})")
-    return content
+@dataclass(frozen=True)
+class Columns:
+    """The required columns of a .csv file."""
+
+    keys: tuple[str, ...]  # non-negative integers
+    values: tuple[str, ...] = ()  # numbers
+    texts: tuple[str, ...] = ()
 
 
-def read_overrides(path: Path) -> list[str]:
-    """Return the list of strings in .hydra/overrides.yaml. Raises Damaged."""
-    content = read_yaml(path)
-    if not isinstance(content, list) or not all(isinstance(item, str) for item in content):
-        raise Damaged(f"holds no list of texts ({shown(content)})")
-    return content
-
-
-def read_table(
-    path: Path, keys: Iterable[str], columns: Iterable[str] = (), texts: Iterable[str] = ()
-) -> pd.DataFrame:
+def read_table(path: Path, columns: Columns) -> pd.DataFrame:
     """Return a .csv file as a table of numbers. A cell without a number is nan.
 
-    `frame.attrs["problem"]` describes damage that leaves the table readable, or is empty.
-
-    keys: required columns of non-negative integers. columns: other required columns. texts: columns
-    of text. A row without a valid key is left out, since a killed run may leave half a row. Raises
-    Damaged if the file is not such a table.
+    `frame.attrs["problem"]` describes damage that leaves the table readable, or is empty. A row
+    without a valid key is left out, since a killed run may leave half a row. Raises Damaged if the
+    file is not such a table.
     """
     import pandas as pd
 
-    text, keys, words, problem = read_text(path), list(keys), {*texts}, ""
+    text, problems = read_text(path), []
     try:
         with warnings.catch_warnings():
             # rows that are longer than the header
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(io.StringIO(text), index_col=False, low_memory=False)
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
-        raise Damaged(f"is no table ({shown(error)})") from None
-    if missing := [key for key in (*keys, *columns) if key not in table]:
+        raise Damaged(f"is not a table ({shown(error)})") from None
+    if missing := [name for name in (*columns.keys, *columns.values) if name not in table]:
         raise Damaged(f"has no column {', '.join(missing)}")
-    for name in [name for name in table if name not in words]:
-        if table[name].dtype == object or not pd.api.types.is_numeric_dtype(table[name]):
+    for name in table.columns.difference(list(columns.texts), sort=False):
+        if not pd.api.types.is_numeric_dtype(table[name]):
             numbers = table[name].map(as_number).astype(float)
             odd = table[name][numbers.isna() & table[name].notna()]
-            if len(odd) and not problem:
-                problem = f"has {shown(odd.iloc[0])!r} in the column {name}"
+            problems += [f"has {shown(value)!r} in the column {name}" for value in odd[:1]]
             table[name] = numbers
-    good = pd.Series(np.logical_and.reduce([whole(table[key]) for key in keys]), index=table.index)
-    if not good.all():
-        problem = problem or f"has a row whose {' or '.join(keys)} is no whole number"
-    table = table[good]
+    valid = is_count(table[list(columns.keys)]).all(axis=1)
+    if not valid.all():
+        problems.append(f"has a row in which {' or '.join(columns.keys)} is not a whole number")
+    if not text.endswith("\n"):
+        problems.append("ends in the middle of a row")
+    table = table[valid]
+    check_extent(table, columns)
+    table.attrs["problem"] = problems[0] if problems else ""
+    return table
+
+
+def check_extent(table: pd.DataFrame, columns: Columns) -> None:
+    """Raise Damaged if a matrix made from the table would need far more memory than the table."""
     for name in [name for name in ACROSS if name in table and len(table)]:
-        width = table[name].nunique() if name in words else int(table[name].max()) + 1
+        width = table[name].nunique() if name in columns.texts else int(table[name].max()) + 1
         try:
             check_size(8 * table["round"].nunique() * width, 8 * len(table))
         except ValueError as error:
             raise Damaged(f"has {len(table)} rows too far apart ({error})") from None
-    table.attrs["problem"] = problem or (
-        "" if text.endswith("\n") else "ends in the middle of a row"
-    )
-    return table
 
 
 def as_number(cell: Any) -> float:
@@ -183,11 +181,9 @@ def as_number(cell: Any) -> float:
         return math.nan
 
 
-def whole(column: pd.Series) -> np.ndarray:
-    """Return a bool array [rows] that is True for integers from 0 to 10^9 - 1."""
-    values = column.to_numpy(dtype=float)
-    with np.errstate(invalid="ignore"):
-        return np.isfinite(values) & (values >= 0) & (values < 1e9) & (values == np.floor(values))
+def is_count(values: pd.DataFrame) -> pd.DataFrame:
+    """Return a bool table that is True for integers from 0 to 10^9 - 1."""
+    return (values >= 0) & (values < 1e9) & (values == np.floor(values))
 
 
 def shown(value: object) -> str:

@@ -150,7 +150,7 @@ def noted(directory: Path) -> Path | None:
     The run is not returned if it has changed since, for example after it was given more rounds.
     """
     try:
-        found = contents.read_json(directory / NOTE)
+        found = contents.read_mapping(directory / NOTE)
     except contents.Damaged:
         return None
     other = found.get("run")

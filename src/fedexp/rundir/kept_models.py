@@ -18,7 +18,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.rundir import files
-from fedexp.rundir.checkpoint_form import check_form
+from fedexp.rundir.checkpoint import check_form
 from fedexp.rundir.schema import fits
 
 FOLDER = "models"

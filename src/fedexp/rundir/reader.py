@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN, VIEWS, file_of, views_of
 from fedexp.rundir import contents, files, schema
-from fedexp.rundir.analyses import TABLES
-from fedexp.rundir.contents import Damaged
+from fedexp.rundir.analyses import TABLES as ANALYSES
+from fedexp.rundir.contents import Columns, Damaged
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.schema import OVER
 
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 # a directory with one of these files is a run
 MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)
 DAMAGED = "damaged"
+TABLES = {
+    files.ROUNDS: Columns(("round",)),
+    files.CLIENTS: Columns(("round", "client"), texts=("role",)),
+    files.TASKS: Columns(("round", "task", "evaluated_task"), ("accuracy",)),
+}
+TABLES |= {
+    file_of(files.CLASSES, view): Columns(("round", "class"), ("accuracy",)) for view in VIEWS
+}
+TABLES |= {name: Columns(t.keys, tuple(t.columns), t.texts) for name, t in ANALYSES.items()}
 
 
 @dataclass(frozen=True)
@@ -51,25 +60,19 @@ class RunDirectory:
     # the job's overrides if the run of another sweep is used for this job
     stands_for: tuple[str, ...] | None = None
     _found: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
+    _tables: dict[str, pd.DataFrame | None] = field(default_factory=dict, repr=False, compare=False)
 
     # --- files
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json; empty before the run's end."""
-        return self._read(files.SUMMARY, contents.read_json, schema.check_summary) or {}
+        return self._read(files.SUMMARY, contents.read_mapping, schema.check_summary) or {}
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The run's configuration (config.yaml) as nested dicts."""
-
-        def read(path: Path) -> dict[str, Any]:
-            return contents.mapping(contents.read_yaml(path))
-
-        def check(found: dict[str, Any]) -> str:
-            return schema.check_values(found, schema.CONFIG)
-
-        return self._read(files.CONFIG, read, check) or {}
+        return self._read(files.CONFIG, contents.read_mapping, schema.check_config) or {}
 
     @cached_property
     def overrides(self) -> list[str]:
@@ -78,50 +81,40 @@ class RunDirectory:
             return list(self.stands_for)
         return self._read(files.OVERRIDES, contents.read_overrides) or []
 
-    @cached_property
+    @property
     def rounds(self) -> pd.DataFrame | None:
         """The table rounds.csv with a row for each round from 0 on; None if there is no file.
 
         All columns are numbers; undefined values are nan.
         """
-        return self._table(files.ROUNDS, ["round"])
+        return self._table(files.ROUNDS)
 
-    @cached_property
+    @property
     def clients(self) -> pd.DataFrame | None:
         """The table clients.csv with a row for each participation; None if there is no file."""
-        return self._table(files.CLIENTS, ["round", "client"], texts=["role"])
+        return self._table(files.CLIENTS)
 
-    @cached_property
+    @property
     def tasks(self) -> pd.DataFrame | None:
         """The table tasks.csv of a continual-learning run; None if there is no file.
 
         Its columns are round, task (the task being learned), evaluated_task and accuracy.
         """
-        return self._table(files.TASKS, ["round", "task", "evaluated_task"], ["accuracy"])
-
-    @cached_property
-    def _analyses(self) -> dict[str, pd.DataFrame | None]:
-        found = {name: TABLES[name] for name in files.ANALYSES}
-        return {name: self._table(name, t.keys, t.columns, t.texts) for name, t in found.items()}
+        return self._table(files.TASKS)
 
     def analysis(self, name: str) -> pd.DataFrame | None:
         """Return the table of an analysis, or None if there is no file.
 
         name: the name of the file, such as weight_divergence.csv.
         """
-        return self._analyses[name]
-
-    @cached_property
-    def _classes(self) -> dict[str, pd.DataFrame | None]:
-        names = {view: file_of(files.CLASSES, view) for view in VIEWS}
-        return {v: self._table(name, ["round", "class"], ["accuracy"]) for v, name in names.items()}
+        return self._table(name)
 
     def class_accuracy(self, view: str = PLAIN) -> pd.DataFrame | None:
         """Return a test view's table class_accuracy.csv, or None if there is no file.
 
         Its columns are round, class and accuracy.
         """
-        return self._classes[view]
+        return self._table(file_of(files.CLASSES, view))
 
     @cached_property
     def class_names(self) -> list[str] | None:
@@ -167,8 +160,12 @@ class RunDirectory:
             return None
         return content
 
-    def _table(self, name: str, *arguments: Any, **options: Any) -> pd.DataFrame | None:
-        return self._read(name, lambda path: contents.read_table(path, *arguments, **options))
+    def _table(self, name: str) -> pd.DataFrame | None:
+        if name not in self._tables:
+            self._tables[name] = self._read(
+                name, lambda path: contents.read_table(path, TABLES[name])
+            )
+        return self._tables[name]
 
     @property
     def unreadable(self) -> list[Problem]:
@@ -180,48 +177,44 @@ class RunDirectory:
     @cached_property
     def problems(self) -> list[Problem]:
         """The problems of the files. For a finished run, this includes missing files."""
-        tables = {files.ROUNDS: self.rounds} | {
-            file_of(files.CLASSES, view): self._classes[view] for view in VIEWS
-        }
-        tables[files.TASKS] = self.tasks
         _ = self.summary, self.config, self.overrides
+        names = (files.ROUNDS, *(file_of(files.CLASSES, view) for view in VIEWS), files.TASKS)
+        tables = {name: self._table(name) for name in names}
         found = dict(self._found)
         if self.has(files.SUMMARY) and "status" not in self.summary:
             found.setdefault(files.SUMMARY, Problem(files.SUMMARY, "has no status"))
-        if self.over:
-            if reason := schema.check_results(self.summary):
-                found[files.SUMMARY] = Problem(files.SUMMARY, reason)
-            if self.config and (reason := schema.check_config(self.config)):
-                found.setdefault(files.CONFIG, Problem(files.CONFIG, reason))
-            for name in self._expected():
-                if not self.has(name):
-                    found.setdefault(name, Problem(name, "is missing"))
-            for name, table in tables.items():
-                if table is not None and (reason := self._check(name, table)):
-                    found.setdefault(name, Problem(name, reason))
+        if not self.over:
+            return list(found.values())
+        reasons = {files.SUMMARY: schema.check_results(self.summary)}
+        if self.config:
+            reasons[files.CONFIG] = schema.check_complete(self.config)
+        reasons |= {name: "is missing" for name in self._expected() if not self.has(name)}
+        for name, table in tables.items():
+            if table is not None:
+                reasons[name] = self._check(name, table)
+        for name, reason in reasons.items():
+            if reason:
+                found.setdefault(name, Problem(name, reason))
         return list(found.values())
 
     def _expected(self) -> list[str]:
         """Return the files that a sweep's tables need."""
-        own = [] if self.stands_for is not None else [files.OVERRIDES]
-        tasks = [files.TASKS] if self.summary.get("tasks") else []
-        # a run rebuilt from its table of rounds has no class accuracies
-        views = () if self.summary.get("reconstructed") else self.views
-        return [
-            files.CONFIG,
-            *own,
-            files.ROUNDS,
-            *(file_of(files.CLASSES, view) for view in views),
-            *tasks,
-        ]
+        names = [files.CONFIG, files.ROUNDS]
+        if self.stands_for is None:
+            names.append(files.OVERRIDES)
+        if not self.summary.get("reconstructed"):  # from its table of rounds, without classes
+            names += [file_of(files.CLASSES, view) for view in self.views]
+        if self.summary.get("tasks"):
+            names.append(files.TASKS)
+        return names
 
     def _check(self, name: str, table: pd.DataFrame) -> str:
         if name == files.ROUNDS:
             return schema.check_rounds(table, self.summary.get("rounds"))
-        sound = self.rounds is not None and not self._check(files.ROUNDS, self.rounds)
-        if name == files.TASKS or self.rounds is None or not sound:
+        rounds = self.rounds
+        if name == files.TASKS or rounds is None or self._check(files.ROUNDS, rounds):
             return schema.check_table(table)
-        return schema.check_classes(table, self.rounds)
+        return schema.check_classes(table, rounds)
 
     @property
     def over(self) -> bool:
@@ -257,7 +250,6 @@ class RunDirectory:
 
     def describe_damage(self) -> str:
         """Return all problems in one line."""
-        _ = self.problems
         return "; ".join(map(str, self.problems))
 
     # --- what the tables say

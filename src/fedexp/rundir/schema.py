@@ -1,8 +1,9 @@
 """Check the content of a run's files before tables are computed from them.
 
 A form describes a valid value. It is a type, None, a condition (function), a tuple of alternative
-forms, a list with the form of all items, or a dict with one pair, the forms of all keys and values.
-Each check returns a short description of the problem, or an empty string.
+forms, or a list with the form of all items. A dict with strings as keys has the forms of the values
+that a dict must have; any other dict has one pair, the forms of all keys and of all values. Each
+check returns a short description of the problem, or an empty string.
 """
 
 from __future__ import annotations  # pandas takes long to import
@@ -29,6 +30,10 @@ def fits(value: object, form: Any) -> bool:
             return any(fits(value, each) for each in form)
         case list():
             return isinstance(value, list) and all(fits(item, form[0]) for item in value)
+        case dict() if all(isinstance(key, str) for key in form):
+            return isinstance(value, dict) and all(
+                key in value and fits(value[key], item) for key, item in form.items()
+            )
         case dict():
             ((key, item),) = form.items()
             return isinstance(value, dict) and all(
@@ -57,18 +62,14 @@ def is_share(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
 
 
-def is_end_of_task(value: object) -> bool:
-    """Return whether a value has a task's number and the two accuracies at the task's end."""
-    names = ("average_accuracy", "new_task_accuracy")
-    return isinstance(value, dict) and (
-        fits(value.get("task"), is_count)
-        and all(name in value and fits(value[name], (None, is_share)) for name in names)
-    )
-
-
 NUMBER = (None, int, float)
 SHARES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy", "personal_accuracy")
 NUMBERS = ("forgetting", "round_forgetting", "task_forgetting", "personal_forgetting")
+END_OF_TASK = {
+    "task": is_count,
+    "average_accuracy": (None, is_share),
+    "new_task_accuracy": (None, is_share),
+}
 SUMMARY: Mapping[str, Any] = {
     **{named(name, view): (None, is_share) for name in SHARES for view in VIEWS},
     **{named(name, view): NUMBER for name in NUMBERS for view in VIEWS},
@@ -82,7 +83,7 @@ SUMMARY: Mapping[str, Any] = {
     "rounds": is_count,
     "best_round": (None, is_count),
     "stopped": dict,
-    "tasks": (None, [is_end_of_task]),
+    "tasks": (None, [END_OF_TASK]),
     "alignment": (None, [dict]),
 }
 REQUIRED = ("algorithm", "dataset", "rounds")  # required for a run that has ended
@@ -135,6 +136,11 @@ def check_results(summary: Mapping[str, Any]) -> str:
 
 
 def check_config(config: Mapping[str, Any]) -> str:
+    """Return which value of config.yaml does not have its form."""
+    return check_values(config, CONFIG)
+
+
+def check_complete(config: Mapping[str, Any]) -> str:
     """Return whether the configuration of a run that has ended is incomplete, as a message."""
     if LAST_KEY not in config:
         return f"was not written by a run or is cut short (it lacks `{LAST_KEY}`)"
@@ -151,7 +157,7 @@ def check_table(table: pd.DataFrame) -> str:
     for name in [name for name in table if name in SHARE_COLUMNS]:
         values = table[name].dropna()
         if len(odd := values[~values.between(0, 1)]):
-            return f"has {odd.iloc[0]:g} in the column {name}, which is no accuracy"
+            return f"has {odd.iloc[0]:g} in the column {name}, which is not an accuracy"
     return ""
 
 
@@ -176,7 +182,9 @@ def check_rounds(table: pd.DataFrame, last: int | None) -> str:
         return f"has no round, the run with {last}; cut short?"
     if last is not None and (end := int(table["round"].iloc[-1])) != last:
         return f"ends with round {end}, the run with {last}; cut short?"
-    return "has rounds that do not ascend" if (np.diff(table["round"]) <= 0).any() else ""
+    return (
+        "has rounds that are not in ascending order" if (np.diff(table["round"]) <= 0).any() else ""
+    )
 
 
 def check_classes(table: pd.DataFrame, rounds: pd.DataFrame) -> str:

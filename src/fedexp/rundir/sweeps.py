@@ -64,7 +64,7 @@ class SweepDirectory:
     def name(self) -> str:
         """The sweep's name from sweep.json, or the directory's name if there is no such file."""
         try:
-            name = contents.read_json(self.directory / MARKER).get("sweep")
+            name = contents.read_mapping(self.directory / MARKER).get("sweep")
         except contents.Damaged:
             name = None
         return name if isinstance(name, str) else self.directory.name

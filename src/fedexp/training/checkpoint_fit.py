@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Tree
 from fedexp.metrics.history import History
 from fedexp.rundir import files
-from fedexp.rundir.checkpoint_form import by_view
+from fedexp.rundir.checkpoint import by_view
 from fedexp.rundir.client_states import file_name
 from fedexp.training.simulation import Simulation
 

@@ -149,7 +149,7 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
     if not path.exists():
         raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)")
     try:
-        before = contents.mapping(contents.read_yaml(path))
+        before = contents.read_mapping(path)
     except contents.Damaged as error:
         raise ConfigError(f"{path}: {error}") from error
     differing = origin.differences(directory, before, config)

@@ -14,7 +14,7 @@ from fedexp.data.views import PLAIN, choosing
 from fedexp.engine.base import Cohort
 from fedexp.metrics.history import History
 from fedexp.rundir import files
-from fedexp.rundir.checkpoint_form import by_view
+from fedexp.rundir.checkpoint import by_view
 from fedexp.rundir.client_states import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
