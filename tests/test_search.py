@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from fedexp.cli.search import Options, open_study, space_of, watch_of
+from fedexp.cli.search import open_study, options_of, space_of, watch_of
 from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
@@ -115,7 +115,7 @@ def test_an_interval_that_cannot_be_is_refused():
 def test_options_out_of_range_are_refused(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=f"hydra.sweeper.{name}="):
-        Options.of(OmegaConf.create(OPTIONS | wrong))
+        options_of(OmegaConf.create({"hydra": {"sweeper": OPTIONS | wrong}}))
 
 
 def hydra_node(directory, **options):

@@ -42,7 +42,7 @@ def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
     pd.testing.assert_frame_equal(now.iloc[:2], trials)
     assert now["local.lr"].nunique() == 3
     over = fedexp(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=3")
-    assert "the study has its 3 trials" in over.out
+    assert "all 3 trials are done" in over.out
     fedexp.done("view", "study")
     assert (tmp_path / "study/view.html").exists()
 
@@ -116,9 +116,9 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
     [
         (
             (*SEARCH, "local.lr=interval(0.01,0.1)"),
-            "a search needs an objective: validation.fraction=0.1",
+            "a search needs an objective: set validation.fraction=0.1",
         ),
-        ((*SEARCH, "validation.fraction=0.2"), "there is nothing to search for"),
+        ((*SEARCH, "validation.fraction=0.2"), "no values to search for"),
         (
             (*VALIDATED, "hydra.sweeper.pruner=medium"),
             "hydra.sweeper.pruner=medium: must be one of",

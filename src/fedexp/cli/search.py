@@ -1,9 +1,8 @@
 """Search for option values with Optuna: `fedexp --multirun hydra/sweeper=optuna ...`.
 
 Each trial is a run. The study is saved as study.db in the sweep's directory, so the same command
-continues it, and an unfinished trial resumes from its checkpoint. This module replaces
-hydra-optuna-sweeper, which requires Optuna 2.10 and cannot prune, because its jobs do not receive
-their trial.
+continues it, and an unfinished trial resumes from its checkpoint. hydra-optuna-sweeper is not used:
+it requires Optuna 2.10 and cannot prune.
 """
 
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from omegaconf import DictConfig, OmegaConf
@@ -44,12 +44,12 @@ class Options(Checked, prefix="hydra.sweeper."):
     startup_trials: CountFrom0
     warmup_rounds: CountFrom0
 
-    @classmethod
-    def of(cls, node: Any) -> "Options":
-        """Return the checked options from a configuration node."""
-        values: dict[str, Any] = OmegaConf.to_container(node)  # type: ignore[assignment]
-        values.pop("_target_", None)
-        return make(cls, values, cls.prefix)
+
+def options_of(config: DictConfig) -> Options:
+    """Return the checked options of the sweeper."""
+    values: dict[str, Any] = OmegaConf.to_container(config.hydra.sweeper)  # type: ignore[assignment]
+    values.pop("_target_", None)
+    return make(Options, values, Options.prefix)
 
 
 def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[Any]:
@@ -59,24 +59,25 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
     overrides. Raises ConfigError if there is no objective or nothing to search for, or if the
     directory holds another study.
     """
-    options, directory = Options.of(config.hydra.sweeper), Path(config.hydra.sweep.dir)
+    options, directory = options_of(config), Path(config.hydra.sweep.dir)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
     if objective is None:  # test data are used only on request
         raise ConfigError(
-            "hydra/sweeper=optuna: a search needs an objective: validation.fraction=0.1 has it"
-            " search for the best validation_accuracy; objective=accuracy searches on the test data"
+            "hydra/sweeper=optuna: a search needs an objective: set validation.fraction=0.1 to"
+            " search for the best validation_accuracy, or objective=accuracy to search on test data"
         )
     study = open_study(config, objective, space)
     OmegaConf.save(config, directory / "multirun.yaml")
     begun = [trial.number for trial in study.get_trials(states=[TrialState.RUNNING])]
     done = len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
     if done >= options.n_trials:
-        more = f"hydra.sweeper.n_trials={done + 10} adds ten"
-        print(f"{directory}: the study has its {done} trials; {more}")
-    at_once = options.n_jobs or config.hydra.launcher.get("n_jobs") or 1
+        print(
+            f"{directory}: all {done} trials are done; hydra.sweeper.n_trials={done + 10} adds 10"
+        )
+    at_once = max(options.n_jobs or config.hydra.launcher.get("n_jobs") or 1, 1)
     returns: list[Any] = []
-    for first in range(done, options.n_trials, max(at_once, 1)):
-        count = min(max(at_once, 1), options.n_trials - first)
+    for first in range(done, options.n_trials, at_once):
+        count = min(at_once, options.n_trials - first)
         begun += [study.ask(space).number for _ in range(count - len(begun))]
         numbers, begun = begun[:count], begun[count:]
         jobs = [
@@ -114,8 +115,8 @@ def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             space[key] = distributions.CategoricalDistribution(choices)
     if not space:
         raise ConfigError(
-            "hydra/sweeper=optuna: there is nothing to search for; 'local.lr=tag(log,"
-            " interval(0.001, 0.1))' and local.batch_size=20,50 are examples of what there can be"
+            "hydra/sweeper=optuna: no values to search for; give for example"
+            " 'local.lr=tag(log,interval(0.001,0.1))' or local.batch_size=20,50"
         )
     return space, fixed
 
@@ -125,7 +126,7 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
 
     Raises ConfigError if the directory holds a different study.
     """
-    directory, options = Path(config.hydra.sweep.dir), Options.of(config.hydra.sweeper)
+    directory, options = Path(config.hydra.sweep.dir), options_of(config)
     direction = direction_of(objective, config.get("objective_direction"))
     others = short_hash(resolve(without_hydra(config)))
     name = f"{direction} {objective} over {' '.join(sorted(space))}, other options {others}"
@@ -143,12 +144,10 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
         load_if_exists=True,
     )
     seed = options.seed + len(study.trials)  # a new seed if the command continues a study
-    startup = 2 * options.startup_trials
-    study.sampler = (
-        samplers.TPESampler(seed=seed, n_startup_trials=startup)
-        if options.sampler == "tpe"
-        else samplers.RandomSampler(seed=seed)
-    )
+    if options.sampler == "tpe":
+        study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=2 * options.startup_trials)
+    else:
+        study.sampler = samplers.RandomSampler(seed=seed)
     return study
 
 
@@ -205,13 +204,12 @@ def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
 
 def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
     """Write trials.csv and print the best trial."""
-    table = study.trials_dataframe(("number", "state", "value", "user_attrs", "params"))
-    table.columns = table.columns.str.replace("^(params|user_attrs)_", "", regex=True)
-    table = table.rename(columns={"number": "trial", "value": objective})
-    params = sorted({name for trial in study.trials for name in trial.params})
-    table = table.reindex(columns=["trial", "state", objective, "rounds", *params, "run"])
-    table["state"] = table["state"].str.lower()
-    table["rounds"] = table["rounds"].astype("Int64")
+    rows: list[dict[str, Any]] = []
+    for trial in study.trials:
+        row = {"trial": trial.number, "state": trial.state.name.lower(), objective: trial.value}
+        made = {name: trial.user_attrs.get(name) for name in ("rounds", "run")}
+        rows.append({**row, **made, **trial.params})
+    table = pd.DataFrame(rows).astype({"rounds": "Int64"})
     storage.write_atomically(directory / "trials.csv", table.to_csv(index=False).encode())
     states = Counter(table["state"])
     counts = f"{states['complete']} trials, {states['pruned']} pruned, {states['fail']} failed"
