@@ -1,4 +1,4 @@
-"""PILoRA and LoRM: their losses by loops, their merging against least squares, and what is trained
+"""PILoRA and LoRM: losses by loops, merging against least squares, and which parameters are trained
 and tested."""
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ PLAIN = replace(LOCAL, momentum=0.0, weight_decay=0.0, epochs=1)
 
 
 def next_step(simulation, state, position=0):
-    """A client's context of the next round, and its batches."""
+    """Return a client's context and batches in the next round."""
     cohort = assemble(simulation, state, state.round + 1)
     data = ScheduledData(simulation.runtime, cohort.schedules[position])
     steps = torch.tensor(float(data.steps), dtype=torch.float64)
@@ -63,8 +63,8 @@ def test_prototype_logits_are_negative_distances():
 
 
 def test_local_loss_equals_loops():
-    """In task 3: cross-entropy over all distances, the own distance, |A| and the overlap with the A
-    of tasks 1 and 2."""
+    """In task 3: cross-entropy over all distances, the distance to the label's prototype, |A|, and
+    the overlap with A of tasks 1 and 2."""
     three = replace(TWO_TASKS, num_tasks=3, classes=[[0, 1], [2], [3]])
     simulation = stream(PILORA, model=Adapted(), scenario=three, surrogate=0.0)
     state = play(simulation, 5)
@@ -88,9 +88,9 @@ def test_local_loss_equals_loops():
 
 
 def test_prototype_weights_by_hand():
-    """Class 0 is held by the clients 0 and 1, with mean features 0 and 2, prototypes 1, 3 and 5
-    (client 2's was not trained on the class, but counts): sums of distances 2, 4, 8, u = (1/2, 1/4,
-    1/8) -> (1, 1/3, 0), over 0.2: softmax(5, 5/3, 0). Nobody holds class 1."""
+    """Clients 0 and 1 have class 0, with mean features 0 and 2. The prototypes are 1, 3 and 5
+    (client 2 did not train on the class, but counts). Sums of distances: 2, 4, 8; u = (1/2, 1/4,
+    1/8) -> (1, 1/3, 0); divided by 0.2: softmax(5, 5/3, 0). No client has class 1."""
     own = torch.tensor([[[1.0], [1.0]], [[3.0], [2.0]], [[5.0], [3.0]]]).double()
     means = torch.tensor([[[0.0], [9.0]], [[2.0], [9.0]], [[7.0], [9.0]]]).double()
     counts = torch.tensor([[4.0, 0.0], [1.0, 0.0], [0.0, 0.0]]).double()
@@ -102,8 +102,8 @@ def test_prototype_weights_by_hand():
 
 
 def test_adapters_have_their_own_rate_and_old_prototypes_are_frozen():
-    """SGD without momentum: params - 0.1 * grad, for adapters 0.25 of it; task 2 has the classes 2
-    and 3."""
+    """SGD without momentum: params - 0.1 * grad, with a factor of 0.25 for adapters; task 2 has the
+    classes 2 and 3."""
     simulation = stream(PILORA, model=Adapted(), local=PLAIN)
     ctx, data = next_step(simulation, play(simulation, 3))
     batch, params, net = next(data.batches()), ctx.server["params"], simulation.runtime.net
@@ -134,7 +134,8 @@ def test_evaluation_uses_adapters_of_all_tasks():
 
 
 def test_each_task_starts_with_new_adapters():
-    """Before round 3, with clients that do not move: B is 0, A is drawn within 1 / sqrt(inputs)."""
+    """Before round 3, with a learning rate near 0: B is 0, and A is drawn within 1 /
+    sqrt(inputs)."""
     simulation = stream(PILORA, model=Adapted(), local=replace(PLAIN, lr=1e-12))
     first, third = (play(simulation, rounds).server["local"] for rounds in (2, 3))
     for layer, inputs in zip(LAYERS, (36, 5), strict=True):
@@ -169,8 +170,8 @@ def remember(module, seen, name):
 
 
 def test_gram_matrices_equal_forward_hooks():
-    """Of the inputs of each layer under the trained model, of every example of a client once;
-    ragged last batches."""
+    """For the inputs of each layer in the trained model, with each example of a client once and
+    incomplete last batches."""
     simulation = stream(LoRM(off_diagonal=1.0), model=Adapted(), augment=False)
     state = play(simulation, 1)
     messages = train(simulation.engine, simulation, state).messages
@@ -190,7 +191,7 @@ def test_gram_matrices_equal_forward_hooks():
 
 
 def test_client_without_batches_sends_zero_gram_matrices():
-    """Batch norm leaves out a client of one example."""
+    """Batch norm skips a client with one example."""
     simulation = stream(LoRM(off_diagonal=1.0), model=AdaptedNormed(), participation=1.0)
     state = simulation.initial_state()
     cohort = assemble(simulation, state, 1)
@@ -202,8 +203,8 @@ def test_client_without_batches_sends_zero_gram_matrices():
 
 
 def test_rounds_alternate_between_b_and_a():
-    """From the first round of each task on, here with an odd number of rounds; the others' values
-    stay to the bit, weight decay and momentum or not."""
+    """From the first round of each task, here with an odd number of rounds. The other parameters do
+    not change at all, despite weight decay and momentum."""
     three = replace(TWO_TASKS, rounds_per_task=3)
     simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(), scenario=three, rounds=3)
     state = simulation.initial_state()
@@ -222,8 +223,8 @@ def test_rounds_alternate_between_b_and_a():
     ("rounds", "end", "rate"), [(0, "up.weight", 2.0), (1, "down.weight", 0.5)]
 )
 def test_a_and_b_have_separate_rates(rounds, end, rate):
-    """SGD without momentum: what round 1 trains of the adapters (B) moves by 2 * 0.1 times gradient
-    plus 0.3 of itself, in round 2 A by 0.5 * 0.1 times that, the head by 0.1 times that."""
+    """SGD without momentum and weight decay 0.3: in round 1, B moves by 2 * 0.1 times (gradient +
+    0.3 B); in round 2, A by 0.5 * 0.1 times that; the head by 0.1 times that."""
     algorithm = LoRM(off_diagonal=0.5, a_rate=0.5, b_rate=2.0, weight_decay=0.3)
     simulation = stream(algorithm, model=Adapted(), local=PLAIN)
     ctx, data = next_step(simulation, play(simulation, rounds))
@@ -239,8 +240,7 @@ def test_a_and_b_have_separate_rates(rounds, end, rate):
 
 
 def test_local_models_are_compared_with_the_received_model():
-    """Not with the tested one, in which the merged change takes the place of the adapters and whose
-    B is 0."""
+    """Not with the tested model, which has the merged change instead of the adapters, and B = 0."""
     analysis = SeveralAnalyses(
         members=[kind(rounds=None, every=1) for kind in (WeightDivergence, GradientDiversity)],
         rounds=None,
@@ -274,8 +274,8 @@ def test_local_models_are_compared_with_the_received_model():
 
 
 def test_second_task_server_update_by_hand():
-    """B, then the change of both tasks, from the clients' messages; the head's rows of task 1
-    stay."""
+    """B, then the change of both tasks, from the clients' messages; the head's rows of task 1 do
+    not change."""
     simulation = stream(
         LoRM(off_diagonal=0.5),
         model=Adapted(),
@@ -358,7 +358,7 @@ class Convolved(OwnModel):
 
 
 def test_adapters_support_convolutions():
-    """PILoRA adds them up; LoRM has no equation for them."""
+    """PILoRA adds them; LoRM has no equation for them."""
     model = Convolved(lora=LoRA(rank=2, targets=("0",)))
     assert tree.is_finite(play(stream(PILORA, model=model), 3).server["params"])
     with pytest.raises(ConfigError, match=r"model\.lora\.targets: LoRM merges linear layers"):

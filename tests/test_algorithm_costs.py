@@ -1,5 +1,5 @@
-"""What algorithms say that they compute, against a counter of forward and backward passes through
-the network."""
+"""The computation that algorithms declare, against counted forward and backward passes of the
+network."""
 
 from collections import Counter
 from dataclasses import replace
@@ -29,7 +29,7 @@ FIRST = first_of_each_class(SHIPPED, STREAMS).values()
 
 
 class Counts(Counter):
-    """Examples that went through the network, by place and direction."""
+    """Number of examples that passed through the network, by place and direction."""
 
     place = None  # clients, server; None: not counted
 
@@ -39,7 +39,7 @@ class Counts(Counter):
 
 
 class Seen(torch.autograd.Function):
-    """The identity; counts when it is computed, under vmap too."""
+    """The identity; counts the examples when it is computed, also under vmap."""
 
     @staticmethod
     def forward(value, counts, direction, examples):
@@ -60,7 +60,8 @@ class Seen(torch.autograd.Function):
 
 
 class Differentiated(torch.autograd.Function):
-    """The identity of the parts of an output; counts when any of them is differentiated."""
+    """The identity of the parts of an output; counts the examples when any part is
+    differentiated."""
 
     @staticmethod
     def forward(counts, examples, *parts):
@@ -81,7 +82,7 @@ class Differentiated(torch.autograd.Function):
 
 @pytest.fixture
 def counts(monkeypatch):
-    """Counts what clients and the server compute in a round, not its evaluation."""
+    """Count the passes of clients and server in a round, without its evaluation."""
     counts = Counts()
 
     def counted(parts, examples):
@@ -145,7 +146,7 @@ BY_WORD = (CFeD, FedDMC, FedKA, FedAlign)
     ],
 )
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_computation_is_what_is_declared(row, before, epochs, counts):
+def test_declared_computation_matches_the_counted_passes(row, before, epochs, counts):
     settings = {"local": replace(PLAIN, epochs=epochs), "participation": 1.0}
     if row in STREAMS:
         simulation = row.stream(sizes=OF_STREAMS, **settings)

@@ -35,8 +35,8 @@ HAND = {"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 1.0
 
 
 def test_filter_normalisation_by_hand():
-    """Rows of d as long as those of w: (1, 0) becomes 5 long, (0, 0) stays, the vector is 0; (6, 8)
-    halves to 5."""
+    """Rows of d get the norms of w's rows: (1, 0) becomes 5 long, (0, 0) stays, the vector becomes
+    0, and (6, 8) is halved to length 5."""
     d = {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "b": torch.tensor([7.0, 7.0])}
     found = vectors.filter_normalised(d, HAND)
     assert found["w"].tolist() == [[5.0, 0.0], [0.0, 0.0]]
@@ -56,9 +56,9 @@ def test_filters_of_convolutions_are_their_outputs():
     assert not torch.equal(first["c"], second["c"])
 
 
-def test_the_plane_through_three_models_by_hand():
+def test_plane_through_three_models_by_hand():
     """w_0 = (1, 0, 0), w_1 = (5, 3, 0), w_2 = (1, 5, 12): u = (4, 3, 0) / 5; (w_2 - w_0) u = 3, and
-    what is left is (0, 5, 12) - 3 u = (-2.4, 3.2, 12), of length sqrt(5.76 + 10.24 + 144) =
+    the rest is (0, 5, 12) - 3 u = (-2.4, 3.2, 12), of length sqrt(5.76 + 10.24 + 144) =
     sqrt(160)."""
     points = [
         {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0])},
@@ -82,8 +82,8 @@ def test_the_plane_through_three_models_by_hand():
 # --- a model of the small federation
 
 
-def subject_of_toy(model=None, rounds=2):
-    """What two rounds have trained, in float64, and the 20 test images."""
+def toy_subject(model=None, rounds=2):
+    """The toy model after some rounds in float64, and the 20 test images."""
     simulation = make_simulation(model=model, local=PLAIN)
     state = play(simulation, rounds)
     kept = KeptModel(rounds, state.server["params"], state.server["buffers"])
@@ -92,11 +92,11 @@ def subject_of_toy(model=None, rounds=2):
 
 @pytest.fixture(scope="module")
 def toy():
-    return subject_of_toy()
+    return toy_subject()
 
 
 def dense_hessian(subject):
-    """Of the mean cross-entropy, by torch.func.hessian of the flat parameters."""
+    """The Hessian of the mean cross-entropy, by torch.func.hessian of the flat parameters."""
     params = subject.load(subject.model)
     x, y = subject.runtime.load_test(torch.arange(20))
 
@@ -107,7 +107,7 @@ def dense_hessian(subject):
     return torch.func.hessian(loss)(vectors.flatten(params))
 
 
-def test_eigenvalues_are_those_of_the_dense_hessian(toy):
+def test_eigenvalues_equal_those_of_the_dense_hessian(toy):
     dense = dense_hessian(toy)
     params = toy.load(toy.model)
     vector = torch.linspace(-1, 1, len(dense), dtype=torch.float64)
@@ -122,8 +122,9 @@ def test_eigenvalues_are_those_of_the_dense_hessian(toy):
     assert found.residuals.max() < 1e-7
 
 
-def test_eigenvalues_of_a_known_matrix_and_too_many_of_them():
-    """diag(-90, 1, 2, ..., 30): the largest are 30, 29, not the largest in absolute value alone."""
+def test_eigenvalues_of_a_known_matrix():
+    """diag(-90, 1, 2, ..., 30): the algebraically largest are 30 and 29, although -90 has the
+    largest absolute value."""
     diagonal = torch.tensor([-90.0, *range(1, 31)], dtype=torch.float64)
     found = largest(lambda v: diagonal * v, diagonal, 2, tolerance=1e-8)
     np.testing.assert_allclose(found.values, [30, 29], rtol=1e-7)
@@ -135,9 +136,8 @@ def test_eigenvalues_of_a_known_matrix_and_too_many_of_them():
         largest(lambda v: v * torch.nan, diagonal, 2)
 
 
-def test_a_surface_is_what_each_of_its_models_gives(toy):
-    """Its middle is the model itself; at the corner of a random plane it is the model moved along
-    both directions."""
+def test_surface_equals_the_loss_at_each_point(toy):
+    """The middle is the model itself; a corner is the model moved along both directions."""
     plane = loss_plane.plane_around(toy, "random", points=3, span=0.5, seed=3)
     surface = loss_plane.surface_of(toy, plane)
     params = toy.load(toy.model)
@@ -148,8 +148,8 @@ def test_a_surface_is_what_each_of_its_models_gives(toy):
     assert surface.loss[0, 2] == pytest.approx(float(toy.runtime.evaluate(corner).loss), rel=1e-9)
 
 
-def test_the_plane_of_models_holds_them(toy):
-    """The loss at the position of each is its own."""
+def test_model_plane_contains_the_models(toy):
+    """The loss at the position of each model equals the loss of the model."""
     models = []
     for i in range(3):
         params = {k: v + i * torch.sin(v * 9 * i) for k, v in toy.model.params.items()}
@@ -166,8 +166,8 @@ def test_the_plane_of_models_holds_them(toy):
 
 
 def test_noise_is_added_to_all_parameters(toy):
-    """w + s e: without noise the model's own loss, exactly; else that of the sum. A draw keeps e at
-    all strengths."""
+    """w + s e: without noise, exactly the model's loss; otherwise the loss at the sum. A draw has
+    the same e at all strengths."""
     params = toy.load(toy.model)
     own = toy.runtime.evaluate(params)
     found = noise_curve(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
@@ -188,7 +188,7 @@ def test_noise_is_added_to_all_parameters(toy):
     assert not np.isin(noise_curve(toy, [0.3], 2, "absolute", seed=4).loss, found.loss).any()
 
 
-def test_the_scale_of_noise_by_hand(toy):
+def test_scale_of_noise_by_hand(toy):
     """Absolute: standard normal numbers. Relative: times sqrt((9 + 16 + 0 + 4) / 4) and sqrt((1 +
     1) / 2)."""
     e = vectors.gaussian({"w": torch.zeros(200, 100), "b": torch.zeros(3)}, seed=1, number=0)["w"]
@@ -212,7 +212,8 @@ def test_the_scale_of_noise_by_hand(toy):
 
 def test_angles_and_densities_by_hand():
     """A single angle 0 with h = 0.1: the density there is 1 / (0.1 sqrt(2 pi)) = 3.98942, and at
-    0.1 that times exp(-1/2). Around the circle: an angle just below pi counts just above -pi."""
+    0.1 it is this times exp(-1/2). The kernel is wrapped: an angle just below pi counts just above
+    -pi."""
     found = features.angles(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [0.0, 0.0]]))
     np.testing.assert_allclose(found, [0, np.pi / 2, np.pi, np.nan])
     at = features.circle_density(np.array([0.0, np.nan]), np.array([0.0, 0.1]), bandwidth=0.1)
@@ -229,9 +230,9 @@ def test_angles_and_densities_by_hand():
     assert np.isnan(features.circle_density(np.empty(0), grid)).all()
 
 
-def test_the_density_in_the_plane_by_hand():
-    """Two points; at the first one (1 + exp(-|d|^2 / 2 h^2)) / (2 * 2 pi h^2) with |d| = 1, h =
-    0.5: exp(-2)."""
+def test_density_in_the_plane_by_hand():
+    """Two points: at the first one the density is (1 + exp(-|d|^2 / 2 h^2)) / (2 * 2 pi h^2) with
+    |d| = 1, h = 0.5: exp(-2)."""
     points = np.array([[0.0, 0.0], [1.0, 0.0]])
     found = features.plane_density(points, np.array([0.0, 5.0]), np.array([0.0]), bandwidth=0.5)
     assert found.shape == (1, 2)
@@ -239,7 +240,7 @@ def test_the_density_in_the_plane_by_hand():
     assert found[0, 1] == pytest.approx(np.exp(-32) / np.pi, rel=1e-9)  # exp(-50) more
 
 
-def test_one_embedding_of_all_models():
+def test_models_are_embedded_together():
     rng = np.random.default_rng(0)
     groups = [rng.normal(10 * i, 0.1, (n, 4)) for i, n in ((0, 6), (1, 4))]
     found = features.embed(groups, seed=0, perplexity=3)
@@ -250,9 +251,9 @@ def test_one_embedding_of_all_models():
         features.embed(groups, seed=0)
 
 
-def test_features_on_the_circle_have_length_1():
+def test_unit_features_have_length_1():
     model = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), unit_features=2)
-    subject = subject_of_toy(model)
+    subject = toy_subject(model)
     found = subject.features(subject.model)
     assert found.shape == (20, 2)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-12)
@@ -271,14 +272,14 @@ OPTIONS += ["rounds=2", "keep_local_models=[2]", "checkpoint_interval=1"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Two rounds of a tiny network with features on the circle; the local models of the second are
-    kept."""
+    """Two rounds of a tiny network with features on the circle, with the local models of round
+    2."""
     model = ["model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]"]
     return fedexp.run([*OPTIONS, *model], directory=tmp_path_factory.mktemp("runs") / "run")
 
 
 def tables(run, capsys, *arguments):
-    """The csv files that a call writes, and what it prints; each picture is there."""
+    """Return the csv files that a call writes, the paths and the printed text. No file is empty."""
     assert main.main(["analyse", str(run.directory), *arguments]) == 0
     printed = capsys.readouterr().out
     paths = [Path(line.strip()) for line in printed.splitlines() if line.startswith("  ")]
@@ -288,7 +289,7 @@ def tables(run, capsys, *arguments):
 
 @pytest.fixture(scope="module")
 def others(run, tmp_path_factory):
-    """A copy of the run whose clients have each other's models; and a run of another model on
+    """A copy of the run in which the clients' models are permuted, and a run of another model on
     another partition."""
     folder = tmp_path_factory.mktemp("others")
     copy = Path(shutil.copytree(run.directory, folder / "copy"))
@@ -303,8 +304,8 @@ def others(run, tmp_path_factory):
     return copy, wide.directory
 
 
-def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
-    """With the embedding that returns the first two features, the places of each model are its own
+def test_tsne_of_two_runs(run, others, capsys, monkeypatch):
+    """With an embedding that returns the first two features, each model's points are its
     features."""
     monkeypatch.setattr(features, "embed", lambda found, *_: [each[:, :2] for each in found])
     (found,), (_, picture), _ = tables(
@@ -337,7 +338,7 @@ def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
         draw_one({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
 
 
-def test_runs_that_cannot_be_in_one_plane(run, others, capsys):
+def test_tsne_refuses_runs_that_do_not_match(run, others, capsys):
     copy, wide = map(str, others)
     for arguments, words in (
         (["--with", str(run.directory)], "the same run is given twice"),
@@ -353,15 +354,15 @@ def test_runs_that_cannot_be_in_one_plane(run, others, capsys):
 
 
 def settings_of(*directories):
-    """One setting whose methods are called A, B, ... with a run each."""
+    """Return one setting with a method (A, B, ...) for each run."""
     methods = (
         Method(name, (RunDirectory(path),)) for name, path in zip("AB", directories, strict=False)
     )
     return [Setting("s=2", tuple(methods), "")]
 
 
-def test_noise_for_the_report_of_a_sweep(run, others):
-    """Of the global model and of the first client's, which is another one in the copy."""
+def test_noise_figure_of_a_sweep(run, others):
+    """For the global model and for the first client's model, which differs in the copy."""
     small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
     subject = load_subject(RunDirectory(run.directory), 2, most=20)
     settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
@@ -378,9 +379,8 @@ def test_noise_for_the_report_of_a_sweep(run, others):
         )
 
 
-def test_pictures_for_the_report_of_a_sweep_write_nothing(run):
-    """Of the first client whose model is kept, on the plane of two eigenvectors; and of all models
-    of the round."""
+def test_figures_of_a_sweep_write_no_files(run):
+    """The eigenvector plane of the first client with a kept model, and all models of the round."""
     before = sorted(run.directory.rglob("*"))
     small = {"examples": 20, "device": "cpu"}
     plane = {"directions": "eigenvectors", "points": 3, "client": "first"}
@@ -393,7 +393,7 @@ def test_pictures_for_the_report_of_a_sweep_write_nothing(run):
     assert sorted(run.directory.rglob("*")) == before
 
 
-def test_each_kind_writes_a_table_and_a_picture(run, capsys):
+def test_each_kind_writes_a_table_and_a_figure(run, capsys):
     (plane,), paths, _ = tables(
         run, capsys, "loss_plane", "--points", "3", "--format", "svg", "--device", "cpu"
     )
@@ -464,7 +464,7 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
         (["neurons", "--round", "1"], "the local models of round 1 and the global model before"),
     ],
 )
-def test_bad_input_is_one_message(run, arguments, words, capsys):
+def test_bad_input_gives_one_message(run, arguments, words, capsys):
     before = sorted(run.directory.rglob("*"))
     assert main.main(["analyse", str(run.directory), *arguments]) == 2
     said = capsys.readouterr()

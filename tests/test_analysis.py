@@ -1,4 +1,4 @@
-"""The group `analysis`: measures worked by hand, and what a run writes of them."""
+"""The group `analysis`: measures worked by hand, and the tables and figures of a run."""
 
 import math
 from dataclasses import replace
@@ -86,8 +86,8 @@ def plain(values):
 
 
 def test_divergence_from_the_global_model_by_hand():
-    """Differences: client 0 (3, 0), 4 and 0; client 1 none; client 2 (0, -3), 0 and 4. In total L2
-    sqrt(9 + 16) = 5."""
+    """Differences: client 0 (3, 0), 4 and 0; client 1 none; client 2 (0, -3), 0 and 4. The total L2
+    norm is sqrt(9 + 16) = 5."""
     assert plain(divergence.from_global(MODELS, REFERENCE)) == {
         "conv": [7, 0, 3],
         "head": [0, 0, 4],
@@ -97,9 +97,9 @@ def test_divergence_from_the_global_model_by_hand():
     assert found == {"conv": [5, 0, 3], "head": [0, 0, 4], "total": [5, 0, 5]}
 
 
-def test_divergence_from_the_others_by_hand():
-    """Client 1 is the global model, so it is 7 from both others; 0 and 2 differ by (3, 3), 4 and 4,
-    together 14."""
+def test_divergence_from_other_clients_by_hand():
+    """Client 1 equals the global model, so its distance to both others is 7; clients 0 and 2 differ
+    by (3, 3), 4 and 4, together 14."""
     assert plain(divergence.from_others(MODELS))["total"] == [(7 + 14) / 2, 7, (14 + 7) / 2]
     # L2: client 1 is 5 from both; 0 and 2: sqrt(9 + 9 + 16 + 16) = sqrt(50).
     expected = [(5 + math.sqrt(50)) / 2, 5, (5 + math.sqrt(50)) / 2]
@@ -110,9 +110,9 @@ def test_divergence_from_the_others_by_hand():
 
 
 def test_distribution_distance_by_hand():
-    """Accuracies 0.6, 0.2 and none for the absent class are shares 3/4 and 1/4; the clients hold
-    (1, 0) and (1/2, 1/2), the third one half of what the test set lacks. Without any right answer
-    the shares are 0."""
+    """Accuracies 0.6, 0.2 and nan (absent class) give shares 3/4 and 1/4; the clients' shares are
+    (1, 0) and (1/2, 1/2), and the third client has half of the absent class. If all accuracies are
+    0, so are the shares."""
     counts = np.array([[4, 0, 0], [3, 3, 0], [5, 0, 5]])
     found = divergence.distribution_distance(np.array([0.6, 0.2, np.nan]), counts)
     np.testing.assert_allclose(found, [0.5, 0.5, 0.25 + 0.25 + 0.5], rtol=1e-15)
@@ -120,8 +120,8 @@ def test_distribution_distance_by_hand():
 
 
 def test_gradient_diversity_by_hand():
-    """Orthogonal gradients (3, 0) and (0, 4): mean square 25/2, mean (1.5, 2) of square 25/4, so 2;
-    equal ones: 1."""
+    """Orthogonal gradients (3, 0) and (0, 4): mean square 25/2, mean (1.5, 2) with square 25/4, so
+    2; equal gradients: 1."""
     gradients = {
         "a.weight": torch.tensor([[3.0, 0.0], [0.0, 4.0]]),
         "b": torch.tensor([[2.0], [2.0]]),
@@ -134,13 +134,13 @@ def test_gradient_diversity_by_hand():
     assert gradient_diversity({"a": torch.tensor([[1.0], [-1.0]])})["a"] == math.inf
 
 
-def test_gradient_diversity_has_the_value_of_proposition_1():
-    """FedNTD's Proposition 1: class gradients that are orthonormal, clients with gradients p + beta
-    p~.
+def test_gradient_diversity_equals_proposition_1():
+    """FedNTD's Proposition 1: orthonormal class gradients, and clients with gradients p + beta p~.
 
-    With sum_k p^k_c = K/C, Lambda = 1 + C^2/(1+beta)^2 (1 - beta/(C-1))^2 mean_k Var_c[p^k], worked
-    out here: both p and p~ sum to 1, the mean gradient is (1+beta)/C in each class, and p^k + beta
-    p~^k deviates from it by (1 - beta/(C-1)) (p^k_c - 1/C)."""
+    With sum_k p^k_c = K/C, Lambda = 1 + C^2/(1+beta)^2 (1 - beta/(C-1))^2 mean_k Var_c[p^k].
+    Derivation: p and p~ sum to 1, the mean gradient is (1+beta)/C in each class, and p^k + beta
+    p~^k deviates from it by (1 - beta/(C-1)) (p^k_c - 1/C).
+    """
     p = np.array([[0.7, 0.2, 0.1], [0.1, 0.7, 0.2], [0.2, 0.1, 0.7]])
     classes = p.shape[1]
     for beta in (0.0, 0.3, 1.0):
@@ -152,8 +152,8 @@ def test_gradient_diversity_has_the_value_of_proposition_1():
         )
 
 
-def test_gradients_of_clients_are_those_of_their_whole_data():
-    """Of softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i))
+def test_client_gradients_use_all_their_examples():
+    """Softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i))
     x_i^T."""
     simulation = make_simulation(model=SoftmaxRegression())
     runtime, info = simulation.runtime, simulation.stages[0].federation
@@ -171,9 +171,8 @@ BOTH = SeveralAnalyses(members=[WeightDivergence(**IN_ALL), GradientDiversity(**
 
 
 @other_engines
-def test_a_round_of_every_engine_is_measured_alike(engine):
-    """The rows against the models themselves; every engine has the numbers of the sequential
-    one."""
+def test_analyses_agree_on_all_engines(engine):
+    """All engines give the rows of the sequential engine."""
     simulation = make_simulation(FedProx(mu=0.1), analysis=BOTH)
     state = simulation.initial_state()
     expected = play_round(simulation, state).analyses
@@ -194,8 +193,8 @@ def test_a_round_of_every_engine_is_measured_alike(engine):
     ] == clients
 
 
-def test_what_trackers_are_told():
-    """Means over the clients of what is finite, of the whole model."""
+def test_tracker_values_are_means_over_clients():
+    """Means of the finite values of the whole model."""
     keys = ("layer", "l1", "l2", "others_l1", "others_l2", "distribution_distance")
     rows = [
         dict(zip(keys, (layer, l1, math.nan, 1.0, math.inf, 0.5), strict=True))
@@ -208,7 +207,7 @@ def test_what_trackers_are_told():
     }
 
 
-def test_rounds_that_are_measured():
+def test_rounds_in_which_an_analysis_is_due():
     analysis = WeightDivergence(rounds=None, every=4)
     assert [n for n in range(1, 11) if analysis.is_due(n, 10)] == [4, 8, 10]
     assert [n for n in range(1, 11) if WeightDivergence(rounds=[1, 9], every=4).is_due(n, 10)] == [
@@ -222,7 +221,7 @@ def built_from(*overrides):
     return build(composed(*together(overrides)))
 
 
-def test_a_list_is_short_for_several():
+def test_list_of_analyses_on_the_command_line():
     two = "analysis=[weight_divergence,gradient_diversity]"
     parts = built_from(two, "analysis.rounds=[1,5]").analysis.parts
     assert [type(part) for part in parts] == [WeightDivergence, GradientDiversity]
@@ -239,7 +238,7 @@ def test_a_list_is_short_for_several():
         ("[weight_divergence,weight_divergence]", "must be different analyses"),
     ],
 )
-def test_bad_values(overrides, message):
+def test_invalid_options_are_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         built_from(*f"analysis={overrides}".split())
 
@@ -251,7 +250,7 @@ def test_rounds_after_the_last_one_are_refused():
         make_simulation(analysis=WeightDivergence(rounds=[1, 4], every=1))
 
 
-def test_heads_of_tasks_have_no_gradient_of_one_classifier():
+def test_gradient_diversity_refuses_task_heads():
     measured = {"scenario": TWO_TASKS, "sizes": (2, 3), "analysis": GradientDiversity(**IN_ALL)}
     with pytest.raises(
         ConfigError, match="analysis=gradient_diversity: is not defined for FedMultiHead"
@@ -269,7 +268,7 @@ def features(rows, columns, seed):
 
 
 def hsic(one, other):
-    """tr(K H L H) of linear kernels, with the centering matrix H: Kornblith et al., Eq. 3 without
+    """tr(K H L H) for linear kernels with the centring matrix H: Kornblith et al., Eq. 3, without
     its factor, which cancels in Eq. 4."""
     centre = np.eye(len(one)) - 1 / len(one)
     return np.trace(one @ one.T @ centre @ other @ other.T @ centre)
@@ -285,16 +284,16 @@ def test_cka_against_kernels_in_numpy():
 
 
 def test_cka_by_hand():
-    """Of one feature each it is the squared correlation: (1, 2, 3) and (1, 3, 2) have 1/2. Two that
-    are not correlated: 0."""
+    """For one feature each, CKA is the squared correlation: 0.25 for (1, 2, 3) and (1, 3,
+    2), and 0 for uncorrelated features."""
     x, y = torch.tensor([[1.0], [2], [3]]), torch.tensor([[1.0], [3], [2]])
     assert linear_cka(x, y) == pytest.approx(0.25, rel=1e-12)
     assert linear_cka(torch.tensor([[1.0], [1], [-1], [-1]]), torch.tensor([[1.0], [-1]] * 2)) == 0
     assert math.isnan(linear_cka(x, torch.ones(3, 2)))
 
 
-def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
-    """Each with its running statistics."""
+def test_cka_compares_the_models_before_and_after_a_round():
+    """Each model uses its running statistics."""
     simulation = make_simulation(model=Normed(), analysis=CKA(**IN_ALL))
     state, runtime = simulation.initial_state(), simulation.runtime
     state.advance(play_round(simulation, state))
@@ -309,7 +308,7 @@ def test_cka_of_a_round_is_that_of_the_models_before_and_after_it():
     assert 0 < linear_cka(*found) < 1 - 1e-6
 
 
-def test_cka_without_features_is_refused():
+def test_cka_refuses_a_model_without_features():
     simulation = make_simulation(analysis=CKA(**IN_ALL))
     simulation.runtime.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
     with pytest.raises(ConfigError, match=r"analysis=cka: needs the model's features.* layers: 0"):
@@ -327,8 +326,9 @@ def probed(simulation, engine="sequential"):
 
 
 def test_local_models_are_tested_after_each_epoch():
-    """Epoch 0 is the model that was sent; after epoch 1 of 2 it is what a run of one epoch trains;
-    at the end it is the local model. Batch norm: each has its own running statistics."""
+    """Epoch 0 is the distributed model; the model after epoch 1 of 2 equals that of a run with one
+    epoch; the last one is the local model. Batch norm: each model has separate running
+    statistics."""
     settings = {"model": Normed(), "forgetting_metric": RoundDrop(local=True), "augment": False}
     result = probed(make_simulation(analysis=EPOCHS, **settings))
     short = probed(make_simulation(local=replace(LOCAL, epochs=1), analysis=EPOCHS, **settings))
@@ -346,7 +346,7 @@ def test_local_models_are_tested_after_each_epoch():
     assert ends.analyses["local_epochs.csv"] == [row for row in rows if row["epoch"] != 1]
 
 
-def test_accuracies_of_an_epoch_by_hand():
+def test_in_and_out_local_accuracy_of_epochs_by_hand():
     """Two clients, two classes: accuracies 0.9 and 0.3 with labels 3:1 are 0.75 in-local and 0.45
     out-local. The second client was not tested."""
     accuracy = np.array([[[0.5, 0.5], [0.9, 0.3]], [[np.nan] * 2] * 2])
@@ -368,7 +368,7 @@ def test_accuracies_of_an_epoch_by_hand():
 @pytest.mark.parametrize(
     "algorithm", [FedProx(mu=0.1), FedSAM(rho=0.1)], ids=["fused", "own local step"]
 )
-def test_tests_of_every_engine_are_alike_and_change_no_training(algorithm, engine):
+def test_local_epochs_agree_on_all_engines_and_do_not_change_training(algorithm, engine):
     simulation = make_simulation(algorithm, analysis=replace(EPOCHS, clients=3))
     expected, found = probed(simulation), probed(simulation, engine)
     assert found.analyses == expected.analyses
@@ -381,8 +381,8 @@ def test_tests_of_every_engine_are_alike_and_change_no_training(algorithm, engin
         assert torch.equal(one, other)
 
 
-def test_local_training_accuracy_is_that_of_the_clients_examples():
-    """Counted here again, for the trained models, which clients send."""
+def test_train_accuracy_of_local_models():
+    """Counted again for the models that clients send."""
     simulation = make_simulation(analysis=EPOCHS, engine="sequential")
     result = probed(simulation)
     state, runtime = simulation.initial_state(), simulation.runtime
@@ -405,8 +405,8 @@ OPTIONS = [*SMALL, "local.epochs=2", "num_clients=4", "alpha=1"]
 ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs,cka]"
 
 
-def test_a_resumed_run_has_the_same_tables(tmp_path, monkeypatch):
-    """Rows behind the checkpoint, of a run that was killed, are cut off."""
+def test_resumed_run_has_the_same_analysis_tables(tmp_path, monkeypatch):
+    """Rows after the checkpoint, left by a killed run, are cut off."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     measured = [*OPTIONS, ALL, "analysis.every=2"]  # and the last round
@@ -432,7 +432,7 @@ def test_a_resumed_run_has_the_same_tables(tmp_path, monkeypatch):
 
 
 def draw_of(tmp_path, name):
-    """The panels of the picture of a table, of a run directory that holds nothing else."""
+    """Return the panels of a table's figure; the run directory contains nothing else."""
     assert RunDirectory(tmp_path).analysis(name) is not None
     figure = dict(_figures(load_run(tmp_path)))[name.removesuffix(".csv")]()
     with styled():
@@ -445,9 +445,9 @@ EPOCH_COLUMNS = (
 )
 
 
-def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):
-    """Two clients: 0.2 and 0.6 before training, 0.8 and 1 after; with 40 measured rounds eight of
-    them are drawn."""
+def test_local_epochs_figure_shows_means_and_deviations(tmp_path):
+    """Two clients: 0.2 and 0.6 before training, 0.8 and 1 after it; eight of 40 measured rounds are
+    drawn."""
     rows = [
         (r, c, e, 0.5, a, a, "")
         for r in range(40)
@@ -466,9 +466,8 @@ def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):
     assert not own.containers  # the training accuracy is undefined
 
 
-def test_pictures_of_layers(tmp_path):
-    """Squared distances 9 and 16 of 25 in layers a and b; a model of 60 layers has no room for
-    their names."""
+def test_weight_divergence_figure_shows_layers(tmp_path):
+    """Squared distances 9 and 16 of 25 in layers a and b."""
     rows = ["round,client,layer,l1,l2,others_l1,others_l2,distribution_distance"]
     rows += [
         f"4,7,{layer},{l1},{l2},1,1,"
@@ -484,9 +483,9 @@ def test_pictures_of_layers(tmp_path):
 # --- pictures of a sweep
 
 
-def made_history():
-    """One round of two clients with 3:1 and 1:1 examples of two classes; the global model goes from
-    (0.5, 0.5) to (0.6, 0.2)."""
+def history_of_one_round():
+    """One round of two clients with 3:1 and 1:1 examples of two classes; the global model changes
+    from (0.5, 0.5) to (0.6, 0.2)."""
     history = History(np.array([[3, 1], [2, 2]]))
     history.add(0, np.array([0.5, 0.5]))
     history.add(1, np.array([0.6, 0.2]))
@@ -496,16 +495,16 @@ def made_history():
 
 def test_accuracies_before_and_after_by_hand():
     """The joint distribution is (5/8, 3/8): after the round 0.6 * 5/8 + 0.2 * 3/8 = 0.45 in and
-    0.35 out. In-local of the clients 0.75 and 0.6, out-local 0.25 and 0.6."""
-    found = before_and_after(made_history())
+    0.35 out. The clients' in-local accuracies are 0.75 and 0.6, the out-local ones 0.25 and 0.6."""
+    found = before_and_after(history_of_one_round())
     expected = {"in before": 0.5, "out before": 0.5, "in after": 0.45, "out after": 0.35}
     expected |= {"in local": 0.675, "out local": 0.425, "in spread": 0.075, "out spread": 0.175}
     assert found.loc[1].to_dict() == pytest.approx(expected, rel=1e-12)
 
 
-def test_pictures_of_a_setting():
-    """Two methods of one run each; the second has measured nothing, and has a curve of the global
-    model alone."""
+def test_analysis_figures_of_a_sweep():
+    """Two methods with one run each; the second run has no tables, only a curve of the global
+    model."""
     epochs = pd.DataFrame(
         [(r, 0, e, 0.5, 0.1 * r + 0.1 * e, 0.3, 0.4) for r in (1, 2) for e in (0, 5)],
         columns=EPOCH_COLUMNS.split(","),
@@ -516,7 +515,7 @@ def test_pictures_of_a_setting():
     )
     measured = SimpleNamespace(
         analyses={"local_epochs.csv": epochs, "weight_divergence.csv": distances},
-        history=made_history(),
+        history=history_of_one_round(),
         has=lambda column: True,
     )
     other = SimpleNamespace(analyses={}, history=None, has=lambda column: False)
@@ -542,9 +541,9 @@ def test_pictures_of_a_setting():
             figure.canvas.draw()
 
 
-def test_the_picture_of_a_class_that_is_reduced():
-    """A client that takes part in rounds 1 and 3 of 3: degrees (0.5 - 0.25) / 0.5 and, clipped, a
-    gain."""
+def test_class_reduction_figure():
+    """A client that takes part in rounds 1 and 3 of 3: the degree is (0.5 - 0.25) / 0.5, then a
+    gain, clipped."""
     history = History(np.array([[[4]], [[1]]]), starts=(1, 3))
     for number, accuracy in enumerate((0.5, 0.1, 0.0, 0.2)):
         history.add(number, np.array([accuracy]))

@@ -1,5 +1,5 @@
-"""Parameters with requires_grad=False, on every engine; and batch norm where a client has no two
-examples at a time."""
+"""Parameters with requires_grad=False on every engine, and batch norm for clients without two
+examples per batch."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ PER_PARAMETER = ("adapt", "transform_grads", "local_step", "must_train", "refine
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen(CNN):
-    """The small CNN, in which the parameters whose names begin so are frozen."""
+    """The small CNN with frozen parameters, given by prefixes of their names."""
 
     prefixes: tuple[str, ...]
 
@@ -63,8 +63,8 @@ def simulation_of(name: str, **changes: Any):
 
 
 @one_of_each_kind("name", ROWS, *KEPT, *STRUCTURE, *PER_PARAMETER)
-def test_frozen_parameters_are_no_part_of_a_round(name):
-    """Not in what is trained, kept by the server or sent; and the model still answers with them."""
+def test_frozen_parameters_are_neither_trained_nor_sent(name):
+    """Nor does the server keep them; the model still uses them."""
     simulation = simulation_of(name, model=frozen("convolutions"))
     named = dict(simulation.runtime.net.module.named_parameters())
     body = {k: v.clone() for k, v in named.items() if k.startswith("convolutions")}
@@ -82,8 +82,8 @@ def test_frozen_parameters_are_no_part_of_a_round(name):
     assert any(not torch.equal(start[k], end[k]) for k in start)
 
 
-def test_frozen_is_training_with_their_gradient_set_to_zero():
-    """The reference: a loop in plain torch with an optimizer over the others."""
+def test_training_with_frozen_parameters_equals_pytorch():
+    """The reference is a loop in plain PyTorch with an optimizer over the other parameters."""
     local = replace(LOCAL, epochs=1)
     simulation = make_simulation(
         model=frozen("convolutions"), sizes=(8,), participation=1.0, local=local, augment=False
@@ -126,7 +126,7 @@ def test_engines_agree_on_frozen_parameters(name, engines):
         assert_equal(other, states[0], atol=1e-12)
 
 
-def test_all_frozen_is_refused():
+def test_freezing_all_parameters_is_refused():
     with pytest.raises(
         ConfigError, match=r"model: all its parameters are frozen .* nothing to train"
     ):
@@ -135,7 +135,7 @@ def test_all_frozen_is_refused():
 
 @one_of_each_kind("name", ROWS, *PER_PARAMETER, "heads", "initial_params")
 def test_a_frozen_classifier_works_or_is_refused(name):
-    """With one message, and only where the algorithm treats the classifier apart."""
+    """It is refused, with one message, only if the algorithm treats the classifier separately."""
     if ROWS[name].cls.must_train:
         with pytest.raises(
             ConfigError, match=rf"classifier.weight, classifier.bias frozen .*, but {name} treats"
@@ -161,15 +161,15 @@ def test_batch_norm_without_two_examples_at_a_time_is_refused(sizes, batch_size)
     assert make_simulation(sizes=sizes, local=local).left_out == {}  # without batch norm
 
 
-def test_a_task_in_which_nobody_could_train_is_refused():
-    """Two tasks of two classes each, 14 examples a task in 14 clients."""
+def test_task_without_batches_of_two_is_refused():
+    """Two tasks of two classes each, with 14 examples per task among 14 clients."""
     with pytest.raises(ConfigError, match=r"no client of task 1 has one"):
         stream(FedAvg(), model=Normed(), sizes=(1,) * 14, surrogate=0.0)
 
 
-def test_clients_that_batch_norm_leaves_out_are_named(tmp_path, caplog):
-    """Batches of 4: clients of 1 example never train; of 5 the last one is left over; of 3 and 8
-    none."""
+def test_clients_skipped_because_of_batch_norm_are_reported(tmp_path, caplog):
+    """Batches of 4: clients with 1 example never train; of 5 examples the last is skipped; of 3 and
+    8, none."""
     with caplog.at_level(logging.WARNING, logger="fedexp"):
         simulation = make_simulation(model=Normed(), sizes=(1, 5, 1, 3, 8), participation=1.0)
     assert (
@@ -191,13 +191,13 @@ def recorder_summary(simulation, directory):
     return summary_of(simulation, record(simulation, directory, resume=False))
 
 
-def test_workers_of_another_device_know_what_is_frozen():
+def test_copied_network_keeps_frozen_parameters():
     net = make_simulation(model=frozen("convolutions")).runtime.net
     copy = net.copy(torch.device("cpu"))
     assert copy.trained == net.trained < {name for name, _ in net.module.named_parameters()}
 
 
-def test_frozen_parameters_cost_no_bytes():
+def test_frozen_parameters_are_not_counted_in_traffic():
     whole, part = (
         make_simulation(model=model) for model in (frozen("nothing"), frozen("convolutions"))
     )
@@ -212,7 +212,7 @@ def test_frozen_parameters_cost_no_bytes():
         ]
 
 
-def test_a_left_over_example_alone_is_no_warning(caplog):
+def test_skipped_examples_give_no_warning(caplog):
     with caplog.at_level(logging.INFO, logger="fedexp"):
         assert make_simulation(model=Normed(), sizes=(5, 4)).left_out == {
             "clients": 0,

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face and partitions of Flower: optional packages, tested where they are
+"""Data sets of Hugging Face and partitions of Flower; tested if the optional packages are
 installed."""
 
 import sys
@@ -51,7 +51,7 @@ def images(datasets, tmp_path) -> tuple[str, np.ndarray]:
     return save(datasets, tmp_path / "saved", *parts, features), x
 
 
-def test_a_folder_of_images_that_the_library_saved(datasets, tmp_path):
+def test_images_saved_by_the_library(datasets, tmp_path):
     path, x = images(datasets, tmp_path)
     grey = ("dataset.mean=[0.5]", "dataset.std=[0.5]", f"dataset.path='{path}'")
     for _ in range(2):  # decoded, then from the cache
@@ -66,7 +66,7 @@ def test_a_folder_of_images_that_the_library_saved(datasets, tmp_path):
     assert tuple(resized.x_test.shape) == (2, 2, 2, 3)
 
 
-def test_a_folder_of_texts_that_the_library_saved(datasets, tmp_path):
+def test_texts_saved_by_the_library(datasets, tmp_path):
     train, test = (
         {"text": ["abba", "c"], "label": ["good", "bad"]},
         {"text": ["ax"], "label": ["bad"]},
@@ -92,18 +92,18 @@ def test_a_folder_of_texts_that_the_library_saved(datasets, tmp_path):
         ("dataset.path=null", "must be a name on the Hugging Face hub, .* or a local folder"),
     ],
 )
-def test_what_is_wrong_is_named(override, message, datasets, tmp_path):
+def test_invalid_options_are_refused(override, message, datasets, tmp_path):
     path, _ = images(datasets, tmp_path)
     with pytest.raises(ConfigError, match=message):
         load("huggingface", tmp_path, f"dataset.path='{path}'", override)
 
 
-def test_a_folder_without_a_data_set_is_refused(datasets, tmp_path):
+def test_folder_without_a_data_set_is_refused(datasets, tmp_path):
     with pytest.raises(ConfigError, match="cannot be loaded by the package datasets"):
         load("huggingface", tmp_path, f"dataset.path='{tmp_path}'")
 
 
-def test_the_same_folder_elsewhere_is_the_same_data(tmp_path):
+def test_fingerprint_does_not_depend_on_the_folder(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "data.arrow").write_bytes(b"1234")
@@ -112,7 +112,7 @@ def test_the_same_folder_elsewhere_is_the_same_data(tmp_path):
     assert data_marks({"dataset": {"path": "ylecun/mnist"}}) == {}, "a name counts as it stands"
 
 
-def test_a_missing_package_is_named_with_its_command(monkeypatch, tmp_path):
+def test_missing_package_is_reported_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
         ConfigError,
@@ -130,7 +130,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch, tmp_path):
 # --- partitions of Flower
 
 
-def test_a_partitioner_of_flower_divides_the_examples(flower):
+def test_flower_partitioner_divides_the_examples(flower):
     scheme = Flower(name="DirichletPartitioner", options={"alpha": 0.5})
     first, second = (scheme.split(PAIRS, 10, np.random.default_rng(1)) for _ in range(2))
     assert first.hash == second.hash, "its seed is drawn from ours"
@@ -165,7 +165,7 @@ def test_a_partitioner_of_flower_divides_the_examples(flower):
         ),
     ],
 )
-def test_options_that_flower_does_not_take_are_named(name, options, message, flower):
+def test_invalid_flower_options_are_refused(name, options, message, flower):
     with pytest.raises(ConfigError, match=message):
         Flower(name=name, options=options).split(PAIRS, 10, np.random.default_rng(0))
 
@@ -174,7 +174,7 @@ def test_options_that_flower_does_not_take_are_named(name, options, message, flo
 
 
 def largest_share(partition) -> float:
-    """The mean over clients of the share of their most frequent class."""
+    """Return the mean over clients of the share of their most frequent class."""
     return float((partition.counts.max(1) / partition.counts.sum(1)).mean())
 
 
@@ -188,8 +188,8 @@ def mean_share(scheme, seeds) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
-def test_dirichlet_is_as_skewed_as_flower_s(alpha, flower):
-    """Both draw the shares of a class over the clients; Flower's self_balancing is our balance."""
+def test_dirichlet_is_as_skewed_as_in_flower(alpha, flower):
+    """Both draw the shares of a class over the clients; Flower's self_balancing is `balance`."""
     ours = LDA(alpha=alpha, min_size=10, balance=True, max_draws=10000)
     theirs = Flower(
         name="DirichletPartitioner",
@@ -199,7 +199,7 @@ def test_dirichlet_is_as_skewed_as_flower_s(alpha, flower):
 
 
 @pytest.mark.slow
-def test_shards_and_iid_are_as_skewed_as_flower_s(flower):
+def test_shards_and_iid_are_as_skewed_as_in_flower(flower):
     options = {"num_classes_per_partition": 2, "class_assignment_mode": "deterministic"}
     ours, theirs = (
         Sharding(shards_per_client=2),
@@ -216,13 +216,13 @@ def test_shards_and_iid_are_as_skewed_as_flower_s(flower):
 @pytest.mark.parametrize(
     "written", ["partition.options={alpha: 0.5}", "partition.options.alpha=0.5"]
 )
-def test_options_of_a_partitioner_are_taken_from_the_command_line(written):
-    """Its yaml has no key of any partitioner, and Hydra refuses keys that it does not know."""
+def test_partitioner_options_from_the_command_line(written):
+    """The yaml file does not contain the keys of a partitioner, and Hydra refuses unknown keys."""
     asked = ["partition=flower", "partition.name=DirichletPartitioner", written]
     assert composed(*together(asked)).partition.options == {"alpha": 0.5}
 
 
-def test_options_of_a_surrogate_set_are_taken_from_the_command_line():
+def test_surrogate_options_from_the_command_line():
     asked = [
         "surrogate.dataset=image_folder",
         "surrogate.options={root: photos}",
@@ -231,7 +231,7 @@ def test_options_of_a_surrogate_set_are_taken_from_the_command_line():
     assert composed(*together(asked)).surrogate.options == {"root": "photos", "size": 8}
 
 
-def test_options_of_a_partitioner_are_no_keys_of_another_partition():
+def test_partitioner_options_do_not_affect_other_partitions():
     assert (
         together(["partition=lda", "partition.options.alpha=0.5"])[1]
         == "partition.options.alpha=0.5"

@@ -46,7 +46,7 @@ def sgd(params, lr, local=LOCAL):
 
 
 def batches(simulation, state, number):
-    """Client -> its batches of the round after `state`."""
+    """Return client -> its batches in the round after `state`."""
     cohort = assemble(simulation, state, number)
     pairs = zip(cohort.clients, cohort.schedules, strict=True)
     return {
@@ -61,9 +61,9 @@ def take_step(optimizer, loss):
     optimizer.step()
 
 
-def test_fedrep_trains_the_classifier_and_then_the_body():
-    """Two rounds of three clients: one epoch of the classifier, two of the body, each with its own
-    optimizer."""
+def test_fedrep_trains_the_classifier_before_the_body():
+    """Two rounds of three clients: one epoch of the classifier and two of the body, with separate
+    optimizers."""
     simulation = make_simulation(FedRep(head_epochs=1), sizes=SIZES, participation=1.0)
     net, state, weights = (
         simulation.runtime.net,
@@ -103,8 +103,8 @@ def test_fedrep_trains_the_classifier_and_then_the_body():
     assert result.bytes_up == result.bytes_down == 3 * 8 * (whole - head)
 
 
-def test_fedbn_leaves_batch_norm_where_it_is():
-    """Two rounds with state dicts, as the released code averages them: all keys but those of batch
+def test_fedbn_does_not_average_batch_norm():
+    """Two rounds with state dicts, averaged as in the released code: all keys except those of batch
     norm."""
     local = replace(LOCAL, epochs=1)
     simulation = make_simulation(
@@ -136,7 +136,7 @@ def test_fedbn_leaves_batch_norm_where_it_is():
     assert not torch.equal(state.clients[0]["norm.weight"], state.clients[1]["norm.weight"])
 
 
-def test_ditto_takes_two_steps_for_each_batch():
+def test_ditto_trains_two_models_per_batch():
     """Two rounds as in the released code: v <- v - lr (grad F(v) + lambda (v - w_t)), then w <- w -
     lr grad F(w)."""
     simulation = make_simulation(Ditto(lambda_=0.7), sizes=SIZES, participation=1.0, local=PLAIN)
@@ -172,8 +172,9 @@ def test_ditto_takes_two_steps_for_each_batch():
     assert result.bytes_up == result.bytes_down == 3 * 8 * sum(v.numel() for v in start.values())
 
 
-def test_ditto_s_server_takes_one_step_a_round():
-    """A server optimizer with momentum sees the exchange that trains the global model alone."""
+def test_ditto_server_optimizer_steps_once_per_round():
+    """A server optimizer with momentum is applied only to the exchange that trains the global
+    model."""
     found = []
     for algorithm in (FedAvg(), Ditto(lambda_=0.7)):
         simulation = make_simulation(algorithm, participation=1.0)
@@ -186,10 +187,10 @@ def test_ditto_s_server_takes_one_step_a_round():
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_fedproto_s_round_by_loops(weighting):
-    """Round 2: the label's prototype stands in for the target where the server has one, else the
-    feature itself; the mean over clients that hold a class, of all alike (the code) or by their
-    examples (the paper)."""
+def test_fedproto_round_equals_loops(weighting):
+    """Round 2: the target is the label's prototype if the server has one, otherwise the feature
+    itself. A prototype is the mean over the clients with the class, with equal weights (the code)
+    or weighted by their examples (the paper)."""
     simulation = make_simulation(PROTO, sizes=SIZES, participation=1.0, weighting=weighting)
     net, state = simulation.runtime.net, play(simulation, 1)
     server, info = state.server["prototypes"], simulation.stages[0].federation
@@ -230,9 +231,9 @@ def test_fedproto_s_round_by_loops(weighting):
     assert result.bytes_down == 8 * 9 * 3 * 3
 
 
-def test_a_class_that_nobody_holds_keeps_its_prototype():
-    """By hand: two clients hold class 0 with 1 and 3 examples, (1 * 2 + 3 * 6) / 4 = 5; none of
-    this round holds class 1, none ever held class 2."""
+def test_prototype_of_an_absent_class_is_kept():
+    """By hand: two clients have class 0 with 1 and 3 examples, (1 * 2 + 3 * 6) / 4 = 5; no client
+    of this round has class 1, and no client ever had class 2."""
     old = {"mean": torch.tensor([[9.0], [7.0], [0.0]]), "known": torch.tensor([1.0, 1.0, 0.0])}
     means, weights = torch.zeros(2, 3, 1), torch.zeros(2, 3)
     means[:, 0, 0], weights[:, 0] = torch.tensor([2.0, 6.0]), torch.tensor([1.0, 3.0])
@@ -247,8 +248,8 @@ FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distan
 @pytest.mark.parametrize(
     "algorithm", [FedRep(head_epochs=1), FedBN(), Ditto(lambda_=0.5), PROTO, FOMO], ids=str
 )
-def test_running_statistics_that_clients_keep_are_the_same_on_both_engines(algorithm):
-    """Old clients and new ones in one cohort: three of five take part in each of four rounds."""
+def test_engines_agree_on_running_statistics_of_clients(algorithm):
+    """Known and new clients in one cohort: three of five take part in each of four rounds."""
     states = [
         play(
             make_simulation(

@@ -1,4 +1,4 @@
-"""Low-rank adapters: their equation, who trains what, and what is sent and exported."""
+"""Low-rank adapters: the equation, and which parameters are trained, sent and exported."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -32,7 +32,7 @@ class Own(OwnModel):
 
 
 def randomised(network: nn.Module) -> nn.Module:
-    """Give every adapter a B that is not zero."""
+    """Set B of every adapter to random values."""
     for module in network.modules():
         if isinstance(module, LowRank):
             nn.init.normal_(module.up.weight)
@@ -41,7 +41,7 @@ def randomised(network: nn.Module) -> nn.Module:
 
 def test_linear_layer_adds_its_low_rank_product():
     """By hand: W = [[1, 2]], b = 3, A = [[1, -1]] (r = 1), B = [[4]], scale 0.5, x = (1, 5): W x +
-    b = 1 + 10 + 3 = 14, A x = -4, 0.5 * 4 * -4 = -8, together 6."""
+    b = 1 + 10 + 3 = 14, A x = -4, 0.5 * 4 * -4 = -8, in total 6."""
     layer = nn.Linear(2, 1)
     layer.weight.data, layer.bias.data = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])
     adapted = LowRank(layer, 1, 0.5)
@@ -78,7 +78,7 @@ def test_merged_network_has_plain_names_and_equal_outputs():
 
 
 def test_only_adapters_and_head_are_trained_and_sent():
-    """Of inner (3 -> 6) with rank 2: A has 6 numbers, B 12; of the head (6 -> C) 7 C. Eight bytes
+    """inner (3 -> 6) with rank 2: A has 6 numbers and B 12; the head (6 -> C) has 7 C. Eight bytes
     each."""
     simulation = make_simulation(model=Own(lora=LoRA(rank=2)))
     classes = simulation.runtime.data.num_classes
@@ -138,7 +138,7 @@ def test_engines_agree_on_adapters(name):
         ),
     ],
 )
-def test_unsupported_layers_are_named(model, message):
+def test_unsupported_layers_are_refused(model, message):
     shape = (1, 6, 6) if isinstance(model, Own) else (3, 224, 224)
     with (
         pytest.raises(ConfigError, match=message),
@@ -148,7 +148,7 @@ def test_unsupported_layers_are_named(model, message):
 
 
 def test_adapters_equal_peft():
-    """The same weights of A and B: the same output, and the same merged layer."""
+    """Equal A and B give equal outputs and equal merged layers."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     plain = Net((1, 6, 6), 4).double()
@@ -174,7 +174,8 @@ def test_adapters_equal_peft():
 
 @pytest.mark.slow
 def test_exported_model_has_merged_adapters(tmp_path):
-    """A whole run; the file has the names of a network without adapters, and says the same."""
+    """The file of a whole run has the names of a network without adapters and gives equal
+    outputs."""
     name = [
         "model=torchvision",
         "model.name=resnet18",

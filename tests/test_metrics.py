@@ -88,7 +88,7 @@ def test_backward_transfer_is_undefined_before_round_two():
 
 @few
 @given(matrices())
-def test_final_accuracy_plus_forgetting_is_the_mean_of_the_earlier_maxima(cw):
+def test_accuracy_plus_forgetting_equals_the_mean_peak(cw):
     maxima = [max(cw[t, c] for t in range(1, len(cw) - 1)) for c in range(cw.shape[1])]
     identity = np.mean(cw[-1]) + forgetting.backward_transfer(cw)
     assert identity == pytest.approx(np.mean(maxima))
@@ -97,7 +97,7 @@ def test_final_accuracy_plus_forgetting_is_the_mean_of_the_earlier_maxima(cw):
 
 @few
 @given(matrices(with_nan=True))
-def test_absent_classes_do_not_count(cw):
+def test_absent_classes_are_ignored(cw):
     present = cw[:, ~np.isnan(cw[0])]
     assert forgetting.backward_transfer(cw) == pytest.approx(forgetting.backward_transfer(present))
     np.testing.assert_allclose(forgetting.round_drop(cw), forgetting.round_drop(present))
@@ -127,7 +127,7 @@ def test_local_round_drop_by_hand():
 
 @few
 @given(matrices())
-def test_round_drop_counts_losses_and_never_gains(cw):
+def test_round_drop_ignores_gains(cw):
     drops = forgetting.round_drop(cw)
     for t in range(2, len(cw)):
         lost = sum(cw[t - 1, c] - cw[t, c] for c in range(cw.shape[1]) if cw[t, c] < cw[t - 1, c])
@@ -159,9 +159,9 @@ def test_in_out_local_by_hand():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_client_without_examples_has_no_distribution():
-    """The first client has classes 0 and 1 as 3 : 1, the second nothing: 0.8 * 3/4 + 0.4 / 4 = 0.7;
-    the shares of (0.8, 0.4) are 2/3 and 1/3, 1/12 each from 3/4 and 1/4."""
+def test_client_without_examples_gives_nan():
+    """The first client has classes 0 and 1 as 3 : 1, the second has no examples: 0.8 * 3/4 + 0.4 /
+    4 = 0.7; the shares of (0.8, 0.4) are 2/3 and 1/3, each 1/12 away from 3/4 and 1/4."""
     accuracy, counts = np.array([0.8, 0.4]), np.array([[3, 1], [0, 0]])
     inside, outside = forgetting.in_out_local(accuracy, counts)
     np.testing.assert_allclose(inside, [0.7, nan])
@@ -175,7 +175,7 @@ def test_a_client_without_examples_has_no_distribution():
 @given(
     arrays(np.float64, 4, elements=fraction), arrays(np.int64, (5, 4), elements=st.integers(0, 30))
 )
-def test_joint_distribution_is_the_size_weighted_average(accuracy, counts):
+def test_joint_distribution_weights_clients_by_size(accuracy, counts):
     counts[:, 0] += 1  # no client without examples
     joint_in = joint_out = 0.0
     for row in counts:  # sum_k n_k <A, p^k> / sum_k n_k, written out
@@ -189,7 +189,7 @@ def test_joint_distribution_is_the_size_weighted_average(accuracy, counts):
     )
 
 
-def test_in_out_local_spreads_the_weight_of_an_absent_class():
+def test_in_out_local_ignores_absent_classes():
     # p = (1/4, 1/4, 1/2) -> known classes (1/2, 1/2); out = (3/8, 3/8, 1/4) -> (1/2, 1/2)
     inside, outside = forgetting.in_out_local(np.array([0.2, 0.6, nan]), np.array([1, 1, 2]))
     assert (float(inside), float(outside)) == (pytest.approx(0.4), pytest.approx(0.4))
@@ -234,8 +234,8 @@ def test_rounds_to_target_by_hand():
         assert found == {"0.5": None, "0.9*best": None}
 
 
-def test_rounds_to_target_forgives_a_rounding_alone():
-    """0.1 + 0.2 and 0.1 * 3 are one unit in the last place above 0.3; 1e-11 is more than that."""
+def test_rounds_to_target_tolerates_rounding_errors():
+    """0.1 + 0.2 is one unit in the last place above 0.3; 1e-11 is more than that."""
     assert 0.1 + 0.2 > 0.3
     rounds, accuracy = [0, 1, 2], [0.0, 0.3, 1.0]
     assert rounds_to_target(rounds, accuracy, [0.1 + 0.2], []) == {"0.30000000000000004": 1}
@@ -267,7 +267,7 @@ def _accuracies(generator, shape, absent):
 
 
 def write_run(directory, history, partition):
-    """The run directory files, as a run writes them."""
+    """Write the files of a run directory."""
     partition.save(
         directory / "partition.npz", classes=[str(c) for c in range(history.counts.shape[1])]
     )
@@ -296,7 +296,7 @@ def same(a: History, b: History):
 @pytest.mark.parametrize("absent", [False, True])
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("rounds", [0, 1, 4])
-def test_history_from_files_and_from_a_checkpoint(rounds, local, absent, tmp_path):
+def test_history_is_restored_from_files_and_checkpoints(rounds, local, absent, tmp_path):
     history, partition = make_history(rounds, local, absent=absent)
     write_run(tmp_path, history, partition)
     loaded = load_history(tmp_path)
@@ -336,8 +336,8 @@ def test_damaged_run_directories(tmp_path):
 
 # ------------------------------------------------------------------ the objects of the group
 def hand_history():
-    """CW of two classes, two clients; client 0 holds class 0 only, client 1 holds one example of 0
-    and three of 1."""
+    """CW with two classes and two clients; client 0 has only class 0, client 1 has one example of
+    class 0 and three of class 1."""
     history = History(counts=np.array([[2, 0], [1, 3], [9, 1]]))
     locals_ = [[[0.9, 0.4], [0.5, 0.9]], [[1.0, 0.0], [0.25, 0.2]], [[0.8, 0.0], [0.4, 0.3]]]
     history.add(0, CW[0])
@@ -347,7 +347,7 @@ def hand_history():
     return history
 
 
-def test_round_drop_object():
+def test_round_drop_metric():
     history = hand_history()
     # local, round 3 against round 2 = (0.8, 0.1): client 0 loses 0 and 0.1: 0.05; client 1 loses
     # 0.4 and 0: 0.2 round 2 against (0.5, 0.2): 0 + 0.2 -> 0.1; 0.25 + 0 -> 0.125. round 1 against
@@ -370,7 +370,7 @@ def test_round_drop_object():
     assert not RoundDrop(local=False).needs_local
 
 
-def test_forgetting_degree_object():
+def test_forgetting_degree_metric():
     history = hand_history()
     metric = ForgettingDegree(xi=1e-9)
     # round 3, before (0.8, 0.1): client 0: 0 and 1 -> 0.5; client 1: 0.5 and -0.2 / 0.1 = -2,
@@ -386,7 +386,7 @@ def test_forgetting_degree_object():
         ForgettingDegree(xi=0)
 
 
-def test_in_out_local_object():
+def test_in_out_local_metric():
     history = hand_history()
     # round 3. client 0: p = (1, 0), out = (0, 1): 0.8 and 0.0. client 1: p = (1/4, 3/4): 0.1 +
     # 0.225 = 0.325; out = (3/4, 1/4): 0.3 + 0.075 = 0.375. std of (0.8, 0.325) = 0.2375, of (0,
@@ -408,7 +408,7 @@ def test_in_out_local_object():
     assert InOutLocal().summary(history) == values
 
 
-def test_consistency_object():
+def test_consistency_metric():
     # (0.9, 0.9), (0.5, 0.2), (0.8, 0.1), (0.6, 0.1): 0.63 / (0.9 sqrt(2) sqrt(0.29)), 0.42 /
     # sqrt(0.29 * 0.65) and 0.49 / sqrt(0.65 * 0.37)
     cosines = [0.7 / 0.58**0.5, 0.42 / 0.1885**0.5, 0.49 / 0.2405**0.5]
@@ -421,7 +421,7 @@ def test_consistency_object():
     assert not Consistency().needs_local
 
 
-def test_all_is_the_union_and_keys_do_not_depend_on_the_round():
+def test_all_combines_metrics_with_constant_keys():
     history, _ = make_history(4, absent=True)
     members = (
         BackwardTransfer(),
@@ -448,7 +448,7 @@ def test_all_is_the_union_and_keys_do_not_depend_on_the_round():
 
 
 def test_metrics_with_evaluation_gaps():
-    """Rounds 0, 2, 4, 5: previous means the previous evaluated round; no local values."""
+    """Rounds 0, 2, 4, 5: the previous round is the previous evaluated round."""
     history = History(counts=np.ones((2, 2), dtype=np.int64))
     for r, row in zip([0, 2, 4, 5], CW, strict=True):
         history.add(r, row)
@@ -459,14 +459,14 @@ def test_metrics_with_evaluation_gaps():
     assert not both.needs_local
 
 
-def test_local_values_belong_to_the_last_round_only():
+def test_local_values_need_local_models_of_the_last_round():
     history, _ = make_history(2)
     history.add(3, np.zeros(4))  # evaluated without local models
     assert All(xi=1e-6).client_values(history) == {}
     assert math.isnan(All(xi=1e-6).round_values(history)["local_round_forgetting"])
 
 
-def test_merging_accepts_equal_values_and_refuses_different_ones():
+def test_metrics_may_share_a_key_with_equal_values():
     history = hand_history()
     twice = Metrics(
         members=(

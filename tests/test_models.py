@@ -1,4 +1,4 @@
-"""Every model: sizes that the papers' code has, exact equivalences, and what the engines rely
+"""Built-in models: sizes as in the papers' code, exact equivalences, and what the engines rely
 on."""
 
 import importlib
@@ -25,7 +25,7 @@ CIFAR, MNIST, DIGITS, TINY = (3, 32, 32), (1, 28, 28), (1, 8, 8), (3, 64, 64)
 
 
 def load(option):
-    """The model spec of a yaml, checked against its class as the schema."""
+    """Return the model of a yaml file, checked against its class."""
     node = OmegaConf.load(CONF / f"{option}.yaml")
     module, _, name = node.pop("_target_").rpartition(".")
     cls = getattr(importlib.import_module(module), name)
@@ -75,7 +75,7 @@ def test_parameter_counts(option, shape, classes, count):
         ("resnet50", CIFAR, 2048),
     ],
 )
-def test_output_is_features_and_their_classification(option, shape, features):
+def test_logits_are_the_classifier_of_the_features(option, shape, features):
     model = load(option).build(shape, 7)
     out = model(torch.randn(3, *shape))
     assert out.features.shape == (3, features)
@@ -85,7 +85,7 @@ def test_output_is_features_and_their_classification(option, shape, features):
 
 @pytest.mark.parametrize("option", ["cnn", "cnn_3fc", "t_cnn"])
 def test_cnn_equals_relu_before_pooling(option):
-    """The textbook order (convolution, ReLU, max-pool), written out."""
+    """The textbook order: convolution, ReLU, max-pooling."""
     model = load(option).build(CIFAR, 10).double()
     x = torch.randn(4, *CIFAR, dtype=torch.float64)
     z = x
@@ -101,9 +101,9 @@ def test_cnn_equals_relu_before_pooling(option):
 
 # slow; same class as 18
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option != "resnet50"])
-def test_mixes_examples_tells_the_truth(option):
-    """In training mode, one example's output depends on the others exactly when the spec says
-    so."""
+def test_mixes_examples_matches_the_network(option):
+    """In training mode, an example's output depends on the other examples exactly if
+    `mixes_examples` is true."""
     spec = load(option)
     model = spec.build(CIFAR, 3).double().train()
     x = torch.randn(3, *CIFAR, dtype=torch.float64)
@@ -113,8 +113,8 @@ def test_mixes_examples_tells_the_truth(option):
 
 
 def test_cnn_with_batch_norm():
-    """Between each convolution, which has no bias, and its pooling; its statistics are those of the
-    batch, then running ones."""
+    """Batch norm is between each convolution, which has no bias, and its pooling. It uses batch
+    statistics in training and running statistics in evaluation."""
     spec = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(5,), batch_norm=True)
     assert spec.mixes_examples
     model = spec.build((1, 8, 8), 3).double().train()
@@ -161,7 +161,7 @@ def test_resnet10_block_against_the_residual_equation():
     torch.testing.assert_close(block(x), F.relu(z + convolve(block.shortcut, x, stride=2)))
 
 
-def test_torchvision_resnet_computes_what_torchvision_computes():
+def test_resnet18_equals_torchvision():
     from torchvision.models import resnet18
 
     torch.manual_seed(3)
@@ -175,9 +175,9 @@ def test_torchvision_resnet_computes_what_torchvision_computes():
 
 
 @pytest.mark.slow
-def test_weights_from_a_file_but_for_the_last_layer(tmp_path):
-    """torchvision's state dict for 1000 classes in a model of 10; the last layer and a wrong file
-    are what they are."""
+def test_weights_file_sets_all_but_the_last_layer(tmp_path):
+    """torchvision's state dict for 1000 classes in a model for 10; files of other networks are
+    refused."""
     from torchvision.models import resnet18, resnet34
 
     pretrained = resnet18(weights=None)
@@ -220,9 +220,9 @@ def test_pytorch_default_initialisation():
             assert 0.9 * bound < values.abs().max() <= bound
 
 
-def test_resnet56_begins_as_in_fedalign_s_code():
-    """models/resnet.py there: kaiming_normal_, fan-out, ReLU for every convolution; the classifier
-    as torch has it."""
+def test_resnet56_initialisation_matches_fedalign():
+    """FedAlign's models/resnet.py: kaiming_normal_, fan-out, ReLU for every convolution; PyTorch's
+    default for the classifier."""
     torch.manual_seed(0)
     model = load("resnet56_bottleneck").build(CIFAR, 10)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
@@ -268,15 +268,15 @@ VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
         ),
     ],
 )
-def test_bad_values_name_their_key(cls, values, key):
+def test_invalid_options_are_refused(cls, values, key):
     with pytest.raises(ConfigError, match=key):
         cls(**values)
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 7)])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_pooling_without_gradient(size, layout):
-    """Bit for bit what torch's two operations give with one, NaN included."""
+def test_pooling_without_gradient_equals_pytorch(size, layout):
+    """Bit for bit equal to pooling with a gradient, including NaN."""
     x = random(3, 8, *size).float()
     x[0, 0, 0, 0] = torch.nan
     x = x.to(memory_format=layout)

@@ -1,4 +1,4 @@
-"""Alignment of neurons (FedNTD Table 2) against numbers worked by hand, and in a run."""
+"""Alignment of neurons (FedNTD Table 2): numbers worked by hand, and a run."""
 
 import json
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def test_preferences_by_hand():
 
 
 class Table:
-    """A network whose activations are the rows of the parameter `h`, chosen by x: one layer of four
+    """A network whose activations are the rows x of the parameter `h`: one layer of four
     neurons."""
 
     def set_buffers(self, buffers):
@@ -58,15 +58,15 @@ def model(rows):
     return {"params": {"h": torch.tensor(rows, dtype=torch.float64)}, "buffers": {}}
 
 
-def test_means_over_the_examples_of_a_class():
-    """Classes 0, 0, 2: class 0 has the mean of two rows, class 1 no example."""
+def test_class_means_by_hand():
+    """Labels 0, 0, 2: class 0 has the mean of two rows, class 1 has no example."""
     (means,) = class_means(runtime([0, 0, 2]), model([[1.0, 0.0], [3.0, 5.0], [7.0, 2.0]]))
     np.testing.assert_array_equal(means, [[2.0, 2.5], [np.nan, np.nan], [7.0, 2.0]])
 
 
-def test_a_round_by_hand():
-    """One example of each class, so that rows are class means. The local models agree in 2 and 4 of
-    4 neurons: 0.75 on average, standard deviation 0.25; the new global model in 2."""
+def test_alignment_of_a_round_by_hand():
+    """One example per class, so rows are class means. The local models agree in 2 and 4 of 4
+    neurons: 0.75 on average, standard deviation 0.25; the new global model agrees in 2."""
     (row,) = measure(runtime([0, 1, 2]), model(H), model(OTHER), [model(OTHER), model(H)])
     expected = {
         "layer": 1,
@@ -96,7 +96,7 @@ def test_local_models_come_from_the_last_exchange_that_sends_models():
 
 
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
-def test_hidden_activations_are_those_before_the_classifier(precision):
+def test_last_hidden_activations_equal_the_features(precision):
     dtype = torch.float64 if precision == "fp64" else torch.float32
     module = CNN(channels=(2,), kernel=3, padding=1, hidden=(6, 5)).build((1, 8, 8), 3).to(dtype)
     net = FunctionalNetwork(module, precision)
@@ -109,9 +109,9 @@ def test_hidden_activations_are_those_before_the_classifier(precision):
 
 
 @pytest.mark.slow
-def test_the_last_round_of_a_run_is_measured(tmp_path, monkeypatch, capsys):
-    """In summary.json, and only with the metric that asks for it; one client is the global model,
-    so both agree."""
+def test_alignment_is_written_for_the_last_round(tmp_path, monkeypatch, capsys):
+    """In summary.json, only with forgetting_metric=alignment. With one client, the local model is
+    the new global model, so both agree."""
     monkeypatch.chdir(tmp_path)
     small = [
         "rounds=2",

@@ -1,4 +1,4 @@
-"""Any nn.Module that returns logits as a model; networks of torchvision and timm by name."""
+"""Own networks that return logits; networks of torchvision and timm by name."""
 
 import urllib.error
 import warnings
@@ -55,7 +55,7 @@ FEATURES = (
 
 
 class Net(nn.Module):
-    """As one finds it: a tensor comes back, and the last layer is called fc."""
+    """An ordinary network: it returns a tensor, and its last layer is called fc."""
 
     def __init__(self, shape: Any, num_classes: int, dropout: float = 0.0):
         super().__init__()
@@ -87,7 +87,7 @@ def simulation_of(name: str, model: OwnModel, **changes: Any):
     return make_simulation(row.make(), public=row.public, model=model, **changes)
 
 
-def test_the_head_is_taken_out_and_nothing_else_changes():
+def test_splitting_off_the_head_keeps_the_outputs():
     with seeded_torch(0):
         whole = Net((1, 6, 6), 4)
     with seeded_torch(0):
@@ -109,7 +109,7 @@ def test_the_head_is_taken_out_and_nothing_else_changes():
 @one_of_each_kind(
     "name", ROWS, *MODEL, "client_setup", "local_step", "refine", "roles", "exchanges"
 )
-def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(name):
+def test_algorithms_run_on_own_networks_or_refuse_them(name):
     lacking = {"FedAlign": "no last stage", "FedBN": "no batch normalisation"}
     if name in lacking:
         with pytest.raises(ConfigError, match=lacking[name]):
@@ -128,7 +128,7 @@ def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(
 
 @engines_compared
 @pytest.mark.parametrize("head", ["fc", None])
-def test_engines_agree_on_an_own_network(head, engines):
+def test_engines_agree_on_own_networks(head, engines):
     simulation = simulation_of("FedNTD", Fast(head=head))
     states = [play(replace(simulation, engine=ENGINES[engine]), 2) for engine in engines]
     for other in states[1:]:
@@ -145,8 +145,8 @@ class Idle(Net):
 
 @engines_compared
 @pytest.mark.parametrize(("optimizer", "decay"), [("sgd", 0.0), ("sgd", 0.1), ("adam", 0.1)])
-def test_what_the_forward_pass_does_not_use_has_the_gradient_zero(optimizer, decay, engines):
-    """So it stays, or weight decay changes it as torch.optim does with this gradient."""
+def test_unused_parameters_have_a_zero_gradient(optimizer, decay, engines):
+    """They do not change, except by weight decay, as in torch.optim with a zero gradient."""
     local = replace(LOCAL, optimizer=optimizer, weight_decay=decay)
     simulation = make_simulation(model=FastOf(make=Idle), local=local)
     states = [play(replace(simulation, engine=ENGINES[engine]), 1) for engine in engines]
@@ -164,7 +164,7 @@ def test_what_the_forward_pass_does_not_use_has_the_gradient_zero(optimizer, dec
 
 
 def decayed(start: torch.Tensor, steps: int, local: LocalTraining) -> torch.Tensor:
-    """The parameter after so many steps of torch.optim with the gradient zero."""
+    """Return a parameter after this many steps of torch.optim with a zero gradient."""
     parameter = nn.Parameter(start.clone())
     parameter.grad = torch.zeros_like(parameter)
     options: dict[str, Any] = {"lr": local.lr_at(1), "weight_decay": local.weight_decay}
@@ -179,8 +179,8 @@ def decayed(start: torch.Tensor, steps: int, local: LocalTraining) -> torch.Tens
     return parameter.detach()
 
 
-def test_dropout_is_the_clients_own():
-    """The same in one process and in two, whatever has been drawn before; and another in every
+def test_dropout_depends_only_on_client_and_round():
+    """Dropout is the same in one process and in two, whatever was drawn before, and changes every
     round."""
     torch.manual_seed(1)
     model = Own(head="fc", dropout=0.5)
@@ -196,7 +196,7 @@ def test_dropout_is_the_clients_own():
 
 
 class Single(Net):
-    """A network with two tensors of one number and no dimension: a parameter and a running mean."""
+    """A network with two tensors without dimensions: a parameter and a running mean."""
 
     def __init__(self, shape: Any, num_classes: int, dropout: float = 0.0):
         super().__init__(shape, num_classes, dropout)
@@ -210,10 +210,10 @@ class Single(Net):
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedExPStep(eps=1e-3)])
-def test_tensors_without_a_dimension_are_averaged(algorithm):
+def test_scalar_tensors_are_averaged(algorithm):
     """The mean of the local scales s_k and running means m_k is sum_k p_k s_k and sum_k p_k m_k,
-    p_k the clients' shares of the examples. FedExP goes eta times as far for the parameters, with
-    one eta for all of them."""
+    where p_k are the clients' shares of the examples. FedExP multiplies the step of all parameters
+    by one eta."""
     simulation = make_simulation(
         algorithm,
         model=Of(make=Single),
@@ -240,8 +240,9 @@ def test_tensors_without_a_dimension_are_averaged(algorithm):
     assert rows["network"]["l1"] == pytest.approx(abs(float(local[scale][3] - start[scale])))
 
 
-class Asked(Rehearsal):
-    """At the start of a task the server notes what the model in training says of one grey image."""
+class Rehearsing(Rehearsal):
+    """At the start of a task, the server stores the logits of the model in training mode for one
+    grey image."""
 
     def rehearse(self, net, server, pixels, info, rng):
         net.load(server["params"], server["buffers"])
@@ -253,14 +254,13 @@ class Asked(Rehearsal):
 
 
 @pytest.mark.parametrize("name", ["FedDF", "Flashback", "rehearse"])
-def test_dropout_on_the_server_is_the_round_s_own(name):
-    """The server's training draws dropout from a seed that follows from the run's seed and the
-    round. So two runs with one seed have the same numbers, whatever torch's global generator held
-    before and between their rounds."""
+def test_server_dropout_depends_only_on_the_round(name):
+    """The server seeds dropout from the run's seed and the round. Two runs with one seed therefore
+    agree, whatever the state of torch's global generator."""
     model, states = Own(head="fc", dropout=0.5), []
     for noise in (1, 2):
         asked = name == "rehearse"
-        simulation = stream(Asked(), model=model) if asked else simulation_of(name, model)
+        simulation = stream(Rehearsing(), model=model) if asked else simulation_of(name, model)
         states.append(simulation.initial_state())
         for _ in range(3):
             torch.manual_seed(noise)
@@ -281,7 +281,7 @@ class Tuple(Net):
 
 @dataclass(frozen=True, kw_only=True)
 class Of(OwnModel):
-    """A network class, built for images of so many channels, whatever they have."""
+    """A network class, built for images with a fixed number of channels."""
 
     make: Any
     channels: int = 1
@@ -316,13 +316,13 @@ class FastOf(Of):
         (Own(freeze=("stem", "inner", "fc")), r"all its parameters are frozen"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_start(model, message):
+def test_invalid_networks_are_refused(model, message):
     with pytest.raises(ConfigError, match=message) as error:
         make_simulation(model=model)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_frozen_parts_and_the_backbone():
+def test_freeze_names_parts_or_the_backbone():
     simulation = make_simulation(model=Own(head="fc", freeze=("stem", "inner.bias")))
     assert set(simulation.initial) == {
         "backbone.inner.weight",
@@ -343,7 +343,8 @@ def torchvision(**changes: Any) -> Torchvision:
 
 @pytest.fixture
 def weights(tmp_path):
-    """A file as torchvision publishes it, of a network for 1000 classes."""
+    """Return a network for 1000 classes and a file with its weights, as published by
+    torchvision."""
     from torchvision.models import resnet18
 
     with seeded_torch(3):
@@ -356,9 +357,9 @@ def normalised(values, m, s):
     return (values - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1)
 
 
-def test_weights_of_torchvision_see_the_images_that_they_were_trained_on(weights):
-    """Pixels normalised by the data set are normalised again as for ImageNet: p = x * s + m, (p -
-    M) / S."""
+def test_torchvision_weights_get_normalised_images(weights):
+    """Images normalised for the data set are normalised for ImageNet: p = x * s + m, (p - M) /
+    S."""
     network, path = weights
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -373,9 +374,9 @@ def test_weights_of_torchvision_see_the_images_that_they_were_trained_on(weights
     assert built.classifier.out_features == 10
 
 
-def test_pixels_are_normalised_as_torchvision_has_them():
-    """Of all its networks; GoogLeNet and Inception with weights change what is normalised as for
-    ImageNet once more."""
+def test_normalisation_matches_torchvision():
+    """For all networks. GoogLeNet and Inception with weights convert images from ImageNet's
+    normalisation."""
     from torchvision import models
 
     for name in models.list_models(module=models):
@@ -420,12 +421,12 @@ def test_grey_images_are_repeated_and_resized():
         ),
     ],
 )
-def test_bad_options_of_torchvision(changes, message):
+def test_invalid_torchvision_options_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         make_simulation(model=torchvision(**changes))
 
 
-def test_a_file_of_another_network_is_refused(weights):
+def test_weights_of_another_network_are_refused(weights):
     with pytest.raises(
         ConfigError, match=r"model.weights=.* must be the state dict of torchvision's resnet34"
     ):
@@ -436,7 +437,7 @@ def test_a_file_of_another_network_is_refused(weights):
         torchvision().build((4, 32, 32), 10)
 
 
-def test_published_weights_and_no_network(weights, monkeypatch):
+def test_published_weights_are_loaded_or_reported_missing(weights, monkeypatch):
     from torchvision.models import ResNet18_Weights
 
     network, _ = weights
@@ -463,11 +464,11 @@ def test_published_weights_and_no_network(weights, monkeypatch):
 
 
 def vit(**changes: Any) -> Timm:
-    """timm's smallest vision transformer."""
+    """Return timm's smallest vision transformer."""
     return Timm(**{"name": "test_vit", "weights": None, "image_size": 32} | changes)
 
 
-def test_timm_reads_images_as_its_network_wants_them():
+def test_timm_networks_get_resized_normalised_images():
     timm = pytest.importorskip("timm")
     with seeded_torch(5):
         network = timm.create_model("test_vit", num_classes=4).eval()
@@ -482,7 +483,7 @@ def test_timm_reads_images_as_its_network_wants_them():
     torch.testing.assert_close(built((pixels - 0.5) / 0.25).logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_of_timm_from_a_file(tmp_path):
+def test_timm_weights_from_a_file(tmp_path):
     timm = pytest.importorskip("timm")
     with seeded_torch(6):
         network = timm.create_model("test_vit", num_classes=1000)

@@ -16,7 +16,7 @@ PARTS = [np.arange(0, 20), np.arange(20, 40), np.arange(40, 60)]  # two classes 
 
 @pytest.mark.parametrize("policy", ["reservoir", "class_balanced"])
 @pytest.mark.parametrize("size", [0, 1, 6, 13, 1000])
-def test_a_buffer_holds_examples_of_earlier_tasks_alone(policy, size):
+def test_buffer_contains_only_examples_of_earlier_tasks(policy, size):
     held = buffers(PARTS, LABELS, size, policy, np.random.default_rng(0))
     assert len(held[0]) == 0
     for task, numbers in enumerate(held):
@@ -27,7 +27,7 @@ def test_a_buffer_holds_examples_of_earlier_tasks_alone(policy, size):
             assert len(numbers) == min(size, len(earlier))
 
 
-def test_a_buffer_never_gets_back_what_it_gave_up():
+def test_dropped_examples_do_not_return():
     for policy in ("reservoir", "class_balanced"):
         _, second, third = buffers(PARTS, LABELS, 8, policy, np.random.default_rng(1))
         assert set(third) <= set(second) | set(PARTS[1])
@@ -40,12 +40,12 @@ def test_class_balanced_by_hand():
     assert Counter(LABELS[third].tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
-def test_class_balanced_takes_examples_of_later_tasks_of_the_same_classes():
-    """Two classes in three tasks, ten examples of each a task, and a third class in the last task;
-    size 8. After task 2 a class has 8 // 2 = 4 places and 20 examples: each is held with
-    probability 1/5. After task 3 it has 8 // 3 = 2 places: of 30 examples, each with 1/15, and of
-    class 1, which is not in task 3, of 20, each with 1/10. In 3,000 draws a count has a deviation
-    of at most sqrt(3000 * 0.16) = 22."""
+def test_class_balanced_samples_repeated_classes_uniformly():
+    """Two classes in three tasks, with ten examples each per task, and a third class in the last
+    task; size 8. After task 2, a class has 8 // 2 = 4 places and 20 examples, so each is kept with
+    probability 1/5. After task 3, it has 8 // 3 = 2 places: for 30 examples the probability is
+    1/15, and for class 1, which is not in task 3, 1/10 for 20 examples. In 3,000 draws, a count has
+    a standard deviation of at most sqrt(3000 * 0.16) = 22."""
     labels = np.concatenate([np.arange(40) % 2, np.zeros(10, int), np.full(10, 2)])
     parts, draws = [np.arange(20), np.arange(20, 40), np.arange(40, 60)], 3000
     second, third = np.zeros(60), np.zeros(60)
@@ -63,9 +63,9 @@ def test_class_balanced_takes_examples_of_later_tasks_of_the_same_classes():
     assert not second[40:].any()
 
 
-def test_class_balanced_of_tasks_without_a_common_class_is_the_first_of_a_shuffle():
-    """Of each class the first size // classes in the order in which its task was shuffled, one
-    shuffle a task."""
+def test_class_balanced_keeps_the_first_of_a_shuffle():
+    """Without a common class, the buffer contains the first size // classes examples of each class
+    in the shuffled order of its task."""
     rng = np.random.default_rng(5)
     orders = [rng.permutation(part) for part in PARTS]
     held = buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(5))
@@ -75,10 +75,10 @@ def test_class_balanced_of_tasks_without_a_common_class_is_the_first_of_a_shuffl
         assert held[tasks].tolist() == sorted(np.concatenate(first).tolist())
 
 
-def test_a_reservoir_is_uniform():
-    """One of the four examples of two tasks, 4,000 draws: each is held 1,000 times in the mean,
-    with a deviation of sqrt(4000 / 4 * 3 / 4) = 27. Were there a place more to draw from for each
-    example, an earlier one would be held 4000 * 3 / 10 times, one of the second task 800 times."""
+def test_reservoir_is_uniform():
+    """One of the four examples of two tasks, 4,000 draws: each is kept 1,000 times on average, with
+    a standard deviation of sqrt(4000 / 4 * 3 / 4) = 27. With an off-by-one error, an example of the
+    first task would be kept 4000 * 3 / 10 times and one of the second task 800 times."""
     parts, rng = [np.arange(2), np.arange(2, 4), np.arange(4, 5)], np.random.default_rng(0)
     draws = [buffers(parts, LABELS, 1, "reservoir", rng)[2] for _ in range(4000)]
     counts = np.bincount(np.concatenate(draws))
@@ -115,7 +115,7 @@ def test_clients_train_on_their_buffers():
             )
 
 
-def test_a_buffer_depends_on_the_seed_of_the_partition_alone():
+def test_buffer_depends_only_on_the_partition_seed():
     first, again = (
         federations("scenario.replay=12", "seed=3"),
         federations("scenario.replay=12", "seed=3"),
