@@ -12,7 +12,7 @@ import pytest
 from fedexp.cli import main, preview
 from fedexp.cli.preview import Planned, known_runs, planned, states
 from fedexp.core.errors import BudgetSpent
-from fedexp.rundir import elsewhere
+from fedexp.rundir import run_reuse
 from fedexp.rundir.evidence import kept_below
 from fedexp.training import job, rounds
 from fedexp.training.job import Deadline
@@ -152,7 +152,7 @@ def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
     capsys.readouterr()
     assert fedexp("rounds=1", "hydra.sweep.dir=multirun/b", "budget=60") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 done"
-    assert elsewhere.noted(jobs[1].directory.absolute()) == jobs[0].directory.absolute()
+    assert run_reuse.reused_run(jobs[1].directory.absolute()) == jobs[0].directory.absolute()
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_several_sweeps_in_one_command(here, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "3 of 3 done"
     folder = here / "multirun"
     assert sorted(path.parent.parent.name for path in folder.rglob("summary.json")) == ["x", "y"]
-    assert len(list(folder.rglob(elsewhere.NOTE))) == 1
+    assert len(list(folder.rglob(run_reuse.NOTE))) == 1
     assert pd.read_csv(folder / "y" / "table.csv")["n"].tolist() == [1, 1]
     assert pd.read_csv(folder / "x" / "table.csv")["n"].tolist() == [1]
     assert (folder / "y" / "multirun.yaml").exists()

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from fedexp.core.errors import ConfigError
 from fedexp.data import marks
 from fedexp.data.marks import SourceFile, checksums, content_mark, joined, number_changed
-from fedexp.rundir import elsewhere, origin
+from fedexp.rundir import origin, run_reuse
 from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
 from test_compare import make_run
 from test_datasets import (
@@ -305,20 +305,20 @@ def test_a_run_elsewhere_on_other_data_does_not_stand_for_a_job(key, tmp_path):
     """It is found again by what it noted; a run that noted nothing counts."""
     config = photos(tmp_path) if key.endswith("root") else {"dataset": {"name": "news"}}
     now = data_marks(config) or {key: "2 files (bytes 0123456789abcdef)"}
-    make_run(tmp_path / elsewhere.ROOT / "sweep", [], [0.5])
-    run, job = tmp_path / elsewhere.ROOT / "sweep/run0", tmp_path / elsewhere.ROOT / "other/job"
+    make_run(tmp_path / run_reuse.ROOT / "sweep", [], [0.5])
+    run, job = tmp_path / run_reuse.ROOT / "sweep/run0", tmp_path / run_reuse.ROOT / "other/job"
     config = yaml.safe_load((run / "config.yaml").read_text()) | config
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert elsewhere.complete(job, config, marks=lambda: now) == run
+    assert run_reuse.find_reusable(job, config, marks=lambda: now) == run
     note(run, config, now)
-    assert elsewhere.complete(job, config, marks=lambda: now) == run
+    assert run_reuse.find_reusable(job, config, marks=lambda: now) == run
     other = {key: now[key].replace(checksums(now[key])[0], "f" * 16)}
     if key.endswith("files"):
-        assert elsewhere.complete(job, config, marks=lambda: other) is None
-        assert elsewhere.complete(job, config, marks=dict) == run, "the data are not there"
+        assert run_reuse.find_reusable(job, config, marks=lambda: other) is None
+        assert run_reuse.find_reusable(job, config, marks=dict) == run, "the data are not there"
     (run / origin.NAME).unlink()
     note(run, config, other)
-    assert elsewhere.complete(job, config, marks=lambda: now) is None
+    assert run_reuse.find_reusable(job, config, marks=lambda: now) is None
 
 
 def test_a_data_dir_that_cannot_be_written_costs_only_time(read, tmp_path):

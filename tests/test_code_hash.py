@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedexp.data.marks import checksums, joined
-from fedexp.rundir import elsewhere, origin
+from fedexp.rundir import origin, run_reuse
 from fedexp.rundir.code_hash import marked
 from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
 from fedexp.rundir.sweeps import SweepDirectory, with_latest
@@ -150,16 +150,16 @@ def last(mark):
 
 
 def test_a_run_elsewhere_with_other_code_does_not_stand_for_a_job(plug, tmp_path):
-    root = tmp_path / elsewhere.ROOT / "sweep"
+    root = tmp_path / run_reuse.ROOT / "sweep"
     make_run(root, [], [0.5])
     run = root / "run0"
     config = yaml.safe_load((run / "config.yaml").read_text()) | CONFIG
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     note(run, config)
-    job = tmp_path / elsewhere.ROOT / "other" / "job"
-    assert elsewhere.complete(job, config) == run
+    job = tmp_path / run_reuse.ROOT / "other" / "job"
+    assert run_reuse.find_reusable(job, config) == run
     (plug / "helper.py").write_text("def help(): return 2\n")
-    assert elsewhere.complete(job, config) is None
+    assert run_reuse.find_reusable(job, config) is None
 
 
 def test_a_table_has_one_run_of_those_that_differ_in_their_code(plug, tmp_path, caplog):

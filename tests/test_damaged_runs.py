@@ -17,7 +17,7 @@ from fedexp.cli.commands import call
 from fedexp.config.values import resolve
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.papers.aggregate import write_report
-from fedexp.rundir import elsewhere
+from fedexp.rundir import run_reuse
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import begin_again_where_damaged
@@ -129,7 +129,7 @@ def test_a_damaged_job_is_none_that_is_complete(sweep, name, damage):
     assert [run.directory.name for run in jobs.damaged] == ["hurt"] * is_damaged(name, damage)
     assert [run.directory.name for run in jobs.begun] == ["hurt"] * (not is_damaged(name, damage))
     config = yaml.safe_load((sweep / "sound" / "config.yaml").read_text())
-    assert elsewhere.complete(sweep.parent / "other" / "job", config | {"seed": 1}) is None
+    assert run_reuse.find_reusable(sweep.parent / "other" / "job", config | {"seed": 1}) is None
     if is_damaged(name, damage):
         line = RunDirectory(job).describe_damage()
         assert line.startswith(f"{name}: ")

@@ -13,7 +13,7 @@ from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.papers.aggregate import write_tables
-from fedexp.rundir import elsewhere, revisions
+from fedexp.rundir import revisions, run_reuse
 from fedexp.rundir.fingerprint import data_marks, fingerprint, group_name
 from fedexp.rundir.revisions import REVISIONS, latest, outdated
 from fedexp.rundir.sweeps import SweepDirectory
@@ -197,9 +197,9 @@ def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
             yaml.safe_dump(config | {"choices": {"algorithm": "fedcurv"}})
         )
     job = tmp_path / "multirun" / "c" / "job"
-    assert elsewhere.complete(job, values) == tmp_path / "multirun" / "new" / "run"
+    assert run_reuse.find_reusable(job, values) == tmp_path / "multirun" / "new" / "run"
     shutil.rmtree(tmp_path / "multirun" / "new")
-    assert elsewhere.complete(job, values) is None
+    assert run_reuse.find_reusable(job, values) is None
     with pytest.raises(ConfigError, match=r"algorithm\.revision: \(absent\) there, 2 asked for"):
         check_resume(tmp_path / "multirun" / "old" / "run", values)
 

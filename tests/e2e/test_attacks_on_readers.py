@@ -13,8 +13,9 @@ from fedexp.cli.help import version_text
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.figures import save
-from fedexp.rundir import elsewhere, origin
+from fedexp.rundir import origin, run_reuse
 from fedexp.rundir.lock import LOCK, is_occupied
+from fedexp.rundir.reader import RunDirectory
 
 
 @pytest.fixture
@@ -72,10 +73,10 @@ def test_what_a_link_leads_to_is_not_uploaded(tmp_path, thesis, name):
 def test_a_bomb_in_the_configuration_of_a_run_elsewhere(tmp_path):
     (tmp_path / "config.yaml").write_text(BOMB)
     began = time.monotonic()
-    assert elsewhere.config_of(tmp_path) == {}
+    assert RunDirectory(tmp_path).config == {}
     assert time.monotonic() - began < 5
     (tmp_path / "config.yaml").write_text("seed: &s 3\nrounds: *s\n")
-    assert elsewhere.config_of(tmp_path) == {"seed": 3, "rounds": 3}
+    assert RunDirectory(tmp_path).config == {"seed": 3, "rounds": 3}
 
 
 @pytest.mark.parametrize(
@@ -90,8 +91,8 @@ def test_odd_notes_of_how_a_run_began(tmp_path, text):
 
 @pytest.mark.parametrize("value", [5, None, ["x"], "../../../../etc", "/etc", "\0", {"a": 1}])
 def test_a_note_of_a_run_elsewhere_that_leads_to_no_run(tmp_path, value):
-    (tmp_path / elsewhere.NOTE).write_text(yaml.safe_dump({"run": value}, default_flow_style=True))
-    assert elsewhere.noted(tmp_path) is None
+    (tmp_path / run_reuse.NOTE).write_text(yaml.safe_dump({"run": value}, default_flow_style=True))
+    assert run_reuse.reused_run(tmp_path) is None
 
 
 def test_the_versions_that_matter():

@@ -13,7 +13,7 @@ from helpers import SMALL, add_class, assert_same_run, summary_of
 from fedexp.config.settings import Stop
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.rundir.elsewhere import noted
+from fedexp.rundir.run_reuse import reused_run
 from fedexp.training import resuming, stopping
 
 RUN = ("algorithm=scaffold", *SMALL)
@@ -147,10 +147,10 @@ def test_a_job_of_a_sweep_is_given_more_rounds_where_it_is(fedexp, tmp_path):
     assert fedexp(*sweep, "rounds=1").code == fedexp(*other, "rounds=1").code == 0
     first, second = sorted(path.parent for path in (tmp_path / "multirun/a").glob("*/rounds.csv"))
     in_b = tmp_path / "multirun/b" / first.name
-    assert noted(in_b) == first
+    assert reused_run(in_b) == first
     answer = fedexp(f"resume={first}", "rounds=2")
     assert (answer.code, summary_of(first)["rounds"]) == (0, 2), answer.err
-    assert noted(in_b) is None
+    assert reused_run(in_b) is None
     same = fedexp.done(*sweep, "rounds=1")
     assert f"{first.name}: counts as it was resumed: rounds: 2 there, 1 asked for" in same.err
     assert summary_of(first)["rounds"] == 2

@@ -32,17 +32,17 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import later_partitions
 from fedexp.data.views import views_of
 from fedexp.rundir import files
-from fedexp.rundir.elsewhere import (
-    cell_key,
-    complete,
-    finished_by_training,
-    noted,
-    subjects_of,
-)
 from fedexp.rundir.evidence import kept_below
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import value_of
+from fedexp.rundir.run_reuse import (
+    cell_key,
+    find_reusable,
+    finished_by_training,
+    reused_run,
+    subjects_of,
+)
 from fedexp.rundir.schema import OVER
 from fedexp.trackers.progress import duration
 from fedexp.training.job import DEADLINE
@@ -136,7 +136,7 @@ def states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
         if state == "new" and job.config:
             multirun = job.directory.absolute().parent.parent
             tests = kept.get(setting_of(job.config), ())
-            if other := complete(job.directory, job.config, finished(multirun / "any")):
+            if other := find_reusable(job.directory, job.config, finished(multirun / "any")):
                 state, note = RunDirectory(other).status, f"in {other.parent.name}/{other.name}"
             elif any(tests_of(job.config) <= each for each in tests):
                 state = "kept"
@@ -151,7 +151,7 @@ def status(job: Planned) -> str:
     """
     if is_occupied(job.directory):
         return "running"
-    run = RunDirectory(noted(job.directory) or job.directory)
+    run = RunDirectory(reused_run(job.directory) or job.directory)
     if run.has(files.SUMMARY):
         # a job with other limits continues a run that `stop` ended
         stop = Stop(**(job.config.get("stop") or {}))

@@ -30,9 +30,9 @@ from fedexp.config.overrides import key_of
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VIEWS, named
 from fedexp.rundir import evidence, files
-from fedexp.rundir.elsewhere import ROOT
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import value_of
+from fedexp.rundir.run_reuse import ROOT
 from fedexp.rundir.schema import OVER
 from fedexp.rundir.sweeps import SweepDirectory, with_latest
 

@@ -38,8 +38,8 @@ from fedexp.data.partitioned import (
 )
 from fedexp.data.views import VIEWS, file_of
 from fedexp.rundir import files, origin
-from fedexp.rundir.elsewhere import NOTE, ROOT, config_of
-from fedexp.rundir.reader import finished_summary
+from fedexp.rundir.reader import RunDirectory, finished_summary
+from fedexp.rundir.run_reuse import NOTE, ROOT
 
 FORMAT = 1
 FOLDER, SUFFIX = "runs", ".json.xz"
@@ -108,7 +108,7 @@ def pack(directory: Path) -> bytes | None:
             key: value for key, value in origin.read(directory).items() if key != "directory"
         }
         value |= {
-            "config": portable(config_of(directory)),
+            "config": portable(RunDirectory(directory).config),
             "origin": started,
             "summary": portable(summary),
             "tables": {

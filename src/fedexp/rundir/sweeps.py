@@ -9,9 +9,9 @@ from pathlib import Path
 from fedexp.core import storage
 from fedexp.data.marks import checksums
 from fedexp.rundir import contents, files, origin
-from fedexp.rundir.elsewhere import noted
 from fedexp.rundir.fingerprint import TARGET, data_marks
 from fedexp.rundir.reader import MARKS, RunDirectory
+from fedexp.rundir.run_reuse import reused_run
 
 log = logging.getLogger("fedexp")
 MARKER = "sweep.json"  # in the directory of a named sweep
@@ -112,5 +112,5 @@ def as_now_and_time(run: RunDirectory) -> tuple[bool, float]:
 
 def standing_in(run: RunDirectory) -> RunDirectory:
     """Return the other sweep's run that a job uses, or `run` if the job has a finished run."""
-    other = None if run.finished else noted(run.directory)
+    other = None if run.finished else reused_run(run.directory)
     return run if other is None else RunDirectory(other, tuple(run.overrides))

@@ -22,7 +22,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, later_partitions
 from fedexp.figures.pictures import picture_files
-from fedexp.rundir import checkpoint, contents, csv_files, elsewhere, files, origin
+from fedexp.rundir import checkpoint, contents, csv_files, files, origin, run_reuse
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import begin_again_where_damaged
 from fedexp.trackers.progress import result_table
@@ -97,12 +97,12 @@ def find_elsewhere(job: Job, built: Built, config: Mapping[str, Any]) -> dict[st
 
     The other run's directory is recorded in this job's directory.
     """
-    other = elsewhere.complete(
+    other = run_reuse.find_reusable(
         job.directory, config, marks=lambda: origin.marks_of(config, built.sources)
     )
     if other is None:
         return None
-    elsewhere.note(job.directory, other, job.overrides)
+    run_reuse.record_reuse(job.directory, other, job.overrides)
     log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
     return finished_summary(other) or {}
 

@@ -15,7 +15,7 @@ from fedexp.config.build import Built, build
 from fedexp.config.overrides import typed_now
 from fedexp.config.trust import require_named
 from fedexp.core import storage
-from fedexp.rundir import checkpoint, elsewhere, files, origin
+from fedexp.rundir import checkpoint, files, origin, run_reuse
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.lock import occupied
 from fedexp.rundir.repair import remove_attempt
@@ -77,7 +77,7 @@ def train_run(job: Job) -> dict[str, Any]:
         built = held.enter_context(on_a_gpu(built, job.place))
         job.deadline.check()  # the job may have waited for a GPU
         if job.sweep is not None:
-            (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
+            (job.directory / run_reuse.NOTE).unlink(missing_ok=True)
             log.info("job %s", job.directory.name)
         before = precision_before(job.directory) if continues else None
         prepared = prepare(built, job.place.cores, before)

@@ -10,8 +10,9 @@ from fedexp.cli import main
 from fedexp.cli.preview import planned, status
 from fedexp.config.values import resolve
 from fedexp.papers.aggregate import write_tables
-from fedexp.rundir import elsewhere
-from fedexp.rundir.elsewhere import cell_key, complete, finished_runs, run_key
+from fedexp.rundir import run_reuse
+from fedexp.rundir.fingerprint import fingerprint
+from fedexp.rundir.run_reuse import cell_key, find_reusable, finished_runs
 from fedexp.rundir.sweeps import SweepDirectory, with_latest
 from test_compare import make_run, one
 from toy_federation import composed
@@ -87,7 +88,7 @@ def test_only_below_a_multirun_directory(tmp_path):
 def test_what_makes_two_runs_the_same():
     def keys(*overrides):
         config = resolve(composed(*CIFAR, *overrides))
-        return run_key(config), cell_key(config)
+        return fingerprint(config), cell_key(config)
 
     base = keys()
     assert keys("tracker=none", "data_dir=/elsewhere") == base
@@ -101,24 +102,24 @@ def test_a_failed_or_unfinished_run_stands_for_nothing(tmp_path):
     folder = tmp_path / "multirun" / "a"
     directory, config = make(folder, CIFAR, 0.4, CHOICES), resolve(composed(*CIFAR))
     job = tmp_path / "multirun" / "b" / "job"
-    assert complete(job, config) == directory
+    assert find_reusable(job, config) == directory
     (directory / "summary.json").write_text(json.dumps({"status": "failed"}))
-    assert complete(job, config) is None
+    assert find_reusable(job, config) is None
     (directory / "summary.json").unlink()
-    assert complete(job, config) is None
+    assert find_reusable(job, config) is None
 
 
 def test_a_run_with_more_views_stands_for_one_with_fewer(tmp_path):
     """Its plain numbers are equal; the reverse would leave the second view out."""
     folder = tmp_path / "multirun" / "a"
     directory, job = make(folder, CIFAR, 0.4, CHOICES), tmp_path / "multirun" / "b" / "job"
-    assert complete(job, resolve(composed(*CIFAR))) == directory
-    assert complete(job, resolve(composed(*CIFAR, BOTH))) == directory
-    assert complete(job, resolve(composed(*CIFAR, "seed=1"))) is None
+    assert find_reusable(job, resolve(composed(*CIFAR))) == directory
+    assert find_reusable(job, resolve(composed(*CIFAR, BOTH))) == directory
+    assert find_reusable(job, resolve(composed(*CIFAR, "seed=1"))) is None
     other = tmp_path / "other" / "multirun"
     plain = make(other / "a", [*CIFAR, PLAIN], 0.4, CHOICES)
-    assert complete(other / "b" / "job", resolve(composed(*CIFAR, BOTH))) is None
-    assert complete(other / "b" / "job", resolve(composed(*CIFAR))) == plain
+    assert find_reusable(other / "b" / "job", resolve(composed(*CIFAR, BOTH))) is None
+    assert find_reusable(other / "b" / "job", resolve(composed(*CIFAR))) == plain
 
 
 @pytest.mark.slow
@@ -184,7 +185,7 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     job = tmp_path / "multirun" / "b" / first.name
     assert sorted(
         path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name
-    ) == [elsewhere.NOTE]
+    ) == [run_reuse.NOTE]
     assert "counted, not run again" in capsys.readouterr().err
     runs = with_latest(SweepDirectory(tmp_path / "multirun" / "b").jobs)
     assert [run.finished for run in runs] == [True, True]
@@ -201,4 +202,4 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     assert status(jobs[0]) == "new"
     assert main.main(again) == 0
     assert (job / "summary.json").exists()
-    assert not (job / elsewhere.NOTE).exists()
+    assert not (job / run_reuse.NOTE).exists()

@@ -32,14 +32,6 @@ OPEN = (
 )
 
 
-def run_key(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for configurations with the same result.
-
-    No other function decides whether two runs are the same.
-    """
-    return fingerprint(config)
-
-
 def subjects_of(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the kinds of models that a configuration tests.
 
@@ -57,11 +49,19 @@ def cell_key(config: Mapping[str, Any]) -> str:
     dataset = kept.get("dataset")
     if isinstance(dataset, Mapping) and isinstance(dataset.get("root"), str):
         kept["dataset"] = {**dataset, "root": Path(dataset["root"]).name}  # wherever data_dir is
-    return run_key(kept)
+    return fingerprint(kept)
 
 
-def finished_runs(directory: Path) -> Iterator[Path]:
-    """Yield the directories of all ended runs below the `multirun` directory, sorted by name.
+def training_key(config: Mapping[str, Any]) -> str:
+    """Return a key that is equal for configurations that train the same models.
+
+    The tests of the models may differ.
+    """
+    return fingerprint({**config, "test_views": [PLAIN], "evaluate": ["global"]})
+
+
+def finished_runs(directory: Path) -> Iterator[RunDirectory]:
+    """Yield all ended runs below the `multirun` directory, sorted by name.
 
     directory: a sweep's directory or a directory within it. If no parent is named `multirun`,
     nothing is yielded.
@@ -69,49 +69,34 @@ def finished_runs(directory: Path) -> Iterator[Path]:
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
     for folder, names, found in os.walk(root) if root is not None else ():
         names.sort()
-        if files.CONFIG in found:
-            names.clear()
-            run = RunDirectory(Path(folder))
-            if run.over and (run.summary.get("stopped") or {}).get("by", "patience") == "patience":
-                # other stopped runs are left out: their configuration does not show why they ended
-                yield Path(folder)
+        if files.CONFIG not in found:
+            continue
+        names.clear()
+        run = RunDirectory(Path(folder))
+        # other stopped runs are left out: their configuration does not show why they ended
+        if run.over and (run.summary.get("stopped") or {}).get("by", "patience") == "patience":
+            yield run
 
 
-def config_of(directory: Path) -> dict[str, Any]:
-    """Return the configuration of a run, or an empty dict if it cannot be read."""
-    return RunDirectory(directory).config
-
-
-def made_with(directory: Path) -> dict[str, Any]:
-    """Return `config_of` with the marks of the code and data that the run was made with."""
-    return as_made(config_of(directory), origin.noted_marks(directory))
-
-
-def training(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for configurations that train the same models.
-
-    The tests of the models may differ.
-    """
-    return run_key({**config, "test_views": [PLAIN], "evaluate": ["global"]})
-
-
-# `training` -> directories and configurations
+# `training_key` -> directories and configurations
 Finished = Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]
 
 
 def finished_by_training(directory: Path) -> Finished:
-    """Return the runs of `finished_runs`, grouped by `training`, for repeated calls of `complete`.
+    """Return the runs of `finished_runs`, grouped by `training_key`.
 
-    Runs without a readable configuration are left out.
+    Each configuration has the marks of the code and data that its run was made with. Runs without a
+    readable configuration are left out.
     """
     found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     for run in finished_runs(directory):
-        if config := made_with(run):
-            found.setdefault(training(config), []).append((run, config))
+        if run.config:
+            config = as_made(run.config, origin.noted_marks(run.directory))
+            found.setdefault(training_key(config), []).append((run.directory, config))
     return found
 
 
-def complete(
+def find_reusable(
     directory: Path,
     config: Mapping[str, Any],
     finished: Finished | None = None,
@@ -127,24 +112,24 @@ def complete(
     """
     views, subjects = {*views_of(config)}, subjects_of(config)
     known = finished_by_training(directory) if finished is None else finished
-    for other, found in known.get(training(config), ()):
-        enough = {*views_of(found)} >= views and subjects_of(found) >= subjects
-        if not enough or other == directory.absolute() or finished_summary(other) is None:
+    for other, found in known.get(training_key(config), ()):
+        is_enough = {*views_of(found)} >= views and subjects_of(found) >= subjects
+        if not is_enough or other == directory.absolute() or finished_summary(other) is None:
             continue
         if not origin.changes(origin.noted_marks(other), marks()):
             return other
     return None
 
 
-def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:
+def record_reuse(directory: Path, other: Path, overrides: Sequence[str]) -> None:
     """Write the path of the run that a job uses, and its overrides, to the job's directory."""
     text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
-    storage.write_atomically(directory / ".hydra" / "overrides.yaml", text)
+    storage.write_atomically(directory / files.OVERRIDES, text)
     run = {"run": os.path.relpath(other, directory)} | origin.fingerprint_of(other)
     storage.write_json(directory / NOTE, run)
 
 
-def noted(directory: Path) -> Path | None:
+def reused_run(directory: Path) -> Path | None:
     """Return the finished run that elsewhere.json names for a job, or None.
 
     The run is not returned if it has changed since, for example after it was given more rounds.
@@ -157,6 +142,6 @@ def noted(directory: Path) -> Path | None:
     if not isinstance(other, str) or finished_summary(directory / other) is None:
         return None
     now = origin.fingerprint_of(directory / other)["fingerprint"]
-    if found.get("fingerprint", now) != now:
-        return None
-    return Path(os.path.normpath(directory / other))
+    return (
+        Path(os.path.normpath(directory / other)) if found.get("fingerprint", now) == now else None
+    )
