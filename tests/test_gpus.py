@@ -27,11 +27,11 @@ SOURCE = Path(__file__).parents[1] / "src"
 JOB = """
 import sys, time
 from pathlib import Path
-from fedexp.training.gpus import one_gpu
+from fedexp.training.gpus import reserve_gpu
 
 names, most, folder, hold = sys.argv[1].split(","), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 print("ready", flush=True)
-with one_gpu(names, most, folder, interval=0.01) as position, (folder / "notes").open("a", buffering=1) as notes:
+with reserve_gpu(names, most, folder, interval=0.01) as position, (folder / "notes").open("a", buffering=1) as notes:
     notes.write(f"+{position}\\n")
     print(position, flush=True)
     time.sleep(float(hold)) if hold != "told" else sys.stdin.readline()
@@ -109,16 +109,16 @@ def test_a_waiting_job_says_so(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(gpus.time, "sleep", interrupt)
     caplog.set_level("INFO", "fedexp")
     with (
-        gpus.one_gpu(["0"], 2, tmp_path),
-        gpus.one_gpu(["0"], 2, tmp_path),
+        gpus.reserve_gpu(["0"], 2, tmp_path),
+        gpus.reserve_gpu(["0"], 2, tmp_path),
         pytest.raises(TimeoutError, match="waits 7 s"),
-        gpus.one_gpu(["0"], 2, tmp_path, interval=7),
+        gpus.reserve_gpu(["0"], 2, tmp_path, interval=7),
     ):
         raise AssertionError("it must wait")
     assert [record.message for record in caplog.records] == [
         "waiting for a GPU: each has hardware.jobs_per_gpu=2 jobs"
     ]
-    with gpus.one_gpu(["0"], 1, tmp_path) as position:  # they were given back
+    with gpus.reserve_gpu(["0"], 1, tmp_path) as position:  # they were given back
         assert position == 0
 
 

@@ -15,7 +15,7 @@ from fedexp.figures.draw import round_picture
 from fedexp.metrics.forgetting_metric import All, RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.testing import record
-from fedexp.training.checkpoint_fit import Unfit, check_history
+from fedexp.training.checkpoint_fit import Mismatch, check_history
 from fedexp.training.local_evaluation import standard_error
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
@@ -175,7 +175,7 @@ def test_it_is_kept_in_checkpoints_and_files(tmp_path):
     simulation = make(**options)
     check_history(saved, simulation.new_history(), simulation)
     saved["distributed_accuracy"] = saved["distributed_accuracy"][:1]
-    with pytest.raises(Unfit, match=r"shape of history\.distributed_accuracy"):
+    with pytest.raises(Mismatch, match=r"shape of history\.distributed_accuracy"):
         check_history(saved, simulation.new_history(), simulation)
 
 

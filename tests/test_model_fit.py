@@ -11,7 +11,7 @@ from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.core.errors import ConfigError
 from fedexp.data.tasks import ClassIncremental
 from fedexp.models import Model, Output
-from fedexp.training.model_fit import making
+from fedexp.training.model_fit import model_file_errors
 from toy_federation import make_simulation
 
 
@@ -70,7 +70,7 @@ def test_a_file_of_weights_that_is_not_there_is_bad_input(tmp_path, monkeypatch)
 
 
 def test_other_errors_of_a_model_are_not_hidden():
-    with pytest.raises(OSError, match="no file name"), making(Fixed(channels=1)):
+    with pytest.raises(OSError, match="no file name"), model_file_errors(Fixed(channels=1)):
         raise OSError("no file name")
 
 

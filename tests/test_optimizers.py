@@ -19,7 +19,7 @@ from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
-from fedexp.training.checks import of_server
+from fedexp.training.checks import server_problems
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, Stopping, assert_equal, record
 from test_continual import ROWS as CONTINUAL
@@ -252,7 +252,7 @@ ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
     row = ROWS[name]
     algorithm, server = row.make(), ServerOptimizer(optimizer="adam", lr=0.01)
-    problems = list(of_server(algorithm, server))
+    problems = list(server_problems(algorithm, server))
     if algorithm.own_step:
         assert problems[0].startswith(f"server.optimizer=adam: not with {name}: it")
         return

@@ -21,7 +21,7 @@ from fedexp.data.marks import joined
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
 from fedexp.rundir import origin
-from fedexp.training.checks import of_tasks
+from fedexp.training.checks import task_problems
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from fedexp.training.summary import check_names
@@ -144,7 +144,7 @@ def test_what_a_run_writes_itself_is_not_replaced(given, file, lines, tmp_path):
     name = next(reversed(given.values()))[-1]
     with pytest.raises(
         ConfigError,
-        match=rf"forgetting_metric: a value is called {name}, .* {file}\..*; rename it",
+        match=rf"forgetting_metric: {file}\..* already has a value {name}; rename",
     ):
         run(tmp_path / "run", Own(**given))
     table = tmp_path / "run" / "rounds.csv"
@@ -153,12 +153,12 @@ def test_what_a_run_writes_itself_is_not_replaced(given, file, lines, tmp_path):
 
 def test_a_column_is_not_replaced_where_clients_own_models_are_tested():
     own, evaluate = FedRep(head_epochs=1), ["global", "personal"]
-    with pytest.raises(ConfigError, match=r"a value is called lr, .* rounds\.csv"):
+    with pytest.raises(ConfigError, match=r"rounds\.csv already has a value lr"):
         check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
 
 
 def test_a_column_of_another_view_is_not_replaced(tmp_path):
-    with pytest.raises(ConfigError, match="a value is called test_accuracy_augmented"):
+    with pytest.raises(ConfigError, match="already has a value test_accuracy_augmented"):
         run(
             tmp_path / "run",
             Own(columns=("test_accuracy_augmented",)),
@@ -358,7 +358,9 @@ class Shadowing(Given):
 
 def test_a_field_that_hides_what_a_data_set_has_is_named():
     built = replace(build(composed()), dataset=Shadowing(**GIVEN, changed={}))
-    assert any("dataset.kind: Shadowing has a field `kind`" in said for said in of_tasks(built))
+    assert any(
+        "dataset.kind: Shadowing has a field `kind`" in said for said in task_problems(built)
+    )
 
 
 # --- a partition

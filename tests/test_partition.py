@@ -30,7 +30,7 @@ from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.data.surrogate import Surrogate
-from fedexp.training.division import divide, partition_of
+from fedexp.training.division import divide, make_task_partition
 
 CONF = Path(__file__).parents[1] / "conf"
 SEEDS = st.integers(0, 2**32)
@@ -772,14 +772,14 @@ def test_a_public_set_comes_from_the_writers_that_take_part(choice):
         public=Public(fraction=0.1, balanced=False),
         validation=NONE_HELD_OUT,
     )
-    partition = partition_of(built, data, task, ())
+    partition = make_task_partition(built, data, task, ())
     writers = {int(owners[part[0]]) for part in partition.parts}
     assert len(writers) == 3
     assert set(owners[partition.public].tolist()) <= writers
     assert len(partition.public) == int(0.1 * np.isin(owners, list(writers)).sum())
     for part in partition.parts:
         assert len(set(owners[part].tolist())) == 1
-    without = partition_of(
+    without = make_task_partition(
         SimpleNamespace(**vars(built) | {"public": Public(fraction=0, balanced=False)}),
         data,
         task,

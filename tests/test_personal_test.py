@@ -28,7 +28,7 @@ from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
 from fedexp.trackers.names import metric_name
 from fedexp.training.checkpoint_fit import fits_run
-from fedexp.training.personal import ModelTest, evaluate_personal, shares_body
+from fedexp.training.personal import ModelTest, evaluate_personal, has_shared_body
 from test_views import full_run, measured
 from toy_federation import TWO_TASKS, Normed, assert_close, composed, make_simulation, play
 
@@ -280,8 +280,8 @@ def test_features_that_are_shared_give_the_same_answers():
     test = ModelTest(simulation.runtime, state.server, None)
     model = own_model("fedrod", simulation, state, 3)
     apart = {name: value.clone() for name, value in model.items()}
-    assert shares_body(model, state.server["params"])
-    assert not shares_body(apart, state.server["params"])
+    assert has_shared_body(model, state.server["params"])
+    assert not has_shared_body(apart, state.server["params"])
     everything = np.ones(4, dtype=bool)
     assert torch.equal(test.right(model, everything), test.right(apart, everything))
 

@@ -10,7 +10,7 @@ from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.rundir import origin
 from fedexp.training import precision, resuming
-from fedexp.training.precision import seconds_of_a_step, with_precision
+from fedexp.training.precision import choose_precision, time_steps
 from toy_federation import HARDWARE, LOCAL, make_simulation
 
 
@@ -35,8 +35,8 @@ def single():
 
 
 def choose(monkeypatch, seconds, before=None, **changes):
-    monkeypatch.setattr(precision, "seconds_of_a_step", lambda *_: seconds)
-    return with_precision(resolved(**changes), make_simulation().runtime, 4, before)
+    monkeypatch.setattr(precision, "time_steps", lambda *_: seconds)
+    return choose_precision(resolved(**changes), make_simulation().runtime, 4, before)
 
 
 def test_the_fastest_is_taken_and_the_summary_says_so(monkeypatch, caplog):
@@ -44,7 +44,9 @@ def test_the_fastest_is_taken_and_the_summary_says_so(monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "fedexp"):
         chosen = choose(monkeypatch, seconds)
     assert chosen.precision == "bf16"
-    assert caplog.messages == ["timed, a step: fp32 3000.0 ms, bf16 2000.0 ms; taking bf16"]
+    assert caplog.messages == [
+        "hardware.precision=auto: fp32 3000.0 ms, bf16 2000.0 ms per step; using bf16"
+    ]
     assert chosen.as_dict()["seconds_of_a_step"] == seconds
     decisive = chosen.arithmetic()
     assert (decisive["precision"], decisive["by_timing"]) == ("bf16", ["precision"])
@@ -82,11 +84,11 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
     assert kept.arithmetic()["by_timing"] == new.arithmetic()["by_timing"]
     # begun on a GPU, in a precision that a CPU does not have
     assert choose(monkeypatch, {"fp32": 1.0, "bf16": 2.0}, before="tf32").precision == "fp32"
-    assert resuming.precision_before(tmp_path) is None
+    assert resuming.recorded_precision(tmp_path) is None
     # as noted by a version that timed convolutions too
     way = {"precision": "bf16", "convolution": "winograd"}
     origin.note(tmp_path, {}, make_simulation().runtime.data, {}, way)
-    assert resuming.precision_before(tmp_path) == "bf16"
+    assert resuming.recorded_precision(tmp_path) == "bf16"
 
 
 @pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
@@ -94,7 +96,7 @@ def test_the_engine_that_trains_is_timed(engine):
     """With the real clock: each precision takes some time, and the model stays as it was."""
     runtime = single()
     before = {name: value.clone() for name, value in runtime.net.parameters().items()}
-    found = seconds_of_a_step(resolved(engine=engine), runtime, 4, ["fp32", "bf16"])
+    found = time_steps(resolved(engine=engine), runtime, 4, ["fp32", "bf16"])
     assert found.keys() == {"fp32", "bf16"}
     assert all(0 < seconds < 10 for seconds in found.values())
     torch.testing.assert_close(runtime.net.parameters(), before, rtol=0, atol=0)
@@ -114,7 +116,7 @@ def test_what_is_timed(engine, monkeypatch):
         return train(self, shared, cohort, *rest)
 
     monkeypatch.setattr(cls, "train", counted)
-    seconds_of_a_step(hardware, single(), 4, ["fp32", "bf16"])
+    time_steps(hardware, single(), 4, ["fp32", "bf16"])
     steps = [precision.STEPS] * (4 if engine == "vectorised" else 1)
     assert calls == [("fp32", steps), ("bf16", steps)] * (1 + precision.CALLS)
     assert LOCAL.batch_size == 4

@@ -17,7 +17,7 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.trackers.base import Tracker
 from fedexp.training.exchange import Clock, Exchange, aggregate, not_finite
-from fedexp.training.recorder import Recorder, uninterrupted
+from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.rounds import local_accuracy, play_round, record_initial, run_rounds
 from fedexp.training.rows import client_rows, plain, training_values
 from fedexp.training.state import Scores
@@ -216,7 +216,7 @@ def test_an_interrupt_waits_until_a_round_is_written():
     # a process that a shell has put into the background ignores it
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    @uninterrupted()
+    @defer_signals()
     def write():
         signal.raise_signal(signal.SIGINT)
         written.append(1)

@@ -186,7 +186,7 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     assert sorted(
         path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name
     ) == [run_reuse.NOTE]
-    assert "counted, not run again" in capsys.readouterr().err
+    assert "and is reused" in capsys.readouterr().err
     runs = with_latest(SweepDirectory(tmp_path / "multirun" / "b").jobs)
     assert [run.finished for run in runs] == [True, True]
     assert {run.directory for run in runs} == {

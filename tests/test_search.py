@@ -12,7 +12,7 @@ from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
 from fedexp.rundir.objective import check_objective, direction_of, objective_name, value_of
-from fedexp.training.stopping import TRIAL, Stopping, is_over, waited
+from fedexp.training.stopping import TRIAL, Stopping, is_finished, rounds_without_improvement
 from toy_federation import composed
 
 OPTIONS = {
@@ -159,9 +159,9 @@ def test_optuna_is_imported_by_a_search_alone():
 
 
 def test_patience_counts_evaluated_rounds_since_the_first_best():
-    assert waited([(0, 0.9)]) == 0
-    assert waited([(0, 0.9), (1, 0.1)]) == 0
-    assert waited([(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2)]) == 2
+    assert rounds_without_improvement([(0, 0.9)]) == 0
+    assert rounds_without_improvement([(0, 0.9), (1, 0.1)]) == 0
+    assert rounds_without_improvement([(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2)]) == 2
 
 
 def seen(*accuracy):
@@ -214,14 +214,14 @@ def test_what_a_stopped_run_has_left_to_do():
         Stop(patience=3, metric=None, minutes=None),
         Stop(patience=None, metric=None, minutes=5.0),
     )
-    assert is_over({"status": "completed"}, NO_STOP, True)
-    assert is_over(patient, three, True)
-    assert not is_over(patient, NO_STOP, False)
-    assert not is_over(timed, five, True)  # by its name: as many minutes again
-    assert is_over(timed, five, False)
-    assert not is_over(timed, NO_STOP, False)
-    assert is_over(pruned, NO_STOP, False)
-    assert not is_over(pruned, NO_STOP, True)
+    assert is_finished({"status": "completed"}, NO_STOP, True)
+    assert is_finished(patient, three, True)
+    assert not is_finished(patient, NO_STOP, False)
+    assert not is_finished(timed, five, True)  # by its name: as many minutes again
+    assert is_finished(timed, five, False)
+    assert not is_finished(timed, NO_STOP, False)
+    assert is_finished(pruned, NO_STOP, False)
+    assert not is_finished(pruned, NO_STOP, True)
 
 
 def test_a_study_is_about_one_experiment(tmp_path):

@@ -18,7 +18,7 @@ from fedexp.data.surrogate import Surrogate, inputs_like, resized
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
-from fedexp.training.checks import of_domains, of_surrogate
+from fedexp.training.checks import domain_problems, surrogate_problems
 from fedexp.training.division import divide
 from fedexp.training.job import Job
 from fedexp.training.prepare import prepare
@@ -167,11 +167,11 @@ def test_domain_incremental_tasks():
 def test_test_examples_are_no_surrogate_examples():
     """Of 359 test images of digits divided anew, 286 are among its own training images."""
     lines = "scenario=class_incremental", "surrogate.dataset=digits"
-    (problem,) = of_surrogate(build(composed(*lines)))
+    (problem,) = surrogate_problems(build(composed(*lines)))
     assert problem.startswith("surrogate.dataset=digits: scenario=class_incremental splits")
     for others in (("scenario.split=null",), ("dataset=mnist",)):
-        assert not list(of_surrogate(build(composed(*lines, *others))))
-    assert not list(of_surrogate(build(composed("surrogate.dataset=digits"))))
+        assert not list(surrogate_problems(build(composed(*lines, *others))))
+    assert not list(surrogate_problems(build(composed("surrogate.dataset=digits"))))
 
 
 def test_a_class_has_one_label_in_all_domains():
@@ -453,10 +453,10 @@ def test_images_of_another_form():
 def test_domains_of_texts_after_images_name_the_option():
     """sina2019 and sogoucs are the default, which nobody has typed."""
     built = build(composed("scenario=domain_incremental"))
-    (problem,) = of_domains(built.dataset, built.scenario)
+    (problem,) = domain_problems(built.dataset, built.scenario)
     assert problem.startswith("scenario.domains=[sina2019,sogoucs]: must be data sets with images")
     built = build(composed("scenario=domain_incremental", "scenario.domains=[mnist]"))
-    assert not list(of_domains(built.dataset, built.scenario))
+    assert not list(domain_problems(built.dataset, built.scenario))
 
 
 def test_texts_and_images_do_not_mix():

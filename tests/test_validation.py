@@ -287,7 +287,7 @@ def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
     [
         (
             {"validation": replace(CENTRAL, fraction=0.0), "evaluate_on": "both"},
-            "there is no validation set",
+            "evaluate_on=both: needs a validation set",
         ),
         ({"validation": replace(CENTRAL, fraction=0.01)}, "less than one of 40 training examples"),
         ({"validation": replace(OWN, fraction=0.05)}, "less than one of each client's examples"),

@@ -126,9 +126,9 @@ def test_a_directory_without_a_run_is_refused_before_anything_is_composed(
     folder = tmp_path / "theirs"
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra/overrides.yaml").write_text("[rounds=1]")
-    refused(fedexp("resume=theirs"), "not a run directory (no config.yaml there)")
+    refused(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
     os.mkfifo(folder / "config.yaml")
-    refused(fedexp("resume=theirs"), "not a run directory (no config.yaml there)")
+    refused(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
     (tmp_path / "circle").symlink_to("circle")
     refused(fedexp("resume=circle"), "resume=circle: not a run directory")
 

@@ -152,7 +152,7 @@ def test_a_job_of_a_sweep_is_given_more_rounds_where_it_is(fedexp, tmp_path):
     assert (answer.code, summary_of(first)["rounds"]) == (0, 2), answer.err
     assert reused_run(in_b) is None
     same = fedexp.done(*sweep, "rounds=1")
-    assert f"{first.name}: counts as it was resumed: rounds: 2 there, 1 asked for" in same.err
+    assert f"{first.name}: the run was extended; it counts here too: rounds: 2" in same.err
     assert summary_of(first)["rounds"] == 2
     table = pd.read_csv(tmp_path / "multirun/a/table.csv")
     assert table["n"].tolist() == [1, 1]

@@ -147,7 +147,7 @@ def test_changed_texts_are_refused_on_resume_and_run_again_by_another_sweep(fede
     )
     assert "nothing to do" in answer.err
     answer = fedexp.done("--multirun", "hydra.sweep.dir=multirun/b", *TEXTS)
-    assert "counted, not run again" not in answer.err
+    assert "and is reused" not in answer.err
     (other,) = (tmp_path / "multirun/b").glob("*/summary.json")
     assert (
         json.loads(other.read_text())["fingerprint"] != json.loads(job.read_text())["fingerprint"]
@@ -182,4 +182,4 @@ def test_a_sweep_runs_jobs_on_changed_images_anew_and_shows_these(fedexp, tmp_pa
 def test_changing_nothing_needs_no_acceptance(fedexp):
     answer = fedexp("accept_changed_data=true")
     assert answer.code == 2
-    assert "accept_changed_data=true: goes with resume=<run directory>" in answer.err
+    assert "accept_changed_data=true: needs resume=<run directory>" in answer.err

@@ -58,10 +58,10 @@ def run_job(config: Any) -> int:
     except Exception as error:
         return report_failure(error, job, hydra_config, is_new)
     if summary.get("status") == "stopped" and job.sweep is None:
-        from fedexp.training.stopping import why_stopped
+        from fedexp.training.stopping import stop_reason
 
         command = resume_command(job)
-        print(f"\nThe run {why_stopped(summary)}. Continue with:  {command}", file=sys.stderr)
+        print(f"\nThe run {stop_reason(summary)}. Continue with:  {command}", file=sys.stderr)
     return 0
 
 

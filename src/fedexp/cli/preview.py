@@ -46,7 +46,7 @@ from fedexp.rundir.run_reuse import (
 from fedexp.rundir.schema import OVER
 from fedexp.trackers.progress import duration
 from fedexp.training.job import DEADLINE
-from fedexp.training.stopping import is_over
+from fedexp.training.stopping import is_finished
 
 # If these values are equal, a round of one run takes as long as a round of the other.
 WORK = (
@@ -155,7 +155,11 @@ def status(job: Planned) -> str:
     if run.has(files.SUMMARY):
         # a job with other limits continues a run that `stop` ended
         stop = Stop(**(job.config.get("stop") or {}))
-        if run.status != "stopped" or not job.config or is_over(run.summary, stop, resumed=False):
+        if (
+            run.status != "stopped"
+            or not job.config
+            or is_finished(run.summary, stop, resumed=False)
+        ):
             return run.status
     return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
 

@@ -64,7 +64,7 @@ class Record:
     table: pd.DataFrame  # rounds.csv from round 1 on
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return self.status in OVER
 
 
@@ -146,7 +146,7 @@ def records(directory: Path, wanted: Wanted) -> dict[str, Record]:
     }
     for path in sorted((directory / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
         name = path.name.removesuffix(evidence.SUFFIX)
-        if name in found and found[name].is_over:
+        if name in found and found[name].is_finished:
             continue
         kept = of_file(path)
         if kept is not None and wanted(kept.overrides, kept.config):

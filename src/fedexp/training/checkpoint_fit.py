@@ -1,4 +1,4 @@
-"""Check that a valid checkpoint belongs to the model and the run that resume from it."""
+"""Check that a checkpoint belongs to the run that resumes from it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,7 +41,7 @@ def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, 
     def check(state: Mapping[str, Any]) -> None:
         try:
             check_numbers(state, simulation)
-            demand(tuple(by_view(state)) == tuple(start.tested), "the views of the test set")
+            require(tuple(by_view(state)) == tuple(start.tested), "the views of the test set")
             for view, tested in by_view(state).items():
                 check_rounds(tested, state["round"], simulation)
                 check_history(tested["history"], start.tested[view].history, simulation)
@@ -50,40 +50,40 @@ def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, 
                 path = directory / files.CLIENT_STATES / file_name(client, version)
                 storage.check_tree(path)
                 check_tree(path.name, storage.load_tree(path, mapped=True), example)
-        except Unfit as error:
+        except Mismatch as error:
             raise ConfigError(f"{directory}: a checkpoint is not of this run ({error})") from error
 
     return check
 
 
-class Unfit(Exception):
+class Mismatch(Exception):
     """A part of a state does not belong to this run."""
 
 
-def demand(condition: bool, what: str) -> None:
+def require(condition: bool, part: str) -> None:
     if not condition:
-        raise Unfit(what)
+        raise Mismatch(part)
 
 
 def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
     number, rounds, clients = state["round"], simulation.rounds, simulation.settings.num_clients
-    demand(number <= rounds, f"round {number} of {rounds}")
+    require(number <= rounds, f"round {number} of {rounds}")
     # A completed or stopped run may be extended.
-    demand(state["status"] != "running" or number < rounds, f"running after round {number}")
+    require(state["status"] != "running" or number < rounds, f"running after round {number}")
     largest = max([*state["not_finite"], *state["clients"]], default=0)
-    demand(largest < clients, f"client {largest} of {clients}")
+    require(largest < clients, f"client {largest} of {clients}")
     latest = max(state["clients"].values(), default=0)
-    demand(latest <= number, "clients' states of later rounds")
+    require(latest <= number, "clients' states of later rounds")
 
 
 def check_rounds(tested: Mapping[str, Any], number: int, simulation: Simulation) -> None:
     """Check the rounds of the test results in a state that was saved after round `number`."""
     rounds = [each for each, _ in tested["accuracy"]]
-    demand(rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds of accuracy")
-    demand(tested["history"]["rounds"].tolist() == rounds, "the rounds of history")
+    require(rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds of accuracy")
+    require(tested["history"]["rounds"].tolist() == rounds, "the rounds of history")
     with_tasks = {each for each, values in tested["tasks"] if len(values) == len(simulation.stages)}
     expected = set(rounds) if simulation.has_tasks else set()
-    demand(with_tasks == expected, "the rounds of tasks")
+    require(with_tasks == expected, "the rounds of tasks")
 
 
 def check_history(
@@ -99,16 +99,16 @@ def check_history(
     )
     optional = {"distributed_accuracy"}
     strange = (expected.keys() | personal) ^ (found.keys() - optional)
-    demand(not strange, f"history.{min(strange, default='')}")
+    require(not strange, f"history.{min(strange, default='')}")
     for name in expected.keys() & {"counts", "rounds_per_task", "starts"}:
-        demand(torch.equal(found[name], expected[name]), f"history.{name}")
+        require(torch.equal(found[name], expected[name]), f"history.{name}")
     clients, classes = start.counts.shape[-2:]
     sizes = {"K": clients, "C": classes, "E": len(found["rounds"])}
     for name, letters in DIMENSIONS.items():
         if name in found:
             shape = tuple(found[name].shape)
             bound = tuple(sizes.setdefault(*pair) for pair in zip(letters, shape, strict=False))
-            demand(len(letters) == len(shape) and bound == shape, f"shape of history.{name}")
+            require(len(letters) == len(shape) and bound == shape, f"shape of history.{name}")
 
 
 def check_tree(name: str, found: Tree, expected: Tree) -> None:
@@ -117,17 +117,17 @@ def check_tree(name: str, found: Tree, expected: Tree) -> None:
     Methods may add names, except to the model's parameters and buffers.
     """
     if isinstance(expected, dict):
-        demand(isinstance(found, dict), name)
+        require(isinstance(found, dict), name)
         if name.endswith((".params", ".buffers")):
             strange = sorted(map(str, found.keys() - expected.keys()))
-            demand(not strange, f"{name}.{', '.join(strange)}")
+            require(not strange, f"{name}.{', '.join(strange)}")
         for key, value in expected.items():
-            demand(key in found, f"without {name}.{key}")
+            require(key in found, f"without {name}.{key}")
             check_tree(f"{name}.{key}", found[key], value)
     elif isinstance(expected, torch.Tensor):
-        demand(isinstance(found, torch.Tensor), name)
+        require(isinstance(found, torch.Tensor), name)
         for kind in ("shape", "dtype"):
             is_, wanted = getattr(found, kind), getattr(expected, kind)
-            demand(is_ == wanted, f"{kind} of {name}: {is_}, not {wanted}")
+            require(is_ == wanted, f"{kind} of {name}: {is_}, not {wanted}")
     else:
-        demand(type(found) is type(expected), name)
+        require(type(found) is type(expected), name)

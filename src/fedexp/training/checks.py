@@ -86,19 +86,19 @@ def check(built: Built, metrics: Metrics) -> None:
     The check runs before data are loaded or downloaded.
     """
     problems = (
-        of_training(built, metrics),
-        of_server(built.algorithm, built.server),
-        of_tasks(built),
-        of_surrogate(built),
-        of_data(built),
-        of_schedule(built),
-        of_measures(built, metrics),
+        training_problems(built, metrics),
+        server_problems(built.algorithm, built.server),
+        task_problems(built),
+        surrogate_problems(built),
+        data_problems(built),
+        schedule_problems(built),
+        measure_problems(built, metrics),
     )
     for problem in chain(*problems):
         raise ConfigError(problem)
 
 
-def of_training(built: Built, metrics: Metrics) -> Iterator[str]:
+def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     """Yield problems between the algorithm, the model, the client optimizer and the metrics."""
     algorithm, local, rounds = built.algorithm, built.local, built.scenario.rounds_per_task
     every, interval = built.local_evaluation.every, built.settings.eval_interval
@@ -113,7 +113,7 @@ def of_training(built: Built, metrics: Metrics) -> Iterator[str]:
     if metrics.needs_neurons and not built.model.has_neurons:
         yield (
             f"forgetting_metric=alignment: {type(built.model).__name__} has no fully connected"
-            " hidden layers whose neurons could be compared; model=cnn and model=cnn_3fc have"
+            " hidden layers, whose neurons are compared; use model=cnn or model=cnn_3fc"
         )
     if local.optimizer not in algorithm.optimizers:
         defined = ", ".join(algorithm.optimizers)
@@ -123,7 +123,7 @@ def of_training(built: Built, metrics: Metrics) -> Iterator[str]:
         yield f"local.warmup={local.warmup}: must be less than the {rounds} rounds"
 
 
-def of_server(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
+def server_problems(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
     """Yield a problem if a server optimizer cannot replace the algorithm's server step."""
     why = algorithm.own_step
     if algorithm.paradigm == "centralized":
@@ -132,7 +132,7 @@ def of_server(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
         yield f"server.optimizer={server.optimizer}: not with {type(algorithm).__name__}: {why}"
 
 
-def of_tasks(built: Built) -> Iterator[str]:
+def task_problems(built: Built) -> Iterator[str]:
     """Yield problems between the data set, the model, the scenario and the algorithm."""
     algorithm, model, dataset = built.algorithm, built.model, built.dataset
     scenario, name = built.scenario, type(built.algorithm).__name__
@@ -151,7 +151,7 @@ def of_tasks(built: Built) -> Iterator[str]:
             f"dataset={dataset.name} has {dataset.kind}, and the model {type(model).__name__} reads"
             f" {model.reads}; {other}"
         )
-    yield from of_domains(dataset, scenario)
+    yield from domain_problems(dataset, scenario)
     if dataset.kind not in algorithm.inputs:
         defined = algorithm.inputs[0]
         yield f"dataset={dataset.name} has {dataset.kind}: {name} is defined for {defined}"
@@ -165,7 +165,7 @@ def domains_of(scenario: Scenario) -> Sequence[DataSource]:
     return scenario.domains if isinstance(scenario, DomainIncremental) else []
 
 
-def of_domains(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
+def domain_problems(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
     """Yield a problem if images and texts are mixed in the domains."""
     domains = domains_of(scenario)
     if any(domain.kind != dataset.kind for domain in domains):
@@ -176,8 +176,8 @@ def of_domains(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
         )
 
 
-def of_surrogate(built: Built) -> Iterator[str]:
-    """Yield a problem if there is no surrogate set, or if a scenario splits its data set too.
+def surrogate_problems(built: Built) -> Iterator[str]:
+    """Yield a problem if the surrogate set is missing, or if the scenario splits its data set.
 
     The surrogate set's training images could then be test images of the scenario.
     """
@@ -221,12 +221,12 @@ def mixing_option(scenario: Scenario, algorithm: FedAvg) -> str:
     return f"scenario.replay={scenario.replay}" if replays else ""
 
 
-def of_data(built: Built) -> Iterator[str]:
+def data_problems(built: Built) -> Iterator[str]:
     """Yield problems of the validation set and the public set."""
     validation, on, scenario = built.validation, built.settings.evaluate_on, built.scenario
     fraction = validation.fraction
     if on not in (None, TEST) and not fraction:
-        yield f"evaluate_on={on}: there is no validation set; validation.fraction=0.1 holds one out"
+        yield f"evaluate_on={on}: needs a validation set, such as validation.fraction=0.1"
     if fraction and built.partition.numbers_all and not validation.per_client:
         yield (
             f"validation.fraction={fraction}: with partition=file, each client must hold out"
@@ -241,12 +241,12 @@ def of_data(built: Built) -> Iterator[str]:
         )
     if built.algorithm.needs.public and not built.public.fraction:
         yield (
-            f"{type(built.algorithm).__name__} needs a public set on the server:"
-            " public.fraction=0.025 splits one off the training data (public.fraction=0 now)"
+            f"public.fraction=0: {type(built.algorithm).__name__} needs a public set on the server,"
+            " such as public.fraction=0.025 of the training data"
         )
 
 
-def of_schedule(built: Built) -> Iterator[str]:
+def schedule_problems(built: Built) -> Iterator[str]:
     """Yield problems if the run cannot make the changes in `schedule`."""
     schedule, scenario = built.schedule, built.scenario.name
     if not schedule.rounds:
@@ -270,20 +270,21 @@ def of_schedule(built: Built) -> Iterator[str]:
         )
 
 
-def of_measures(built: Built, metrics: Metrics) -> Iterator[str]:
+def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     """Yield problems if views, stopping or the objective need values that the run does not have."""
     dataset, settings, stop = built.dataset, built.settings, built.stop
     why = ""
     if dataset.kind != "images":
-        why = f"dataset={dataset.name} has {dataset.kind}, which training does not transform"
+        why = f"dataset={dataset.name} has {dataset.kind}, which are not transformed"
     elif not settings.augment:
         why = "augment=false switches off the transform of the training images"
     elif not dataset.augmentation.active:
         why = f"every part of dataset.augmentation is switched off for dataset={dataset.name}"
     if why and AUGMENTED in settings.test_views:
-        yield f"test_views=[{','.join(settings.test_views)}]: there is no augmented view, {why}"
+        given = ",".join(settings.test_views)
+        yield f"test_views=[{given}]: the augmented view needs a transform, but {why}"
     views = evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0)
-    if stop.patience is not None and stopping.view_of(stop) not in views:
+    if stop.patience is not None and stopping.patience_view(stop) not in views:
         needs = (
             ": needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy uses the"
             " test set instead"

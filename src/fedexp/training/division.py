@@ -56,7 +56,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     """Load the data and divide the training examples, first to the server, then to the clients."""
     seed, scenario = built.seeds.partition, built.scenario
     sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
-    tasks, held = held_out_of_all(built, sequence.tasks)
+    tasks, held = hold_out_from_all_tasks(built, sequence.tasks)
     # each example's task before blurring
     origin = np.zeros(len(sequence.data.y_train), np.int64)
     for number, task in enumerate(sequence.tasks):
@@ -74,12 +74,12 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     for number, task in enumerate(tasks):
         # the first task uses the same random numbers as a run without tasks
         key = (number,) if number else ()
-        partition = partition_of(built, data, task, key, held=held[number])
+        partition = make_task_partition(built, data, task, key, held=held[number])
         federation = Federation(
             parts=partition.parts,
             counts=partition.counts,
             labels=data.y_train.numpy(),
-            shared=one_of_each(
+            shared=draw_shared_examples(
                 np.setdiff1d(task.train, partition.validation),
                 data,
                 generator_for(seed, "shared", *key),
@@ -93,12 +93,12 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
         division = Division(partition, federation, shards.server)
         parts.append(replace(division, changes=scheduled_changes(built, data, task, division)))
     held_out = [part.partition.validation for part in parts]
-    for mix in (with_orders, with_met, with_replay):
+    for mix in (apply_task_orders, record_met_classes, add_replay_buffers):
         parts = mix(built, parts)
-    return with_validation(data, held_out, origin), parts
+    return add_validation_set(data, held_out, origin), parts
 
 
-def held_out_of_all(
+def hold_out_from_all_tasks(
     built: Built, tasks: Sequence[Task]
 ) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
     """Return (tasks, validation examples of each task).
@@ -120,7 +120,7 @@ def held_out_of_all(
     return rest, [task.train[chosen] for task in tasks]
 
 
-def orders_of(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
+def draw_task_orders(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
     """Return the task that each client learns at each stage, int [K, T].
 
     None means that all clients learn the tasks in the same order.
@@ -130,9 +130,9 @@ def orders_of(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.nda
     return task_orders(clients, tasks, generator_for(seed, "task orders"))
 
 
-def with_orders(built: Built, parts: list[Division]) -> list[Division]:
+def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
     """Return the divisions at each stage if clients learn the tasks in different orders."""
-    orders = orders_of(
+    orders = draw_task_orders(
         built.scenario, built.settings.num_clients, len(parts), built.seeds.partition
     )
     if orders is None:
@@ -148,8 +148,8 @@ def with_orders(built: Built, parts: list[Division]) -> list[Division]:
     return made
 
 
-def with_met(built: Built, parts: list[Division]) -> list[Division]:
-    """Record the classes that clients held before each stage, if clients mix the tasks."""
+def record_met_classes(built: Built, parts: list[Division]) -> list[Division]:
+    """Record the classes that clients held in earlier stages, if clients mix the tasks."""
     if not isinstance(built.scenario, Several) or not built.scenario.mixes_tasks:
         return parts
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
@@ -157,7 +157,7 @@ def with_met(built: Built, parts: list[Division]) -> list[Division]:
     return [part.with_federation(met=classes) for part, classes in zip(parts, met, strict=True)]
 
 
-def with_replay(built: Built, parts: list[Division]) -> list[Division]:
+def add_replay_buffers(built: Built, parts: list[Division]) -> list[Division]:
     """Add the examples in each client's replay buffer to its training examples (`scenario.replay`).
 
     The partitions still contain only the new examples.
@@ -179,7 +179,7 @@ def with_replay(built: Built, parts: list[Division]) -> list[Division]:
     return made
 
 
-def with_validation(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarray) -> Data:
+def add_validation_set(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarray) -> Data:
     """Return the data with the validation set of all tasks.
 
     held_out: indices of each task's validation examples.
@@ -191,13 +191,14 @@ def with_validation(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarr
     tasks = origin[numbers]
     if missing := set(range(len(held_out))) - set(tasks.tolist()):
         raise ConfigError(
-            f"validation.fraction: none of the examples held out is of task {min(missing) + 1}"
+            f"validation.fraction: no example of task {min(missing) + 1} is held out; use a larger"
+            " fraction"
         )
     of_task = None if data.test_tasks is None else torch.from_numpy(tasks)
     return replace(data, validation=torch.from_numpy(numbers), validation_tasks=of_task)
 
 
-def partition_of(
+def make_task_partition(
     built: Built,
     data: Data,
     task: Task,
@@ -241,7 +242,7 @@ def partition_of(
         return partition
     given = f"validation.fraction={validation.fraction}"
     if validation.per_client:
-        central = held_out_per_client(validation, partition, seed, key)
+        central = hold_out_per_client(validation, partition, seed, key)
         if not len(central):
             raise ConfigError(f"{given}: less than one of each client's examples")
     elif not len(central):
@@ -262,7 +263,7 @@ def check_public(built: Built, found: int, examples: int) -> None:
         )
 
 
-def held_out_per_client(
+def hold_out_per_client(
     validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]
 ) -> np.ndarray:
     """Return the indices of the validation examples if each client holds out some examples."""
@@ -303,7 +304,7 @@ class PublicSet:
         )
 
 
-def one_of_each(numbers: np.ndarray, data: Data, rng: np.random.Generator) -> np.ndarray:
+def draw_shared_examples(numbers: np.ndarray, data: Data, rng: np.random.Generator) -> np.ndarray:
     """Return a random one of the training examples `numbers` for each class, int64 [C].
 
     This is FedKA's shared set. The value is -1 for a class without examples.
@@ -329,7 +330,7 @@ def scheduled_changes(
         since = new.round if new else 0
         if new and since not in drawn:
             changed = replace(built, partition=new.partition)
-            drawn[since] = partition_of(changed, data, task, (), f" from round {since}")
+            drawn[since] = make_task_partition(changed, data, task, (), f" from round {since}")
         partition = drawn[since]
         if shares := schedule.shares_at(number):
             clients, classes = schedule.clients, data.num_classes

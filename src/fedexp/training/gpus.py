@@ -40,7 +40,7 @@ def default_folder() -> Path:
 
 
 @contextmanager
-def one_gpu(
+def reserve_gpu(
     names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None, interval: float = 1
 ) -> Iterator[int]:
     """Yield the position in `names` of a GPU that is reserved while the block runs.

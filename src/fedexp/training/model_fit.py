@@ -1,4 +1,4 @@
-"""Checks before a run starts that a model can be made, can read the data, and can be trained."""
+"""Check that a model can be built, reads the data and can be trained, before a run starts."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ log = logging.getLogger("fedexp")
 
 
 @contextmanager
-def making(model: Model) -> Iterator[None]:
+def model_file_errors(model: Model) -> Iterator[None]:
     """Raise ConfigError if a file that a model needs, such as one with weights, cannot be read."""
     try:
         yield
@@ -86,7 +86,7 @@ def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
         )
 
 
-def read_like(module: torch.nn.Module, data: Data) -> None:
+def pass_normalisation(module: torch.nn.Module, data: Data) -> None:
     """Pass the data set's normalisation to a model that normalises its input again."""
     reading = getattr(module, "reading", None)
     if isinstance(reading, Reading) and isinstance(data, ImageData):
@@ -106,13 +106,12 @@ def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
     frozen = [name for name in every if name not in trained]
     if not trained:
         raise ConfigError(
-            "model: all its parameters are frozen (requires_grad=False); there is nothing to train"
+            "model: all its parameters are frozen (requires_grad=False); must have one to train"
         )
     if wanted := [name for name in frozen if name in algorithm.must_train]:
         raise ConfigError(
-            f"model: {', '.join(wanted)} frozen (requires_grad=False), but"
-            f" {type(algorithm).__name__} treats the classifier apart from the rest and has to"
-            " train it; leave it trainable, or use another algorithm"
+            f"model: {', '.join(wanted)} frozen (requires_grad=False); must be trainable, because"
+            f" {type(algorithm).__name__} trains the classifier separately"
         )
     if frozen:
         total, left = (sum(p.numel() for p in each.values()) for each in (every, trained))
@@ -120,7 +119,7 @@ def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
         log.info("frozen (requires_grad=False): %d of %d parameters, not trained or sent", *sizes)
 
 
-def without_batches(
+def count_left_out(
     algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining
 ) -> dict[str, int]:
     """Count the clients and examples that batch norm cannot train on.
@@ -141,9 +140,9 @@ def without_batches(
         if len(unable) == federation.num_clients:
             task = f" of task {federation.task + 1}" if len(tasks) > 1 else ""
             raise ConfigError(
-                f"local.batch_size={local.batch_size}: the model has batch normalisation, which"
-                f" needs batches of at least two examples, and no client{task} has one; use a"
-                " larger local.batch_size, fewer clients, or a model without batch normalisation"
+                f"local.batch_size={local.batch_size}: no client{task} has a batch of at least two"
+                " examples, which the model's batch normalisation needs; use a larger"
+                " local.batch_size, fewer clients, or a model without batch normalisation"
                 " (model=cnn)"
             )
         idle |= unable

@@ -81,7 +81,7 @@ class ModelTest:
         if not uses_batch_statistics(runtime.net.module):
             numbers = numbers[wanted[y]]
         correct = torch.zeros(len(classes), dtype=torch.int64, device=runtime.device)
-        shared = shares_body(model, self.params)
+        shared = has_shared_body(model, self.params)
         for index in numbers.split(runtime.evaluation_batch):
             if shared:
                 outputs = heads.logits(self.features[index], heads.head(model))
@@ -107,7 +107,7 @@ class ModelTest:
         return torch.cat([self.output(self.params, index).features for index in batches])
 
 
-def shares_body(model: Params, params: Params) -> bool:
+def has_shared_body(model: Params, params: Params) -> bool:
     """Return whether a model has the same tensors as the global model, except in the classifier."""
     if model.keys() != params.keys() or not set(heads.HEAD) <= model.keys():
         return False

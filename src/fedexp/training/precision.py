@@ -19,7 +19,7 @@ STEPS = 3  # steps per client in a timed call
 CALLS = 3  # timed calls after a warm-up call; the fastest counts
 
 
-def with_precision(
+def choose_precision(
     hardware: Resolved, runtime: ClientRuntime, clients: int, before: str | None
 ) -> Resolved:
     """Return the hardware with a precision instead of `auto`, and set up this process for it.
@@ -36,15 +36,15 @@ def with_precision(
     elif len(names) == 1:
         chosen = hardware.choose(names[0])
     else:
-        seconds = seconds_of_a_step(hardware, runtime, clients, names)
+        seconds = time_steps(hardware, runtime, clients, names)
         chosen = hardware.choose(min(names, key=seconds.__getitem__), seconds)
         steps = ", ".join(f"{name} {1000 * seconds[name]:.1f} ms" for name in names)
-        log.info("timed, a step: %s; taking %s", steps, chosen.precision)
+        log.info("hardware.precision=auto: %s per step; using %s", steps, chosen.precision)
     chosen.apply()
     return chosen
 
 
-def seconds_of_a_step(
+def time_steps(
     hardware: Resolved, runtime: ClientRuntime, clients: int, precisions: Sequence[str]
 ) -> dict[str, float]:
     """Return the seconds per local step of FedAvg in each precision, with the run's engine.
@@ -53,7 +53,7 @@ def seconds_of_a_step(
     turn, so that other work on the machine slows all of them.
     """
     count = clients if hardware.kind == "vectorised" else 1
-    cohort = first_cohort(runtime, count)
+    cohort = make_timing_cohort(runtime, count)
     server = {"params": runtime.net.parameters(), "buffers": runtime.net.buffers()}
     engines = {name: hardware.client_engine() for name in precisions}
     shared = {}
@@ -73,7 +73,7 @@ def seconds_of_a_step(
     return found
 
 
-def first_cohort(runtime: ClientRuntime, count: int) -> Cohort:
+def make_timing_cohort(runtime: ClientRuntime, count: int) -> Cohort:
     """Return a cohort whose clients all train on the first training examples for a few steps."""
     size = runtime.local.batch_size
     index = torch.arange(STEPS * size).view(STEPS, size) % len(runtime.data.y_train)

@@ -23,16 +23,16 @@ from fedexp.metrics.personal import Personal
 from fedexp.training import local_evaluation
 from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_kept
-from fedexp.training.division import divide, orders_of
+from fedexp.training.division import divide, draw_task_orders
 from fedexp.training.model_fit import (
     check_frozen,
     check_parts,
     check_reads,
-    making,
-    read_like,
-    without_batches,
+    count_left_out,
+    model_file_errors,
+    pass_normalisation,
 )
-from fedexp.training.precision import with_precision
+from fedexp.training.precision import choose_precision
 from fedexp.training.simulation import Simulation
 
 log = logging.getLogger("fedexp")
@@ -52,7 +52,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
 
     Raises ConfigError if the data and the settings do not fit together.
     """
-    built = in_one_place(built)
+    built = centralized_config(built)
     metrics = metrics_of(built)
     check(built, metrics)
     hardware = resolve(built, share)
@@ -70,7 +70,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     runtime = runtime_of(built, module, data, first, hardware)
     check_reads(built.model, runtime)
-    hardware = with_precision(hardware, runtime, built.settings.cohort_size, before)
+    hardware = choose_precision(hardware, runtime, built.settings.cohort_size, before)
     net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
     chosen = local_evaluation.choose(runtime, built.local_evaluation.examples)
     runtime = replace(runtime, net=net, local_examples=chosen)
@@ -93,10 +93,10 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         server_optimizer=built.server,
         stop=built.stop,
         local_evaluation=built.local_evaluation,
-        task_orders=orders_of(built.scenario, clients, len(divided), built.seeds.partition),
+        task_orders=draw_task_orders(built.scenario, clients, len(divided), built.seeds.partition),
         analysis=built.analysis,
         changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
-        left_out=without_batches(algorithm, federations, local) if mixes_examples else {},
+        left_out=count_left_out(algorithm, federations, local) if mixes_examples else {},
     )
     check_analyses(simulation)
     return Prepared(simulation, hardware)
@@ -120,10 +120,10 @@ def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Mod
 
     own = algorithm if isinstance(algorithm, families.OwnModel) else None
     require_room(build if own is None else lambda: own.adapt(build(), federation))
-    with making(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
+    with model_file_errors(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = build()
         check_parts(module, algorithm)
-        read_like(module, data)
+        pass_normalisation(module, data)
         if own is None:
             return module, algorithm
         module = own.adapt(module, federation)
@@ -167,7 +167,7 @@ def metrics_of(built: Built) -> Metrics:
     return Metrics(members=tuple(chosen))
 
 
-def in_one_place(built: Built) -> Built:
+def centralized_config(built: Built) -> Built:
     """Return the configuration with one client that has all training data if the run is
     centralized.
 
@@ -177,11 +177,12 @@ def in_one_place(built: Built) -> Built:
         return built
     if built.cohorts.path is not None:
         raise ConfigError(
-            f"cohorts.path={built.cohorts.path}: algorithm.paradigm=centralized has one client"
+            f"cohorts.path={built.cohorts.path}: must be null with algorithm.paradigm=centralized,"
+            " which has one client"
         )
     log.info(
         "algorithm.paradigm=centralized: one client holds all training data; partition and"
-        " participation are idle"
+        " participation have no effect"
     )
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)

@@ -110,7 +110,7 @@ class Recorder:
             return
         if not result.local_models:
             log.warning(
-                "keep_local_models: the clients of round %d sent no whole model; none is kept",
+                "keep_local_models: the clients of round %d sent no whole models to keep",
                 state.round,
             )
         for client, model in zip(result.cohort.clients, result.local_models, strict=False):
@@ -141,7 +141,7 @@ class Recorder:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the block ends, e.g. while a round is written."""
     if threading.current_thread() is not threading.main_thread():
         yield

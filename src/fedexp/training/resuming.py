@@ -31,7 +31,7 @@ from fedexp.training.job import Job
 from fedexp.training.results import result_files
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
-from fedexp.training.stopping import is_over, why_stopped
+from fedexp.training.stopping import is_finished, stop_reason
 
 log = logging.getLogger("fedexp")
 
@@ -57,10 +57,10 @@ def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
     if job.sweep is None and not is_resumed:
         if built.settings.accept_changed_data:
             raise ConfigError(
-                "accept_changed_data=true: goes with resume=<run directory> or with a sweep that"
-                " has been begun"
+                "accept_changed_data=true: needs resume=<run directory>, or a sweep that has been"
+                " started"
             )
-        check_new(job.directory)
+        require_new(job.directory)
         return False
     if not is_resumed:
         begin_again_where_damaged(job.directory, job.overrides)
@@ -77,22 +77,22 @@ def find_finished(
 ) -> dict[str, Any] | None:
     """Return the summary of the job's run if it needs no more rounds, here or in another sweep."""
     if not continues:
-        return None if job.sweep is None else find_elsewhere(job, built, config)
+        return None if job.sweep is None else find_in_other_sweep(job, built, config)
     summary = finished_summary(job.directory)
-    if summary is None or not is_over(summary, built.stop, built.settings.resume is not None):
+    if summary is None or not is_finished(summary, built.stop, built.settings.resume is not None):
         return None
     if job.sweep is None and is_extended(job.directory, config):
         return None
     reason = f"is complete ({summary['rounds']} rounds)"
     if summary["status"] == "stopped":
-        reason = why_stopped(summary)
+        reason = stop_reason(summary)
     log.info("%s %s; nothing to do", job.directory, reason)
     if job.sweep is None:
         result_table(summary, result_files(job.directory, picture_files(job.directory / "figures")))
     return summary
 
 
-def find_elsewhere(job: Job, built: Built, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the summary of the same run from another sweep, or None if no sweep has it.
 
     The other run's directory is recorded in this job's directory.
@@ -103,11 +103,11 @@ def find_elsewhere(job: Job, built: Built, config: Mapping[str, Any]) -> dict[st
     if other is None:
         return None
     run_reuse.record_reuse(job.directory, other, job.overrides)
-    log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
+    log.info("%s is complete in %s and is reused", job.directory.name, other)
     return finished_summary(other) or {}
 
 
-def precision_before(directory: Path) -> str | None:
+def recorded_precision(directory: Path) -> str | None:
     """Return the precision that a run started with, or None if it was not recorded."""
     return origin.mapping_of(origin.read(directory), "way").get("precision")
 
@@ -123,7 +123,7 @@ def restore_state(
     for name, stage in simulation.partition_files().items():
         if Partition.load(directory / name).hash != stage.partition.hash:
             raise ConfigError(
-                f"resume={directory}: the data now give another partition than this run began with"
+                f"resume={directory}: the data have changed: they give another partition ({name})"
             )
     check_begun(directory, simulation.cohorts, state.round)
     if state.status in ("completed", "stopped") and state.round < simulation.rounds:
@@ -131,10 +131,10 @@ def restore_state(
     return state
 
 
-def check_new(directory: Path) -> None:
+def require_new(directory: Path) -> None:
     if (directory / files.ROUNDS).exists():
         raise ConfigError(
-            f"{directory}: already holds a run; continue it with resume={directory} or choose"
+            f"{directory}: already holds a run; continue it with resume={directory}, or choose"
             " another hydra.run.dir"
         )
 
@@ -147,7 +147,7 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
     """
     path = directory / files.CONFIG
     if not path.exists():
-        raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)")
+        raise ConfigError(f"resume={directory}: not a run directory ({files.CONFIG} is missing)")
     try:
         before = contents.read_mapping(path)
     except contents.Damaged as error:
@@ -158,11 +158,10 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
         check_extension(directory, before, config)
     elif extends and finished_summary(directory) is not None:
         for line in differing:
-            log.warning("%s: counts as it was resumed: %s", directory.name, line)
+            log.warning("%s: the run was extended; it counts here too: %s", directory.name, line)
     elif differing:
         raise ConfigError(
-            f"resume={directory}: the run there has another configuration:\n  "
-            + "\n  ".join(differing)
+            f"resume={directory}: the run has another configuration:\n  " + "\n  ".join(differing)
         )
 
 

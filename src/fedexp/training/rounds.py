@@ -45,7 +45,7 @@ from fedexp.training.exchange import (
 from fedexp.training.job import Deadline
 from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
-from fedexp.training.recorder import Recorder, uninterrupted
+from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, Scores, State
 from fedexp.training.stopping import Stopping, Watch
@@ -74,8 +74,8 @@ def run_rounds(
     try:
         if not state.accuracy:
             record_initial(simulation, state, recorder)
-        if state.status == "running" and stopping.out_of_patience(state):
-            stop(state, recorder, stopping.reason(state, 0.0))  # resumed, but still out of patience
+        if state.status == "running" and stopping.is_out_of_patience(state):
+            stop(state, recorder, stopping.reason(state, 0.0))  # interrupted before it was stopped
         if state.status == "running":
             simulation.engine.start(simulation.runtime, model_of(state.server))
         while state.status == "running":
@@ -96,7 +96,7 @@ def run_rounds(
 def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> None:
     """Test and record the initial model as round 0."""
     scores = evaluate(simulation, state.server, 0)
-    with uninterrupted():
+    with defer_signals():
         state.add_scores(0, scores)
         if simulation.metrics.needs_personal:  # every client has the initial model
             clients = (simulation.settings.num_clients, 1)
@@ -107,8 +107,8 @@ def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> 
 
 
 def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
-    """Move the state to the end of a round and write it. Ctrl+C takes effect only afterwards."""
-    with uninterrupted():
+    """Advance the state by a round and write it. Ctrl+C takes effect only afterwards."""
+    with defer_signals():
         result.seconds["writing"] = recorder.writing_seconds
         state.advance(result)
         recorder.write(state, result.scores, result)
@@ -119,7 +119,7 @@ def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
 
     why: see `State.stopped`.
     """
-    with uninterrupted():
+    with defer_signals():
         state.stop(why)
         recorder.save_checkpoint(state)
 
@@ -127,7 +127,7 @@ def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
 def profiling(
     simulation: Simulation, directory: Path, number: int, first: int
 ) -> AbstractContextManager[None]:
-    """Profile the second round of this command if `profile` is set; the first round warms up."""
+    """Profile the second round of this command if `profile` is set. The first round warms up."""
     profiled_round = min(first + 1, simulation.rounds)
     if simulation.settings.profile and number == profiled_round:
         return profiled(directory, number)
@@ -142,7 +142,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     if number in dict(simulation.changes):
         log.info("round %d: %s", number, in_words(stage.partition))
     server = state.server
-    if number > 1 and simulation.within_task(number) == 1:
+    if number > 1 and simulation.round_in_task(number) == 1:
         server = begin_task(simulation, server, number)
         clock.lap("refinement")
     clients = sample(simulation, number)
@@ -202,7 +202,7 @@ def collect_result(
     personal = {}
     if is_evaluated and simulation.metrics.needs_personal:
         personal = evaluate_personal(simulation, server, states, number)
-    alignment = align(simulation, state.server, server, done) if is_last else []
+    alignment = measure_alignment(simulation, state.server, server, done) if is_last else []
     analyses = analyse(simulation, state, server, done)
     train_loss = float(np.average(first.losses, weights=first.round.weights.tolist()))
     diverged = diverged_clients(number, train_loss, server, done)
@@ -327,7 +327,7 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
     return server
 
 
-def align(
+def measure_alignment(
     simulation: Simulation, before: Tree, after: Tree, done: Sequence[CohortResult]
 ) -> list[dict[str, Any]]:
     """Compute the alignment of neurons over this round if a metric needs it."""

@@ -11,7 +11,7 @@ from fedexp.data.views import all_named, named
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import files
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import RoundResult, Scores, State, Tested
+from fedexp.training.state import RoundResult, Scores, State, ViewResults
 
 # The phases of a round, in order. "writing" is the previous round's time, because a round's row is
 # written before its writing ends.
@@ -57,7 +57,7 @@ def round_row(
     )
 
 
-def test_values(simulation: Simulation, tested: Tested) -> Row:
+def test_values(simulation: Simulation, tested: ViewResults) -> Row:
     """Return the columns of rounds.csv with the last test results in one view."""
     values: Row = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
     if simulation.has_tasks:
@@ -78,7 +78,7 @@ def training_values(result: RoundResult) -> Row:
     }
 
 
-def task_history(simulation: Simulation, tested: Tested) -> TaskHistory:
+def task_history(simulation: Simulation, tested: ViewResults) -> TaskHistory:
     """Return the history of the last round and of the last round of each earlier task.
 
     All task metrics are computed from it.
@@ -137,8 +137,8 @@ def merged(file: str, *parts: Mapping[str, Any]) -> Row:
         for name in part:
             if name in row:
                 raise ConfigError(
-                    f"forgetting_metric: a value is called {name}, as another one of {file};"
-                    " rename it"
+                    f"forgetting_metric: {file} already has a value {name}; rename that of the"
+                    " metric"
                 )
         row |= part
     return row

@@ -31,17 +31,17 @@ from fedexp.training.provenance import environment, peak_memory
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import result_files, write_results
 from fedexp.training.resuming import (
-    check_new,
     check_start,
     find_finished,
-    precision_before,
+    recorded_precision,
+    require_new,
     restore_state,
     with_original_paths,
 )
 from fedexp.training.rounds import run_rounds
 from fedexp.training.rows import merged
 from fedexp.training.run_log import early_lines, run_log
-from fedexp.training.run_setup import Run, begin, failures, make_directory
+from fedexp.training.run_setup import Run, begin, handle_failures, make_directory
 from fedexp.training.simulation import Simulation
 from fedexp.training.summary import check_names, summary_of
 
@@ -79,16 +79,16 @@ def train_run(job: Job) -> dict[str, Any]:
         if job.sweep is not None:
             (job.directory / run_reuse.NOTE).unlink(missing_ok=True)
             log.info("job %s", job.directory.name)
-        before = precision_before(job.directory) if continues else None
+        before = recorded_precision(job.directory) if continues else None
         prepared = prepare(built, job.place.cores, before)
         if not continues:
             check_names(prepared.simulation)
         make_directory(job.directory)
         if not is_locked:
             held.enter_context(occupied(job.directory))
-            check_new(job.directory)  # another process may have been faster
+            require_new(job.directory)  # another process may have been faster
         run = open_run(job, built, config, prepared, continues)
-        held.enter_context(failures(run))
+        held.enter_context(handle_failures(run))
         with storage.storing(run.directory):
             remove_attempt(run.directory)
             files.remove_temporaries(run.directory)
@@ -124,7 +124,7 @@ def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
     if not names:
         yield built
         return
-    with gpus.one_gpu(names, hardware.jobs_per_gpu) as number:
+    with gpus.reserve_gpu(names, hardware.jobs_per_gpu) as number:
         yield replace(built, hardware=replace(hardware, device=f"cuda:{number}"))
 
 

@@ -63,7 +63,7 @@ def make_directory(directory: Path) -> None:
 
 
 @contextmanager
-def failures(run: Run) -> Iterator[None]:
+def handle_failures(run: Run) -> Iterator[None]:
     """Turn a ConfigError in the block into RunFailed, because the run has begun.
 
     If a complete run was given more rounds and fails before it saved one of them, its files are

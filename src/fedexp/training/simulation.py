@@ -18,7 +18,7 @@ from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir import files
-from fedexp.training.state import State, Tested
+from fedexp.training.state import State, ViewResults
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Simulation:
         """
         return -(-round // self.rounds_per_task)
 
-    def within_task(self, round: int) -> int:
+    def round_in_task(self, round: int) -> int:
         """Return the round's number within its task: 1, 2, ..."""
         return (round - 1) % self.rounds_per_task + 1
 
@@ -160,7 +160,7 @@ class Simulation:
 
     def lr_at(self, round: int) -> float:
         """Return a round's learning rate. The schedule restarts with every task."""
-        return self.runtime.local.lr_at(self.within_task(round), self.rounds_per_task)
+        return self.runtime.local.lr_at(self.round_in_task(round), self.rounds_per_task)
 
     def first_client_state(self, role: FedAvg, federation: Federation) -> Tree:
         """Return a client's state before it first takes part."""
@@ -171,7 +171,7 @@ class Simulation:
         model = self.runtime.net.own(self.initial)
         server = self.algorithm.server_init(model, self.stages[0].federation)
         server |= self.server_optimizer.begin(server["params"])
-        tested = {view: Tested(self.new_history()) for view in self.runtime.views}
+        tested = {view: ViewResults(self.new_history()) for view in self.runtime.views}
         return State(server | {"buffers": self.initial_buffers}, tested)
 
     def new_history(self) -> History:

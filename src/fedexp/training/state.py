@@ -74,7 +74,7 @@ class RoundResult:
 
 
 @dataclass
-class Tested:
+class ViewResults:
     """A run's test results so far in one view."""
 
     history: History
@@ -93,7 +93,7 @@ class Tested:
         return {"accuracy": self.accuracy, "tasks": self.tasks, "history": self.history.to_tree()}
 
     @classmethod
-    def from_tree(cls, saved: Tree) -> "Tested":
+    def from_tree(cls, saved: Tree) -> "ViewResults":
         return cls(History.from_tree(saved["history"]), saved["accuracy"], saved["tasks"])
 
 
@@ -102,7 +102,7 @@ class State:
     """The state after a complete round."""
 
     server: Tree
-    tested: dict[str, Tested]  # view -> results, in the order of ClientRuntime.views
+    tested: dict[str, ViewResults]  # view -> results, in the order of ClientRuntime.views
     round: int = 0
     # states of the clients that have taken part and keep a state
     clients: ClientStates = field(default_factory=ClientStates)
@@ -198,7 +198,7 @@ class State:
         """
         return cls(
             server=to(saved["server"], device),
-            tested={view: Tested.from_tree(each) for view, each in by_view(saved).items()},
+            tested={view: ViewResults.from_tree(each) for view, each in by_view(saved).items()},
             clients=ClientStates(directory / files.CLIENT_STATES, saved["clients"]),
             **{name: saved[name] for name in SAVED if name in saved},
         )

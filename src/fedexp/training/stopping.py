@@ -22,12 +22,12 @@ TRIAL = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the search's trial number
 Watch = Callable[[int, Mapping[str, Any]], bool]
 
 
-def view_of(stop: Stop) -> str:
+def patience_view(stop: Stop) -> str:
     """Return the view whose accuracy the patience refers to."""
     return PLAIN if stop.metric == "test_accuracy" else VALIDATION
 
 
-def waited(accuracy: Sequence[tuple[int, float]]) -> int:
+def rounds_without_improvement(accuracy: Sequence[tuple[int, float]]) -> int:
     """Return the number of evaluated rounds since the first one with the highest accuracy.
 
     Round 0 does not count.
@@ -59,7 +59,7 @@ class Stopping:
 
         seconds: expected duration of the next round.
         """
-        if self.out_of_patience(state):
+        if self.is_out_of_patience(state):
             return {"by": PATIENCE, "patience": self.stop.patience}
         evaluated = state.accuracy[-1][0] == state.round
         if self.watch is not None and evaluated and self.watch(state.round, self.summary(state)):
@@ -68,14 +68,14 @@ class Stopping:
             return {"by": MINUTES, "minutes": self.stop.minutes}
         return {}
 
-    def out_of_patience(self, state: "State") -> bool:
-        patience = self.stop.patience
-        return (
-            patience is not None and waited(state.tested[view_of(self.stop)].accuracy) >= patience
-        )
+    def is_out_of_patience(self, state: "State") -> bool:
+        if self.stop.patience is None:
+            return False
+        accuracy = state.tested[patience_view(self.stop)].accuracy
+        return rounds_without_improvement(accuracy) >= self.stop.patience
 
 
-def is_over(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
+def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
     """Return whether a run with this summary is finished for a command with the given `stop`
     options.
 
@@ -89,12 +89,12 @@ def is_over(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
     return not resumed and (why.get("by") == SEARCH or stop.minutes == why.get(MINUTES))
 
 
-def why_stopped(summary: Mapping[str, Any]) -> str:
+def stop_reason(summary: Mapping[str, Any]) -> str:
     """Return a sentence that says why a run stopped."""
     why = summary.get("stopped") or {}
     cause = {
         PATIENCE: f"stop.patience={why.get(PATIENCE)}",
         MINUTES: f"stop.minutes={why.get(MINUTES)}",
-        SEARCH: "the search, which does better elsewhere",
+        SEARCH: "the search, because other trials are better",
     }.get(str(why.get("by")), "its options")
     return f"stopped after round {summary.get('rounds')} by {cause}"

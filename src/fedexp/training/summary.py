@@ -11,7 +11,7 @@ from fedexp.rundir import files
 from fedexp.training import local_evaluation
 from fedexp.training.rows import merged, plain, round_row, task_history
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import Scores, State, Tested
+from fedexp.training.state import Scores, State, ViewResults
 
 # Keys of summary.json that are not results of rounds.
 RESERVED = (
@@ -67,7 +67,7 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in RESERVED}
 
 
-def view_summary(simulation: Simulation, tested: Tested, best: int | None) -> dict[str, Any]:
+def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) -> dict[str, Any]:
     """Return the results in one view.
 
     best: round chosen by the validation set. None: the round with the highest accuracy in this
