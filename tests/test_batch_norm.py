@@ -1,5 +1,4 @@
-"""Batch norm on padded batches and on the vectorised engine, against batches without padding, one
-client at a time."""
+"""Batch norm on padded batches and on the vectorised engine."""
 
 from dataclasses import replace
 
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap
 
-from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedfomo import FedFOMO
@@ -29,10 +27,9 @@ from fedexp.training.rounds import play_round
 from test_algorithms import FIRST, NTD, SHIPPED, EveryHook
 from test_continual import ROWS as STREAMS
 from test_continual import stream
-from test_vectorised import Closures, Traces, recording, traces
+from test_vectorised import Closures, Traces, assert_same_training, recording, traces
 from toy_federation import (
     LOCAL,
-    SIZES,
     Noise,
     Normed,
     assemble,
@@ -51,20 +48,14 @@ RESNETS = {
 SLOW = pytest.mark.slow
 
 
-def assert_same_training(actual, expected, atol=1e-12):
-    for name in ("messages", "states", "losses", "buffers", "class_correct"):
-        assert_equal(getattr(actual, name), getattr(expected, name), atol=atol)
-
-
 # --- the layer
 
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4), (5, 3, 2, 4)], ids=str)
-def test_padding_is_in_no_statistic(shape, affine):
-    """The rows that count are as torch has them without the others: values, gradients, running
-    statistics. The values of the others are the formula's, and so are all gradients where they
-    count in the loss."""
+def test_padding_does_not_affect_statistics(shape, affine):
+    """Rows of examples and running statistics equal torch's without padding. Padding rows and all
+    gradients equal the formula's."""
     x, mask = random(*shape), torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     rows = mask > 0
     weight, bias = (random(3, 1)[:, 0] + 2, random(1, 3)[0]) if affine else (None, None)
@@ -95,9 +86,8 @@ def test_padding_is_in_no_statistic(shape, affine):
     assert_equal(grads[0], grads[1], atol=1e-12)
 
 
-def test_clients_as_one_and_alone():
-    """Stacked along the first dimension, with masks, weights and running statistics of their
-    own."""
+def test_stacked_clients_equal_single_clients():
+    """Each client has a mask, weights and running statistics."""
     x, masks = (
         random(4, 6, 3, 5, 5),
         (torch.arange(6) < torch.tensor([[6], [2], [3], [5]])).double(),
@@ -118,9 +108,8 @@ def test_clients_as_one_and_alone():
     assert_equal(together, tree.stack(alone), atol=1e-12)
 
 
-def test_a_batch_without_examples_is_finite():
-    """Clients that are done wait beside the others; what they compute is thrown away, but must not
-    be NaN."""
+def test_a_batch_of_padding_only_is_finite():
+    """Results of finished clients are discarded, but must not be NaN."""
     x, mask = random(2, 3, 4, 4).requires_grad_(), torch.zeros(2, dtype=torch.float64)
     values = batch_norm(mask, x, None, None, None, None, True)
     (gradient,) = torch.autograd.grad(values.sum(), x)
@@ -128,9 +117,9 @@ def test_a_batch_without_examples_is_finite():
     assert gradient.isfinite().all()
 
 
-def test_sums_of_bf16_are_taken_in_fp32():
-    """1,000 values about 100, which bf16 holds to half a unit: the mean is right to a thousandth
-    all the same."""
+def test_statistics_of_bf16_are_summed_in_fp32():
+    """The mean of 1,000 values near 100, which bf16 rounds by up to half a unit, is exact to a
+    thousandth."""
     x = (100 + random(10, 1, 100).float()).to(torch.bfloat16)
     mean, var = torch.zeros(1), torch.ones(1)
     values = batch_norm(torch.ones(10), x, mean, var, torch.ones(1), torch.zeros(1), True, 1.0)
@@ -139,7 +128,7 @@ def test_sums_of_bf16_are_taken_in_fp32():
     assert_equal(var, x.double().var().float()[None], atol=1e-2)
 
 
-def test_the_context_reaches_layers_and_only_in_training():
+def test_the_mask_applies_to_layers_in_training_only():
     layer, x = nn.BatchNorm2d(3).double(), random(4, 3, 2, 2)
     mask = torch.tensor([1.0, 1.0, 0.0, 1.0]).double()
     layer(x)  # so that running statistics differ from those of the batch
@@ -154,19 +143,19 @@ def test_the_context_reaches_layers_and_only_in_training():
         assert_equal(layer(x), nn.BatchNorm2d(3).double()(x), atol=0)
 
 
-def test_rows_that_are_not_the_batch_s_are_an_error():
+def test_a_mask_of_another_length_is_an_error():
     with pytest.raises(ValueError, match="batch norm of 3 rows with a mask of 2"):
         batch_norm(torch.ones(2), torch.zeros(3, 1), None, None, None, None, True)
 
 
-def test_which_models_normalise_by_the_test_batch():
+def test_models_that_normalise_by_the_test_batch_are_recognised():
     found = {
         name: uses_batch_statistics(model.build((1, 6, 6), 4)) for name, model in RESNETS.items()
     }
     assert found == {"batch statistics": True, "running statistics": False, "bottlenecks": False}
 
 
-def test_where_the_cut_of_the_test_set_decides_it_is_the_same_on_every_device():
+def test_evaluation_batches_have_one_size_if_they_affect_the_result():
     class OnCuda(ClientRuntime):
         device = torch.device("cuda")
 
@@ -181,9 +170,9 @@ def test_where_the_cut_of_the_test_set_decides_it_is_the_same_on_every_device():
 # --- the network of one client
 
 
-def test_a_client_s_network_is_the_live_one():
-    """Train mode for what is differentiated, eval mode with the received statistics for the rest;
-    one after the other, inside and outside of `gradient`."""
+def test_client_network_equals_live_network():
+    """Differentiated parameters use train mode; others use eval mode with the received
+    statistics."""
     frozen = FunctionalNetwork(Normed().build((1, 6, 6), 4).double(), "fp64")
     params = {k: v.detach().clone() for k, v in frozen.module.named_parameters()}
     live = LiveNetwork(frozen)
@@ -222,9 +211,8 @@ def test_a_client_s_network_is_the_live_one():
         ]
     ],
 )
-def test_the_vectorised_engine_is_the_sequential_one(engine, model):
-    """Ragged clients, momentum, weight decay, augmentation, a teacher in eval mode, local models on
-    the test set."""
+def test_vectorised_engine_equals_sequential_engine(engine, model):
+    """With momentum, weight decay, augmentation, a teacher in eval mode and local evaluation."""
     simulation = make_simulation(FedNTD(**NTD), THREES, model=model, participation=1.0)
     state = simulation.initial_state()
     for _ in range(2):
@@ -249,9 +237,8 @@ def test_the_vectorised_engine_is_the_sequential_one(engine, model):
         if row.cls is not FedAlign
     ],
 )
-def test_every_algorithm(row):
-    """In the second round, when clients have states, with the personal running statistics of
-    some."""
+def test_engines_agree_for_every_algorithm(row):
+    """In the second round, when clients have states."""
     simulation = row.simulation(model=Normed(), local=THREES)
     state = play(simulation, 1)
     expected, trained = (
@@ -268,8 +255,8 @@ def test_every_algorithm(row):
         for number, row in enumerate(STREAMS)
     ],
 )
-def test_every_algorithm_for_streams(row):
-    """Four rounds of two tasks; messages of an exchange without training included."""
+def test_engines_agree_for_every_stream_algorithm(row):
+    """Over four rounds of two tasks."""
     servers = []
     for engine in (Sequential(), Vectorised()):
         simulation = replace(stream(row.make(), model=Normed()), engine=engine)
@@ -278,8 +265,8 @@ def test_every_algorithm_for_streams(row):
 
 
 @pytest.mark.slow
-def test_fedalign_on_a_bottleneck_network():
-    """Its last stage, run alone and narrower, normalises by the batch's examples too."""
+def test_engines_agree_for_fedalign_on_bottlenecks():
+    """The narrow last stage leaves padding out too."""
     (row,) = (row for row in SHIPPED if row.cls is FedAlign)
     simulation = row.simulation(model=BottleneckResNet(widths=(4, 8), blocks=1), local=THREES)
     state = play(simulation, 1)
@@ -291,7 +278,7 @@ def test_fedalign_on_a_bottleneck_network():
 
 
 def larger(monkeypatch, times):
-    """Images of so many times 6 x 6 pixels."""
+    """Enlarge the 6 x 6 images."""
     read = Noise.read
 
     def repeated(self):
@@ -313,7 +300,7 @@ def larger(monkeypatch, times):
         (BottleneckResNet(widths=(16, 32, 64), blocks=6), 2, (3, 5)),
     ],
 )
-def test_published_networks_take_the_same_step_on_both_engines(model, times, sizes, monkeypatch):
+def test_engines_agree_for_published_networks(model, times, sizes, monkeypatch):
     """On 42 x 42 pixels the last stage of torchvision's has four. With one, a batch of two examples
     has two values of a channel, whose variance can be so small that rounding errors grow without
     bound. The four stages of resnet10 need 9 x 9."""
@@ -328,8 +315,7 @@ def test_published_networks_take_the_same_step_on_both_engines(model, times, siz
 
 @pytest.mark.parametrize("capture", [Closures, pytest.param(Traces, marks=[SLOW, traces])])
 def test_recorded_steps_keep_running_statistics(capture):
-    """Copied in and out of the memory that a recording works on, also of clients that are done
-    early."""
+    """Also those of clients that finish early."""
     simulation = make_simulation(FedNTD(**NTD), THREES, model=Normed(), participation=1.0)
     state, engine = simulation.initial_state(), recording(capture())
     for _ in range(3):
@@ -341,23 +327,8 @@ def test_recorded_steps_keep_running_statistics(capture):
     assert not engine._graphs.failed
 
 
-def test_running_statistics_are_averaged_by_examples():
-    """As parameters are; of the numbers of batches the largest stays."""
-    simulation = make_simulation(FedAvg(), THREES, model=Normed(), participation=1.0)
-    state = simulation.initial_state()
-    trained = train_with(Sequential(), simulation, state).buffers
-    found = play_round(simulation, state).server["buffers"]
-    shares = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
-    for name in ("norm.running_mean", "norm.running_var"):
-        assert_equal(found[name], shares @ trained[name], atol=1e-14)
-    batches = trained["norm.num_batches_tracked"]
-    assert found["norm.num_batches_tracked"] == batches.max() > batches.min()
-
-
-def test_a_client_s_first_previous_model_is_the_initial_one_with_its_statistics():
-    """MOON: a client that comes late compares first with the initial model as it was built, whose
-    running means are 0 and whose variances are 1, not with the initial weights and the global
-    model's statistics of that round."""
+def test_moon_starts_from_the_initial_model_and_statistics():
+    """A new client's previous model has the initial running statistics, not the global model's."""
     moon, servers = Moon(mu=1.0, tau=0.5, projection=0), []
     for engine in ("sequential", "vectorised"):
         simulation = make_simulation(moon, THREES, model=Normed(), participation=0.6, engine=engine)

@@ -1,4 +1,4 @@
-"""Engines, schedules and aggregation against the same thing done by hand."""
+"""Engines, schedules and aggregation against plain torch and calculations by hand."""
 
 import subprocess
 import sys
@@ -69,9 +69,9 @@ def fresh_module(simulation, model=None):
 
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_one_client_is_plain_sgd(engine, augment):
-    """Against torch.optim.SGD in a loop: momentum fresh in every round, weight decay, decayed rate,
-    partial batches."""
+def test_one_client_equals_torch_sgd(engine, augment):
+    """With momentum that restarts every round, weight decay, a decayed learning rate and partial
+    batches."""
     local = replace(LOCAL, batch_size=7)
     simulation = make_simulation(
         local=local,
@@ -113,15 +113,14 @@ def test_one_client_is_plain_sgd(engine, augment):
 
 @dataclass(frozen=True, kw_only=True)
 class SameStep(FedAvg):
-    """Overrides the local step with the base's own, so that the engines must take the general
-    path."""
+    """Overrides the local step without change, so that the engines use the general path."""
 
     def local_step(self, net, params, memory, batch, ctx):
         return super().local_step(net, params, memory, batch, ctx)
 
 
-def test_fused_steps_are_the_documented_local_step():
-    """The sequential engine's fused optimizer and FedAvg.local_step are two texts of one rule."""
+def test_fused_step_equals_local_step():
+    """The sequential engine uses a fused optimizer instead of FedAvg.local_step."""
     fused, general = (
         play(make_simulation(algorithm)).server["params"] for algorithm in (FedAvg(), SameStep())
     )
@@ -131,9 +130,8 @@ def test_fused_steps_are_the_documented_local_step():
 ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
 
 
-def test_adam_is_torch_s():
-    """Fresh in every round, coupled weight decay; through the fused kernel and through the pure
-    step."""
+def test_one_client_equals_torch_adam():
+    """For the fused and the general step. Adam restarts every round; weight decay is coupled."""
     for algorithm in (FedAvg(), SameStep()):
         simulation = make_simulation(algorithm, ADAM, (10,), participation=1.0)
         state, runtime = simulation.initial_state(), simulation.runtime
@@ -169,7 +167,7 @@ def test_engines_agree_with_adam(algorithm):
 
 
 @every_engine
-def test_losses_and_local_accuracy_are_those_of_the_local_models(engine):
+def test_local_evaluation_equals_evaluation_of_the_messages(engine):
     simulation = make_simulation(NTD)
     state = play(simulation, 1)
     plain, evaluated = (
@@ -189,7 +187,7 @@ def test_losses_and_local_accuracy_are_those_of_the_local_models(engine):
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_aggregation_by_hand(weighting):
-    """sum_k p_k w_k with p_k = n_k / sum n or 1 / |S|; the training loss is weighted alike."""
+    """sum_k p_k w_k with p_k = n_k / sum n or 1 / |S|, also for the training loss."""
     simulation = make_simulation(weighting=weighting)
     state = simulation.initial_state()
     result = play_round(simulation, state)
@@ -215,7 +213,7 @@ NORMED = {
 
 
 def norm_by_hand(simulation, schedule, start):
-    """One client's round with an ordinary module: its state after training."""
+    """Train an ordinary module in one client's round, and return its state."""
     module, data = fresh_module(simulation, Normed()), simulation.runtime.data
     module.load_state_dict(start)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
@@ -230,8 +228,7 @@ def norm_by_hand(simulation, schedule, start):
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_running_statistics_are_averaged_like_parameters(weighting):
-    """Clients start from the server's statistics; means and variances are averaged by weight,
-    counts are not."""
+    """Clients start from the server's statistics. Of counts of batches, the maximum remains."""
     simulation = make_simulation(**NORMED, augment=False, weighting=weighting)
     state = simulation.initial_state()
     before = {k: v.clone() for k, v in (state.server["params"] | state.server["buffers"]).items()}
@@ -252,9 +249,9 @@ def test_running_statistics_are_averaged_like_parameters(weighting):
     assert_equal(state.server["params"] | state.server["buffers"], before)
 
 
-def test_batches_of_one_example_are_left_out():
-    """Clients of 1, 3, 7, 12, 8 examples in threes: no step for the first, the seventh example of
-    the third stays out, the two last ones of the fifth are a batch."""
+def test_batch_norm_skips_batches_of_one_example():
+    """Clients of 1, 3, 7, 12, 8 examples in batches of 3. The first has no step, and the third does
+    not use its seventh example."""
     simulation = make_simulation(**NORMED | {"sizes": (1, 3, 7, 12, 8)})
     cohort = assemble(simulation, simulation.initial_state(), 1)
     expected = [[], [3] * 2, [3] * 4, [3] * 8, [3, 3, 2] * 2]
@@ -263,11 +260,13 @@ def test_batches_of_one_example_are_left_out():
     assert_equal(tree.map(lambda leaf: leaf[0], trained.messages["params"]), simulation.initial)
     assert trained.losses[0] == 0
     assert all(trained.losses[1:] > 0)
+    plain = make_simulation(participation=1.0, local=NORMED["local"])  # without batch norm
+    cohort = assemble(plain, plain.initial_state(), 1)
+    assert [s.lengths.tolist() for s in cohort.schedules][:3] == [[1] * 2, [3] * 2, [3, 3, 1] * 2]
 
 
-def test_evaluating_local_models_leaves_training_alone():
-    """Local models are evaluated with their own statistics; the teacher of the next client keeps
-    the server's."""
+def test_local_evaluation_does_not_affect_training():
+    """Local models use their running statistics, and the next client's teacher the server's."""
     simulation = make_simulation(NTD, **NORMED)
     state = play(simulation, 2)
     simulation.runtime.net.set_buffers(state.server["buffers"])
@@ -287,16 +286,21 @@ def hardware(**changes):
     return Hardware(**HARDWARE | changes)
 
 
-def test_hardware_refuses_what_cannot_work():
-    with pytest.raises(ConfigError, match=r"hardware.engine=vectorised: must be another engine"):
-        hardware(engine="vectorised").resolve(vectorises=False, cohort_size=1)
-    with pytest.raises(ConfigError, match=r"hardware.precision=tf32: must be fp32 or bf16"):
-        hardware(precision="tf32").resolve(vectorises=True, cohort_size=1)
-    with pytest.raises(ConfigError, match=r"hardware.device=cuda:99: must be"):
-        hardware(device="cuda:99").resolve(vectorises=True, cohort_size=1)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine": "vectorised"}, "hardware.engine=vectorised: must be another engine"),
+        ({"precision": "tf32"}, "hardware.precision=tf32: must be fp32 or bf16"),
+        ({"device": "cuda:99"}, "hardware.device=cuda:99: must be"),
+        ({"engine": "sequential", "chunk": 2}, "hardware.chunk=2: must be None with"),
+    ],
+)
+def test_impossible_hardware_is_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        hardware(**changes).resolve(vectorises=False, cohort_size=1)
 
 
-def test_hardware_choices(monkeypatch):
+def test_hardware_auto(monkeypatch):
     def chosen(cohort_size=10, vectorises=True, **changes):
         return hardware(**changes).resolve(vectorises, cohort_size)
 
@@ -325,7 +329,7 @@ def test_hardware_choices(monkeypatch):
 
 @dataclass(frozen=True, kw_only=True)
 class Halving(FedAvg):
-    """Clients send half of the smallest ordinary number."""
+    """Clients send half of the smallest normal number."""
 
     def finish(self, net, params, data, ctx):
         half = torch.tensor(sys.float_info.min / 2, dtype=torch.float64)
@@ -338,7 +342,7 @@ class Halving(FedAvg):
 
 
 @pytest.mark.parametrize("engine", ["sequential", pytest.param("workers", marks=pytest.mark.slow)])
-def test_clients_have_zero_for_subnormal_numbers(engine):
+def test_subnormal_numbers_are_zero_in_training(engine):
     simulation = make_simulation(Halving(), engine=engine)
     state = simulation.initial_state()
     state.advance(play_round(simulation, state))
@@ -350,15 +354,14 @@ def test_clients_have_zero_for_subnormal_numbers(engine):
     ("ratio", "precision", "slow"),
     [(1.1, "bf16", False), (3.14, "bf16", True), (3.14, "fp32", False)],
 )
-def test_where_bf16_is_slow(ratio, precision, slow, monkeypatch):
+def test_slow_bf16_is_reported(ratio, precision, slow, monkeypatch):
     monkeypatch.setattr("fedexp.engine.hardware.cost_of_bf16", lambda: ratio)
     said = hardware(engine="sequential", precision=precision).resolve(True, 10).trouble()
     assert ("took 3.1 times as long as fp32" in said) if slow else said is None
 
 
-def test_what_decides_how_sums_are_rounded():
-    """Other values where the numbers may differ, the same where they must not: the number of
-    workers changes no bit."""
+def test_arithmetic_differs_if_sums_may_be_rounded_differently():
+    """The number of workers does not affect rounding."""
 
     def arithmetic(vectorises=True, **changes):
         return (
@@ -491,7 +494,7 @@ def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
 
 
 @pytest.mark.parametrize("purpose", ["partition", "sampling", "training"])
-def test_each_seed_moves_only_its_own(purpose):
+def test_each_seed_changes_only_its_purpose(purpose):
     base = {"partition": 0, "sampling": 0, "training": 0}
     before, after = (
         make_simulation(seeds=Seeds(**base | {purpose: s}), participation=0.4, rounds=8)
@@ -511,7 +514,7 @@ def test_each_seed_moves_only_its_own(purpose):
             assert torch.equal(x.draws, y.draws) == (purpose == "partition")
 
 
-def test_runs_leave_the_global_generator_alone():
+def test_runs_do_not_use_the_global_generator():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -550,8 +553,7 @@ def test_evaluation_by_hand():
 
 
 def digits_round(*overrides):
-    """Initial and trained parameters (stacked) of two clients on digits with the default CNN,
-    whatever the machine."""
+    """Train two clients on digits, and return the initial and the stacked trained parameters."""
     choices = (
         "hardware=cpu",
         "hardware.engine=sequential",
@@ -565,15 +567,15 @@ def digits_round(*overrides):
 
 
 def largest_error(actual, exact, start):
-    """Of the parameters' updates, relative."""
+    """Return the largest relative error of a parameter's update."""
     return max(
         float((actual[k].double() - v).norm() / (v - start[k]).norm()) for k, v in exact.items()
     )
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_single_precision_takes_the_steps_of_double_precision(monkeypatch, layout):
-    """A gradient applied in the wrong memory order would give an error of 0.3 to 1.2."""
+def test_fp32_steps_are_close_to_fp64_steps(monkeypatch, layout):
+    """A gradient in the wrong memory order would give an error of 0.3 to 1.2."""
     monkeypatch.setattr("fedexp.training.prepare.LAYOUT", layout)
     start, exact = digits_round("hardware.precision=fp64")
     _, actual = digits_round("hardware.precision=fp32")
@@ -582,7 +584,7 @@ def test_single_precision_takes_the_steps_of_double_precision(monkeypatch, layou
 
 @dataclass(frozen=True, kw_only=True)
 class Transposing(FedAvg):
-    """Returns gradients with other strides and the same values."""
+    """Returns gradients with other strides."""
 
     def transform_grads(self, grads, params, batch, ctx):
         return {k: g.transpose(0, -1).contiguous().transpose(0, -1) for k, g in grads.items()}
@@ -595,7 +597,7 @@ def test_gradients_may_have_any_strides():
     assert_equal(changed, plain, atol=1e-12)
 
 
-def test_evaluation_interval_skips_but_never_the_last_round():
+def test_eval_interval_always_includes_the_last_round():
     simulation = make_simulation(eval_interval=2, rounds=3)
     state, evaluated = simulation.initial_state(), []
     for _ in range(3):
@@ -605,14 +607,13 @@ def test_evaluation_interval_skips_but_never_the_last_round():
     assert evaluated == [False, True, True]
 
 
-def test_adam_is_refused_where_it_makes_no_sense():
+def test_scaffold_refuses_adam():
     with pytest.raises(ConfigError, match=r"local\.optimizer=adam: Scaffold is defined for sgd"):
         make_simulation(Scaffold(divisor="steps", variates="uniform"), ADAM)
 
 
-def test_bytes_are_those_of_the_parameters():
-    """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients, in both
-    directions."""
+def test_bytes_of_a_round_by_hand():
+    """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients."""
     simulation = make_simulation()
     result = play_round(simulation, simulation.initial_state())
     assert result.bytes_up == result.bytes_down == 4 * 290 * 8
@@ -634,15 +635,9 @@ def test_learning_rate_of_a_round():
     assert replace(local, lr_decay=1.0).lr_at(500) == 0.5
 
 
-def test_model_without_batch_norm_keeps_batches_of_one_example():
-    simulation = make_simulation(participation=1.0, local=replace(LOCAL, batch_size=3))
-    cohort = assemble(simulation, simulation.initial_state(), 1)
-    assert [s.lengths.tolist() for s in cohort.schedules][:3] == [[1] * 2, [3] * 2, [3, 3, 1] * 2]
-
-
 @pytest.mark.slow  # a process imports torch
-def test_subnormal_numbers_are_zero_for_a_while():
-    """In every thread: those of torch's take the setting over from the one that begins them."""
+def test_subnormals_as_zero_applies_to_all_threads_and_is_restored():
+    """Threads that torch starts inherit the setting."""
     code = """
         import sys, torch
         from fedexp.engine.network import subnormals_as_zero

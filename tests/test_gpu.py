@@ -16,8 +16,8 @@ DEVICE = os.environ.get("FEDEXP_TEST_DEVICE", "cuda")  # `cpu` tries the tests w
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 @pytest.mark.parametrize("name", ROWS)
-def test_rounds_on_a_gpu_are_those_on_the_cpu(name, engine, monkeypatch):
-    """In float64: the server's state after two rounds, with what the server trains."""
+def test_rounds_on_a_gpu_equal_rounds_on_the_cpu(name, engine, monkeypatch):
+    """In float64, after two rounds, for every algorithm."""
     expected = play(simulation(name), 2)
     monkeypatch.setitem(toy_federation.HARDWARE, "device", DEVICE)
     whole = simulation(name, engine=engine)

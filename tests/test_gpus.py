@@ -1,4 +1,4 @@
-"""Jobs that share the GPUs of a machine: real processes, made-up GPUs."""
+"""Jobs that share the GPUs of a machine, with real processes and simulated GPUs."""
 
 import subprocess
 import sys
@@ -22,8 +22,7 @@ from fedexp.training.run import on_a_gpu
 from toy_federation import HARDWARE, PROCESS, composed
 
 SOURCE = Path(__file__).parents[1] / "src"
-# Takes a GPU, notes it, and gives it back when told to on standard input, or after some
-# milliseconds.
+# Takes a GPU, notes it, and releases it after a line on standard input, or after a time.
 JOB = """
 import sys, time
 from pathlib import Path
@@ -41,7 +40,7 @@ with reserve_gpu(names, most, folder, interval=0.01) as position, (folder / "not
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
-    """`job("0,1", 2)`: a process that wants one of two GPUs on which two jobs may run."""
+    """`job("0,1", 2)` starts a process that needs one of two GPUs for at most two jobs each."""
     running = []
 
     def start(names: str, most: int, hold: str = "told") -> subprocess.Popen:
@@ -62,12 +61,12 @@ def job(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 def taken(process: subprocess.Popen) -> int:
-    """Waits until it has a GPU."""
+    """Wait until a process has a GPU, and return its number."""
     assert process.stdout.readline() == "ready\n"
     return int(process.stdout.readline())
 
 
-def test_the_gpu_with_the_fewest_jobs_and_that_of_a_dead_one(job, tmp_path):
+def test_a_job_takes_the_gpu_with_the_fewest_live_jobs(job, tmp_path):
     jobs = [job("a,b", 2)]
     assert taken(jobs[0]) == 0
     for expected in (1, 0, 1):  # one after the other, so that it is known who comes first
@@ -75,11 +74,11 @@ def test_the_gpu_with_the_fewest_jobs_and_that_of_a_dead_one(job, tmp_path):
         assert taken(jobs[-1]) == expected
     waiting = job("a,b", 2)
     assert waiting.stdout.readline() == "ready\n"
-    jobs[1].kill()  # as kill -9: it tidies nothing up
+    jobs[1].kill()  # without cleanup
     assert int(waiting.stdout.readline()) == 1
     jobs[2].communicate("done")
     assert taken(job("a,b", 2)) == 0
-    # A sweep that wants a GPU alone waits for one without a job, whatever others allow.
+    # a job with limit 1 waits for a GPU without jobs
     alone = job("a,b", 1)
     assert alone.stdout.readline() == "ready\n"
     for other in (jobs[3], waiting):
@@ -89,8 +88,8 @@ def test_the_gpu_with_the_fewest_jobs_and_that_of_a_dead_one(job, tmp_path):
 
 
 @pytest.mark.slow
-def test_many_at_once_are_never_too_many_on_one(job, tmp_path):
-    """Six jobs, two GPUs, two on each at most."""
+def test_jobs_that_start_together_respect_the_limit(job, tmp_path):
+    """Six jobs, two GPUs, at most two on each."""
     for process in [job("0,1", 2, hold="0.1") for _ in range(6)]:
         assert process.wait(timeout=60) == 0
     running, total = Counter(), Counter()
@@ -102,7 +101,7 @@ def test_many_at_once_are_never_too_many_on_one(job, tmp_path):
     assert not any(running.values())
 
 
-def test_a_waiting_job_says_so(monkeypatch, tmp_path, caplog):
+def test_a_waiting_job_logs_a_message(monkeypatch, tmp_path, caplog):
     def interrupt(seconds: float) -> None:
         raise TimeoutError(f"waits {seconds} s")
 
@@ -126,12 +125,12 @@ def test_a_waiting_job_says_so(monkeypatch, tmp_path, caplog):
     ("environment", "expected"),
     [({}, ["0", "1", "2"]), ({"CUDA_VISIBLE_DEVICES": "4, 2,GPU-8f"}, ["4", "2", "GPU-8f"])],
 )
-def test_names_are_those_of_the_machine(monkeypatch, environment, expected):
+def test_gpu_names_come_from_the_environment_or_the_machine(monkeypatch, environment, expected):
     monkeypatch.setattr(gpus, "count_gpus", lambda: 3)
     assert gpus.visible(environment) == expected
 
 
-def test_a_job_runs_on_the_gpu_that_it_got(monkeypatch, tmp_path):
+def test_a_job_runs_on_its_gpu(monkeypatch, tmp_path):
     built = build(composed())
     monkeypatch.setattr(gpus, "default_folder", lambda: tmp_path / "locks")
     with on_a_gpu(built, Place(finds_gpu=True)) as same:  # no GPU here
@@ -184,5 +183,5 @@ def test_a_worker_without_a_gpu_is_an_error(monkeypatch):
         Worker(1).begin(replace(PROCESS, device=torch.device("cuda")))
 
 
-def test_the_time_of_a_run_is_estimated_from_one_on_another_gpu():
+def test_estimates_do_not_distinguish_gpus():
     assert [device_of(asked) for asked in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda", "cuda"]

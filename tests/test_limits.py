@@ -1,4 +1,4 @@
-"""Ranges and choices that the annotations of a dataclass give its fields."""
+"""Limits of a dataclass's fields in their annotations."""
 
 import math
 from dataclasses import dataclass, field

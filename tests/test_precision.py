@@ -16,7 +16,7 @@ from toy_federation import HARDWARE, LOCAL, make_simulation
 
 @pytest.fixture(autouse=True)
 def cost(monkeypatch):
-    """A CPU that has bf16."""
+    """A CPU with bf16 instructions."""
     costs = [1.0]
     monkeypatch.setattr("fedexp.engine.hardware.cost_of_bf16", lambda: costs[0])
     return costs
@@ -39,7 +39,7 @@ def choose(monkeypatch, seconds, before=None, **changes):
     return choose_precision(resolved(**changes), make_simulation().runtime, 4, before)
 
 
-def test_the_fastest_is_taken_and_the_summary_says_so(monkeypatch, caplog):
+def test_the_fastest_precision_is_chosen_and_noted(monkeypatch, caplog):
     seconds = {"fp32": 3.0, "bf16": 2.0}
     with caplog.at_level(logging.INFO, "fedexp"):
         chosen = choose(monkeypatch, seconds)
@@ -60,13 +60,13 @@ def test_a_named_precision_is_not_timed(monkeypatch, named):
     assert (chosen.precision, chosen.timed) == (named, None)
 
 
-def test_a_cpu_that_emulates_bf16_has_nothing_to_choose(monkeypatch, cost):
+def test_fp32_is_chosen_if_the_cpu_emulates_bf16(monkeypatch, cost):
     cost[0] = 10.0
     chosen = choose(monkeypatch, None)
     assert (chosen.precision, chosen.timed) == ("fp32", None)
 
 
-def test_a_gpu_may_take_tf32(monkeypatch):
+def test_tf32_is_timed_on_gpus_that_have_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for ampere, names in ((True, ["fp32", "tf32", "bf16"]), (False, ["fp32"])):
@@ -80,7 +80,7 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
     new = choose(monkeypatch, {"fp32": 3.0, "bf16": 2.0})
     kept = choose(monkeypatch, None, before="fp32")
     assert (kept.precision, kept.timed) == ("fp32", {})
-    # one span of rounds, no two
+    # one span of rounds, not two
     assert kept.arithmetic()["by_timing"] == new.arithmetic()["by_timing"]
     # begun on a GPU, in a precision that a CPU does not have
     assert choose(monkeypatch, {"fp32": 1.0, "bf16": 2.0}, before="tf32").precision == "fp32"
@@ -92,8 +92,8 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
-def test_the_engine_that_trains_is_timed(engine):
-    """With the real clock: each precision takes some time, and the model stays as it was."""
+def test_the_training_engine_is_timed(engine):
+    """With the real clock. The model does not change."""
     runtime = single()
     before = {name: value.clone() for name, value in runtime.net.parameters().items()}
     found = time_steps(resolved(engine=engine), runtime, 4, ["fp32", "bf16"])
@@ -104,8 +104,8 @@ def test_the_engine_that_trains_is_timed(engine):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_what_is_timed(engine, monkeypatch):
-    """Steps of one client, or of all clients of a round; each precision in turn."""
+def test_steps_of_one_client_or_of_all_are_timed(engine, monkeypatch):
+    """The vectorised engine is timed with all clients of a round."""
     calls = []
     hardware = resolved(engine=engine)
     cls = type(hardware.client_engine())

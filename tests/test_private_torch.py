@@ -1,4 +1,4 @@
-"""What of torch's private interfaces is used: gradients without its compiler."""
+"""Gradients do not load torch's compiler (core/private/of_torch.py)."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import torch
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8),
-    reason="a gradient of torch 2.6 always loads it",
+    reason="gradients of torch 2.6 always load the compiler",
 )
 
 GRADIENT = """
@@ -33,10 +33,10 @@ assert torch.compile(torch.sin, backend="eager")(torch.zeros(1)).tolist() == [0]
 """
 
 
-def test_a_gradient_loads_no_compiler():
+def test_gradients_do_not_load_the_compiler():
     subprocess.run([sys.executable, "-c", GRADIENT], check=True)
 
 
 @pytest.mark.slow
-def test_the_compiler_is_loaded_when_it_is_asked_for():
+def test_the_compiler_loads_when_used():
     subprocess.run([sys.executable, "-c", GRADIENT + LOADED], check=True)

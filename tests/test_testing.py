@@ -12,7 +12,7 @@ from fedexp.testing import check
 
 @dataclass(frozen=True, kw_only=True)
 class Drifting(FedAvg):
-    """A method with state of the client, as in the guide: each is pulled to where it ended last."""
+    """Each client is pulled to its last local model, as in the guide."""
 
     pull: float = 0.5
 
@@ -29,7 +29,7 @@ class Drifting(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class CountsRows(Drifting):
-    """Wrong: padding counts."""
+    """Wrong: counts padding."""
 
     def objective(self, net, params, batch, ctx):
         return super().objective(net, params, batch, ctx) * len(batch.y)
@@ -37,7 +37,7 @@ class CountsRows(Drifting):
 
 @dataclass(frozen=True, kw_only=True)
 class Detached(Drifting):
-    """Wrong: a factor of the loss is a constant to the gradient."""
+    """Wrong: a factor of the loss has no gradient."""
 
     def penalty(self, net, params, ctx):
         penalty = super().penalty(net, params, ctx)
@@ -46,7 +46,7 @@ class Detached(Drifting):
 
 @dataclass(frozen=True, kw_only=True)
 class Remembers(Drifting):
-    """Wrong: what an object remembers is in no checkpoint."""
+    """Wrong: attributes of the object are not in the checkpoint."""
 
     calls: list[Any] = field(default_factory=list, compare=False)
 
@@ -57,7 +57,7 @@ class Remembers(Drifting):
         return moved | {"params": shrunk}
 
 
-def test_a_right_one_passes():
+def test_a_correct_algorithm_passes():
     check(Drifting, zero=Drifting(pull=0.0))
 
 
@@ -71,11 +71,11 @@ def test_a_right_one_passes():
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, FedAvg) else "",
 )
-def test_a_wrong_one_is_named(algorithm, options, words):
+def test_errors_are_named(algorithm, options, words):
     with pytest.raises(AssertionError, match=words):
         check(algorithm, **options)
 
 
-def test_what_is_constant_on_purpose_and_another_federation():
+def test_gradient_check_and_federation_are_optional():
     check(Detached(), gradient=False, overrides=["num_clients=3", "local.momentum=0"])
     assert torch.get_default_dtype() == torch.float32

@@ -1,10 +1,10 @@
-"""The vectorised engine's fast paths, each against the slow obvious one; what needs a GPU is marked
-so."""
+"""The vectorised engine's fast paths against slow simple ones. Some tests need a GPU."""
 
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
 from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
+from fedexp.testing import assert_equal
 from fedexp.training.exchange import Exchange, sample
 from test_algorithms import EveryHook, SignDescent, train
 from toy_federation import LARGER, LOCAL, assemble, make_simulation, play, play_round
@@ -45,14 +46,9 @@ traces = pytest.mark.skipif(
 )
 
 
-def assert_equal(actual, expected, atol=0.0):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
-
-
 def assert_same_training(actual, expected, atol=1e-12):
-    for name in ("messages", "states", "losses"):
+    for name in ("messages", "states", "losses", "buffers", "class_correct"):
         assert_equal(getattr(actual, name), getattr(expected, name), atol=atol)
-    assert_equal(actual.class_correct, expected.class_correct)
 
 
 def normal(*shape):
@@ -64,20 +60,8 @@ def normal(*shape):
 # --- convolutions
 
 
-class Calls:
-    """Counts the calls of a function that it stands for."""
-
-    def __init__(self, function):
-        self.function, self.count = function, 0
-
-    def __call__(self, *args, **kwargs):
-        self.count += 1
-        return self.function(*args, **kwargs)
-
-
 def value_and_gradients(function, x, weight, bias):
-    """For stacked tensors: outputs and the gradients of a non-linear function of them by all
-    inputs."""
+    """Return a function's outputs for stacked tensors, and gradients of the outputs' cubes."""
 
     def loss(x, weight, bias):
         y = function(x, weight, bias)
@@ -89,45 +73,37 @@ def value_and_gradients(function, x, weight, bias):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
-    ("kernel", "padding"),
+    ("kernel", "padding", "stride"),
     [
-        ((3, 3), (1, 1)),
-        ((5, 5), (2, 2)),
-        ((1, 1), (0, 0)),
-        ((3, 2), (0, 1)),
-        ((5, 3), (4, 0)),
-        ((6, 7), (0, 0)),
+        ((3, 3), (1, 1), (1, 1)),
+        ((5, 5), (2, 2), (1, 1)),
+        ((1, 1), (0, 0), (1, 1)),
+        ((3, 2), (0, 1), (1, 1)),
+        ((5, 3), (4, 0), (1, 1)),
+        ((6, 7), (0, 0), (1, 1)),
+        # also such that no window has the last rows and columns
+        ((3, 3), (1, 1), (2, 2)),
+        ((3, 3), (1, 1), (3, 1)),
+        ((3, 3), (1, 1), (2, 4)),
     ],
 )
-@pytest.mark.parametrize("channels", [1, 6])
-def test_convolution_client_by_client(channels, kernel, padding, channels_last):
-    x, weight, bias = normal(3, 2, channels, 6, 7), normal(3, 5, channels, *kernel), normal(3, 5)
+@pytest.mark.parametrize("channels", [1, 3, 6])
+def test_convolution_per_client_equals_vmap(channels, kernel, padding, stride, channels_last):
+    x, weight, bias = normal(3, 2, channels, 8, 7), normal(3, 5, channels, *kernel), normal(3, 5)
     if channels_last:
         x, weight = (
             t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (x, weight)
         )
-    ours = value_and_gradients(lambda *inputs: convolve(*inputs, padding), x, weight, bias)
+    ours = value_and_gradients(lambda *inputs: convolve(*inputs, padding, stride), x, weight, bias)
     torchs = value_and_gradients(
-        lambda *inputs: F.conv2d(*inputs, padding=padding), x, weight, bias
-    )
-    torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("stride", [(2, 2), (3, 1), (2, 4)], ids=str)
-@pytest.mark.parametrize("channels", [3, 6])
-def test_convolution_with_strides(channels, stride):
-    """Also such that the last rows and columns are in no window."""
-    x, weight, bias = normal(3, 2, channels, 8, 7), normal(3, 5, channels, 3, 3), normal(3, 5)
-    ours = value_and_gradients(lambda *inputs: convolve(*inputs, (1, 1), stride), x, weight, bias)
-    torchs = value_and_gradients(
-        lambda *inputs: F.conv2d(*inputs, stride=stride, padding=1), x, weight, bias
+        lambda *inputs: F.conv2d(*inputs, padding=padding, stride=stride), x, weight, bias
     )
     torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("channels", [1, 6])
-def test_gradients_of_each_example_of_each_client(channels):
-    """vmap within vmap: the weights are stacked once, the examples twice."""
+def test_gradients_per_example_and_client_equal_vmap(channels):
+    """The weights are stacked once, the examples twice."""
     x, weight, bias = normal(3, 4, 1, channels, 6, 7), normal(3, 5, channels, 3, 3), normal(3, 5)
 
     def gradients(function):
@@ -154,8 +130,8 @@ def test_gradients_of_each_example_of_each_client(channels):
     ],
     ids=str,
 )
-def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypatch):
-    calls = Calls(convolution.convolve)
+def test_only_plain_convolutions_run_per_client(shape, options, taken, monkeypatch):
+    calls = Mock(wraps=convolution.convolve)
     monkeypatch.setattr(convolution, "convolve", calls)
     x, weight, bias = normal(3, 2, 4, 7, 7), normal(3, *shape), normal(3, shape[0])
     function = partial(F.conv2d, **options)
@@ -168,12 +144,12 @@ def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypa
     torch.testing.assert_close(
         value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11
     )
-    assert calls.count == taken
+    assert calls.call_count == taken
 
 
 def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     """A teacher's weights, or the test images of an evaluation, are the same for all clients."""
-    calls = Calls(convolution.convolve)
+    calls = Mock(wraps=convolution.convolve)
     monkeypatch.setattr(convolution, "convolve", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
     frozen, shared = FunctionalNetwork(module, "fp64"), dict(module.named_parameters())
@@ -184,17 +160,16 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     x = normal(3, 2, 1, 6, 6)
     vmap(lambda one: net(shared, one).logits)(x)
     vmap(lambda params: net(params, x[0]).logits)(stacked)
-    assert calls.count == 0
+    assert calls.call_count == 0
     vmap(lambda params, one: net(params, one).logits)(stacked, x)
-    assert calls.count == 1
+    assert calls.call_count == 1
 
 
 # --- chunks and memory
 
 
 class Limited:
-    """Stands for `run_steps` on a device where at most `limit` clients fit, and fails in the middle
-    of the steps."""
+    """Replacement of `run_steps` on a device where at most `limit` clients fit."""
 
     def __init__(self, limit, error=None):
         self.limit, self.counts = limit, []
@@ -222,8 +197,7 @@ class Limited:
     ids=str,
 )
 def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, caplog):
-    """5 clients: 5 and 2 at a time do not fit, so each is trained alone; the next round starts with
-    that."""
+    """5 and 2 clients do not fit, so each is trained alone, also in the next round."""
     simulation = make_simulation(EveryHook(pull=0.5), participation=1.0)
     state = play(simulation, 1)
     before = tree.map(
@@ -249,7 +223,7 @@ def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, capl
 
 
 def test_out_of_memory_in_a_later_chunk(monkeypatch):
-    """The first chunk was trained and gathered before the second failed: both are trained again."""
+    """The first chunk, which was trained already, is trained again too."""
     simulation = make_simulation(NTD)
     state = play(simulation, 1)
     expected = train(Vectorised(1), simulation, state)
@@ -275,22 +249,22 @@ def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
         train(Vectorised(), simulation, simulation.initial_state())
 
 
-def test_other_errors_are_not_taken_for_it(monkeypatch):
+def test_other_errors_are_not_taken_for_out_of_memory(monkeypatch):
     simulation = make_simulation()
     monkeypatch.setattr(engine_module, "run_steps", Limited(0, RuntimeError("shapes do not match")))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train(Vectorised(), simulation, simulation.initial_state())
 
 
-def test_what_is_recorded():
-    """CUDA only, and float32 only: torch's fused SGD reads a learning rate in memory as float32."""
+def test_cuda_graphs_need_cuda_and_float32():
+    """torch's fused SGD reads a learning rate in memory as float32."""
     runtime = make_simulation().runtime
     assert not engine_module.can_be_recorded(runtime)
     assert not engine_module.can_be_recorded(replace(runtime, dtype=torch.float32))
 
 
 def test_first_chunk_from_free_memory(monkeypatch):
-    """Half of 1,000 free bytes holds 4 clients of 120; none fits: one at a time, and see."""
+    """Half of 1,000 free bytes holds 4 clients of 120; if none fits, one is tried."""
     monkeypatch.setattr(engine_module, "free_memory", lambda device: 1000)
     simulation = make_simulation()
     shared = Shared(FedAvg(), simulation.runtime, {}, 0.1)
@@ -304,22 +278,22 @@ def test_first_chunk_from_free_memory(monkeypatch):
 
 
 class Clients0:
-    """Clients of whom there is nothing to train."""
+    """Clients without steps."""
 
     count = 1
-    runs = staticmethod(lambda: ())
+    steps = staticmethod(lambda: ())
     watch = None
 
 
 @pytest.mark.parametrize(
-    ("load_bytes", "runs"),
+    ("load_bytes", "loads"),
     [
-        (1, [(0, 1, 5), (1, 2, 5), (2, 3, 3), (3, 4, 3), (4, 5, 2), (5, 6, 2)]),
-        (2 * 5 * 4 * 6 * 6 * 8, [(0, 2, 5), (2, 4, 3), (4, 6, 2)]),
+        (1, [(5, 1), (5, 1), (3, 1), (3, 1), (2, 1), (2, 1)]),
+        (2 * 5 * 4 * 6 * 6 * 8, [(5, 2), (3, 2), (2, 2)]),
     ],
     ids=["one step", "two steps"],
 )
-def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatch):
+def test_images_of_several_steps_are_loaded_at_once(load_bytes, loads, monkeypatch):
     """Images of 6 x 6 pixels in float64, batches of 4; clients of 1, 3, 7, 12, 10 examples for 2
     epochs."""
     simulation = make_simulation(NTD, participation=1.0, sizes=LARGER)
@@ -330,12 +304,12 @@ def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatc
     cohort = cohort.take(cohort.longest_first())
     clients = Clients(Shared(NTD, simulation.runtime, state.server, 0.1), cohort)
     assert [s.steps for s in cohort.schedules] == [6, 6, 4, 2, 2]
-    assert list(clients.runs()) == runs
+    assert [(active, len(list(batches))) for active, batches in clients.steps()] == loads
     assert_same_training(train(Vectorised(), simulation, state), expected, atol=0)
 
 
-def test_padding_shows_an_example_of_the_same_client():
-    """Never one of another's, such as example 0, whose label may have no meaning here."""
+def test_padding_repeats_an_example_of_the_same_client():
+    """The label of another client's example, such as example 0, may be invalid here."""
     simulation = make_simulation(participation=1.0)
     cohort = assemble(simulation, simulation.initial_state(), 1)
     padded = clients_module.pad(cohort.schedules, simulation.runtime)
@@ -348,8 +322,8 @@ def test_padding_shows_an_example_of_the_same_client():
 # --- local models on the test set
 
 
-def test_evaluation_of_all_local_models_at_once():
-    """100 random models of 20 images: right answers by class, as one after the other."""
+def test_stacked_models_are_evaluated_like_single_models():
+    """100 random models on 20 images."""
     simulation = make_simulation(local=replace(LOCAL, batch_size=3))  # 9 images at a time
     runtime, server = simulation.runtime, simulation.initial_state().server
     stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
@@ -365,7 +339,7 @@ def test_evaluation_of_all_local_models_at_once():
 
 
 class NoWaiting(TorchDispatchMode):
-    """Refuses what makes a CUDA device tell the host a value or the size of a result."""
+    """Refuses operations for which the host waits for a CUDA device."""
 
     REFUSED = (
         "_local_scalar_dense",
@@ -387,8 +361,7 @@ class NoWaiting(TorchDispatchMode):
 
 @contextmanager
 def no_waiting():
-    """The mode above, and these, which it does not see, since on a CPU they read the memory of the
-    tensor."""
+    """Also refuse methods that the mode does not see, because they read a CPU tensor's memory."""
 
     def refuse(*args):
         raise AssertionError("reads a tensor")
@@ -399,7 +372,7 @@ def no_waiting():
         yield
 
 
-def test_the_check_itself():
+def test_the_check_for_waiting_finds_waits():
     reads = (
         "values[0].item()",
         "values.tolist()",
@@ -513,9 +486,8 @@ def recording(capture, *options):
         for options in ((), (3,))
     ],
 )
-def test_recorded_steps_are_the_steps(algorithm, capture, options):
-    """Over rounds with other clients, learning rates and server states, which a recording must not
-    have kept."""
+def test_recorded_steps_equal_eager_steps(algorithm, capture, options):
+    """A recording must not keep clients, learning rates and server states of its round."""
     simulation = make_simulation(algorithm, model=DEEP)
     state, capture = simulation.initial_state(), capture()
     engine = recording(capture, *options)
@@ -535,12 +507,12 @@ def test_recorded_steps_are_the_steps(algorithm, capture, options):
 
 
 @traces
-def test_local_models_are_tested_in_recorded_steps_too():
-    """At the marks of their probes, in frames that hold more clients than still run."""
+def test_probes_test_local_models_between_recorded_steps():
+    """The frames have more clients than still run."""
     analysis = LocalEpochs(rounds=None, every=1, between=True, clients=None)
     simulation = make_simulation(analysis=analysis)
     state, engine = simulation.initial_state(), recording(Closures())
-    for number in range(1, 4):  # carried out, recorded, replayed
+    for number in range(1, 4):  # run, recorded, replayed
         exchange = Exchange(simulation, simulation.algorithm, state.server, {}, number)
         cohort = exchange.assemble(sample(simulation, number))
         cohort = replace(cohort, probes=exchange.probes(cohort))
@@ -555,7 +527,7 @@ def test_local_models_are_tested_in_recorded_steps_too():
 
 
 @traces
-def test_clients_that_are_done_are_left_alone_by_larger_graphs():
+def test_larger_graphs_do_not_change_finished_clients():
     """11 clients of 1 to 3 steps: graphs of 11, 10 for the 9 that have a second step, 3."""
     simulation = make_simulation(
         NTD, sizes=(1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3), participation=1.0, local=SINGLE
@@ -570,8 +542,8 @@ def test_clients_that_are_done_are_left_alone_by_larger_graphs():
 
 
 @pytest.mark.slow
-def test_a_frame_is_not_used_for_another_algorithm_or_training():
-    """One engine, models of one shape; what differs is part of the recording."""
+def test_other_algorithms_or_training_need_another_frame():
+    """The models have the same shape."""
     first, engine = make_simulation(NTD), recording(Closures())
     other = replace(first, algorithm=replace(NTD, tau=3.0))
     slower = make_simulation(replace(NTD, tau=3.0), local=replace(LOCAL, momentum=0.5))
@@ -584,7 +556,7 @@ def test_a_frame_is_not_used_for_another_algorithm_or_training():
 
 
 @traces
-def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
+def test_steps_that_cannot_be_recorded_run_eagerly(caplog):
     simulation = make_simulation(NTD)
     state = play(simulation, 1)
     engine = recording(Traces(fail=True))
@@ -594,10 +566,7 @@ def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
                 train(engine, simulation, state), train(Vectorised(), simulation, state)
             )
     (record,) = caplog.records
-    assert (
-        "(operation not permitted when stream is capturing); going on without graphs"
-        in record.message
-    )
+    assert "(operation not permitted when stream is capturing)" in record.message
 
 
 @traces
@@ -625,7 +594,7 @@ def test_out_of_memory_while_recording_halves_the_chunk(caplog):
     ]
 
 
-def test_sizes_of_graphs():
+def test_graph_sizes_waste_at_most_a_quarter():
     sizes = [rounded(active, 1000) for active in range(1, 1001)]
     assert sorted(set(sizes))[:15] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28]
     assert len(set(sizes)) == 8 + 4 * 7  # 4 for each doubling from 8 to 1,024
@@ -677,8 +646,8 @@ class Kernels(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("algorithm", "most"), [(FedAvg(), 66), (NTD, 112)], ids=["FedAvg", "FedNTD"]
 )
-def test_few_kernels_a_step(algorithm, most):
-    """What a step costs on a GPU whose kernels are short; the update is one for all parameters."""
+def test_a_step_launches_few_kernels(algorithm, most):
+    """One kernel updates all parameters."""
     counts = []
     for epochs in (2, 12):
         simulation = make_simulation(
@@ -695,7 +664,7 @@ def test_few_kernels_a_step(algorithm, most):
 # --- bf16
 
 
-def test_bf16_is_near_fp32():
+def test_bf16_training_is_close_to_fp32():
     """bf16 keeps 8 bits: one rounding is at most 2^-9 = 0.2 %; after 6 steps, a few per cent of the
     change."""
     simulation = make_simulation(NTD, model=DEEP)
@@ -752,8 +721,8 @@ class OnGpu:
 
 @pytest.mark.gpu
 @every_algorithm
-def test_gpu_is_the_cpu(algorithm):
-    """In float64, which has no graphs."""
+def test_gpu_equals_cpu(algorithm):
+    """In float64, without CUDA graphs."""
     simulation = make_simulation(algorithm, model=DEEP, participation=1.0)
     state, gpu, engine = (
         simulation.initial_state(),
@@ -774,9 +743,8 @@ def test_gpu_is_the_cpu(algorithm):
 
 @pytest.mark.gpu
 @every_algorithm
-def test_gpu_graphs_are_the_steps(algorithm):
-    """In float32, rounds with other clients, server states and learning rates: the same kernels,
-    recorded."""
+def test_gpu_graphs_equal_eager_steps(algorithm):
+    """In float32, in rounds with other clients, server states and learning rates."""
     simulation = make_simulation(algorithm, model=DEEP)
     state, gpu = simulation.initial_state(), OnGpu(simulation, torch.float32)
     eager, engine = (Vectorised(cuda_graphs=graphs) for graphs in (False, True))
@@ -792,8 +760,8 @@ def test_gpu_graphs_are_the_steps(algorithm):
 
 
 @pytest.mark.gpu
-def test_gpu_streams_share_memory_of_the_stream_that_waits_for_them(monkeypatch):
-    """Memory that one of them gave back may still be in use there when another one writes."""
+def test_gpu_streams_write_to_memory_of_the_main_stream(monkeypatch):
+    """Memory that one side stream has freed may still be in use when another one writes."""
     allocated, room_for = [], tree.room_for
 
     def recording(leaf, count):
@@ -810,7 +778,7 @@ def test_gpu_streams_share_memory_of_the_stream_that_waits_for_them(monkeypatch)
 
 @pytest.mark.gpu
 def test_gpu_streams_do_not_disturb_each_other():
-    """As large as in training, so that the streams are at work at the same time."""
+    """The sizes are those of training, so that the streams run at the same time."""
 
     def gradients(x, weight):
         return grad(lambda *inputs: (convolve(*inputs, None, (2, 2)) ** 2).mean(), argnums=(0, 1))(
@@ -837,9 +805,8 @@ def test_gpu_streams_do_not_disturb_each_other():
 @pytest.mark.gpu
 @every_algorithm
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
-    """torch refuses every wait, after some rounds, since making constants and recording wait
-    once."""
+def test_gpu_rounds_do_not_wait_for_the_device(algorithm, cuda_graphs):
+    """Only the fifth round is checked, because making constants and recording wait once."""
     simulation = make_simulation(algorithm, model=DEEP)
     state, gpu, engine = (
         simulation.initial_state(),
@@ -858,8 +825,7 @@ def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
 
 @pytest.mark.gpu
 def test_gpu_out_of_memory(monkeypatch):
-    """Each client takes a twentieth of the free memory besides: 64 and 32 at a time are too many,
-    16 are not."""
+    """Each client needs a twentieth of the free memory: 64 and 32 do not fit, 16 do."""
     simulation = make_simulation(FedAvg(), model=DEEP)
     state, gpu, seen = simulation.initial_state(), OnGpu(simulation), []
     cohort = assemble(simulation, state, 1)

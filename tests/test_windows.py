@@ -1,5 +1,4 @@
-"""Maxima over the windows of a text: values and gradients against the obvious way, a matrix of all
-products."""
+"""Maxima over the windows of a text against a matrix of all products."""
 
 import pytest
 import torch
@@ -22,7 +21,9 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
-def obvious(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def expected_maxima(
+    windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
     # [W, B, F]
     products = torch.stack([(window @ weight.T + bias) for window in windows.unbind(1)])
     return products.max(0).values
@@ -32,7 +33,7 @@ def gradients(function, tensors, upstream):
     return torch.autograd.grad((function(*tensors) * upstream).sum(), tensors)
 
 
-def test_by_hand():
+def test_values_and_gradients_by_hand():
     """Two texts of two windows of one number. Filter w = 2: 2 and 6 for the first text, -2 and 0
     for the second; both maxima are in the second window, whose inputs have the gradient 2 and give
     w the gradient 3 + 0."""
@@ -48,20 +49,22 @@ def test_by_hand():
     assert (weight.grad.item(), bias.grad.item()) == (3.0, 2.0)
 
 
-def test_values_and_gradients_are_those_of_all_products(tensors):
+def test_values_and_gradients_equal_all_products(tensors):
     upstream = torch.randn(SHAPE[0], SHAPE[3], dtype=torch.float64)
-    torch.testing.assert_close(maxima(*tensors), obvious(*tensors), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(maxima(*tensors), expected_maxima(*tensors), rtol=1e-13, atol=1e-13)
     with torch.no_grad():
-        torch.testing.assert_close(maxima(*tensors), obvious(*tensors), rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(
+            maxima(*tensors), expected_maxima(*tensors), rtol=1e-13, atol=1e-13
+        )
     torch.testing.assert_close(
         gradients(maxima, tensors, upstream),
-        gradients(obvious, tensors, upstream),
+        gradients(expected_maxima, tensors, upstream),
         rtol=1e-13,
         atol=1e-13,
     )
 
 
-def test_of_equal_windows_one_has_the_gradient_as_in_torch(tensors):
+def test_one_of_equal_windows_has_the_gradient(tensors):
     windows, weight, bias = tensors
     equal = windows[:, :1].expand(-1, 7, -1).detach().requires_grad_()
     upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
@@ -71,10 +74,12 @@ def test_of_equal_windows_one_has_the_gradient_as_in_torch(tensors):
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 1), (1, 2)])
-def test_what_is_frozen_has_no_gradient(tensors, frozen):
+def test_frozen_tensors_have_no_gradient(tensors, frozen):
     parts = [t.detach() if i in frozen else t for i, t in enumerate(tensors)]
     maxima(*parts).sum().backward()
-    expected = gradients(obvious, tensors, torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64))
+    expected = gradients(
+        expected_maxima, tensors, torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
+    )
     for i, (part, value) in enumerate(zip(parts, expected, strict=True)):
         if i in frozen:
             assert part.grad is None
@@ -82,12 +87,12 @@ def test_what_is_frozen_has_no_gradient(tensors, frozen):
             torch.testing.assert_close(part.grad, value, rtol=1e-13, atol=1e-13)
 
 
-def test_the_gradient_has_a_gradient(tensors):
+def test_second_derivatives(tensors):
     assert torch.autograd.gradgradcheck(maxima, tensors)
 
 
-def test_inside_torch_func_it_is_torch_s(tensors, monkeypatch):
-    """Which knows no rule for it under vmap."""
+def test_transforms_use_torch_operations(tensors, monkeypatch):
+    """The custom function has no rule for vmap."""
     monkeypatch.setattr(module, "_Maxima", None)
     upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
     detached = [t.detach() for t in tensors]
@@ -95,11 +100,13 @@ def test_inside_torch_func_it_is_torch_s(tensors, monkeypatch):
         *(torch.stack([t, 2 * t]) for t in detached)
     )
     for scale, found in zip((1, 2), stacked, strict=True):
-        expected = gradients(obvious, [scale * t.requires_grad_() for t in detached], upstream)[1]
+        expected = gradients(
+            expected_maxima, [scale * t.requires_grad_() for t in detached], upstream
+        )[1]
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
-def test_in_bfloat16_the_products_are_rounded_and_the_gradients_are_not(tensors):
+def test_bf16_rounds_products_but_not_gradients(tensors):
     """Numbers of few bits, whose products bfloat16 rounds by up to 2^-8, choose the windows; the
     gradient of a filter is the sum of these windows, in fp32."""
     windows, weight, bias = (
@@ -107,7 +114,7 @@ def test_in_bfloat16_the_products_are_rounded_and_the_gradients_are_not(tensors)
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         values = maxima(windows, weight, bias)
-    exact = obvious(windows, weight, bias)
+    exact = expected_maxima(windows, weight, bias)
     assert values.dtype == torch.float32
     assert not torch.equal(values, exact)
     torch.testing.assert_close(values, exact, rtol=2**-8, atol=2**-8)

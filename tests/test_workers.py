@@ -157,8 +157,7 @@ def test_an_exception_that_may_not_be_picklable_becomes_a_runtime_error():
 
 @pytest.fixture(scope="module")
 def pair_of_workers(tmp_path_factory):
-    """Two workers, begun in a directory whose modules have the names of what they import, and that
-    directory; a process takes two seconds to import torch."""
+    """Two workers, started in a directory with modules of the same names as those they import."""
     folder, before = tmp_path_factory.mktemp("modules"), os.getcwd()
     for name in ("fedexp", "random", "torch"):
         (folder / f"{name}.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
@@ -185,13 +184,13 @@ def assert_no_bit_differs(engine, close):
     )
 
 
-def test_workers_change_no_bit(pair_of_workers):
+def test_workers_equal_one_process_bit_for_bit(pair_of_workers):
     assert_no_bit_differs(pair_of_workers[0], close=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_number_of_workers_changes_no_bit(count):
+def test_the_number_of_workers_does_not_change_the_result(count):
     assert_no_bit_differs(Workers(Sequential(), PROCESS, count, share=False), close=True)
 
 
@@ -212,7 +211,7 @@ def test_start_waits_for_an_answer_of_every_worker(pair_of_workers, monkeypatch)
 
 
 class Noting(Sequential):
-    """Notes what it is asked for."""
+    """Notes its calls."""
 
     def __init__(self):
         self.calls = []
@@ -225,8 +224,8 @@ class Noting(Sequential):
         return super().train(*given)
 
 
-def test_a_resumed_run_starts_its_engine_before_the_clock_of_its_first_round(tmp_path):
-    """A new one does too; there the evaluation of the initial model has started it already."""
+def test_a_resumed_run_starts_its_engine_before_its_first_round(tmp_path):
+    """In a new run, the evaluation of the initial model has started it already."""
     engine = Noting()
     simulation = replace(make_simulation(rounds=1), engine=engine)
     state, recorder = simulation.initial_state(), Recorder(tmp_path, simulation, [], None)
@@ -249,7 +248,7 @@ def test_workers_can_vectorise_their_shares():
     torch.testing.assert_close(actual.losses, expected.losses, rtol=0, atol=1e-12)
 
 
-def test_shares_are_even():
+def test_shares_have_similar_numbers_of_steps():
     """Steps of 2, 2, 4, 6 (sizes 1, 3, 7, 12 or 10, batches of 4, two epochs) make 6 + 2 and 4 + 2
     or the like."""
     simulation = make_simulation(sizes=LARGER)
@@ -266,7 +265,7 @@ def test_shares_are_even():
 
 @dataclass(frozen=True, kw_only=True)
 class Dying(FedAvg):
-    """Kills the process that it runs in, before the client's training; `times` altogether."""
+    """Kills its process before a client's training, `times` times in total."""
 
     notes: str  # a directory: one file for each death
     times: int
@@ -284,7 +283,7 @@ class Dying(FedAvg):
 
 @pytest.fixture
 def messages():
-    """What the logger said; its handlers are its own, so pytest's do not see it."""
+    """Messages of the logger, which pytest's handlers do not receive."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -306,7 +305,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, messages, pair_of_workers):
 
 
 @pytest.mark.slow
-def test_a_client_that_kills_again_stops_the_run(tmp_path, messages):
+def test_a_client_that_kills_two_workers_stops_the_run(tmp_path, messages):
     engine = Workers(Sequential(), PROCESS, 1, share=False)
     with pytest.raises(
         WorkerDied, match=r"round 1, training client \d+: worker 0 .* as did the one before it"
@@ -324,7 +323,7 @@ class Failing(FedAvg):
 
 
 def test_an_exception_names_client_hook_and_line(pair_of_workers):
-    """The last test with these workers, which an exception ends."""
+    """The last test with these workers, because an exception ends them."""
     with pytest.raises(
         ClientFailure, match=r"round 1, client \d+, in finish of Failing: the sum is wrong"
     ) as caught:

@@ -1,5 +1,4 @@
-"""Command lines as processes: killed, interrupted, on several cores, two at a time; nobody is left
-behind."""
+"""Commands that are killed or interrupted, with workers, and two at a time."""
 
 import json
 import os
@@ -24,7 +23,7 @@ WORKERS = ("hardware.engine=workers", "hardware.workers=2")
 
 
 def children(pid: int) -> set[int]:
-    """Processes whose parent is `pid`."""
+    """Return the child processes of `pid`."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -38,7 +37,7 @@ def children(pid: int) -> set[int]:
 
 
 def are_gone(pids: set[int], seconds: float = 5.0) -> bool:
-    """Whether they end within some time."""
+    """Return whether the processes end within some seconds."""
     deadline = time.monotonic() + seconds
     while alive := [pid for pid in pids if Path("/proc", str(pid)).exists()]:
         states = [Path("/proc", str(pid), "stat") for pid in alive]
@@ -53,12 +52,12 @@ def are_gone(pids: set[int], seconds: float = 5.0) -> bool:
 
 
 def wait_for_rounds(directory: Path, count: int, process) -> None:
-    """Until rounds.csv holds `count` trained rounds."""
+    """Wait until rounds.csv has `count` trained rounds."""
     path, deadline = directory / "rounds.csv", time.monotonic() + 120
     while time.monotonic() < deadline:
         if path.exists() and path.read_bytes().count(b"\n") >= count + 2:  # header and round 0
             return
-        assert process.poll() is None, "it has ended"
+        assert process.poll() is None, "the process has ended"
         time.sleep(0.01)
     raise AssertionError(f"no {count} rounds within two minutes")
 
@@ -68,9 +67,9 @@ def rounds_in(directory: Path) -> int:
 
 
 @pytest.mark.slow
-def test_interrupted_then_killed_it_goes_on_to_the_same_result(start, fedexp, tmp_path):
-    """SIGTERM saves and says how to go on; a kill leaves rows after the checkpoint, the last half
-    written."""
+def test_a_run_continues_after_a_signal_and_a_kill(start, fedexp, tmp_path):
+    """SIGTERM saves and prints how to resume. A kill leaves rows after the checkpoint, the last one
+    incomplete."""
     run = tmp_path / "run"
     process = start(*RUN, "hydra.run.dir=run", "checkpoint_interval=100")
     wait_for_rounds(run, 2, process)
@@ -97,13 +96,12 @@ def test_interrupted_then_killed_it_goes_on_to_the_same_result(start, fedexp, tm
     assert_same_run(run, tmp_path / "undisturbed")
 
 
-@pytest.mark.slow  # half a minute; it stands on parts that are tested one by one
-def test_workers_die_the_parent_dies_and_the_run_is_the_same(start, fedexp, tmp_path):
-    """One worker killed, then the parent, then continued on the sequential engine: the undisturbed
-    run, bit for bit."""
+@pytest.mark.slow
+def test_a_run_continues_after_a_worker_and_its_parent_are_killed(start, fedexp, tmp_path):
+    """The sequential engine continues, bit for bit as without kills."""
     process = start(*RUN, *WORKERS, "hydra.run.dir=run")
     wait_for_rounds(tmp_path / "run", 1, process)
-    process.send_signal(signal.SIGSTOP)  # the rounds do not run away meanwhile
+    process.send_signal(signal.SIGSTOP)  # so that no rounds pass meanwhile
     first, second = sorted(children(process.pid))
     os.kill(first, signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
@@ -122,7 +120,7 @@ def test_workers_die_the_parent_dies_and_the_run_is_the_same(start, fedexp, tmp_
 
 
 @pytest.mark.slow
-def test_interrupted_runs_leave_no_worker(start, tmp_path):
+def test_an_interrupted_run_leaves_no_worker(start, tmp_path):
     process = start(*RUN, "hydra.run.dir=run", "hardware.engine=workers", "hardware.workers=1")
     wait_for_rounds(tmp_path / "run", 1, process)
     workers = children(process.pid)
@@ -145,9 +143,8 @@ SWEEP = (
 
 
 @pytest.mark.slow
-def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
-    """The second one passes over what the first one, which is held up, is working on, and says who
-    that is."""
+def test_two_sweeps_do_not_run_one_job_twice(start, fedexp, tmp_path):
+    """The second one skips the job of the first one, which is stopped, and names its process."""
     sweep = tmp_path / "multirun/again"
     first = start(*SWEEP)
     while not list(sweep.glob("*/rounds.csv")):

@@ -1,4 +1,4 @@
-"""Runs of two processes that meet over the loopback interface, as torchrun starts them."""
+"""Runs of two ranks on this machine."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import yaml
 from helpers import SMALL, SOURCE, add_class, assert_same_run, summary_of
 from test_processes import rounds_in, wait_for_rounds
 
-# Keeps a state in every client, and fails where it is told to.
+# Has client states, and fails in one rank.
 ALGORITHM = """
 import os
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def free_port() -> int:
 
 
 class Pair:
-    """Two ranks of Python; what they print goes to files."""
+    """Two ranks, whose output goes to files."""
 
     def __init__(self, folder: Path, *arguments: str):
         meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -81,7 +81,7 @@ class Pair:
             self.processes.append(process)
 
     def end(self) -> tuple[list[int], list[str]]:
-        """Exit codes and what was printed; both processes must come to an end by themselves."""
+        """Wait until both processes end, and return their exit codes and output."""
         return [process.wait(timeout=240) for process in self.processes], [
             path.read_text() for path in self.logs
         ]
@@ -89,7 +89,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path) -> Iterator:
-    """`pair(*arguments)` starts two ranks in a folder that has the algorithm."""
+    """`pair(*arguments)` starts two ranks in a folder with the algorithm."""
     add_class(tmp_path, "algorithm", "drifting", ALGORITHM, "fails_in: no rank\n")
     started: list[Pair] = []
 
@@ -104,9 +104,8 @@ def pair(tmp_path) -> Iterator:
 
 
 @pytest.mark.slow
-def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
-    """Bit for bit, with the states of the clients and the accuracy of local models; only rank 0
-    prints and writes."""
+def test_torchrun_equals_one_process_bit_for_bit(fedexp, monkeypatch, tmp_path):
+    """Also client states and local accuracy. Only rank 0 prints and writes."""
     add_class(tmp_path, "algorithm", "drifting", ALGORITHM, "fails_in: no rank\n")
     monkeypatch.syspath_prepend(tmp_path)
     fedexp.done(*RUN, "hardware.engine=sequential", "hydra.run.dir=alone")
@@ -137,9 +136,9 @@ def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypatch, tmp_path):
-    """Rank 1 killed, resumed, rank 0 interrupted, resumed in one process: the undisturbed run, bit
-    for bit."""
+def test_a_run_continues_after_a_lost_rank_and_a_signal(pair, fedexp, monkeypatch, tmp_path):
+    """Rank 1 is killed, rank 0 interrupted, then one process continues, bit for bit as without
+    stops."""
     run = tmp_path / "run"
     two = pair(*FEDEXP, *RUN, "hydra.run.dir=run")
     wait_for_rounds(run, 1, two.processes[0])
@@ -168,14 +167,14 @@ def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypat
 
 
 def fails_in(job: Path) -> str:
-    """What the job was told in algorithm.fails_in."""
+    """Return the job's algorithm.fails_in."""
     told = yaml.safe_load((job / ".hydra" / "overrides.yaml").read_text())
     return next(text.partition("=")[2] for text in told if text.startswith("algorithm.fails_in="))
 
 
 @pytest.mark.slow
-def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
-    """A sweep of three: rank 1 fails, rank 0 fails, nothing fails."""
+def test_a_failed_rank_ends_only_its_job(pair, tmp_path):
+    """In three jobs, rank 1 fails, rank 0 fails, and no rank fails."""
     codes, (said, quiet) = pair(
         *FEDEXP, "--multirun", *RUN, "rounds=1", "algorithm.fails_in='1','0',nobody"
     ).end()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, Network
@@ -170,16 +171,9 @@ def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSch
     Padding has mask 0 and the index of an example of the same client.
     """
     steps = np.array([s.steps for s in schedules])
-    longest, batch_size = max(steps), schedules[0].index.shape[1]
-
-    def stack(arrays: Sequence[Tensor]) -> Tensor:
-        stacked = arrays[0].new_zeros(longest, len(arrays), *arrays[0].shape[1:])
-        for i, array in enumerate(arrays):
-            stacked[: len(array), i] = array
-        return stacked
-
-    lengths = stack([torch.from_numpy(s.lengths) for s in schedules])
-    index = stack([s.index for s in schedules])
+    batch_size = schedules[0].index.shape[1]
+    lengths = pad_sequence([torch.from_numpy(s.lengths) for s in schedules])
+    index = pad_sequence([s.index for s in schedules])
     for i, schedule in enumerate(schedules):
         if schedule.steps:
             index[schedule.steps :, i] = schedule.index[0, 0]
@@ -188,7 +182,7 @@ def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSch
     return PaddedSchedules(
         index=upload(index, runtime.device),
         mask=upload(mask, runtime.device),
-        draws=upload(stack(draws), runtime.device) if draws else None,
+        draws=upload(pad_sequence(draws), runtime.device) if draws else None,
         steps=steps,
     )
 
@@ -201,14 +195,6 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)
-
-
-class Run(NamedTuple):
-    """Steps start .. stop - 1 of the first `active` clients, whose images are loaded together."""
-
-    start: int
-    stop: int
-    active: int
 
 
 # --- a round
@@ -245,8 +231,11 @@ class Clients:
         losses = torch.zeros_like(steps)
         self.frame = Frame(shared.server, shared.lr, fixed, params, buffers, memory, losses)
 
-    def runs(self) -> Iterator[Run]:
-        """Yield all steps in order, in runs."""
+    def steps(self) -> Iterator[tuple[int, Iterator[Batch]]]:
+        """Yield (number of active clients, batches of their next steps) until all steps are done.
+
+        The images of several steps are loaded together.
+        """
         steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
         images = self.shared.runtime.data.x_train
         image_bytes = images[0].numel() * self.shared.runtime.dtype.itemsize
@@ -255,14 +244,14 @@ class Clients:
             active = int((steps > start).sum())
             at_once = max(LOAD_BYTES // (active * batch_size * image_bytes), 1)
             stop = min(int(steps[active - 1]), start + at_once)
-            yield Run(start, stop, active)
+            yield active, self._batches(start, stop, active)
             start = stop
 
-    def batches(self, run: Run) -> Iterator[Batch]:
-        """Yield a run's batches, with leaves [active, B, ...]."""
-        index, mask, draws = self.padded.part(slice(run.start, run.stop), run.active)
+    def _batches(self, start: int, stop: int, active: int) -> Iterator[Batch]:
+        """Yield the batches of steps start ... stop - 1, with leaves [active, B, ...]."""
+        index, mask, draws = self.padded.part(slice(start, stop), active)
         x, y = self.shared.runtime.load_train(index, draws)
-        for i, number in enumerate(range(run.start, run.stop)):
+        for i, number in enumerate(range(start, stop)):
             yield Batch(x[i], y[i], mask[i], number)
 
     def finish(self) -> tuple[Tree, Tree, Params]:

@@ -30,10 +30,10 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
     steps = Steps(clients) if graphs is None or graphs.failed else graphs.open(clients)
     if clients.watch is not None:
         clients.watch(0, steps.frame)
-    for run in clients.runs():
-        steps.keep(run.active)
-        for batch in clients.batches(run):
-            steps.step(run.active, batch)
+    for active, batches in clients.steps():
+        steps.keep(active)
+        for batch in batches:
+            steps.step(active, batch)
             if clients.watch is not None:
                 clients.watch(batch.step + 1, steps.frame)
     steps.keep(0)
@@ -140,7 +140,7 @@ class Graphs:
                 self.failed = True
                 reason = str(error).strip().split("\n")[0]
                 log.warning(
-                    "a local step cannot be recorded as a CUDA graph (%s); going on without graphs",
+                    "local steps run without CUDA graphs, because one cannot be recorded (%s)",
                     reason,
                 )
                 return step()
