@@ -1,8 +1,6 @@
-"""Random command lines, configuration files and partition files, made from conf/ itself (see
-test_fuzz.py).
+"""Random command lines, configuration files and partition files (see test_fuzz.py).
 
-What can be set is read from the yaml files, so a new option or key is drawn without being named
-here.
+The options and keys are read from conf/, so new ones are drawn without being named here.
 """
 
 import io
@@ -35,13 +33,12 @@ QUICK = (
     *("hardware.threads=1", "hardware.engine=sequential"),
 )
 NARROW = ("model.channels=[4,8]", "model.hidden=[16]")
-# More of these is only more work, and how much somebody wants to wait is no matter of right and
-# wrong. Drawn small.
+# Larger values of these keys only take longer, so small ones are drawn.
 WORK = re.compile(
     r"(rounds|rounds_per_task|epochs|head_epochs|epochs_on_server|epochs_factor|steps|ascent|max_passes|max_draws|blocks|"
     r"samples|patience)$"
 )
-# As they would be typed, a line each. Every value is a wrong one for some key.
+# Values as typed, one per line. Each is wrong for some key.
 TYPED = r"""
 null
 true
@@ -293,52 +290,28 @@ def spell(value: Any) -> str:
 
 @st.composite
 def values(draw: Any, key: str, default: Any, known: tuple[str, ...]) -> str:
-    """A value for a key, often of its type."""
+    """A value for a key, often a valid one.
+
+    known: the values that the key allows, if there are only a few.
+    """
     if WORK.search(key):
-        return draw(
-            st.sampled_from(
-                ["1", "2", "0", "-1", "null", "a", "1.5", "[1]", "true", "${nothing}", "???"]
-            )
-        )
+        return draw(st.sampled_from(["1", "2", "0", "-1", "null", "a", "[1]", "${nothing}", "???"]))
     if key.endswith("data_dir") or key == "dataset.root":
         return draw(st.sampled_from(["nowhere", IMAGES, TEXTS, "3", "null", "[a]", "''", "../x"]))
-    kinds = ["odd"] * 2
-    if given := printed(key):
-        kinds += ["printed"]
-    if known:
-        kinds += ["known"] * 2
+    kinds = [st.sampled_from(ODD), st.text(CHARACTERS, max_size=12)]
+    if valid := printed(key) + known:
+        kinds += [st.sampled_from(valid)] * 2
     if isinstance(default, bool):
-        kinds += ["bool"]
-    elif isinstance(default, int | float):
-        kinds += ["number"] * 2
+        kinds.append(st.sampled_from(["true", "false"]))
+    elif isinstance(default, int):
+        kinds += [st.integers(-2, 12).map(str), st.just(str(default + 1))]
+    elif isinstance(default, float):
+        limits = (0, 1) if default <= 1 else (-10, 1000)
+        kinds += [st.floats(*limits).map(str), st.just(str(default / 2))]
     elif isinstance(default, list) and default:
-        kinds += ["list"]
-    kind = draw(st.sampled_from(kinds))
-    if kind == "printed":
-        return draw(st.sampled_from(given))
-    if kind == "known":
-        return draw(st.sampled_from(known))
-    if kind == "bool":
-        return draw(st.sampled_from(["true", "false"]))
-    if kind == "list":
-        inner = st.one_of(st.sampled_from([spell(each) for each in default]), st.sampled_from(ODD))
-        return f"[{','.join(draw(st.lists(inner, max_size=4)))}]"
-    if kind == "number":
-        if isinstance(default, int):
-            return str(
-                draw(
-                    st.one_of(
-                        st.integers(-2, 12), st.sampled_from([default, default + 1, default // 2])
-                    )
-                )
-            )
-        number = st.floats(0, 1) if default <= 1 else st.floats(-10, 1000)
-        return str(
-            draw(st.one_of(number, st.sampled_from([default, default / 2, default * 2, 0.0])))
-        )
-    return draw(
-        st.one_of(st.sampled_from(ODD), st.sampled_from(ODD), st.text(CHARACTERS, max_size=12))
-    )
+        item = st.sampled_from([*map(spell, default), *ODD])
+        kinds.append(st.lists(item, max_size=4).map(lambda items: f"[{','.join(items)}]"))
+    return draw(st.one_of(kinds))
 
 
 @st.composite
@@ -351,23 +324,16 @@ def typo(draw: Any, word: str) -> str:
 @st.composite
 def setting(draw: Any, chosen: dict[str, str]) -> str:
     """One override, mostly of a key that exists with the chosen options."""
-    owners = [
-        ("", "", top_level()),
-        *((group, option, defaults_of(group, option)) for group, option in chosen.items()),
-    ]
     if likely(draw, 0.03):  # a key of another option
         group = draw(st.sampled_from(GROUPS))
-        option = draw(st.sampled_from(list_options(group, [CONF])))
-        owners = [(group, option, defaults_of(group, option))]
-    group, option, keys = draw(st.sampled_from([owner for owner in owners if owner[2]]))
-    names = sorted(keys)
-    if likely(draw, 0.8):  # which can only be refused
-        names = [name for name in names if not name.endswith("_target_")] or names
+        chosen = {group: draw(st.sampled_from(list_options(group, [CONF])))}
+    owners = [(group, option, defaults_of(group, option)) for group, option in chosen.items()]
+    owners = [("", "", top_level()), *(owner for owner in owners if owner[2])]
+    group, option, keys = draw(st.sampled_from(owners))
+    names = [name for name in sorted(keys) if not name.endswith("_target_")] or sorted(keys)
     key = draw(st.sampled_from(names))
-    texts = (
-        group and isinstance(keys[key], str) and not key.endswith(("_target_", "data_dir", "path"))
-    )
-    value = draw(values(key, keys[key], choices(group, option, key) if texts else ()))
+    is_choice = group and isinstance(keys[key], str) and not key.endswith(("data_dir", "path"))
+    value = draw(values(key, keys[key], choices(group, option, key) if is_choice else ()))
     if likely(draw, 0.92):
         return f"{key}={value}"
     key = draw(st.one_of(st.just(key), typo(key)))
@@ -459,72 +425,57 @@ FORMS = """
 """
 
 
-def smaller(chosen: dict[str, str]) -> list[str]:
-    """What makes the chosen options a run of a second: an eighth of every width."""
+def smaller(model: str) -> list[str]:
+    """Overrides that divide every width of a model by 8."""
     small = []
-    for key, default in defaults_of("model", chosen.get("model", "cnn")).items():
+    for key, default in defaults_of("model", model).items():
         if isinstance(default, int) and default >= 32:
             small.append(f"{key}={default // 8}")
         elif isinstance(default, list):
-            small.append(
-                f"{key}={[max(width // 8, 1) if width > 4 else width for width in default]}".replace(
-                    " ", ""
-                )
-            )
+            widths = (str(max(width // 8, 1) if width > 4 else width) for width in default)
+            small.append(f"{key}=[{','.join(widths)}]")
     return small
+
+
+DATA = {
+    "digits": ({}, []),
+    IMAGES: (
+        {"dataset": "image_folder"},
+        [f"dataset.root={IMAGES}", "partition.min_size=1"],
+    ),
+    TEXTS: (
+        {"dataset": "thucnews", "model": "textcnn"},
+        [f"data_dir={TEXTS}", "partition.min_size=1", "dataset={vocabulary: null, vectors: null}"],
+    ),
+}
 
 
 @st.composite
 def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
-    """Options of some groups, and what they mostly need."""
-    chosen, more = {}, [*QUICK, "participation=0.5", "hardware.device=cpu"]
-    kind = draw(st.sampled_from(["digits"] * 6 + [IMAGES] * 2 + [TEXTS] * 2 + ["any"]))
-    if kind == IMAGES:
-        chosen["dataset"] = "image_folder"
-        more += [f"dataset.root={IMAGES}", "partition.min_size=1"]
-    elif kind == TEXTS:
-        chosen |= {"dataset": "thucnews", "model": "textcnn"}
-        more += [f"data_dir={TEXTS}", "partition.min_size=1"]
-        more += ["dataset.vocabulary=null", "dataset.vectors=null"]
-    elif kind == "any":
-        chosen["dataset"] = draw(st.sampled_from(list_options("dataset", [CONF])))
-    drawn = draw(
-        st.lists(
-            st.sampled_from([group for group in GROUPS if group != "dataset"]),
-            max_size=2,
-            unique=True,
-        )
-    )
-    for group in [*drawn, "algorithm"]:
-        if not (group == "model" and kind == TEXTS and likely(draw, 0.9)):
-            chosen[group] = draw(st.sampled_from(list_options(group, [CONF])))
-    scenarios = find_class(
-        str(defaults_of("algorithm", chosen["algorithm"])["algorithm._target_"]), ""
-    ).scenarios
+    """Options of some groups, and overrides that they mostly need."""
+    kind = draw(st.sampled_from(["digits"] * 3 + [IMAGES, TEXTS]))
+    chosen, more = dict(DATA[kind][0]), [*QUICK, "participation=0.5", "hardware.device=cpu"]
+    more += DATA[kind][1]
+    drawn = draw(st.lists(st.sampled_from(GROUPS), max_size=2, unique=True))
+    for group in {*drawn, "algorithm"} - {"model" if kind == TEXTS else "dataset"}:
+        chosen[group] = draw(st.sampled_from(list_options(group, [CONF])))
+    target = str(defaults_of("algorithm", chosen["algorithm"])["algorithm._target_"])
+    scenarios = find_class(target, "").scenarios
     if chosen.get("scenario", "none") not in scenarios and likely(draw, 0.9):
         chosen["scenario"] = scenarios[0]
-    if (
-        chosen.get("model", "cnn").startswith(("resnet", "t_cnn"))
-        and kind == "digits"
-        and likely(draw, 0.9)
-    ):
-        del chosen["model"]
     if chosen.get("partition", "lda") != "lda":
         more = [each for each in more if "min_size" not in each]
-    if chosen.get("tracker") == "wandb":
+    if chosen.setdefault("tracker", "none") == "wandb":
         more.append("tracker.mode=disabled")
-    elif "tracker" not in chosen:
-        chosen["tracker"] = "none"
     needs = needs_of(chosen["algorithm"])
     if likely(draw, 0.95 if needs.public else 0.2):
         more.append("public.fraction=0.1")
     if likely(draw, 0.85 if needs.surrogate else 0.2):
-        more += ["surrogate.fraction=0.2"]
+        more.append("surrogate.fraction=0.2")
     elif likely(draw, 0.2):
-        more += [
-            f"surrogate.dataset={draw(st.sampled_from(['digits', 'image_folder', 'weibo', 'x', 'digits']))}"
-        ]
-    return chosen, more + smaller(chosen)
+        data = draw(st.sampled_from(["digits", "image_folder", "weibo", "x"]))
+        more.append(f"surrogate.dataset={data}")
+    return chosen, more + smaller(chosen.get("model", "cnn"))
 
 
 @st.composite
@@ -599,21 +550,16 @@ ARRAYS = st.one_of(
         [
             np.array(3),
             np.zeros((2, 2), np.int64),
+            np.zeros(0),
             np.array(["a"]),
-            np.array([object()]),
-            np.array([True]),
-        ]
-    ),
-    st.sampled_from(
-        [
-            np.array([2**64 - 1], np.uint64),
-            np.array([None, 1]),
-            np.array([1 + 2j]),
             np.array([b"x"]),
+            np.array([None, 1]),
+            np.array([True]),
+            np.array([2**64 - 1], np.uint64),
+            np.array([1 + 2j]),
+            np.array(["2020-01-01"], "M8"),
+            np.array([(1, 2)], [("a", int), ("b", int)]),
         ]
-    ),
-    st.sampled_from(
-        [np.zeros(0), np.array(["2020-01-01"], "M8"), np.array([(1, 2)], [("a", int), ("b", int)])]
     ),
 )
 ARRAY_FILES = st.dictionaries(
@@ -633,71 +579,41 @@ JSON = st.recursive(
 )
 
 
-@st.composite
-def good_parts(draw: Any, clients: int) -> dict[str, list[int]]:
-    """Examples of each client: none twice, very different numbers, not in order."""
-    order = draw(st.randoms(use_true_random=False)).sample(range(1400), 1400)
-    sizes = draw(st.lists(st.integers(1, 300), min_size=clients, max_size=clients))
-    return {str(i): order[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(clients)}
-
-
 GOOD = {str(client): list(range(client, 1400, 4)) for client in range(4)}
+GOOD_NPZ = npz(**{client: np.array(numbers) for client, numbers in GOOD.items()})
 
 
 @st.composite
 def partition_files(draw: Any) -> Case:
-    kind, clients = draw(st.sampled_from(["npz", "json"])), draw(st.sampled_from([4, 2, 1]))
-    if likely(draw, 0.4):
-        parts = draw(good_parts(clients))
-        content = (
-            npz(**{k: np.array(v) for k, v in parts.items()})
-            if kind == "npz"
-            else json.dumps(parts).encode()
-        )
-    elif kind == "npz":
-        good = npz(**{k: np.array(v) for k, v in GOOD.items()})
-        content = draw(
-            st.one_of(
-                ARRAY_FILES.map(lambda arrays: npz(**arrays)), damaged(good), st.binary(max_size=20)
-            )
-        )
+    kind = draw(st.sampled_from(["npz", "json"]))
+    good = GOOD_NPZ if kind == "npz" else json.dumps(GOOD).encode()
+    if kind == "npz":
+        other = ARRAY_FILES.map(lambda arrays: npz(**arrays))
     else:
-        text = (
-            st.one_of(JSON, JSON.map(lambda value: GOOD | {"1": value}))
-            .map(json.dumps)
-            .map(str.encode)
-        )
-        content = draw(
-            st.one_of(
-                text, damaged(json.dumps(GOOD).encode()), st.sampled_from([b"[" * 100_000, b"\xff"])
-            )
-        )
+        texts = st.one_of(JSON, JSON.map(lambda value: GOOD | {"1": value})).map(json.dumps)
+        other = st.one_of(texts.map(str.encode), st.just(b"[" * 100_000))
+    content = draw(st.one_of(st.just(good), other, damaged(good), st.binary(max_size=20)))
     arguments = [*QUICK, "partition=file", f"partition.path=parts.{kind}"]
-    arguments += [f"num_clients={clients}", "tracker=none", "participation=0.5", *NARROW]
+    arguments += [f"num_clients={draw(st.sampled_from([4, 2]))}", "participation=0.5"]
+    arguments += ["tracker=none", *NARROW]
     return Case(tuple(arguments), {f"parts.{kind}": content})
 
 
 def run_files(run: dict[str, bytes]) -> st.SearchStrategy[Case]:
-    """A run that is gone on with, one of whose files that tell what it is has been damaged. run:
-    path -> content."""
+    """A run that is resumed after one of the files that describe it was damaged.
+
+    run: path -> content.
+    """
 
     @st.composite
     def build_case(draw: Any) -> Case:
-        name = draw(st.sampled_from(sorted(run)))
-        if name.endswith((".yaml", ".npz", ".json")):
-            content = draw(
-                st.one_of(
-                    damaged(run[name]),
-                    st.sampled_from(YAML).map(str.encode),
-                    st.binary(max_size=20),
-                )
-            )
-        else:
-            content = run[name]
+        texts = [name for name in sorted(run) if name.endswith((".yaml", ".npz", ".json"))]
+        name = draw(st.sampled_from(texts))
+        odd = st.sampled_from(YAML).map(str.encode)
+        content = draw(st.one_of(damaged(run[name]), odd, st.binary(max_size=20)))
         files = {f"run/{path}": old for path, old in run.items()} | {f"run/{name}": content}
-        return Case(
-            ("resume=run", *draw(st.sampled_from([(), ("seed=1",), ("algorithm=fedprox",)]))), files
-        )
+        more = draw(st.sampled_from([(), ("seed=1",), ("algorithm=fedprox",)]))
+        return Case(("resume=run", *more), files)
 
     return build_case()
 
