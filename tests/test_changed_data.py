@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from fedexp.core.errors import ConfigError
 from fedexp.data import marks
-from fedexp.data.marks import SourceFile, checksums, content_mark, joined, number_changed
+from fedexp.data.marks import SourceFile, checksums, content_mark, count_changed_files, join_marks
 from fedexp.rundir import origin, run_reuse
 from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
 from test_compare import make_run
@@ -156,7 +156,7 @@ def test_every_file_that_a_data_set_reads_counts(
         source = source_of(name, overrides, tmp_path)
         (now,) = origin.marks_of({}, {"dataset": source}).values()
         assert checksums(now) != checksums(before)
-        assert number_changed(before, now, str(tmp_path)) == 1
+        assert count_changed_files(before, now, str(tmp_path)) == 1
         before = now
 
 
@@ -201,17 +201,17 @@ def test_files_are_read_again_only_where_a_size_or_time_has_changed(read, tmp_pa
     (tmp_path / "moved/a/1").write_text("a/9")
     now = content_mark(lambda: files_in(tmp_path / "moved"), str(tmp_path / "data"))
     assert now != before
-    assert number_changed(before, now, str(tmp_path / "data")) == 1
+    assert count_changed_files(before, now, str(tmp_path / "data")) == 1
     (tmp_path / "moved/b/1").rename(tmp_path / "moved/b/2")
     (tmp_path / "moved/b/3").write_text("new")
     later = content_mark(lambda: files_in(tmp_path / "moved"), str(tmp_path / "data"))
-    assert number_changed(now, later, str(tmp_path / "data")) == 3, "renamed: two names"
-    assert number_changed(now, later, str(tmp_path / "none")) is None
+    assert count_changed_files(now, later, str(tmp_path / "data")) == 3, "renamed: two names"
+    assert count_changed_files(now, later, str(tmp_path / "none")) is None
 
 
 def test_a_mark_that_somebody_else_wrote_leads_to_no_file(tmp_path):
     for odd in ("../../x", "*", "x (bytes ../../etc/passwd)", "x (bytes *)", ""):
-        assert number_changed(odd, odd, str(tmp_path)) is None
+        assert count_changed_files(odd, odd, str(tmp_path)) is None
         assert checksums(odd) == []
 
 
@@ -252,7 +252,7 @@ def test_changed_data_are_refused_or_noted(tmp_path, caplog):
     origin.say_what_changed(directory, now, accepted)
     assert "dataset.root: the data have changed, 1 of 8 files differ since" in caplog.text
     note(directory, config, now)
-    both = joined(first["dataset.root"], now["dataset.root"])
+    both = join_marks(first["dataset.root"], now["dataset.root"])
     assert origin.noted_marks(directory) == {"dataset.root": both}
     assert origin.read(directory)["fingerprint"] not in (
         fingerprint(config, first),

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from fedexp.data.marks import checksums, joined
+from fedexp.data.marks import checksums, join_marks
 from fedexp.rundir import origin, run_reuse
 from fedexp.rundir.code_hash import marked
 from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
@@ -128,7 +128,7 @@ def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_
     found = origin.read(tmp_path)
     assert (
         found["marks"][key]
-        == joined(then, now)
+        == join_marks(then, now)
         == f"plug.decay.Decay (code {', then '.join(map(last, (then, now)))})"
     )
     assert found["fingerprint"] not in (

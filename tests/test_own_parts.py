@@ -17,7 +17,7 @@ from fedexp.config.build import build
 from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
-from fedexp.data.marks import joined
+from fedexp.data.marks import join_marks
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
 from fedexp.rundir import origin
@@ -333,7 +333,7 @@ def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
             origin.check_data(tmp_path, changed, {}, other)
     origin.check_data(tmp_path, changed, {"accept_changed_data": True}, other)
     origin.note(tmp_path, {}, other, changed)
-    assert origin.noted_marks(tmp_path)["inputs"] == joined(marks["inputs"], changed["inputs"])
+    assert origin.noted_marks(tmp_path)["inputs"] == join_marks(marks["inputs"], changed["inputs"])
     origin.check_data(tmp_path, changed, {}, other)
     (tmp_path / origin.NAME).unlink()  # of a run of before
     origin.check_data(tmp_path, marks, {}, data)

@@ -24,7 +24,7 @@ from fedexp.config.build import build
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
-from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
+from fedexp.data.held_out import NO_VALIDATION, Public, Validation
 from fedexp.data.partition import IID, Natural, Sharding, Shards, make_partition
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
@@ -770,7 +770,7 @@ def test_a_public_set_comes_from_the_writers_that_take_part(choice):
         algorithm=FedAvg(),
         partition=Natural(choice=choice),
         public=Public(fraction=0.1, balanced=False),
-        validation=NONE_HELD_OUT,
+        validation=NO_VALIDATION,
     )
     partition = make_task_partition(built, data, task, ())
     writers = {int(owners[part[0]]) for part in partition.parts}

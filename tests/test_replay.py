@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedexp.config.build import build
-from fedexp.data.replay import buffers
+from fedexp.data.replay import fill_buffers
 from fedexp.training.division import divide
 from toy_federation import composed
 
@@ -17,7 +17,7 @@ PARTS = [np.arange(0, 20), np.arange(20, 40), np.arange(40, 60)]  # two classes 
 @pytest.mark.parametrize("policy", ["reservoir", "class_balanced"])
 @pytest.mark.parametrize("size", [0, 1, 6, 13, 1000])
 def test_buffer_contains_only_examples_of_earlier_tasks(policy, size):
-    held = buffers(PARTS, LABELS, size, policy, np.random.default_rng(0))
+    held = fill_buffers(PARTS, LABELS, size, policy, np.random.default_rng(0))
     assert len(held[0]) == 0
     for task, numbers in enumerate(held):
         earlier = np.concatenate([*PARTS[:task], np.zeros(0, int)])
@@ -29,13 +29,13 @@ def test_buffer_contains_only_examples_of_earlier_tasks(policy, size):
 
 def test_dropped_examples_do_not_return():
     for policy in ("reservoir", "class_balanced"):
-        _, second, third = buffers(PARTS, LABELS, 8, policy, np.random.default_rng(1))
+        _, second, third = fill_buffers(PARTS, LABELS, 8, policy, np.random.default_rng(1))
         assert set(third) <= set(second) | set(PARTS[1])
 
 
 def test_class_balanced_by_hand():
     """Size 13: after task 1, 13 // 2 = 6 of each class; after task 2, 13 // 4 = 3."""
-    _, second, third = buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(0))
+    _, second, third = fill_buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(0))
     assert Counter(LABELS[second].tolist()) == {0: 6, 1: 6}
     assert Counter(LABELS[third].tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
 
@@ -50,8 +50,8 @@ def test_class_balanced_samples_repeated_classes_uniformly():
     parts, draws = [np.arange(20), np.arange(20, 40), np.arange(40, 60)], 3000
     second, third = np.zeros(60), np.zeros(60)
     for seed in range(draws):
-        _, _, now = buffers(parts, labels, 8, "class_balanced", np.random.default_rng(seed))
-        *_, last = buffers(
+        _, _, now = fill_buffers(parts, labels, 8, "class_balanced", np.random.default_rng(seed))
+        *_, last = fill_buffers(
             [*parts, parts[0][:0]], labels, 8, "class_balanced", np.random.default_rng(seed)
         )
         assert (len(now), len(last)) == (8, 6)
@@ -68,7 +68,7 @@ def test_class_balanced_keeps_the_first_of_a_shuffle():
     in the shuffled order of its task."""
     rng = np.random.default_rng(5)
     orders = [rng.permutation(part) for part in PARTS]
-    held = buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(5))
+    held = fill_buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(5))
     for tasks, places in ((1, 6), (2, 3)):
         shuffled = np.concatenate(orders[:tasks])
         first = [shuffled[LABELS[shuffled] == c][:places] for c in range(2 * tasks)]
@@ -80,7 +80,7 @@ def test_reservoir_is_uniform():
     a standard deviation of sqrt(4000 / 4 * 3 / 4) = 27. With an off-by-one error, an example of the
     first task would be kept 4000 * 3 / 10 times and one of the second task 800 times."""
     parts, rng = [np.arange(2), np.arange(2, 4), np.arange(4, 5)], np.random.default_rng(0)
-    draws = [buffers(parts, LABELS, 1, "reservoir", rng)[2] for _ in range(4000)]
+    draws = [fill_buffers(parts, LABELS, 1, "reservoir", rng)[2] for _ in range(4000)]
     counts = np.bincount(np.concatenate(draws))
     assert counts.sum() == 4000
     assert np.abs(counts - 1000).max() < 4 * 27

@@ -6,7 +6,7 @@ import torch
 
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
-from fedexp.data.augment import turned
+from fedexp.data.augment import rotate_images
 from fedexp.data.rotations import Rotations
 from fedexp.training.division import divide
 from fedexp.training.prepare import prepare
@@ -23,7 +23,7 @@ def rotations(angles, **changes):
 @pytest.mark.parametrize("quarters", [0, 1, 2, 3])
 def test_quarter_turns_move_every_pixel_to_its_place(quarters):
     x = torch.randint(0, 256, (3, 5, 5, 2), dtype=torch.uint8)
-    assert torch.equal(turned(x, 90.0 * quarters), torch.rot90(x, quarters, (1, 2)))
+    assert torch.equal(rotate_images(x, 90.0 * quarters), torch.rot90(x, quarters, (1, 2)))
 
 
 def test_what_turns_in_from_outside_is_black():
@@ -31,9 +31,9 @@ def test_what_turns_in_from_outside_is_black():
     source at (sin x + cos y, cos x - sin y) = (-sqrt(2), 0) from there, which is (-0.41, 1),
     nearest pixel (0, 1). Of 9 x 9 it is (-5.66, 0), and outside."""
     x = torch.arange(1, 10, dtype=torch.uint8).view(1, 3, 3, 1)
-    found = turned(x, 45.0)[0, :, :, 0]
+    found = rotate_images(x, 45.0)[0, :, :, 0]
     assert (found[1, 1], found[0, 0]) == (5, 2)
-    large = turned(torch.full((1, 9, 9, 1), 7, dtype=torch.uint8), 45.0)[0, :, :, 0]
+    large = rotate_images(torch.full((1, 9, 9, 1), 7, dtype=torch.uint8), 45.0)[0, :, :, 0]
     assert large[0, 0] == 0
     assert large[4, 4] == 7
 

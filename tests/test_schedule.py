@@ -9,7 +9,7 @@ import pytest
 from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
-from fedexp.data.changes import DataSchedule, NewPartition, NewShares, reduced
+from fedexp.data.changes import DataSchedule, NewPartition, NewShares, reduce_classes
 from fedexp.data.partition import IID, Sharding
 from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition
@@ -36,20 +36,21 @@ def schedule(partition=(), classes=(), clients=None):
 def test_a_share_of_a_class_by_hand():
     """Client 0 has ten examples of class 0 and five of class 1: shares 0.25 and 0.5 keep floor(3.0)
     = 3 and floor(3.0) = 3; client 1 keeps floor(0.25 * 3 + 0.5) = 1 of its three."""
-    found = reduced(TWO, {0: 0.25, 1: 0.5}, None, LABELS, 3, seed=1)
+    found = reduce_classes(TWO, {0: 0.25, 1: 0.5}, None, LABELS, 3, seed=1)
     assert found.counts.tolist() == [[3, 3, 0], [1, 0, 0]]
     assert set(found.parts[0]) < set(TWO.parts[0])
-    own = reduced(TWO, {0: 0.25}, [0], LABELS, 3, seed=1)
+    own = reduce_classes(TWO, {0: 0.25}, [0], LABELS, 3, seed=1)
     assert own.counts.tolist() == [[3, 5, 0], [3, 0, 0]]
 
 
 def test_a_smaller_share_keeps_a_part_of_a_larger_one():
     kept = [
-        set(reduced(TWO, {0: share}, [0], LABELS, 3, seed=1).parts[0]) for share in (1, 0.7, 0.2, 0)
+        set(reduce_classes(TWO, {0: share}, [0], LABELS, 3, seed=1).parts[0])
+        for share in (1, 0.7, 0.2, 0)
     ]
     assert kept[0] == set(TWO.parts[0])
     assert kept[0] > kept[1] > kept[2] > kept[3] == set(range(10, 15))
-    assert kept[2] != set(reduced(TWO, {0: 0.2}, [0], LABELS, 3, seed=2).parts[0])
+    assert kept[2] != set(reduce_classes(TWO, {0: 0.2}, [0], LABELS, 3, seed=2).parts[0])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_smaller_share_keeps_a_part_of_a_larger_one():
 )
 def test_shares_that_cannot_be(shares, clients, message):
     with pytest.raises(ConfigError, match=message):
-        reduced(TWO, shares, clients, LABELS, 3, seed=1)
+        reduce_classes(TWO, shares, clients, LABELS, 3, seed=1)
 
 
 def test_what_holds_in_a_round():

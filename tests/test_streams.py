@@ -14,7 +14,7 @@ from fedexp.algorithms.glfc import GLFC
 from fedexp.algorithms.target import TARGET
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
-from fedexp.data.streams import blurred, task_orders
+from fedexp.data.streams import blur_tasks, draw_task_orders
 from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.papers.report import task_measures
@@ -29,7 +29,7 @@ TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(
 def test_blurring_deals_a_share_of_each_task_to_the_others():
     """0.3 of 20: six leave each task, three to each of the others; sizes stay, and no example is
     lost or doubled."""
-    found = blurred(TASKS, 0.3, np.random.default_rng(0))
+    found = blur_tasks(TASKS, 0.3, np.random.default_rng(0))
     assert [(task.name, task.classes) for task in found] == [
         (task.name, task.classes) for task in TASKS
     ]
@@ -46,13 +46,13 @@ def test_a_single_task_is_not_blurred():
     with pytest.raises(
         ConfigError, match=r"scenario\.blur=0\.3: must be 0 where there is only one task"
     ):
-        blurred(TASKS[:1], 0.3, np.random.default_rng(0))
+        blur_tasks(TASKS[:1], 0.3, np.random.default_rng(0))
 
 
 def test_orders_are_balanced():
     """Of eight clients and three tasks, every task is met by two or three clients at every
     stage."""
-    orders = task_orders(8, 3, np.random.default_rng(1))
+    orders = draw_task_orders(8, 3, np.random.default_rng(1))
     assert all(sorted(order) == [0, 1, 2] for order in orders.tolist())
     assert all(sorted(np.bincount(stage)) == [2, 3, 3] for stage in orders.T)
     assert len(np.unique(orders, axis=0)) > 3

@@ -14,7 +14,7 @@ from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Caltech256
 from fedexp.data.partition import Shards
-from fedexp.data.surrogate import Surrogate, inputs_like, resized
+from fedexp.data.surrogate import Surrogate, inputs_like, resize_images
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
@@ -378,7 +378,7 @@ def test_classes_that_surrogate_examples_cannot_have(changes, message):
 def test_dealing_shards(shards, clients, total):
     """Everybody has `shards` different shards of about equal size; disjoint while they last."""
     numbers = np.arange(1000, 3305)
-    dealt = surrogate(shards=shards, total_shards=total).deal(numbers, clients, rng())
+    dealt = surrogate(shards=shards, total_shards=total).draw_shards(numbers, clients, rng())
     pieces = total or 2 * clients
     smallest, largest = len(numbers) // pieces, -(-len(numbers) // pieces)
     assert len(dealt.clients) == clients
@@ -399,7 +399,7 @@ def test_everybody_draws_shards_of_their_own(clients):
     four shards."""
     numbers, first, server, second = np.arange(4), [], [], []
     for seed in range(180):
-        dealt = surrogate(total_shards=4).deal(numbers, clients, np.random.default_rng(seed))
+        dealt = surrogate(total_shards=4).draw_shards(numbers, clients, np.random.default_rng(seed))
         mine = set(dealt.clients[0].tolist())
         first.append(tuple(sorted(mine)))
         server.append(len(mine & set(dealt.server.tolist())))
@@ -416,7 +416,7 @@ def test_everybody_draws_shards_of_their_own(clients):
 def test_shards_are_cut_from_a_random_order():
     """Two shards of two of four examples, one for each client: six halves, 30 of 180 each with a
     deviation of 5."""
-    deal = surrogate(shards=1, server_shards=1, total_shards=2).deal
+    deal = surrogate(shards=1, server_shards=1, total_shards=2).draw_shards
     halves = [
         tuple(deal(np.arange(4), 2, np.random.default_rng(seed)).clients[0].tolist())
         for seed in range(180)
@@ -427,25 +427,25 @@ def test_shards_are_cut_from_a_random_order():
 
 def test_dealing_what_is_not_there():
     with pytest.raises(ConfigError, match="150 examples cannot be cut into 200 shards"):
-        surrogate().deal(np.arange(150), 100, rng())
+        surrogate().draw_shards(np.arange(150), 100, rng())
     with pytest.raises(ConfigError, match=r"surrogate.shards=5: must be at most the 4 shards"):
-        surrogate(shards=5).deal(np.arange(150), 2, rng())
+        surrogate(shards=5).draw_shards(np.arange(150), 2, rng())
 
 
 def test_images_of_another_form():
     """Size, channels and scale of the first: a constant colour stays what its luma says."""
     like = replace(images(shape=(6, 6, 1)), max_value=16)
     colour = torch.tensor([255, 0, 0], dtype=torch.uint8).expand(3, 12, 12, 3)
-    grey = resized(colour, 255, like)
+    grey = resize_images(colour, 255, like)
     assert grey.shape == (3, 6, 6, 1)
     assert grey.unique().tolist() == [round(0.299 * 16)]
     like = images(shape=(5, 7, 3))
-    spread = resized(torch.full((2, 5, 7, 1), 8, dtype=torch.uint8), 16, like)
+    spread = resize_images(torch.full((2, 5, 7, 1), 8, dtype=torch.uint8), 16, like)
     assert spread.shape == (2, 5, 7, 3)
     assert spread.unique().tolist() == [round(8 * 255 / 16)]
     step = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
     step[:, :, 4:] = 200
-    halved = resized(step, 255, images(shape=(4, 4, 1)))[0, :, :, 0]
+    halved = resize_images(step, 255, images(shape=(4, 4, 1)))[0, :, :, 0]
     # triangle filter of width 4: weights 1/8, 3/8, 3/8, 1/8
     assert halved[0].tolist() == [0, 25, 175, 200]
 

@@ -17,7 +17,7 @@ from fedexp.core.rng import generator_for
 from fedexp.data.held_out import Validation
 from fedexp.data.partitioned import Partition
 from fedexp.data.tasks import ClassIncremental
-from fedexp.data.views import evaluated, named, views_of
+from fedexp.data.views import configured_views, evaluation_views, name_in_view
 from fedexp.engine.base import Shared
 from fedexp.figures import _figures
 from fedexp.figures.load import load_run
@@ -178,12 +178,16 @@ def test_every_engine_evaluates_the_set_example_by_example(engine):
 
 
 def test_by_default_test_data_are_not_used_where_there_is_a_validation_set():
-    assert evaluated(["plain"], None, False) == ("plain",)
-    assert evaluated(["plain", "augmented"], None, True) == ("validation",)
-    assert evaluated(["plain", "augmented"], "both", True) == ("plain", "augmented", "validation")
-    assert evaluated(["plain"], "test", True) == ("plain",)
-    assert views_of({"validation": {"fraction": 0.1}}) == ("validation",)
-    assert views_of({"validation": "damaged"}) == ("plain",)
+    assert evaluation_views(["plain"], None, False) == ("plain",)
+    assert evaluation_views(["plain", "augmented"], None, True) == ("validation",)
+    assert evaluation_views(["plain", "augmented"], "both", True) == (
+        "plain",
+        "augmented",
+        "validation",
+    )
+    assert evaluation_views(["plain"], "test", True) == ("plain",)
+    assert configured_views({"validation": {"fraction": 0.1}}) == ("validation",)
+    assert configured_views({"validation": "damaged"}) == ("plain",)
 
 
 def test_columns_say_on_which_set_they_were_measured():
@@ -194,8 +198,8 @@ def test_columns_say_on_which_set_they_were_measured():
         "validation_forgetting",
         "validation_best_accuracy",
     ]
-    assert [named(name, "validation") for name in names] == expected
-    assert named("test_accuracy", "augmented") == "test_accuracy_augmented"
+    assert [name_in_view(name, "validation") for name in names] == expected
+    assert name_in_view("test_accuracy", "augmented") == "test_accuracy_augmented"
     shown = [metric_name(name) for name in expected[:3]]
     assert shown == ["validation/accuracy", "validation/loss", "forgetting/F_validation"]
 
@@ -267,7 +271,7 @@ def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
         evaluate_on="both",
     )
     table = pd.read_csv(tmp_path / "run" / "tasks.csv")
-    data = simulation.runtime.data.tested_on_validation()
+    data = simulation.runtime.data.with_validation_as_test()
     logits = simulation.runtime.net(
         state.server["params"],
         data.inputs(data.x_test, torch.arange(20), None, None, torch.float64),

@@ -34,7 +34,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
 from fedexp.data.changes import NO_SCHEDULE, DataSchedule
 from fedexp.data.datasets import Dataset
-from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
+from fedexp.data.held_out import NO_VALIDATION, Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import ClassIncremental, OneTask, Scenario
@@ -231,7 +231,7 @@ def make_simulation(
     analysis: Any = None,
     schedule: DataSchedule = NO_SCHEDULE,
     cohorts: Cohorts = SAMPLED,
-    validation: Validation = NONE_HELD_OUT,
+    validation: Validation = NO_VALIDATION,
     local_evaluation: LocalEvaluation = ALL_LOCAL,
     **settings: Any,
 ) -> Simulation:

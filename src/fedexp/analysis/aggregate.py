@@ -11,7 +11,7 @@ import pandas as pd
 from fedexp.analysis import layout
 from fedexp.analysis.measures import is_pruned, precision_of
 from fedexp.analysis.naming import differing, displayed, names
-from fedexp.data.views import VALIDATION, named
+from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
 
@@ -130,7 +130,7 @@ def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
     """
     if run.diverged or run.curve.empty:
         return None
-    validation = named("test_accuracy", VALIDATION)
+    validation = name_in_view("test_accuracy", VALIDATION)
     column = validation if validation in run.curve else run.accuracy_name
     rounds, values = run.curve["round"].astype(int).tolist(), run.curve[column].tolist()
     return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))

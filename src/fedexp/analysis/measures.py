@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedexp.data.views import PLAIN, VALIDATION, named
+from fedexp.data.views import PLAIN, VALIDATION, name_in_view
 from fedexp.rundir.objective import direction_of
 from fedexp.rundir.reader import RunDirectory
 
@@ -29,12 +29,12 @@ class Measure:
     @property
     def key(self) -> str:
         """Return the measure's key in summary.json."""
-        return named(self.base, self.view)
+        return name_in_view(self.base, self.view)
 
     @property
     def column(self) -> str:
         """Return the measure's column in rounds.csv."""
-        return named("test_accuracy" if self.base == "accuracy" else self.base, self.view)
+        return name_in_view("test_accuracy" if self.base == "accuracy" else self.base, self.view)
 
     @property
     def label(self) -> str:

@@ -118,7 +118,7 @@ def number_of_classes(run: RunDirectory) -> int:
 def tasks_of(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int, ...], ...]:
     """Return the classes of each task, as drawn in the run."""
     if isinstance(scenario, ClassIncremental):
-        return tuple(map(tuple, scenario.tasks_of(num_classes, generator_for(seed, "tasks"))))
+        return tuple(map(tuple, scenario.split_classes(num_classes, generator_for(seed, "tasks"))))
     count = len(scenario.domains) + 1 if isinstance(scenario, DomainIncremental) else 1
     count = len(scenario.angles) if isinstance(scenario, Rotations) else count
     return (tuple(range(num_classes)),) * count

@@ -22,7 +22,7 @@ import pandas as pd
 
 from fedexp.analysis.measures import is_pruned
 from fedexp.analysis.naming import SAID, displayed, grouped, names, ordered, said, shared_overrides
-from fedexp.data.views import VALIDATION, named
+from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.figures.load import RunData, load_run
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting import round_drop
@@ -58,7 +58,9 @@ class Method:
 
         For a run that was only evaluated on the validation set, the values on that set are used.
         """
-        names = [column if file.has(column) else named(column, VALIDATION) for file in self.files]
+        names = [
+            column if file.has(column) else name_in_view(column, VALIDATION) for file in self.files
+        ]
         points = [file.points(name) for file, name in zip(self.files, names, strict=True)]
         series = [pd.Series(values, index=rounds) for rounds, values in points]
         table = pd.concat(series, axis="columns", join="inner")

@@ -130,9 +130,12 @@ class Run:
         the initial partition is followed by one partition per change (`info["from_round"]`). Any
         other run has one partition.
         """
-        from fedexp.data.partitioned import Partition, changed_partitions, later_partitions
+        from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
 
-        later = [*later_partitions(self.directory), *changed_partitions(self.directory).values()]
+        later = [
+            *find_task_partitions(self.directory),
+            *find_changed_partitions(self.directory).values(),
+        ]
         return [Partition.load(path) for path in (self.directory / files.PARTITION, *later)]
 
     @property

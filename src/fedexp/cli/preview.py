@@ -29,8 +29,8 @@ from fedexp.config.run_names import run_name
 from fedexp.config.settings import Stop
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
-from fedexp.data.partitioned import later_partitions
-from fedexp.data.views import views_of
+from fedexp.data.partitioned import find_task_partitions
+from fedexp.data.views import configured_views
 from fedexp.rundir import files
 from fedexp.rundir.evidence import kept_below
 from fedexp.rundir.lock import is_occupied
@@ -180,7 +180,7 @@ def setting_of(config: Mapping[str, Any]) -> tuple[str, Any]:
 
 def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
     """Return a configuration's test views and the kinds of models that it tests."""
-    return frozenset(views_of(config)) | subjects_of(config)
+    return frozenset(configured_views(config)) | subjects_of(config)
 
 
 # --- the time that jobs take
@@ -198,7 +198,7 @@ def known_runs(jobs: Sequence[Planned]) -> list[Measured]:
         run = RunDirectory(path.parent)
         seconds = run.values("seconds")
         if run.config and seconds and not run.damaged:
-            found.append(measure(run.config, seconds, 1 + len(later_partitions(run.directory))))
+            found.append(measure(run.config, seconds, 1 + len(find_task_partitions(run.directory))))
     for content in kept_below(folders):
         cells = (content["tables"].get(files.ROUNDS) or {}).get("seconds", "").split(",")
         tasks = sum("from_round" not in each["info"] for each in content.get("partitions", ())) or 1

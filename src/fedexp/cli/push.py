@@ -11,7 +11,7 @@ import yaml
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular
-from fedexp.data.partitioned import later_partitions
+from fedexp.data.partitioned import find_task_partitions
 from fedexp.data.views import PLAIN
 from fedexp.figures import make_figures
 from fedexp.figures.pictures import Pictures, picture_files
@@ -115,7 +115,7 @@ def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> 
             run.directory,
             config,
             run.summary.get("sweep"),
-            total_rounds=int(rounds) * (1 + len(later_partitions(run.directory))),
+            total_rounds=int(rounds) * (1 + len(find_task_partitions(run.directory))),
             first_round=0,
             classes=tuple(run.class_names or ()),
             wandb_id=wandb_id,

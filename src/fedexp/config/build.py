@@ -26,7 +26,7 @@ from fedexp.config.values import (
 )
 from fedexp.core.errors import ConfigError
 from fedexp.data.changes import NO_SCHEDULE, DataSchedule
-from fedexp.data.held_out import NONE_HELD_OUT, Public, Validation
+from fedexp.data.held_out import NO_VALIDATION, Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
@@ -52,7 +52,7 @@ class Built:
     server: ServerOptimizer = NO_SERVER_OPTIMIZER
     public: Public
     surrogate: Surrogate
-    validation: Validation = NONE_HELD_OUT
+    validation: Validation = NO_VALIDATION
     stop: Stop = NO_STOP
     local_evaluation: LocalEvaluation = ALL_LOCAL
     cohorts: Cohorts = SAMPLED

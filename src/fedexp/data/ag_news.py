@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from fedexp.core.errors import ConfigError
 from fedexp.data.download import Published
-from fedexp.data.text import Labelled, TextSource
+from fedexp.data.text import LabelledTexts, TextSource
 
 
 class AgNews(Published, TextSource):
@@ -38,10 +38,10 @@ class AgNews(Published, TextSource):
     def is_present(self) -> bool:
         return all((self.folder / name).is_file() for name, _ in self.published)
 
-    def read(self, length: int) -> Labelled:
+    def read(self, length: int) -> LabelledTexts:
         self.fetch_missing()
         train, test = (read_news(self.folder / name, length) for name, _ in self.published)
-        return Labelled(train[0], test[0], train[1], test[1], self.CLASSES)
+        return LabelledTexts(train[0], test[0], train[1], test[1], self.CLASSES)
 
 
 def read_news(path: Path, length: int) -> tuple[list[str], list[int]]:

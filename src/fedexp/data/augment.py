@@ -120,7 +120,7 @@ def load_batch(
         )
         x = pixels.to(work).mul_(scale).add_(shift)
     else:
-        rows, cols, inside = _sources(draws, augmentation, height, width)
+        rows, cols, inside = _source_positions(draws, augmentation, height, width)
         flat = (idx[..., None, None] * height + rows) * width + cols  # [..., B, H, W]
         pixels = images.flatten(0, 2).index_select(0, flat.flatten())
         x = pixels.view(*idx.shape, height, width * channels).to(work).mul_(scale)
@@ -129,12 +129,12 @@ def load_batch(
             x = x.mul_(_per_channel(mask, channels).to(work))
         x = x.add_(shift)
         if augmentation.cutout:
-            rows, cols = _hole(draws, augmentation.cutout, height, width)
+            rows, cols = _cutout_square(draws, augmentation.cutout, height, width)
             x = x.mul_(1 - rows.to(work) * _per_channel(cols, channels).to(work))
     return x.unflatten(-1, (width, channels)).movedim(-1, -3).to(dtype)
 
 
-def _sources(
+def _source_positions(
     draws: torch.Tensor, augmentation: Augmentation, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Return the stored pixel that each output pixel shows: rows, columns, and masks of valid
@@ -177,7 +177,7 @@ def _rotate(
     return source_y.round().long(), source_x.round().long()
 
 
-def turned(images: torch.Tensor, degrees: float) -> torch.Tensor:
+def rotate_images(images: torch.Tensor, degrees: float) -> torch.Tensor:
     """Return images [n, height, width, channels] rotated counter-clockwise about their centre.
 
     The nearest pixel is used. Pixels from outside the image are 0.
@@ -210,7 +210,7 @@ def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
     return mask[..., None].expand(*mask.shape, channels).flatten(-2)
 
 
-def _hole(
+def _cutout_square(
     draws: torch.Tensor, side: int, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square.

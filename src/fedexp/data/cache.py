@@ -19,7 +19,7 @@ Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
 FORMAT = 2  # increase when the meaning of the cached arrays changes
 
 
-def arrays_of(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:
+def make_arrays(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:
     """Return the arrays of a data set.
 
     classes: names; index = label.
@@ -33,7 +33,7 @@ def arrays_of(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays
     }
 
 
-def cached(
+def load_cached(
     data_dir: str,
     name: str,
     content: Iterable[str],

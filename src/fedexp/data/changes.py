@@ -88,7 +88,7 @@ class DataSchedule(Checked, prefix="schedule."):
 NO_SCHEDULE = DataSchedule(partition=[], classes=[], clients=None)
 
 
-def reduced(
+def reduce_classes(
     partition: Partition,
     shares: Mapping[int, float],
     clients: Sequence[int] | None,
@@ -124,7 +124,7 @@ def reduced(
     return replace(partition, info=info).holding(parts, labels, num_classes)
 
 
-def in_words(partition: Partition) -> str:
+def describe_change(partition: Partition) -> str:
     """Return a sentence about the clients' data after a change, including the shares of classes."""
     shares = [
         f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()

@@ -22,14 +22,14 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
 from fedexp.data.augment import Augmentation, Normalise
-from fedexp.data.cache import Arrays, arrays_of, cached
+from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.download import Published
 from fedexp.data.image_files import (
     MODES,
     Tree,
     class_folders,
-    drawn,
-    labelled,
+    draw_test_part,
+    label_files,
     list_images,
     load_images,
     scan_flat,
@@ -37,7 +37,7 @@ from fedexp.data.image_files import (
     stratified_split,
 )
 from fedexp.data.marks import SourceFile, checksum
-from fedexp.data.tiny_imagenet import scan_official
+from fedexp.data.tiny_imagenet import scan_published
 from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import DataSource, ImageData
 
@@ -137,9 +137,9 @@ class Dataset(DataSource):
         options: other values that the result depends on.
         """
         content = [file.stamp(self.data_dir) for file in self.files]
-        return cached(self.data_dir, self.name, content, options, build)
+        return load_cached(self.data_dir, self.name, content, options, build)
 
-    def own_folder(self) -> Path | None:
+    def image_tree(self) -> Path | None:
         """Return `<data_dir>/<name>` if it is a tree of train and test images, else None."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
@@ -154,14 +154,14 @@ class Digits(Dataset):
     max_value: ClassVar[int] = 16
 
     def read(self) -> Arrays:
-        digits = parsed_digits()
+        digits = parse_digits()
         x, y = digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int64)
         train, test = stratified_split(y, self.test_fraction, self.split_seed)
-        return arrays_of((x[train], y[train]), (x[test], y[test]), digits.target_names)
+        return make_arrays((x[train], y[train]), (x[test], y[test]), digits.target_names)
 
 
 @functools.cache  # scikit-learn parses text files, and a process may have many runs
-def parsed_digits() -> Any:
+def parse_digits() -> Any:
     from sklearn.datasets import load_digits
 
     return load_digits()
@@ -174,7 +174,7 @@ class TorchvisionDataset(Published, Dataset):
 
     @cached_property
     def tree(self) -> Tree | None:
-        root = self.own_folder()
+        root = self.image_tree()
         return None if root is None else scan_tree(root)
 
     @cached_property
@@ -217,7 +217,7 @@ class Femnist(Dataset):
 
     def splits(self) -> list[list[Path]]:
         folder = Path(self.data_dir, self.name)
-        return [leaf.split_files(folder / split) for split in ("train", "test")]
+        return [leaf.find_split_files(folder / split) for split in ("train", "test")]
 
     @property
     def paths(self) -> Sequence[Path]:
@@ -271,7 +271,7 @@ class ImageFolder(ImageFiles):
         root = Path(self.root)
         if self.test_fraction is not None:
             files, classes = scan_flat(root, self.train_splits)
-            return drawn(files, classes, self.test_fraction, self.split_seed)
+            return draw_test_part(files, classes, self.test_fraction, self.split_seed)
         return scan_tree(root, self.train_splits)
 
 
@@ -300,19 +300,19 @@ class TinyImageNet(Published, ImageFiles):
     published = (("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),)
 
     @property
-    def official(self) -> Path | None:
+    def published_folder(self) -> Path | None:
         """Return the folder of the published files, or None if they are missing."""
         folders = [Path(self.data_dir, folder) for folder in ("tiny-imagenet-200", self.name)]
         return next((f for f in folders if (f / "val" / "val_annotations.txt").is_file()), None)
 
     def scan(self) -> Tree:
-        if self.official is not None:
-            return scan_official(self.official)
+        if self.published_folder is not None:
+            return scan_published(self.published_folder)
         return scan_tree(Path(self.data_dir, self.name))
 
     @property
     def is_present(self) -> bool:
-        return self.official is not None or self.own_folder() is not None
+        return self.published_folder is not None or self.image_tree() is not None
 
 
 class Caltech256(Published, ImageFiles):
@@ -336,19 +336,19 @@ class Caltech256(Published, ImageFiles):
         return Path(self.data_dir, self.name)
 
     @property
-    def official(self) -> Path:
+    def published_folder(self) -> Path:
         return self.download_folder / "256_ObjectCategories"
 
     def scan(self) -> Tree:
-        if (root := self.own_folder()) is not None:
+        if (root := self.image_tree()) is not None:
             return scan_tree(root)
-        folders = class_folders(self.official)
+        folders = class_folders(self.published_folder)
         # some class folders contain folders with stray files, so only images directly in a class
         # folder count
-        by_class = [list_images(self.official / name, recursive=False) for name in folders]
+        by_class = [list_images(self.published_folder / name, recursive=False) for name in folders]
         classes = [name.partition(".")[2] or name for name in folders]  # 001.ak47
-        return drawn(labelled(by_class), classes, self.test_fraction, self.split_seed)
+        return draw_test_part(label_files(by_class), classes, self.test_fraction, self.split_seed)
 
     @property
     def is_present(self) -> bool:
-        return self.own_folder() is not None or self.official.is_dir()
+        return self.image_tree() is not None or self.published_folder.is_dir()

@@ -8,7 +8,7 @@ in the files, and at 0 here.
 from pathlib import Path
 from typing import Literal
 
-from fedexp.data.cache import Arrays, arrays_of
+from fedexp.data.cache import Arrays, make_arrays
 from fedexp.data.datasets import Dataset
 from fedexp.data.download import Published
 from fedexp.data.torchvision_files import read_idx
@@ -60,7 +60,7 @@ class Emnist(Published, Dataset):
         x_train, y_train, x_test, y_test = map(read_idx, self.paths, (3, 1, 3, 1))
         first = 1 if self.split == "letters" else 0
         names = [name for name in EMNIST.classes_split_dict[self.split] if name != "N/A"]
-        return arrays_of(
+        return make_arrays(
             (x_train.transpose(0, 2, 1, 3), y_train - first),
             (x_test.transpose(0, 2, 1, 3), y_test - first),
             names,

@@ -16,17 +16,17 @@ class Public(Checked, prefix="public."):
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         """Return the indices of floor(fraction * N) public examples, ascending.
 
-        They are drawn at random, or by `of_each_class` if `balanced` is set.
+        They are drawn at random, or by `draw_balanced` if `balanced` is set.
 
         labels: int [N].
         """
         total = int(self.fraction * len(labels) + 1e-9)
         if not self.balanced:
             return np.sort(rng.choice(len(labels), total, replace=False))
-        return of_each_class(labels, num_classes, total, rng)
+        return draw_balanced(labels, num_classes, total, rng)
 
 
-def of_each_class(
+def draw_balanced(
     labels: np.ndarray, num_classes: int, total: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Return the indices of `total` examples, ascending, with equally many of each class.
@@ -53,4 +53,4 @@ class Validation(Checked, prefix="validation."):
         return np.sort(rng.choice(count, int(self.fraction * count + 1e-9), replace=False))
 
 
-NONE_HELD_OUT = Validation(fraction=0.0, per_client=False)
+NO_VALIDATION = Validation(fraction=0.0, per_client=False)

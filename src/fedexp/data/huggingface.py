@@ -16,11 +16,11 @@ from PIL import Image
 
 from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.packages import how_to_install
-from fedexp.data.cache import Arrays, arrays_of, cached
+from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.datasets import Dataset, Side
 from fedexp.data.image_files import list_files, to_array
 from fedexp.data.marks import SourceFile
-from fedexp.data.text import Labelled, TextSource
+from fedexp.data.text import LabelledTexts, TextSource
 
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 # usual column names, tried if `dataset.label` is null
@@ -54,8 +54,8 @@ class Hub:
         require_choice("dataset.train_split", self.train_split, found)
         require_choice("dataset.test_split", self.test_split, found)
         train, test = found[self.train_split], found[self.test_split]
-        column = pick(train, self.column, "column", INPUTS[kind])
-        return train, test, column, pick(train, self.label, "label", LABELS)
+        column = choose_column(train, self.column, "column", INPUTS[kind])
+        return train, test, column, choose_column(train, self.label, "label", LABELS)
 
 
 def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
     return {str(name): split for name, split in found.items()}
 
 
-def pick(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
+def choose_column(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
     """Return the column `wanted`, or the first column with a usual name if `wanted` is None."""
     columns = list(split.column_names)
     if wanted is None:
@@ -98,7 +98,9 @@ def pick(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
     return str(wanted)
 
 
-def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int], tuple[str, ...]]:
+def encode_labels(
+    train: Any, test: Any, column: str
+) -> tuple[list[int], list[int], tuple[str, ...]]:
     """Return (labels of the training examples, labels of the test examples, class names).
 
     The classes are those that the data set states, or the sorted labels of the training examples.
@@ -126,13 +128,13 @@ class HuggingFaceImages(Hub, Dataset):
         train, test, column, label = self.splits("image")
 
         def build() -> Arrays:
-            y_train, y_test, classes = numbers_of(train, test, label)
+            y_train, y_test, classes = encode_labels(train, test, label)
             x_train, x_test = (self._images(split, column) for split in (train, test))
-            return arrays_of((x_train, y_train), (x_test, y_test), classes)
+            return make_arrays((x_train, y_train), (x_test, y_test), classes)
 
         content = [str(split._fingerprint) for split in (train, test)]
         options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
-        return cached(self.data_dir, self.name, content, options, build)
+        return load_cached(self.data_dir, self.name, content, options, build)
 
     def _images(self, split: Any, column: str) -> np.ndarray:
         """Return the decoded images, uint8 [n, height, width, channels]."""
@@ -159,8 +161,8 @@ class HuggingFaceImages(Hub, Dataset):
 class HuggingFaceTexts(Hub, TextSource):
     """Texts as character sequences."""
 
-    def read(self, length: int) -> Labelled:
+    def read(self, length: int) -> LabelledTexts:
         train, test, column, label = self.splits("text")
-        y_train, y_test, classes = numbers_of(train, test, label)
+        y_train, y_test, classes = encode_labels(train, test, label)
         parts = [[str(text)[:length] for text in split[column]] for split in (train, test)]
-        return Labelled(parts[0], parts[1], y_train, y_test, classes)
+        return LabelledTexts(parts[0], parts[1], y_train, y_test, classes)

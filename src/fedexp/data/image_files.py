@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays, arrays_of, cached
-from fedexp.data.marks import SourceFile, in_threads
+from fedexp.data.cache import Arrays, load_cached, make_arrays
+from fedexp.data.marks import SourceFile, map_in_threads
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -118,10 +118,10 @@ def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -
             f"{folder}: the class folders differ from those of the training data:"
             f" {', '.join(sorted(differing)[:5])}"
         )
-    return labelled([list_images(folder / c, recursive) for c in classes])
+    return label_files([list_images(folder / c, recursive) for c in classes])
 
 
-def labelled(by_class: Sequence[Sequence[SourceFile]]) -> Labelled:
+def label_files(by_class: Sequence[Sequence[SourceFile]]) -> Labelled:
     """Return the files of each class with their labels."""
     return [(file, label) for label, files in enumerate(by_class) for file in files]
 
@@ -154,10 +154,10 @@ def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[s
     if all((root / split).is_dir() for split in train_splits):
         return scan_splits(root, train_splits)
     classes = class_folders(root)
-    return labelled([list_images(root / name) for name in classes]), classes
+    return label_files([list_images(root / name) for name in classes]), classes
 
 
-def files_of_tree(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
+def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
     """Return the files of a tree.
 
     undivided: whether the tree has no test part.
@@ -185,7 +185,9 @@ def stratified_split(
     return np.sort(train), np.sort(test)
 
 
-def drawn(files: Labelled, classes: Sequence[str], test_fraction: float, seed: int) -> Tree:
+def draw_test_part(
+    files: Labelled, classes: Sequence[str], test_fraction: float, seed: int
+) -> Tree:
     """Return a tree from files without a test part, by drawing test images from each class."""
     labels = np.array([label for _, label in files])
     train, test = stratified_split(labels, test_fraction, seed)
@@ -200,11 +202,11 @@ def load_images(
 
     def build() -> Arrays:
         x, n = decode(tree.files, channels, size), len(train)
-        return arrays_of((x[:n], train), (x[n:], test), tree.classes)
+        return make_arrays((x[:n], train), (x[n:], test), tree.classes)
 
     content = [file.stamp(data_dir) for file in tree.files]
     content += [f"train {train} test {test} classes {list(tree.classes)}"]
-    return cached(data_dir, name, content, {"channels": channels, "size": size}, build)
+    return load_cached(data_dir, name, content, {"channels": channels, "size": size}, build)
 
 
 def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.ndarray:
@@ -215,12 +217,12 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
     Raises ConfigError with the file's name if it is corrupt or, without `size`, if its size differs
     from the first image's.
     """
-    first = _pixels(files[0].path, channels, size)
+    first = _read_image(files[0].path, channels, size)
     x = np.empty((len(files), *first.shape), np.uint8)
     log.info("decoding %s images, once", f"{len(files):,}")
 
     def fill(i: int) -> None:
-        pixels = _pixels(files[i].path, channels, size)
+        pixels = _read_image(files[i].path, channels, size)
         if pixels.shape != first.shape:
             (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
             raise ConfigError(
@@ -229,11 +231,11 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
             )
         x[i] = pixels
 
-    in_threads(fill, range(len(files)))  # PIL decodes outside the interpreter lock
+    map_in_threads(fill, range(len(files)))  # PIL decodes outside the interpreter lock
     return x
 
 
-def _pixels(path: str, channels: int, size: int | None) -> np.ndarray:
+def _read_image(path: str, channels: int, size: int | None) -> np.ndarray:
     from PIL import Image
 
     try:
@@ -252,13 +254,13 @@ def to_array(image: "Image.Image", channels: int, size: int | None) -> np.ndarra
     """
     from PIL import Image
 
-    converted = eight_bits(image).convert(MODES[channels])
+    converted = to_eight_bits(image).convert(MODES[channels])
     if size is not None and converted.size != (size, size):
         converted = converted.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(converted).reshape(converted.height, converted.width, channels)
 
 
-def eight_bits(image: "Image.Image") -> "Image.Image":
+def to_eight_bits(image: "Image.Image") -> "Image.Image":
     """Return grey pixels with 9 to 16 bits as their upper 8 bits, as PIL does for 16-bit colours.
 
     Other images are returned unchanged. PIL's conversion would clip the pixels, and almost every

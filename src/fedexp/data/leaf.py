@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays, arrays_of
+from fedexp.data.cache import Arrays, make_arrays
 
 log = logging.getLogger("fedexp")
 SIDE = 28
 CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)  # LEAF's label order
-KIND, HOW = "FEMNIST", "preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.9"
+KIND, COMMAND = "FEMNIST", "preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.9"
 Samples = TypeVar("Samples")
 
 
-def split_files(folder: Path, kind: str = KIND, how: str = HOW) -> list[Path]:
+def find_split_files(folder: Path, kind: str = KIND, how: str = COMMAND) -> list[Path]:
     """Return the json files of one split, sorted.
 
     kind: name of the data set.
@@ -49,13 +49,13 @@ def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
     `owners` numbers the writers of the training data from 0, sorted by name. The test data of all
     writers are pooled.
     """
-    writers, tested = (read_users(paths, _samples, KIND) for paths in (train, test))
+    writers, tested = (read_users(paths, _check_samples, KIND) for paths in (train, test))
     names = sorted(writers)
     owners = np.repeat(np.arange(len(names)), [len(writers[u][1]) for u in names])
-    return arrays_of(pooled(writers), pooled(tested), CLASSES) | {"owners": owners}
+    return make_arrays(pool_users(writers), pool_users(tested), CLASSES) | {"owners": owners}
 
 
-def pooled(users: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def pool_users(users: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Return all users' images and labels, sorted by user name."""
     pairs = [users[name] for name in sorted(users)]
     return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
@@ -76,7 +76,7 @@ def read_users(
         try:
             user_data = json.loads(path.read_bytes())["user_data"]
             for user, samples in user_data.items():
-                require_sound(user not in users, f"user {user} is in another file, too")
+                require_valid(user not in users, f"user {user} is in another file, too")
                 users[user] = sample(samples["x"], samples["y"])
         except Exception as error:  # a json file can contain anything
             raise ConfigError(
@@ -85,19 +85,19 @@ def read_users(
     return users
 
 
-def _samples(x: list[list[float]], y: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    require_sound(len(x) == len(y), f"{len(x)} images but {len(y)} labels")
+def _check_samples(x: list[list[float]], y: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    require_valid(len(x) == len(y), f"{len(x)} images but {len(y)} labels")
     pixels = np.asarray(x, np.float64).reshape(len(x), SIDE, SIDE, 1)
-    require_sound(all(type(label) is int for label in y), "labels that are no integers")
+    require_valid(all(type(label) is int for label in y), "labels that are no integers")
     labels = np.array(y, np.int64)
-    require_sound(
+    require_valid(
         not ((labels < 0) | (labels >= len(CLASSES))).any(), f"labels outside 0..{len(CLASSES) - 1}"
     )
-    require_sound(bool(((pixels >= 0) & (pixels <= 1)).all()), "pixels outside 0..1")
+    require_valid(bool(((pixels >= 0) & (pixels <= 1)).all()), "pixels outside 0..1")
     return np.rint(pixels * 255).astype(np.uint8), labels  # exact: LEAF divided 8-bit values by 255
 
 
-def require_sound(condition: bool, message: str) -> None:
+def require_valid(condition: bool, message: str) -> None:
     """Raise ValueError with this message unless the condition on a file holds."""
     if not condition:
         raise ValueError(message)

@@ -60,13 +60,17 @@ def content_mark(find: Callable[[], Sequence[SourceFile]], data_dir: str) -> str
             return None
         stamps = checksum("\n".join(file.stamp(data_dir) for file in files))
         kept = next(Path(data_dir, CACHE).glob(f"files-{stamps}-*.txt"), None)
-        digits = keep(files, data_dir, stamps) if kept is None else kept.stem.rpartition("-")[2]
+        digits = (
+            write_checksum_list(files, data_dir, stamps)
+            if kept is None
+            else kept.stem.rpartition("-")[2]
+        )
     except (ConfigError, OSError, ValueError):
         return None
     return f"{plural(len(files), 'file')}{BYTES}{digits})"
 
 
-def keep(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
+def write_checksum_list(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
     """Return the checksum of sorted files, and list each file's checksum in the cache.
 
     The list is the file `files-<stamps>-<checksum>.txt`.
@@ -75,7 +79,7 @@ def keep(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
         log.info("reading %s files for their checksum, once", f"{len(files):,}")
     folders = [os.path.dirname(file.path) for file in (files[0], files[-1])]
     start = len(os.path.commonpath(folders))  # common to all files, because they are sorted
-    digests = in_threads(lambda file: file_checksum(file.path), files)
+    digests = map_in_threads(lambda file: file_checksum(file.path), files)
     lines = [f"{digest} {f.path[start:]}" for digest, f in zip(digests, files, strict=True)]
     digits, folder = checksum("\n".join(lines)), Path(data_dir, CACHE)
     with suppress(OSError):
@@ -86,7 +90,7 @@ def keep(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
     return digits
 
 
-def number_changed(then: str, now: str, data_dir: str) -> int | None:
+def count_changed_files(then: str, now: str, data_dir: str) -> int | None:
     """Return how many files differ between two marks, or None if a mark's files are not listed."""
     listed: list[set[bytes]] = []
     for mark in (then, now):
@@ -103,7 +107,7 @@ def checksums(mark: str) -> list[str]:
     return re.findall(r"\b[0-9a-f]{16}\b", mark.partition(" (")[2])
 
 
-def joined(before: str, now: str) -> str:
+def join_marks(before: str, now: str) -> str:
     """Return the mark of a run whose first rounds used one mark's data, and the later rounds
     another's.
     """
@@ -123,7 +127,7 @@ def file_checksum(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Return the results for all items in order, computed in several threads."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -25,7 +25,7 @@ class Partitioner(Checked, prefix="partition."):
     """Base class of the `partition` group. A scheme implements `assign`."""
 
     top: ClassVar = ("alpha", "min_size", "shards_per_client")
-    numbers_all: ClassVar[bool] = False
+    has_global_indices: ClassVar[bool] = False
     """Whether the indices refer to all training examples, including public and surrogate ones."""
 
     def split(
@@ -40,7 +40,7 @@ class Partitioner(Checked, prefix="partition."):
         """Split the training set among `num_clients` clients.
 
         labels: int [N], from 0 to C - 1, or -1 for a surrogate example, which no client may hold
-        (see `numbers_all`).
+        (see `has_global_indices`).
         owners: int [N], each example's natural client, or None.
         num_classes: C. Defaults to the largest label + 1.
 
@@ -59,8 +59,8 @@ class Partitioner(Checked, prefix="partition."):
                 f"{self.source}: `assign` must return two things: a list of each client's example"
                 " indices, and a dict of information to record, which may be empty"
             )
-        parts = checked_parts(given[0], len(labels), num_clients, self.source)
-        require_none([part[labels[part] < 0] for part in parts], "a surrogate example")
+        parts = check_parts(given[0], len(labels), num_clients, self.source)
+        refuse_examples([part[labels[part] < 0] for part in parts], "a surrogate example")
         info = {"scheme": type(self).__name__} | asdict(self) | dict(given[1])
         return Partition.build(parts, labels, classes, info)
 
@@ -69,7 +69,7 @@ class Partitioner(Checked, prefix="partition."):
         """Return what the partition comes from, for use in messages."""
         return f"partition: {type(self).__name__}"
 
-    def eligible(
+    def choose_examples(
         self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None
     ) -> np.ndarray | None:
         """Return the indices of the examples that may be given to clients or to a public set,
@@ -97,7 +97,7 @@ class Partitioner(Checked, prefix="partition."):
         raise NotImplementedError
 
 
-def checked_parts(
+def check_parts(
     parts: Iterable[Any], examples: int, num_clients: int, source: str
 ) -> list[np.ndarray]:
     """Return the parts as int64 arrays.
@@ -135,7 +135,7 @@ def checked_parts(
     return arrays
 
 
-def require_none(parts: Iterable[np.ndarray], what: str) -> None:
+def refuse_examples(parts: Iterable[np.ndarray], what: str) -> None:
     """Raise ConfigError if any client holds one of these examples, which clients must not hold."""
     for client, part in enumerate(parts):
         if part.size:
@@ -159,12 +159,12 @@ def make_partition(
     num_classes: number of classes of the data set; `labels` may lack some of them.
     public: int [M], indices of the public examples, may be empty.
     """
-    if partitioner.numbers_all or not len(public):
+    if partitioner.has_global_indices or not len(public):
         partition = partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
         if not len(public):
             return partition
         both = [np.intersect1d(part, public) for part in partition.parts]
-        require_none(both, "in the public set")
+        refuse_examples(both, "in the public set")
     else:
         rest = np.setdiff1d(np.arange(len(labels)), public)
         kept = None if owners is None else owners[rest]
@@ -230,7 +230,7 @@ class Sharding(Partitioner):
                 f" examples, but must give {shards} shards (shards_per_client * num_clients /"
                 " classes); use fewer shards or clients"
             )
-        left = [_blocks(np.flatnonzero(labels == c), shards) for c in range(num_classes)]
+        left = [_cut_blocks(np.flatnonzero(labels == c), shards) for c in range(num_classes)]
         if self.numpy_seed is None:
             table = rng.permutation(np.repeat(np.arange(num_classes), shards)).tolist()
             for blocks in left:
@@ -283,7 +283,7 @@ class Shards(Partitioner):
         return [np.concatenate([shards[i] for i in row]) for row in table], {}
 
 
-def _blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
+def _cut_blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
     """Return contiguous blocks of equal size.
 
     The last `len % number` indices are appended to the first blocks.
@@ -306,7 +306,7 @@ class Natural(Partitioner):
 
     choice: Literal["random", "largest"] = "random"
 
-    def eligible(
+    def choose_examples(
         self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None
     ) -> np.ndarray | None:
         if owners is None:
@@ -336,7 +336,7 @@ class Natural(Partitioner):
         total = len(np.unique(owners))
         words = f"at most {total}, the number of natural clients in the data set"
         require(num_clients <= total, "num_clients", num_clients, words)
-        kept = self.eligible(num_clients, rng, owners)
+        kept = self.choose_examples(num_clients, rng, owners)
         numbers = np.arange(len(owners)) if kept is None else kept
         _, sizes = np.unique(owners[numbers], return_counts=True)
         by_owner = numbers[np.argsort(owners[numbers], kind="stable")]

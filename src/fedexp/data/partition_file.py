@@ -21,7 +21,7 @@ class File(Partitioner):
     Indices count the training examples from 0.
     """
 
-    numbers_all: ClassVar[bool] = True
+    has_global_indices: ClassVar[bool] = True
 
     path: str | None
 

@@ -30,11 +30,11 @@ def draw_sizes(
         q = q * (sizes.sum(0) < cap)
         if not q.sum() > 0:
             return np.zeros_like(sizes)
-        sizes[c] = cut(class_sizes[c], q)
+        sizes[c] = cut_class(class_sizes[c], q)
     return sizes
 
 
-def cut(examples: int, q: np.ndarray) -> np.ndarray:
+def cut_class(examples: int, q: np.ndarray) -> np.ndarray:
     """Return each client's number of a class's examples for the proportions q [K], int64 [K].
 
     The last client gets the remaining examples, which are all of them if all proportions are 0.
@@ -81,7 +81,7 @@ class LDA(Partitioner):
             if legacy is None:
                 sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
             else:
-                sizes, orders = self._as_released(labels, class_sizes, num_clients, legacy)
+                sizes, orders = self._draw_released(labels, class_sizes, num_clients, legacy)
             smallest = int(sizes.sum(0).min())
             if smallest >= self.min_size:
                 if legacy is None:
@@ -98,7 +98,7 @@ class LDA(Partitioner):
             " clients"
         )
 
-    def _as_released(
+    def _draw_released(
         self,
         labels: np.ndarray,
         class_sizes: np.ndarray,
@@ -117,5 +117,5 @@ class LDA(Partitioner):
         for c in np.flatnonzero(class_sizes):
             rng.shuffle(orders[c])
             q = rng.dirichlet(np.repeat(self.alpha, num_clients))
-            sizes[c] = cut(class_sizes[c], q * (sizes.sum(0) < cap))
+            sizes[c] = cut_class(class_sizes[c], q * (sizes.sum(0) < cap))
         return sizes, orders

@@ -85,7 +85,7 @@ class Partition:
             for key, value in self.info.items()
             if isinstance(value, int | float | str) and not key.startswith(("scheme", "size_"))
         ]
-        sizes, classes = spread_of(self.sizes), spread_of((self.counts > 0).sum(1))
+        sizes, classes = format_range(self.sizes), format_range((self.counts > 0).sum(1))
         total = plural(int((self.counts.sum(0) > 0).sum()), "class")
         server = f"; the server has {len(self.public):,} more" if len(self.public) else ""
         return (
@@ -93,7 +93,7 @@ class Partition:
             f" {total}{server} ({', '.join([*used, f'hash {self.hash[:12]}'])})"
         )
 
-    def among(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
+    def renumber(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
         """Return the partition with its example i replaced by example numbers[i] of labels [N]."""
         info, parts = dict(self.info), [numbers[part] for part in self.parts]
         public = numbers[self.public]
@@ -113,7 +113,7 @@ class Partition:
         rest = Partition.build(parts, labels, num_classes, self.info)
         return replace(rest, public=self.public, validation=self.validation)
 
-    def holding_out(
+    def with_validation(
         self, validation: np.ndarray, labels: np.ndarray, num_classes: int
     ) -> "Partition":
         """Return the partition with a validation set, whose examples are removed from the clients.
@@ -171,29 +171,29 @@ class Partition:
         return cls(parts, arrays["counts"], str(arrays["hash"]), info, *others)
 
 
-def spread_of(values: np.ndarray) -> str:
+def format_range(values: np.ndarray) -> str:
     """Return the range of the values, such as `4` or `1 to 7 (median 4)`."""
     low, middle, high = int(values.min()), float(np.median(values)), int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {middle:g})"
 
 
-def later_partitions(run_dir: Path) -> list[Path]:
+def find_task_partitions(run_dir: Path) -> list[Path]:
     """Return the partition files of the tasks after the first, in order."""
-    paths = (run_dir / task_partition(number) for number in itertools.count(2))
+    paths = (run_dir / task_partition_name(number) for number in itertools.count(2))
     return list(itertools.takewhile(Path.exists, paths))
 
 
-def changed_partitions(run_dir: Path) -> dict[int, Path]:
+def find_changed_partitions(run_dir: Path) -> dict[int, Path]:
     """Return first round -> partition file for each change of a run's partition, ascending."""
     found = {path.stem.removeprefix(CHANGED): path for path in run_dir.glob(f"{CHANGED}*.npz")}
     return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
 
 
-def changed_partition(number: int) -> str:
+def changed_partition_name(number: int) -> str:
     """Return the name of the partition file from round 2, 3, ... on."""
     return f"{CHANGED}{number}.npz"
 
 
-def task_partition(number: int) -> str:
+def task_partition_name(number: int) -> str:
     """Return the name of the partition file of task 2, 3, ..."""
     return f"partition_task{number}.npz"

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 
-def buffers(
+def fill_buffers(
     parts: Sequence[np.ndarray],
     labels: np.ndarray,
     size: int,
@@ -71,13 +71,15 @@ def class_balanced(
         held = {c: numbers[:quota] for c, numbers in held.items()}
         for c, numbers in fresh.items():
             held[c] = (
-                joined(held[c], seen[c], numbers, quota, rng) if c in held else numbers[:quota]
+                merge_samples(held[c], seen[c], numbers, quota, rng)
+                if c in held
+                else numbers[:quota]
             )
             seen[c] = seen.get(c, 0) + len(numbers)
         yield np.concatenate([*held.values(), shuffled[:0]])
 
 
-def joined(
+def merge_samples(
     old: np.ndarray, seen: int, new: np.ndarray, quota: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Return a uniform sample of at most `quota` examples from `seen` earlier and all new examples.

@@ -13,8 +13,8 @@ import torch
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Limit
-from fedexp.data.augment import turned
-from fedexp.data.tasks import Several, TaskSequence, assemble, pooled
+from fedexp.data.augment import rotate_images
+from fedexp.data.tasks import MultiTask, TaskSequence, assemble, pool_examples
 from fedexp.data.types import DataSource, ImageData
 
 Angles = Annotated[
@@ -23,7 +23,7 @@ Angles = Annotated[
 ]
 
 
-class Rotations(Several):
+class Rotations(MultiTask):
     """Tasks that show the data set rotated by one angle each, with the same classes."""
 
     name = "rotations"
@@ -39,12 +39,12 @@ class Rotations(Several):
                 f"scenario=rotations: {data.name} has texts; it must have images, which can be"
                 " turned"
             )
-        x, y, own_test = pooled([data], data)
+        x, y, own_test = pool_examples([data], data)
         train, held = self.divide(y, own_test, rng)
         starts = [i * len(y) for i in range(len(self.angles))]
         return assemble(
             data,
-            torch.cat([turned(x, angle) for angle in self.angles]),
+            torch.cat([rotate_images(x, angle) for angle in self.angles]),
             np.tile(y, len(self.angles)),
             [(start + train, start + held) for start in starts],
             [f"{data.name} turned by {angle:g} degrees" for angle in self.angles],

@@ -9,7 +9,7 @@ from fedexp.core.errors import require
 from fedexp.data.types import Task
 
 
-def blurred(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
+def blur_tasks(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
     """Return the tasks after a share of each task's training examples has moved to the other tasks.
 
     From each task with n examples, round(share * n) are drawn at random and dealt in turn to the
@@ -31,7 +31,7 @@ def blurred(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tu
     return tuple(replace(task, train=train) for task, train in zip(tasks, trains, strict=True))
 
 
-def task_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
+def draw_task_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
     """Return the task that each client learns at each stage, int [K, T], numbered from 0.
 
     The orders are random, but at every stage the numbers of clients per task differ by at most one.
@@ -45,11 +45,13 @@ def task_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarra
     return np.array(rows, dtype=np.int64)[rng.permutation(clients)]
 
 
-def reordered(parts: Sequence[Sequence[np.ndarray]], orders: np.ndarray) -> list[list[np.ndarray]]:
+def reorder_parts(
+    parts: Sequence[Sequence[np.ndarray]], orders: np.ndarray
+) -> list[list[np.ndarray]]:
     """Return the examples that each client holds at each stage, [T][K].
 
     parts: each client's examples of each task, [T][K].
-    orders: int [K, T], see `task_orders`.
+    orders: int [K, T], see `draw_task_orders`.
     """
     stages = range(len(parts))
     return [

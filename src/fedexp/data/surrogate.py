@@ -112,7 +112,9 @@ class Surrogate(Checked, prefix="surrogate."):
         tasks = [replace(task, train=np.setdiff1d(task.train, chosen)) for task in tasks]
         return replace(data, y_train=labels), tuple(tasks), chosen
 
-    def deal(self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator) -> "Shards":
+    def draw_shards(
+        self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator
+    ) -> "Shards":
         """Return random shards of the surrogate examples.
 
         Each client draws `shards` different shards, and each shard is drawn about equally often
@@ -169,7 +171,7 @@ def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
     """
     x = getattr(data, f"x_{split}")
     if isinstance(data, ImageData) and isinstance(like, ImageData):
-        return resized(x, data.max_value, like)
+        return resize_images(x, data.max_value, like)
     if type(data) is not type(like):
         raise ConfigError(
             f"{data.name} and {like.name} cannot be used together: one has images, the other texts"
@@ -177,7 +179,7 @@ def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
     return x
 
 
-def resized(images: torch.Tensor, max_value: int, like: ImageData) -> torch.Tensor:
+def resize_images(images: torch.Tensor, max_value: int, like: ImageData) -> torch.Tensor:
     """Resize images, uint8 [n, h, w, c] -> [n, height, width, channels] of `like`.
 
     The resizing is bilinear with antialiasing. Colours are converted to grey by luma.

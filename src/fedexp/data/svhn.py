@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays, arrays_of
+from fedexp.data.cache import Arrays, make_arrays
 from fedexp.data.datasets import Dataset
 from fedexp.data.download import Published
 
@@ -69,7 +69,7 @@ def decode(paths: dict[str, Path]) -> Arrays:
     read = {split: read_mat(path) for split, path in paths.items()}
     parts = [part for split, part in read.items() if split != "test"]
     x_train, y_train = map(np.concatenate, zip(*parts, strict=True))
-    return arrays_of((x_train, y_train), read["test"], map(str, range(10)))
+    return make_arrays((x_train, y_train), read["test"], map(str, range(10)))
 
 
 def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -68,7 +68,7 @@ Fractions = Annotated[
 ]
 
 
-class Several(Scenario):
+class MultiTask(Scenario):
     """Base class of scenarios with several tasks, which splits each task's examples."""
 
     repeats_examples: ClassVar[bool] = False
@@ -121,7 +121,7 @@ class Several(Scenario):
         return np.sort(np.concatenate(train)), np.sort(np.concatenate(held))
 
 
-class ClassIncremental(Several):
+class ClassIncremental(MultiTask):
     """Each task has classes that no other task has.
 
     The model has one head for all classes and does not know the task of a test example.
@@ -140,7 +140,7 @@ class ClassIncremental(Several):
         require(len(set(flat)) == len(flat), key, given, "lists in which no class stands twice")
         require(all(given), key, given, "lists that are not empty")
 
-    def tasks_of(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
+    def split_classes(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
         """Return the classes of each task.
 
         All tasks have equally many classes, except that the last ones have one more if the classes
@@ -158,8 +158,8 @@ class ClassIncremental(Several):
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         data = dataset.load()
-        classes = self.tasks_of(data.num_classes, rng)
-        x, y, own_test = pooled([data], data)
+        classes = self.split_classes(data.num_classes, rng)
+        x, y, own_test = pool_examples([data], data)
         numbers, parts = np.arange(len(y)), []
         for labels in classes:
             member = numbers[np.isin(y, labels)]
@@ -174,7 +174,7 @@ Domains = Annotated[
 ]
 
 
-class DomainIncremental(Several):
+class DomainIncremental(MultiTask):
     """Each task is another data set with the same classes. The first is that of the group
     `dataset`.
     """
@@ -199,7 +199,7 @@ class DomainIncremental(Several):
         require(not wrong, "scenario.classes", wrong, "labels that every data set has")
         for data in every[1:]:
             require_same_names(first, data, chosen)
-        x, y, own_test = pooled(every, first)
+        x, y, own_test = pool_examples(every, first)
         sizes = [len(data.y_train) + len(data.y_test) for data in every]
         parts = []
         for start, stop in pairwise([0, *np.cumsum(sizes).tolist()]):
@@ -233,7 +233,7 @@ def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
             )
 
 
-def pooled(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+def pool_examples(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
     """Return all training and test examples as (x [n, ...], y [n], bool [n]: test part)."""
     splits = [(data, split) for data in every for split in ("train", "test")]
     labels = [getattr(data, f"y_{split}").numpy() for data, split in splits]

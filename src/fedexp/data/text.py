@@ -22,7 +22,7 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Limit
 from fedexp.core.npz import load_npz
 from fedexp.data.marks import checksum
-from fedexp.data.text_files import Example, class_numbers, find_files, name_classes, read_texts
+from fedexp.data.text_files import Example, find_files, label_numbers, name_classes, read_texts
 from fedexp.data.types import DataSource, TextData
 
 UNK, PAD = "<UNK>", "<PAD>"
@@ -48,7 +48,7 @@ class DropoutKeys:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledTexts:
     """Contents of a data set's files."""
 
     train: list[str]
@@ -86,7 +86,7 @@ class TextSource(DataSource):
         return Path(self.data_dir, self.name)
 
     @abstractmethod
-    def read(self, length: int) -> Labelled:
+    def read(self, length: int) -> LabelledTexts:
         """Return the labelled texts, cut to `length` characters."""
 
     def load(self, like: TextData | None = None) -> TextData:
@@ -120,18 +120,18 @@ class TextSource(DataSource):
 
     def _vocabulary(self, texts: Sequence[str]) -> tuple[tuple[str, ...], torch.Tensor | None]:
         if self.vocabulary is None:
-            return complete(most_frequent(texts, self.max_words)), None
+            return add_special_words(most_frequent(texts, self.max_words)), None
         path = self.folder / self.vocabulary
         words = read_vocabulary(path)
         if self.vectors is None:
-            return complete(words), None
+            return add_special_words(words), None
         vectors = read_vectors(self.folder / self.vectors)
         if len(vectors) != len(words):
             raise ConfigError(
                 f"{self.folder / self.vectors}: has {len(vectors)} vectors, but {path} {len(words)}"
                 " entries"
             )
-        return complete(words), torch.from_numpy(_complete_vectors(words, vectors))
+        return add_special_words(words), torch.from_numpy(_add_special_vectors(words, vectors))
 
 
 class TextDataset(TextSource):
@@ -151,12 +151,12 @@ class TextDataset(TextSource):
         named = [self.folder / "class.txt"] if self.classes is None else []
         return self.with_vocabulary([*train, *test, *filter(Path.is_file, named)])
 
-    def read(self, length: int) -> Labelled:
+    def read(self, length: int) -> LabelledTexts:
         parts = [read_texts(paths, length) for paths in find_files(self.folder, self.layout)]
         classes = self._classes(parts[0])
         train, test = ([example.text for example in part] for part in parts)
-        y_train, y_test = (class_numbers(part, classes) for part in parts)
-        return Labelled(train, test, y_train, y_test, classes)
+        y_train, y_test = (label_numbers(part, classes) for part in parts)
+        return LabelledTexts(train, test, y_train, y_test, classes)
 
     def _classes(self, train: Sequence[Example]) -> tuple[str, ...]:
         if self.classes is not None:
@@ -186,7 +186,7 @@ class UnlabelledTexts(TextSource):
     def paths(self) -> Sequence[Path]:
         return self.with_vocabulary([Path(self.data_dir, self.file)])
 
-    def read(self, length: int) -> Labelled:
+    def read(self, length: int) -> LabelledTexts:
         path = Path(self.data_dir, self.file)
         if path.suffix != ".csv" or not path.is_file():
             raise ConfigError(
@@ -194,7 +194,7 @@ class UnlabelledTexts(TextSource):
                 " body, content or article; it cannot be downloaded"
             )
         texts = [example.text for example in read_texts([path], length, labelled=False)]
-        return Labelled(texts, [], [-1] * len(texts), [], ())
+        return LabelledTexts(texts, [], [-1] * len(texts), [], ())
 
 
 def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.ndarray:
@@ -224,7 +224,7 @@ def most_frequent(texts: Sequence[str], limit: int) -> tuple[str, ...]:
     return tuple(sorted(counts, key=lambda character: (-counts[character], character))[:limit])
 
 
-def complete(words: tuple[str, ...]) -> tuple[str, ...]:
+def add_special_words(words: tuple[str, ...]) -> tuple[str, ...]:
     """Append <UNK> and <PAD> if they are missing."""
     return words + tuple(word for word in (UNK, PAD) if word not in words)
 
@@ -264,8 +264,8 @@ def read_vectors(path: Path) -> np.ndarray:
     return vectors.astype(np.float32)
 
 
-def _complete_vectors(words: tuple[str, ...], vectors: np.ndarray) -> np.ndarray:
+def _add_special_vectors(words: tuple[str, ...], vectors: np.ndarray) -> np.ndarray:
     """Append rows for <UNK> (the mean of all rows) and <PAD> (zeros) if they are missing."""
     added = {UNK: vectors.mean(0, dtype=np.float64), PAD: np.zeros(vectors.shape[1])}
-    rows = [added[word] for word in complete(words)[len(words) :]]
+    rows = [added[word] for word in add_special_words(words)[len(words) :]]
     return np.concatenate([vectors, *(row[None].astype(np.float32) for row in rows)])

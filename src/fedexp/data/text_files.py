@@ -137,7 +137,7 @@ def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def class_numbers(examples: Sequence[Example], classes: Sequence[str]) -> list[int]:
+def label_numbers(examples: Sequence[Example], classes: Sequence[str]) -> list[int]:
     """Return each text's label as a number. A label is a class name or its number from 0."""
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {name: number for number, name in enumerate(classes)}

@@ -11,7 +11,7 @@ from fedexp.data.image_files import Tree, class_folders, scan_classes
 from fedexp.data.marks import SourceFile
 
 
-def scan_official(root: Path) -> Tree:
+def scan_published(root: Path) -> Tree:
     """Return the training and val files. The class index is the wnid's position in sorted order."""
     wnids = class_folders(root / "train")
     train = scan_classes(root / "train", wnids)
@@ -37,10 +37,10 @@ def scan_official(root: Path) -> Tree:
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: named in {annotations} but missing") from error
     test = list(zip(files, (k for _, k in labelled), strict=True))
-    return Tree(train, test, _names(root, wnids))
+    return Tree(train, test, _read_names(root, wnids))
 
 
-def _names(root: Path, wnids: list[str]) -> list[str]:
+def _read_names(root: Path, wnids: list[str]) -> list[str]:
     """Return each wnid's first English name, made unique, or the wnids if words.txt is missing."""
     words = root / "words.txt"
     if not words.is_file():

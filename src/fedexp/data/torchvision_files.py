@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays, arrays_of
+from fedexp.data.cache import Arrays, make_arrays
 
 
 class TorchvisionFiles:
@@ -41,15 +41,15 @@ class TorchvisionFiles:
             train_x, train_y, test_x, test_y = map(read_idx, self.paths, (3, 1, 3, 1))
             # MNIST has "3 - three"
             names = [name.partition(" - ")[0] for name in self.cls.classes]
-            return arrays_of((train_x, train_y), (test_x, test_y), names)
+            return make_arrays((train_x, train_y), (test_x, test_y), names)
         from torchvision.datasets.utils import check_integrity
 
         # torchvision unpickles the batches, so they must be identical to the published files.
         for path in self.paths:
             if not check_integrity(path, self.md5[path.name]):
-                raise corrupt(path)
+                raise corrupt_file(path)
         train, test = (self.cls(self.data_dir, train=train) for train in (True, False))
-        return arrays_of((train.data, train.targets), (test.data, test.targets), train.classes)
+        return make_arrays((train.data, train.targets), (test.data, test.targets), train.classes)
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
@@ -68,9 +68,9 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
             raise ValueError(f"not a whole idx file of rank {rank}")
         values = values.reshape(sizes)
     except Exception as error:  # gzip raises many types
-        raise corrupt(path) from error
+        raise corrupt_file(path) from error
     return values.astype(np.int64) if rank == 1 else values[..., None]
 
 
-def corrupt(path: Path) -> ConfigError:
+def corrupt_file(path: Path) -> ConfigError:
     return ConfigError(f"{path}: is corrupt; delete it, so that the next run restores it")

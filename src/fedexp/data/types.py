@@ -98,7 +98,7 @@ class Data(ABC):
         }
         return replace(self, **tensors)
 
-    def tested_on_validation(self) -> Self:
+    def with_validation_as_test(self) -> Self:
         """Return a copy of the data that has the validation set as its test set."""
         assert self.validation is not None, "checked when the run was prepared"
         x, y = self.x_train[self.validation], self.y_train[self.validation]

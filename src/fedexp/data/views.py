@@ -25,7 +25,7 @@ def suffix(view: str) -> str:
     return "" if view == PLAIN else f"_{view}"
 
 
-def named(name: str, view: str) -> str:
+def name_in_view(name: str, view: str) -> str:
     """Return a column's or key's name in a view.
 
     Examples: test_accuracy, test_accuracy_augmented, validation_accuracy.
@@ -37,12 +37,12 @@ def named(name: str, view: str) -> str:
     )
 
 
-def all_named(values: Mapping[str, Any], view: str) -> dict[str, Any]:
+def rename_for_view(values: Mapping[str, Any], view: str) -> dict[str, Any]:
     """Return the values with their keys changed to the view's names."""
-    return {named(name, view): value for name, value in values.items()}
+    return {name_in_view(name, view): value for name, value in values.items()}
 
 
-def file_of(name: str, view: str) -> str:
+def file_in_view(name: str, view: str) -> str:
     """Return a view's file name: class_accuracy.csv becomes class_accuracy_augmented.csv."""
     path = Path(name)
     return str(path.with_name(f"{path.stem}{suffix(view)}{path.suffix}"))
@@ -72,12 +72,12 @@ def require_list(key: str, values: Sequence[str], choices: Sequence[str], noun: 
     )
 
 
-def others(views: Iterable[str]) -> tuple[str, ...]:
+def extra_views(views: Iterable[str]) -> tuple[str, ...]:
     """Return all views except the plain view."""
     return tuple(view for view in views if view != PLAIN)
 
 
-def evaluated(
+def evaluation_views(
     test_views: Sequence[str], evaluate_on: str | None, held_out: bool
 ) -> tuple[str, ...]:
     """Return the views in which a run is evaluated, the test views first.
@@ -89,18 +89,20 @@ def evaluated(
     return (*(() if on == VALIDATION else test_views), *(() if on == TEST else (VALIDATION,)))
 
 
-def views_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return `evaluated` of a plain configuration.
+def configured_views(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return `evaluation_views` of a plain configuration.
 
     Configurations that are older than views are evaluated in the plain view.
     """
     validation = config.get("validation")
     fraction = validation.get("fraction") if isinstance(validation, Mapping) else None
     held_out = isinstance(fraction, int | float) and fraction > 0
-    return evaluated(config.get("test_views") or (PLAIN,), config.get("evaluate_on"), held_out)
+    return evaluation_views(
+        config.get("test_views") or (PLAIN,), config.get("evaluate_on"), held_out
+    )
 
 
-def choosing(views: Sequence[str]) -> str:
+def selection_view(views: Sequence[str]) -> str:
     """Return the view whose accuracy decides the best round and whether a target is reached.
 
     This is the validation set if the run is evaluated on it.

@@ -219,7 +219,7 @@ class ClientRuntime:
 
     @cached_property
     def _on_validation(self) -> "ClientRuntime":
-        return replace(self, data=self.data.tested_on_validation())
+        return replace(self, data=self.data.with_validation_as_test())
 
     def local_test(self, view: str, round: int) -> "tuple[ClientRuntime, Tensor | None]":
         """Return the runtime on which local models are tested in a view, and its `test_draws`."""

@@ -10,7 +10,7 @@ from matplotlib.colors import Colormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from fedexp.data.views import PLAIN, VALIDATION, named
+from fedexp.data.views import PLAIN, VALIDATION, name_in_view
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     BLUE,
@@ -160,14 +160,14 @@ def curves(run: RunData) -> Figure:
     above.set_ylabel("accuracy")
     view = PLAIN if run.has("test_accuracy") else VALIDATION
     for column, colour, label, faint in (
-        (named("round_forgetting", view), BLUE, "round forgetting", True),
+        (name_in_view("round_forgetting", view), BLUE, "round forgetting", True),
         (
-            named("local_round_forgetting", view),
+            name_in_view("local_round_forgetting", view),
             GREEN,
             "local round forgetting,\nmean of clients",
             True,
         ),
-        (named("forgetting", view), ORANGE, "forgetting F (BwT)", False),
+        (name_in_view("forgetting", view), ORANGE, "forgetting F (BwT)", False),
         ("forgetting_augmented", GREY, "forgetting F, augmented\ntest images", False),
     ):
         line(below, *run.points(column), colour, label, faint=faint)

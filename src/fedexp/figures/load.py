@@ -10,8 +10,8 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
-from fedexp.data.partitioned import Partition, later_partitions
-from fedexp.data.views import PLAIN, VIEWS, file_of, named
+from fedexp.data.partitioned import Partition, find_task_partitions
+from fedexp.data.views import PLAIN, VIEWS, file_in_view, name_in_view
 from fedexp.metrics.history import History, load_history
 from fedexp.rundir import contents, files
 from fedexp.rundir.reader import RunDirectory
@@ -102,7 +102,7 @@ def load_run(
         rounds = rounds[rounds["round"] <= last]
         histories = {PLAIN: history, **(further or {})}
     else:
-        there = [view for view in VIEWS if arrays and run.has(file_of(files.CLASSES, view))]
+        there = [view for view in VIEWS if arrays and run.has(file_in_view(files.CLASSES, view))]
         histories = {view: load_history(run_dir, view) for view in there}
     tasks = {view: read_tasks(run, view, last) for view in VIEWS}
     tables = [(name, run.analysis(name)) for name in files.ANALYSES]
@@ -140,7 +140,9 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
     """Return int [K, C] of all tasks together. first: the arrays of partition.npz."""
     if "counts" not in first:
         return None
-    return first["counts"] + sum(Partition.load(path).counts for path in later_partitions(run_dir))
+    return first["counts"] + sum(
+        Partition.load(path).counts for path in find_task_partitions(run_dir)
+    )
 
 
 def require_readable(run: RunDirectory) -> None:
@@ -155,7 +157,7 @@ def require_readable(run: RunDirectory) -> None:
 
 def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:
     """Return tasks.csv up to a round; None if it is missing, has no rows or lacks this view."""
-    name = named("accuracy", view)
+    name = name_in_view("accuracy", view)
     if run.tasks is None or name not in run.tasks:
         return None
     known = run.tasks[run.tasks["round"] <= last]

@@ -12,8 +12,8 @@ import numpy as np
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.core.storage import check_size, regular
-from fedexp.data.partitioned import Partition, changed_partitions, later_partitions
-from fedexp.data.views import PLAIN, file_of
+from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
+from fedexp.data.views import PLAIN, file_in_view
 
 if TYPE_CHECKING:
     import torch
@@ -212,13 +212,15 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
     missing or damaged file.
     """
     run_dir = Path(run_dir)
-    changes = changed_partitions(run_dir)
+    changes = find_changed_partitions(run_dir)
     tasks = [
         Partition.load(path)
-        for path in [run_dir / "partition.npz", *later_partitions(run_dir), *changes.values()]
+        for path in [run_dir / "partition.npz", *find_task_partitions(run_dir), *changes.values()]
     ]
     classes = tasks[0].counts.shape[1]
-    rounds, accuracy = _read_class_accuracy(run_dir / file_of("class_accuracy.csv", view), classes)
+    rounds, accuracy = _read_class_accuracy(
+        run_dir / file_in_view("class_accuracy.csv", view), classes
+    )
     history = History(
         counts=np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
         rounds_per_task=int(tasks[0].info.get("rounds_per_task", 0)),
@@ -226,7 +228,7 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
         class_accuracy=accuracy,
         starts=(1, *changes) if changes else (),
     )
-    local = run_dir / file_of("local_class_accuracy.npz", view)
+    local = run_dir / file_in_view("local_class_accuracy.npz", view)
     if not local.exists():
         return history
     saved = load_npz(local)

@@ -28,7 +28,7 @@ import pandas as pd
 from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
 from fedexp.config.overrides import key_of
 from fedexp.core.errors import ConfigError
-from fedexp.data.views import VIEWS, named
+from fedexp.data.views import VIEWS, name_in_view
 from fedexp.rundir import evidence, files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import value_of
@@ -191,7 +191,7 @@ def series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield rounds and values of each view and measure that a table of rounds has, task by task."""
     for view in VIEWS:
         for measure, column in MEASURES.items():
-            name = named(column, view)
+            name = name_in_view(column, view)
             if name not in table:
                 continue
             known = table.dropna(subset=name)

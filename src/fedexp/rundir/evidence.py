@@ -30,13 +30,13 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.data.partitioned import (
     NOT_KEPT,
-    changed_partition,
-    changed_partitions,
-    later_partitions,
+    changed_partition_name,
+    find_changed_partitions,
+    find_task_partitions,
     partition_hash,
-    task_partition,
+    task_partition_name,
 )
-from fedexp.data.views import VIEWS, file_of
+from fedexp.data.views import VIEWS, file_in_view
 from fedexp.rundir import files, origin
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.run_reuse import NOTE, ROOT
@@ -57,7 +57,7 @@ KINDS = {  # types of the parts of a file
 # errors that reading an invalid file may raise
 DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 LARGEST = 20_000  # most test examples of a class
-TABLES = (files.ROUNDS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
+TABLES = (files.ROUNDS, files.TASKS, *(file_in_view(files.CLASSES, view) for view in VIEWS))
 PHASES, LOSSES = (
     re.compile(r".*(_seconds|_per_second)"),
     re.compile(r"(train|test|validation)_loss"),
@@ -101,8 +101,8 @@ def pack(directory: Path) -> bytes | None:
     if summary is not None:
         paths = [
             directory / files.PARTITION,
-            *later_partitions(directory),
-            *changed_partitions(directory).values(),
+            *find_task_partitions(directory),
+            *find_changed_partitions(directory).values(),
         ]
         started = {
             key: value for key, value in origin.read(directory).items() if key != "directory"
@@ -343,8 +343,8 @@ def partition_name(number: int, info: Mapping[str, Any]) -> str:
     info: how the partition was made.
     """
     if "from_round" in info:
-        return changed_partition(int(info["from_round"]))
-    return files.PARTITION if number == 1 else task_partition(number)
+        return changed_partition_name(int(info["from_round"]))
+    return files.PARTITION if number == 1 else task_partition_name(number)
 
 
 def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedexp.core.storage import storing
-from fedexp.data.views import VIEWS, file_of
+from fedexp.data.views import VIEWS, file_in_view
 
 ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
 CONFIG, SUMMARY, PARTITION, LOCAL = (
@@ -23,7 +23,7 @@ ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
 WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diversity.csv"
 LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
 ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
-TABLES = (ROUNDS, CLIENTS, TASKS, *(file_of(CLASSES, view) for view in VIEWS), *ANALYSES)
+TABLES = (ROUNDS, CLIENTS, TASKS, *(file_in_view(CLASSES, view) for view in VIEWS), *ANALYSES)
 ASIDE = "damaged"  # folder for damaged files that a run has written again
 
 

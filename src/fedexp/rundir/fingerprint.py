@@ -223,7 +223,7 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
 
     A mark identifies the content of the data or the code. Unreadable data and code are left out.
     """
-    from fedexp.data.image_files import files_of_tree, list_files
+    from fedexp.data.image_files import list_files, list_tree_files
 
     values = flatten(dict(container))
     marks: dict[str, str | None] = {}
@@ -238,7 +238,7 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
         elif field == "root":
             splits = values.get(f"{node}.train_splits", ["train"])
             undivided = values.get(f"{node}.{SPLIT}") is not None
-            find = partial(files_of_tree, Path(value), splits, undivided)
+            find = partial(list_tree_files, Path(value), splits, undivided)
             marks[key] = content_mark(find, data_dir)
         elif field == "path" and Path(value).is_dir():  # otherwise the name of a data set on a hub
             marks[key] = content_mark(partial(list_files, Path(value)), data_dir)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.data.views import PLAIN, VALIDATION, VIEWS, named, views_of
+from fedexp.data.views import PLAIN, VALIDATION, VIEWS, configured_views, name_in_view
 
-DEFAULT = named("accuracy", VALIDATION)
+DEFAULT = name_in_view("accuracy", VALIDATION)
 MEASURES = (
     "accuracy",
     "best_accuracy",
@@ -28,7 +28,7 @@ def objective_name(config: Mapping[str, Any]) -> str | None:
     """
     name = config.get("objective")
     if name is None:
-        return DEFAULT if VALIDATION in views_of(config) else None
+        return DEFAULT if VALIDATION in configured_views(config) else None
     return str(name)
 
 
@@ -49,10 +49,12 @@ def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> 
     further: the keys that forgetting metrics add.
     """
     names = [*MEASURES, *further]
-    here = list(dict.fromkeys([*(named(each, view) for view in views for each in names), *OTHERS]))
+    here = list(
+        dict.fromkeys([*(name_in_view(each, view) for view in views for each in names), *OTHERS])
+    )
     if name in here:
         return
-    elsewhere = [view for view in VIEWS if name in {named(each, view) for each in names}]
+    elsewhere = [view for view in VIEWS if name in {name_in_view(each, view) for each in names}]
     if elsewhere:
         need = (
             "evaluate_on=both"

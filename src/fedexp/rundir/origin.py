@@ -23,8 +23,8 @@ from fedexp.data.marks import (
     checksum,
     checksums,
     content_mark,
-    joined,
-    number_changed,
+    count_changed_files,
+    join_marks,
 )
 from fedexp.rundir.fingerprint import (
     FILES,
@@ -86,7 +86,7 @@ def note(
     noted = mapping_of(found, "way") if resumed else {}
     begun_in = found.get("directory")
     kept = before | dict(marks) | {key: mark for key, mark in before.items() if checksums(mark)}
-    kept |= {key: joined(then, now) for key, (then, now) in changes(before, marks).items()}
+    kept |= {key: join_marks(then, now) for key, (then, now) in changes(before, marks).items()}
     content = {
         "fingerprint": fingerprint(container, kept),
         "marks": kept,
@@ -218,7 +218,7 @@ def say_what_changed(
 def in_words(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
     """Return how two marks of data differ: the number of changed files if it is known."""
     data_dir = flatten(container).get(f"{key.rpartition('.')[0]}.data_dir", "")
-    number = number_changed(then, now, str(data_dir))
+    number = count_changed_files(then, now, str(data_dir))
     if number is None:
         return f"{then} there, {now} now"
     return f"{number:,} of {now.partition(' (')[0]} differ"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.views import PLAIN, VIEWS, file_of, views_of
+from fedexp.data.views import PLAIN, VIEWS, configured_views, file_in_view
 from fedexp.rundir import contents, files, schema
 from fedexp.rundir.analyses import TABLES as ANALYSES
 from fedexp.rundir.contents import Columns, Damaged
@@ -36,7 +36,7 @@ TABLES = {
     files.TASKS: Columns(("round", "task", "evaluated_task"), ("accuracy",)),
 }
 TABLES |= {
-    file_of(files.CLASSES, view): Columns(("round", "class"), ("accuracy",)) for view in VIEWS
+    file_in_view(files.CLASSES, view): Columns(("round", "class"), ("accuracy",)) for view in VIEWS
 }
 TABLES |= {name: Columns(t.keys, tuple(t.columns), t.texts) for name, t in ANALYSES.items()}
 
@@ -114,7 +114,7 @@ class RunDirectory:
 
         Its columns are round, class and accuracy.
         """
-        return self._table(file_of(files.CLASSES, view))
+        return self._table(file_in_view(files.CLASSES, view))
 
     @cached_property
     def class_names(self) -> list[str] | None:
@@ -132,9 +132,9 @@ class RunDirectory:
     @property
     def views(self) -> tuple[str, ...]:
         """The test views of the run. The plain view of the test set comes first."""
-        asked = views_of(self.config)
+        asked = configured_views(self.config)
         return tuple(
-            view for view in VIEWS if view in asked or self.has(file_of(files.CLASSES, view))
+            view for view in VIEWS if view in asked or self.has(file_in_view(files.CLASSES, view))
         )
 
     def has(self, name: str) -> bool:
@@ -178,7 +178,7 @@ class RunDirectory:
     def problems(self) -> list[Problem]:
         """The problems of the files. For a finished run, this includes missing files."""
         _ = self.summary, self.config, self.overrides
-        names = (files.ROUNDS, *(file_of(files.CLASSES, view) for view in VIEWS), files.TASKS)
+        names = (files.ROUNDS, *(file_in_view(files.CLASSES, view) for view in VIEWS), files.TASKS)
         tables = {name: self._table(name) for name in names}
         found = dict(self._found)
         if self.has(files.SUMMARY) and "status" not in self.summary:
@@ -203,7 +203,7 @@ class RunDirectory:
         if self.stands_for is None:
             names.append(files.OVERRIDES)
         if not self.summary.get("reconstructed"):  # from its table of rounds, without classes
-            names += [file_of(files.CLASSES, view) for view in self.views]
+            names += [file_in_view(files.CLASSES, view) for view in self.views]
         if self.summary.get("tasks"):
             names.append(files.TASKS)
         return names

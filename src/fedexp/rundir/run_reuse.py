@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fedexp.core import storage
-from fedexp.data.views import PLAIN, views_of
+from fedexp.data.views import PLAIN, configured_views
 from fedexp.rundir import contents, files, origin
 from fedexp.rundir.fingerprint import as_made, fingerprint
 from fedexp.rundir.reader import RunDirectory, finished_summary
@@ -110,10 +110,10 @@ def find_reusable(
     directory, config: of the job. finished: the runs to search; by default they are read from the
     disk. marks: returns the current marks of the data; a run made with other data is not used.
     """
-    views, subjects = {*views_of(config)}, subjects_of(config)
+    views, subjects = {*configured_views(config)}, subjects_of(config)
     known = finished_by_training(directory) if finished is None else finished
     for other, found in known.get(training_key(config), ()):
-        is_enough = {*views_of(found)} >= views and subjects_of(found) >= subjects
+        is_enough = {*configured_views(found)} >= views and subjects_of(found) >= subjects
         if not is_enough or other == directory.absolute() or finished_summary(other) is None:
             continue
         if not origin.changes(origin.noted_marks(other), marks()):

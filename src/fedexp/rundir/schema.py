@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.data.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, named
+from fedexp.data.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, name_in_view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,8 +71,8 @@ END_OF_TASK = {
     "new_task_accuracy": (None, is_share),
 }
 SUMMARY: Mapping[str, Any] = {
-    **{named(name, view): (None, is_share) for name in SHARES for view in VIEWS},
-    **{named(name, view): NUMBER for name in NUMBERS for view in VIEWS},
+    **{name_in_view(name, view): (None, is_share) for name in SHARES for view in VIEWS},
+    **{name_in_view(name, view): NUMBER for name in NUMBERS for view in VIEWS},
     **dict.fromkeys(("accuracy", "best_accuracy"), is_share),
     **dict.fromkeys(("algorithm", "dataset"), str),
     **dict.fromkeys(("scenario", "partition", "model", "commit", "sweep"), (None, str)),
@@ -97,9 +97,9 @@ LOCAL = (
 )
 COLUMNS = (*SHARES, *LOCAL, "test_accuracy", "personal_accuracy_worst", "personal_accuracy_std")
 # Columns of the tables. Other names are not checked, since a user's metric may have any scale.
-SHARE_COLUMNS = frozenset(named(name, view) for name in COLUMNS for view in VIEWS)
+SHARE_COLUMNS = frozenset(name_in_view(name, view) for name in COLUMNS for view in VIEWS)
 # rounds.csv has at least one of these columns
-ACCURACIES = ("test_accuracy", named("test_accuracy", VALIDATION))
+ACCURACIES = ("test_accuracy", name_in_view("test_accuracy", VALIDATION))
 LAST_KEY = "choices"  # the last key in config.yaml
 GROUPS = ("algorithm", "dataset", "partition", "scenario", "hardware", "tracker", "validation")
 CONFIG: Mapping[str, Any] = {
@@ -130,7 +130,7 @@ def check_summary(summary: Mapping[str, Any]) -> str:
 
 def check_results(summary: Mapping[str, Any]) -> str:
     """Return which required keys are missing in the summary of a run that has ended."""
-    results = () if named("accuracy", VALIDATION) in summary else RESULTS
+    results = () if name_in_view("accuracy", VALIDATION) in summary else RESULTS
     lacks = [name for name in (*REQUIRED, *results) if name not in summary]
     return f"lacks {', '.join(lacks)}" if lacks else ""
 

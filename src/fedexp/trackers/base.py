@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
 from fedexp.core.packages import how_to_install
-from fedexp.data.views import VIEWS, file_of
+from fedexp.data.views import VIEWS, file_in_view
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import group_name, setting
 
@@ -150,6 +150,6 @@ def final_tables(directory: Path) -> "dict[str, pd.DataFrame]":
     """Return a finished run's tables in long format: name -> table."""
     import pandas as pd
 
-    names = [file_of(files.CLASSES, view) for view in VIEWS]
+    names = [file_in_view(files.CLASSES, view) for view in VIEWS]
     paths = [directory / name for name in (*names, files.TASKS)]
     return {path.stem: pd.read_csv(path) for path in paths if path.exists()}

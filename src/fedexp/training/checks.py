@@ -15,9 +15,9 @@ from fedexp.config.settings import Settings
 from fedexp.core.errors import ConfigError, require_choice
 from fedexp.data.partition import Natural
 from fedexp.data.partition_file import File
-from fedexp.data.tasks import DomainIncremental, Scenario, Several
+from fedexp.data.tasks import DomainIncremental, MultiTask, Scenario
 from fedexp.data.types import DataSource
-from fedexp.data.views import AUGMENTED, TEST, evaluated
+from fedexp.data.views import AUGMENTED, TEST, evaluation_views
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir.objective import check_objective
@@ -157,7 +157,7 @@ def task_problems(built: Built) -> Iterator[str]:
         yield f"dataset={dataset.name} has {dataset.kind}: {name} is defined for {defined}"
     if algorithm.separate_tasks and (option := mixing_option(scenario, algorithm)):
         yield f"{option}: {name} is defined only if all clients train on one task at a time"
-    if scenario.name != "none" and built.partition.numbers_all:
+    if scenario.name != "none" and built.partition.has_global_indices:
         yield f"scenario={scenario.name}: partition=file needs scenario=none"
 
 
@@ -188,7 +188,7 @@ def surrogate_problems(built: Built) -> Iterator[str]:
             " surrogate.dataset=<data set>, such as caltech256 or weibo, or surrogate.fraction=0.1,"
             " which withholds a part of the training data"
         )
-    if surrogate is None or not isinstance(scenario, Several) or scenario.split is None:
+    if surrogate is None or not isinstance(scenario, MultiTask) or scenario.split is None:
         return
     if source_of(surrogate) in map(source_of, (built.dataset, *domains_of(scenario))):
         yield (
@@ -211,7 +211,7 @@ def mixing_option(scenario: Scenario, algorithm: FedAvg) -> str:
     A replay buffer does not count for methods that choose exemplars themselves, because their
     losses include old classes.
     """
-    if not isinstance(scenario, Several):
+    if not isinstance(scenario, MultiTask):
         return ""
     if scenario.blur:
         return f"scenario.blur={scenario.blur}"
@@ -227,12 +227,12 @@ def data_problems(built: Built) -> Iterator[str]:
     fraction = validation.fraction
     if on not in (None, TEST) and not fraction:
         yield f"evaluate_on={on}: needs a validation set, such as validation.fraction=0.1"
-    if fraction and built.partition.numbers_all and not validation.per_client:
+    if fraction and built.partition.has_global_indices and not validation.per_client:
         yield (
             f"validation.fraction={fraction}: with partition=file, each client must hold out"
             " examples: validation.per_client=true"
         )
-    repeats = isinstance(scenario, Several) and scenario.repeats_examples
+    repeats = isinstance(scenario, MultiTask) and scenario.repeats_examples
     if fraction and validation.per_client and repeats:
         yield (
             f"validation.per_client=true: with scenario={scenario.name}, all tasks have the same"
@@ -283,7 +283,9 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     if why and AUGMENTED in settings.test_views:
         given = ",".join(settings.test_views)
         yield f"test_views=[{given}]: the augmented view needs a transform, but {why}"
-    views = evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0)
+    views = evaluation_views(
+        settings.test_views, settings.evaluate_on, built.validation.fraction > 0
+    )
     if stop.patience is not None and stopping.patience_view(stop) not in views:
         needs = (
             ": needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy uses the"

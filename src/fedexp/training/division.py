@@ -12,14 +12,14 @@ from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
-from fedexp.data.changes import reduced
+from fedexp.data.changes import reduce_classes
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import make_partition
 from fedexp.data.partitioned import Partition
-from fedexp.data.replay import buffers
-from fedexp.data.streams import blurred, reordered, task_orders
+from fedexp.data.replay import fill_buffers
+from fedexp.data.streams import blur_tasks, draw_task_orders, reorder_parts
 from fedexp.data.surrogate import Shards
-from fedexp.data.tasks import Scenario, Several
+from fedexp.data.tasks import MultiTask, Scenario
 from fedexp.data.text import DropoutKeys
 from fedexp.data.types import Data, Task, TextData
 from fedexp.engine.base import ClientRuntime, Engine
@@ -61,15 +61,15 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     origin = np.zeros(len(sequence.data.y_train), np.int64)
     for number, task in enumerate(sequence.tasks):
         origin[task.train] = number
-    if isinstance(scenario, Several) and scenario.blur:
-        tasks = blurred(tasks, scenario.blur, generator_for(seed, "blur"))
+    if isinstance(scenario, MultiTask) and scenario.blur:
+        tasks = blur_tasks(tasks, scenario.blur, generator_for(seed, "blur"))
     data, tasks, unlabelled = built.surrogate.attach(
         sequence.data, tasks, generator_for(seed, "surrogate split")
     )
     shards = Shards((), unlabelled)
     if len(unlabelled):
         rng = generator_for(seed, "surrogate")
-        shards = built.surrogate.deal(unlabelled, built.settings.num_clients, rng)
+        shards = built.surrogate.draw_shards(unlabelled, built.settings.num_clients, rng)
     parts = []
     for number, task in enumerate(tasks):
         # the first task uses the same random numbers as a run without tasks
@@ -109,7 +109,7 @@ def hold_out_from_all_tasks(
     """
     if (
         not built.validation.fraction
-        or not isinstance(built.scenario, Several)
+        or not isinstance(built.scenario, MultiTask)
         or not built.scenario.repeats_examples
     ):
         return tasks, [None] * len(tasks)
@@ -125,9 +125,9 @@ def draw_task_orders(scenario: Scenario, clients: int, tasks: int, seed: int) ->
 
     None means that all clients learn the tasks in the same order.
     """
-    if not isinstance(scenario, Several) or scenario.order == "shared":
+    if not isinstance(scenario, MultiTask) or scenario.order == "shared":
         return None
-    return task_orders(clients, tasks, generator_for(seed, "task orders"))
+    return draw_task_orders(clients, tasks, generator_for(seed, "task orders"))
 
 
 def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
@@ -140,7 +140,7 @@ def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
     federation = parts[0].federation
     # from all tasks, because each task has clients at every stage
     known = np.max([part.federation.shared for part in parts], axis=0)
-    stages = reordered([part.partition.parts for part in parts], orders)
+    stages = reorder_parts([part.partition.parts for part in parts], orders)
     made = []
     for part, rows in zip(parts, stages, strict=True):
         partition = part.partition.holding(rows, federation.labels, federation.num_classes)
@@ -150,7 +150,7 @@ def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
 
 def record_met_classes(built: Built, parts: list[Division]) -> list[Division]:
     """Record the classes that clients held in earlier stages, if clients mix the tasks."""
-    if not isinstance(built.scenario, Several) or not built.scenario.mixes_tasks:
+    if not isinstance(built.scenario, MultiTask) or not built.scenario.mixes_tasks:
         return parts
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
     met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
@@ -163,14 +163,14 @@ def add_replay_buffers(built: Built, parts: list[Division]) -> list[Division]:
     The partitions still contain only the new examples.
     """
     scenario = built.scenario
-    if not isinstance(scenario, Several) or not scenario.replay:
+    if not isinstance(scenario, MultiTask) or not scenario.replay:
         return parts
     labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
     columns = []
     for client in range(parts[0].federation.num_clients):
         own = [part.partition.parts[client] for part in parts]
         rng = generator_for(built.seeds.partition, "replay", client)
-        held = buffers(own, labels, scenario.replay, scenario.replay_policy, rng)
+        held = fill_buffers(own, labels, scenario.replay, scenario.replay_policy, rng)
         columns.append([np.sort(np.concatenate(pair)) for pair in zip(own, held, strict=True)])
     made = []
     for part, rows in zip(parts, zip(*columns, strict=True), strict=True):
@@ -217,7 +217,7 @@ def make_task_partition(
     partitioner, rng = built.partition, generator_for(seed, f"partition{name}", *key)
     every_label, numbers = data.y_train.numpy(), task.train
     owners = None if data.owners is None else data.owners[numbers]
-    kept = partitioner.eligible(clients, rng, owners)
+    kept = partitioner.choose_examples(clients, rng, owners)
     if kept is not None:
         numbers = numbers[kept]
     central = np.zeros(0, np.int64) if held is None else held
@@ -231,13 +231,13 @@ def make_task_partition(
     if built.public.fraction:
         check_public(built, len(public), len(labels))
     # the partitioner's indices also count the surrogate examples
-    if partitioner.numbers_all and built.surrogate.fraction:
+    if partitioner.has_global_indices and built.surrogate.fraction:
         every = np.arange(len(every_label))
         labels = np.where(np.isin(every, numbers), np.searchsorted(classes, every_label), -1)
         public, numbers = numbers[public], every
     owners = None if data.owners is None else data.owners[numbers]
     partition = make_partition(partitioner, labels, len(classes), clients, rng, owners, public)
-    partition = partition.among(numbers, every_label, data.num_classes)
+    partition = partition.renumber(numbers, every_label, data.num_classes)
     if not validation.fraction:
         return partition
     given = f"validation.fraction={validation.fraction}"
@@ -247,7 +247,7 @@ def make_task_partition(
             raise ConfigError(f"{given}: less than one of each client's examples")
     elif not len(central):
         raise ConfigError(f"{given}: less than one of {len(numbers)} training examples")
-    return partition.holding_out(central, every_label, data.num_classes)
+    return partition.with_validation(central, every_label, data.num_classes)
 
 
 def check_public(built: Built, found: int, examples: int) -> None:
@@ -334,7 +334,7 @@ def scheduled_changes(
         partition = drawn[since]
         if shares := schedule.shares_at(number):
             clients, classes = schedule.clients, data.num_classes
-            partition = reduced(partition, shares, clients, labels, classes, seed)
+            partition = reduce_classes(partition, shares, clients, labels, classes, seed)
         partition = replace(partition, info=partition.info | {"from_round": number})
         found.append((number, first.with_partition(partition)))
     return tuple(found)

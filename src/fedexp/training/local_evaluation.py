@@ -8,7 +8,7 @@ import torch
 
 from fedexp.core.errors import require
 from fedexp.core.rng import generator_for
-from fedexp.data.held_out import of_each_class
+from fedexp.data.held_out import draw_balanced
 from fedexp.engine.base import ClientRuntime
 from fedexp.training.simulation import Simulation
 
@@ -32,7 +32,7 @@ def choose(runtime: ClientRuntime, examples: int | None) -> dict[str, torch.Tens
         allowed = f"at least {least}, one of each class"
         require(examples >= least, "local_evaluation.examples", examples, allowed)
         rng = generator_for(0, "local evaluation")
-        numbers = of_each_class(labels, classes, examples, rng)
+        numbers = draw_balanced(labels, classes, examples, rng)
         found[view] = torch.from_numpy(numbers).to(runtime.device)
         part, whole = (np.bincount(each, minlength=classes) for each in (labels[numbers], labels))
         log.info(

@@ -13,7 +13,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
 from fedexp.data.partition import IID
 from fedexp.data.types import Data
-from fedexp.data.views import evaluated
+from fedexp.data.views import evaluation_views
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.hardware import Resolved
@@ -145,7 +145,9 @@ def runtime_of(
         local=built.local,
         dtype=hardware.dtype,
         heads=None if heads is None else heads.to(hardware.device),
-        views=evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0),
+        views=evaluation_views(
+            settings.test_views, settings.evaluate_on, built.validation.fraction > 0
+        ),
         seed=built.seeds.training,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedexp.data.views import PLAIN, file_of, others
+from fedexp.data.views import PLAIN, extra_views, file_in_view
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import RoundRecord, Tracker
@@ -38,7 +38,7 @@ class Recorder:
         """
         self.directory, self.simulation, self.trackers = directory, simulation, trackers
         self.views = simulation.runtime.views
-        names = [files.ROUNDS, *(file_of(files.CLASSES, view) for view in self.views)]
+        names = [files.ROUNDS, *(file_in_view(files.CLASSES, view) for view in self.views)]
         names.append(files.CLIENTS)
         if simulation.has_tasks:
             names.append(files.TASKS)
@@ -78,7 +78,7 @@ class Recorder:
 
     def _append_tests(self, state: State, scores: Mapping[str, Scores]) -> None:
         for view in scores:
-            self.files.append(file_of(files.CLASSES, view), rows.class_rows(state, view))
+            self.files.append(file_in_view(files.CLASSES, view), rows.class_rows(state, view))
         if scores and self.simulation.has_tasks:
             self.files.append(files.TASKS, rows.task_rows(self.simulation, state))
 
@@ -95,7 +95,7 @@ class Recorder:
             {name: rows.plain(value) for name, value in row.items() if name != "round"},
             None if test is None else test.class_accuracy,
             state.tested[PLAIN].history if PLAIN in state.tested else None,
-            {view: state.tested[view].history for view in others(self.views)},
+            {view: state.tested[view].history for view in extra_views(self.views)},
             analysed,
         )
         for tracker in self.trackers:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core import storage
-from fedexp.data.views import VIEWS, file_of
+from fedexp.data.views import VIEWS, file_in_view
 from fedexp.figures import make_figures
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir import files
@@ -21,7 +21,7 @@ def write_results(
     """Draw the figures, then write summary.json, so that a run that has one is complete."""
     for view, tested in state.tested.items():
         if tested.history.local_rounds:
-            tested.history.save_local(directory / file_of(files.LOCAL, view))
+            tested.history.save_local(directory / file_in_view(files.LOCAL, view))
     pictures = draw(directory, summary, look) if look.draw else []
     storage.write_json(directory / files.SUMMARY, summary)
     return pictures
@@ -43,11 +43,11 @@ def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
     names = (
         files.SUMMARY,
         files.ROUNDS,
-        *(file_of(files.CLASSES, view) for view in VIEWS),
+        *(file_in_view(files.CLASSES, view) for view in VIEWS),
         files.TASKS,
         files.CLIENTS,
         *files.ANALYSES,
-        *(file_of(files.LOCAL, view) for view in VIEWS),
+        *(file_in_view(files.LOCAL, view) for view in VIEWS),
         files.PARTITION,
         files.CONFIG,
     )

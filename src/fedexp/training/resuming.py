@@ -20,7 +20,7 @@ from fedexp.config.cohorts import check_begun
 from fedexp.config.overrides import key_of, typed_now
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.data.partitioned import Partition, later_partitions
+from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, contents, csv_files, files, origin, run_reuse
 from fedexp.rundir.reader import RunDirectory, finished_summary
@@ -180,7 +180,7 @@ def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[
     problem = ""
     if any(value_at(before, key) != value_at(config, key) for key in LENGTH):
         schedule = value_at(before, "local.schedule")
-        if later_partitions(directory):
+        if find_task_partitions(directory):
             problem = "a run of several tasks cannot be given more rounds"
         elif run.last_round is not None and isinstance(rounds, int) and rounds <= run.last_round:
             problem = f"the run is at round {run.last_round} already; must be more"

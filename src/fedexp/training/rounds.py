@@ -28,7 +28,7 @@ from fedexp.core import tree
 from fedexp.core.errors import BudgetSpent
 from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.tree import Tree
-from fedexp.data.changes import in_words
+from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
@@ -140,7 +140,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     clock, number = Clock(), state.round + 1
     algorithm, stage = simulation.algorithm, simulation.stage_of(number)
     if number in dict(simulation.changes):
-        log.info("round %d: %s", number, in_words(stage.partition))
+        log.info("round %d: %s", number, describe_change(stage.partition))
     server = state.server
     if number > 1 and simulation.round_in_task(number) == 1:
         server = begin_task(simulation, server, number)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.views import all_named, named
+from fedexp.data.views import name_in_view, rename_for_view
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import files
 from fedexp.training.simulation import Simulation
@@ -44,7 +44,7 @@ def round_row(
         else:
             of_views[view] = dict.fromkeys(values)
     view, first = next(iter(of_views.items()))
-    overall = {named(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")}
+    overall = {name_in_view(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")}
     trained = {} if result is None else training_values(result)
     return merged(
         files.ROUNDS,
@@ -52,7 +52,7 @@ def round_row(
         overall,
         {name: trained.get(name) for name in ("train_loss", "lr")},
         {"task": simulation.tasks_begun(state.round)} if simulation.has_tasks else {},
-        *(all_named(values, view) for view, values in of_views.items()),
+        *(rename_for_view(values, view) for view, values in of_views.items()),
         {name: trained.get(name) for name in TAIL},
     )
 
@@ -100,7 +100,7 @@ def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
     for evaluated in range(len(simulation.stages)):
         row: Row = {"round": state.round, "task": task, "evaluated_task": evaluated + 1}
         for view, tested in state.tested.items():
-            row[named("accuracy", view)] = tested.tasks[-1][1][evaluated]
+            row[name_in_view("accuracy", view)] = tested.tasks[-1][1][evaluated]
         yield row
 
 
@@ -113,7 +113,7 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
         else:
             not_tested = np.full(len(result.cohort.clients), np.nan)
             values = dict.fromkeys(simulation.local_columns, not_tested)
-        measured = merged(files.CLIENTS, measured, all_named(values, view))
+        measured = merged(files.CLIENTS, measured, rename_for_view(values, view))
     cohort = result.cohort
     for i, client in enumerate(cohort.clients):
         row: Row = {"round": result.round, "client": client}

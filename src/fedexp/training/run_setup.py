@@ -14,7 +14,7 @@ from fedexp.config.overrides import OF_COMMAND, key_of
 from fedexp.config.trust import foreign
 from fedexp.core import storage, tree
 from fedexp.core.errors import BudgetSpent, ConfigError, RunFailed, StorageError
-from fedexp.data.changes import in_words
+from fedexp.data.changes import describe_change
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
@@ -170,6 +170,8 @@ def write_partitions(run: Run) -> None:
         classes = simulation.runtime.data.classes
         replace(partition, info=info).save(run.directory / name, classes)
         if "from_round" in info:
-            log.info("schedule: from round %d on %s", info["from_round"], in_words(partition))
+            log.info(
+                "schedule: from round %d on %s", info["from_round"], describe_change(partition)
+            )
         else:
             log.info("partition=%s%s: %s", run.job.choices["partition"], task, partition.sentence())

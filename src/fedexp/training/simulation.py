@@ -12,7 +12,7 @@ from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptim
 from fedexp.config.cohorts import Rounds
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
 from fedexp.core.tree import Params, Tree
-from fedexp.data.partitioned import Partition, changed_partition, task_partition
+from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics
@@ -83,8 +83,8 @@ class Simulation:
     def partition_files(self) -> dict[str, Stage]:
         """Return file name -> the stage whose partition the file holds."""
         tasks = range(2, len(self.stages) + 1)
-        names = [files.PARTITION, *map(task_partition, tasks)]
-        names += [changed_partition(first) for first, _ in self.changes]
+        names = [files.PARTITION, *map(task_partition_name, tasks)]
+        names += [changed_partition_name(first) for first, _ in self.changes]
         return dict(zip(names, self.all_stages, strict=True))
 
     def tasks_begun(self, round: int) -> int:

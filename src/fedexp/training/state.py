@@ -10,7 +10,7 @@ import torch
 
 from fedexp.algorithms.interfaces import Federation
 from fedexp.core.tree import Params, Tree
-from fedexp.data.views import PLAIN, choosing
+from fedexp.data.views import PLAIN, selection_view
 from fedexp.engine.base import Cohort
 from fedexp.metrics.history import History
 from fedexp.rundir import files
@@ -167,10 +167,10 @@ class State:
     def best(self) -> tuple[int, float] | None:
         """Return the best round and its accuracy, or None if no trained round was evaluated yet.
 
-        The best round is the first with the highest accuracy in the view that `choosing` returns.
+        The best round is the first with the highest accuracy in the view that `selection_view` returns.
         The initial model does not count.
         """
-        accuracy = self.tested[choosing(tuple(self.tested))].accuracy
+        accuracy = self.tested[selection_view(tuple(self.tested))].accuracy
         trained = [each for each in accuracy if each[0] >= 1]
         return max(trained, key=lambda each: each[1], default=None)
 

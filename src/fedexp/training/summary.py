@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.views import VALIDATION, all_named, choosing
+from fedexp.data.views import VALIDATION, rename_for_view, selection_view
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
 from fedexp.training import local_evaluation
@@ -43,11 +43,11 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
     for view, tested in state.tested.items():
         values = view_summary(simulation, tested, best)
         reached = values.pop("rounds_to_target")
-        parts.append(all_named(values, view))
-        if view == choosing(views):
+        parts.append(rename_for_view(values, view))
+        if view == selection_view(views):
             parts.append({"rounds_to_target": reached})
         elif not validated:
-            parts.append(all_named({"rounds_to_target": reached}, view))
+            parts.append(rename_for_view({"rounds_to_target": reached}, view))
     optional = {
         "alignment": state.alignment,
         "local_evaluation": local_evaluation.describe(simulation),

@@ -11,7 +11,7 @@ from fedexp.analysis.networks import Parts, network_of
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
-from fedexp.data.partitioned import Partition, later_partitions
+from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
 from fedexp.figures.load import describe
@@ -132,7 +132,7 @@ def training_examples(run: RunDirectory, source: str) -> np.ndarray:
 
     source: `train` for all clients, or the number of a client.
     """
-    paths = [run.directory / files.PARTITION, *later_partitions(run.directory)]
+    paths = [run.directory / files.PARTITION, *find_task_partitions(run.directory)]
     tasks = [Partition.load(path).parts for path in paths]
     if source == "train":
         return np.unique(np.concatenate([part for parts in tasks for part in parts]))

@@ -26,7 +26,7 @@ from fedexp.analysis.naming import displayed, names, ordered
 from fedexp.analysis.sweep import sweep_of
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.storage import regular
-from fedexp.data.views import AUGMENTED, PLAIN, file_of, suffix
+from fedexp.data.views import AUGMENTED, PLAIN, file_in_view, suffix
 from fedexp.rundir import files
 from fedexp.rundir.evidence import how_to_restore
 from fedexp.rundir.fingerprint import flatten
@@ -156,7 +156,7 @@ def problems_of(run: RunDirectory) -> list[str]:
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
     if run.status != "failed":  # a failed run may not have started training
-        expected = (*EXPECTED, *(file_of(files.CLASSES, view) for view in run.views))
+        expected = (*EXPECTED, *(file_in_view(files.CLASSES, view) for view in run.views))
         found |= {name: f"{name}: is missing" for name in expected if not run.has(name)}
     return list(found.values())
 
