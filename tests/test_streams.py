@@ -14,7 +14,7 @@ from fedexp.algorithms.glfc import GLFC
 from fedexp.algorithms.target import TARGET
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
-from fedexp.data.streams import blur_tasks, draw_task_orders
+from fedexp.data.streams import blur_tasks, draw_orders
 from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.papers.report import task_measures
@@ -52,7 +52,7 @@ def test_a_single_task_is_not_blurred():
 def test_orders_are_balanced():
     """Of eight clients and three tasks, every task is met by two or three clients at every
     stage."""
-    orders = draw_task_orders(8, 3, np.random.default_rng(1))
+    orders = draw_orders(8, 3, np.random.default_rng(1))
     assert all(sorted(order) == [0, 1, 2] for order in orders.tolist())
     assert all(sorted(np.bincount(stage)) == [2, 3, 3] for stage in orders.T)
     assert len(np.unique(orders, axis=0)) > 3

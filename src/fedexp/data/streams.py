@@ -31,7 +31,7 @@ def blur_tasks(tasks: Sequence[Task], share: float, rng: np.random.Generator) ->
     return tuple(replace(task, train=train) for task, train in zip(tasks, trains, strict=True))
 
 
-def draw_task_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
+def draw_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
     """Return the task that each client learns at each stage, int [K, T], numbered from 0.
 
     The orders are random, but at every stage the numbers of clients per task differ by at most one.
@@ -51,7 +51,7 @@ def reorder_parts(
     """Return the examples that each client holds at each stage, [T][K].
 
     parts: each client's examples of each task, [T][K].
-    orders: int [K, T], see `draw_task_orders`.
+    orders: int [K, T], see `draw_orders`.
     """
     stages = range(len(parts))
     return [

@@ -17,7 +17,7 @@ from fedexp.data.held_out import Validation
 from fedexp.data.partition import make_partition
 from fedexp.data.partitioned import Partition
 from fedexp.data.replay import fill_buffers
-from fedexp.data.streams import blur_tasks, draw_task_orders, reorder_parts
+from fedexp.data.streams import blur_tasks, draw_orders, reorder_parts
 from fedexp.data.surrogate import Shards
 from fedexp.data.tasks import MultiTask, Scenario
 from fedexp.data.text import DropoutKeys
@@ -127,7 +127,7 @@ def draw_task_orders(scenario: Scenario, clients: int, tasks: int, seed: int) ->
     """
     if not isinstance(scenario, MultiTask) or scenario.order == "shared":
         return None
-    return draw_task_orders(clients, tasks, generator_for(seed, "task orders"))
+    return draw_orders(clients, tasks, generator_for(seed, "task orders"))
 
 
 def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:

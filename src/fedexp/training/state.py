@@ -167,8 +167,8 @@ class State:
     def best(self) -> tuple[int, float] | None:
         """Return the best round and its accuracy, or None if no trained round was evaluated yet.
 
-        The best round is the first with the highest accuracy in the view that `selection_view` returns.
-        The initial model does not count.
+        The best round is the first with the highest accuracy in the `selection_view`. The initial
+        model does not count.
         """
         accuracy = self.tested[selection_view(tuple(self.tested))].accuracy
         trained = [each for each in accuracy if each[0] >= 1]
