@@ -15,7 +15,7 @@ from fedexp.algorithms.fedsam import FedSAM
 from fedexp.analysis import draw_measured
 from fedexp.analysis.draw_measured import before_and_after
 from fedexp.cli import main
-from fedexp.cli.arguments import together
+from fedexp.cli.arguments import rewrite_lists
 from fedexp.cli.push import records
 from fedexp.config.build import build
 from fedexp.core import tree
@@ -218,7 +218,7 @@ def test_rounds_in_which_an_analysis_is_due():
 
 
 def built_from(*overrides):
-    return build(composed(*together(overrides)))
+    return build(composed(*rewrite_lists(overrides)))
 
 
 def test_list_of_analyses_on_the_command_line():

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fedexp.cli import main, preview
-from fedexp.cli.preview import Planned, known_runs, planned, states
+from fedexp.cli.preview import Planned, find_measured_runs, job_states, plan_jobs
 from fedexp.core.errors import BudgetSpent
 from fedexp.rundir import run_reuse
 from fedexp.rundir.evidence import kept_below
@@ -64,7 +64,7 @@ def test_bad_budgets(arguments, message, capsys, here):
 def test_the_deadline_reaches_a_job_with_its_overrides():
     """1e9 seconds after the epoch. The multiruns stay in their order."""
     moment = "+hydra.job.env_set.FEDEXP_DEADLINE='1000000000.000'"
-    launches = preview.limited([["seed=0,1"], ["seed=2"]], 1e9)
+    launches = preview.add_deadline([["seed=0,1"], ["seed=2"]], 1e9)
     assert launches == [["seed=0,1", moment], ["seed=2", moment]]
     config = {"env_set": {job.DEADLINE: "1000000000.000"}}
     found = job.deadline_of(SimpleNamespace(job=config))
@@ -145,9 +145,11 @@ def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
     """The same job in two directories: one is run, the other names it; and so the preview says
     before."""
     assert fedexp("rounds=1", "hydra.sweep.dir=multirun/a", "budget=60") == 0
-    jobs = planned([["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"], [])
+    jobs = plan_jobs(
+        [["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"], []
+    )
     made = jobs[0].directory.name
-    found = [(state, note) for _, state, note in states(jobs)]
+    found = [(state, note) for _, state, note in job_states(jobs)]
     assert found == [("completed", ""), ("completed", f"in a/{made}")]
     capsys.readouterr()
     assert fedexp("rounds=1", "hydra.sweep.dir=multirun/b", "budget=60") == 0
@@ -204,8 +206,8 @@ def test_what_is_kept_says_how_long_a_round_takes(here, capsys):
     (kept,) = kept_below([here / "multirun"])
     shutil.rmtree(made)
     capsys.readouterr()
-    jobs = planned([["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [])
-    left = preview.show(jobs, known_runs(jobs))
+    jobs = plan_jobs([["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [])
+    left = preview.show_jobs(jobs, find_measured_runs(jobs))
     seconds = [float(cell) for cell in kept["tables"]["rounds.csv"]["seconds"].split(",") if cell]
     # of two rounds: their median twice
     assert left == [pytest.approx(sum(seconds))] * 2
@@ -221,12 +223,14 @@ def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here, monkeypa
     hardware is not."""
 
     def jobs(*overrides: str) -> list[Planned]:
-        return planned([[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], [])
+        return plan_jobs(
+            [[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], []
+        )
 
     def is_kept(job: list[Planned], *kept: list[Planned]) -> bool:
         contents = [{"config": each[0].config} for each in kept]
         monkeypatch.setattr(preview, "kept_below", lambda folders: contents)
-        ((_, state, _),) = states(job)
+        ((_, state, _),) = job_states(job)
         return state == "kept"
 
     plain, both = jobs(), jobs("test_views=[plain,augmented]")
@@ -245,7 +249,7 @@ def test_own_options_in_a_folder_with_commas_and_brackets(here):
     folder = here / "my conf, (x) [y]"
     (folder / "algorithm").mkdir(parents=True)
     (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
-    (job,) = planned([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], [folder])
+    (job,) = plan_jobs([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], [folder])
     assert job.config["algorithm"]["_target_"].endswith("FedAvg")
 
 

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedexp.cli import main
-from fedexp.cli.completion import SCRIPTS, answer_shell, candidates, settable
+from fedexp.cli.completion import SCRIPTS, answer_shell, complete, settable_keys
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.fingerprint import flatten
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 def offered(line: str) -> list[str]:
     """For a command line up to the cursor, without its first word."""
-    return sorted(set(candidates(line.split(" "), [CONF])))
+    return sorted(set(complete(line.split(" "), [CONF])))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_offers_the_keys_of_the_composed_configuration(overrides):
         key for key in config if not key.endswith("_target_") and not key.startswith("hydra.")
     }
     empty = {"surrogate.options"}
-    assert set(settable(overrides, [CONF])) == expected | empty
+    assert set(settable_keys(overrides, [CONF])) == expected | empty
 
 
 def test_groups_and_their_options():

@@ -186,7 +186,7 @@ def test_a_push_refuses_it(sweep, name, damage, capsys):
 def test_a_preview_runs_it_again(sweep, name, damage, capsys):
     job = hurt(sweep, name, damage)
     planned = [preview.Planned(path, resolve(composed())) for path in (job, sweep / "sound")]
-    preview.show(planned, preview.known_runs(planned))
+    preview.show_jobs(planned, preview.find_measured_runs(planned))
     first, *_, last = capsys.readouterr().out.splitlines()
     state = "damaged" if is_damaged(name, damage) else "interrupted"
     assert first.split()[:2] == ["hurt", state]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedexp.cli.arguments import together
+from fedexp.cli.arguments import rewrite_lists
 from fedexp.core.errors import ConfigError
 from fedexp.data.partition import IID, Sharding
 from fedexp.data.partition_flower import Flower
@@ -219,7 +219,7 @@ def test_shards_and_iid_are_as_skewed_as_in_flower(flower):
 def test_partitioner_options_from_the_command_line(written):
     """The yaml file does not contain the keys of a partitioner, and Hydra refuses unknown keys."""
     asked = ["partition=flower", "partition.name=DirichletPartitioner", written]
-    assert composed(*together(asked)).partition.options == {"alpha": 0.5}
+    assert composed(*rewrite_lists(asked)).partition.options == {"alpha": 0.5}
 
 
 def test_surrogate_options_from_the_command_line():
@@ -228,11 +228,11 @@ def test_surrogate_options_from_the_command_line():
         "surrogate.options={root: photos}",
         "surrogate.options.size=8",
     ]
-    assert composed(*together(asked)).surrogate.options == {"root": "photos", "size": 8}
+    assert composed(*rewrite_lists(asked)).surrogate.options == {"root": "photos", "size": 8}
 
 
 def test_partitioner_options_do_not_affect_other_partitions():
     assert (
-        together(["partition=lda", "partition.options.alpha=0.5"])[1]
+        rewrite_lists(["partition=lda", "partition.options.alpha=0.5"])[1]
         == "partition.options.alpha=0.5"
     )

@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from fedexp.cli import launchers
-from fedexp.cli.launchers import jobs_at_once, place_of, quoted, settle
+from fedexp.cli.launchers import complete_overrides, jobs_at_once, quoted, read_place
 from fedexp.config import composing
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
@@ -91,13 +91,13 @@ def test_what_the_launching_process_decides_reaches_the_jobs(
         f"seed=range({seeds})",
     )
     config = launching(*options)
-    assert settle(config) == seeds
+    assert complete_overrides(config) == seeds
     assert config.hydra.launcher.n_jobs == expected
     assert config.hydra.sweep.dir == str(tmp_path / "it's")
     job = launching(*config.hydra.overrides.hydra, "seed=1")
     assert job.hydra.launcher.n_jobs == expected
     assert job.hydra.sweep.dir == str(tmp_path / "it's")
-    assert place_of(job.hydra.launcher) == Place(8 // expected, finds_gpu=True, alone=False)
+    assert read_place(job.hydra.launcher) == Place(8 // expected, finds_gpu=True, alone=False)
 
 
 @pytest.mark.parametrize("text", ["/plain", "/with space", "/it's", "/a\\b", "/{x},[y]", "/a=b"])
@@ -126,7 +126,7 @@ def test_quoted(text):
     ],
 )
 def test_place_of(overrides, expected):
-    assert place_of(launching(*overrides).hydra.launcher) == expected
+    assert read_place(launching(*overrides).hydra.launcher) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.helpers import SMALL
 from fedexp.cli import main
-from fedexp.cli.arguments import parse, together
+from fedexp.cli.arguments import parse, rewrite_lists
 from fedexp.cli.push import wandb_node
 from fedexp.config.build import build
 from fedexp.config.values import resolve
@@ -18,7 +18,7 @@ from fedexp.metrics.history import History
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.mlflow_tracker import DIRECTORY, ENVIRONMENT, MLflow
 from fedexp.trackers.names import metrics_of
-from fedexp.trackers.several import Guarded, Several
+from fedexp.trackers.several import Several, TrackerGroup
 from fedexp.trackers.tensorboard_tracker import TensorBoard
 from fedexp.trackers.wandb_tracker import Wandb
 from test_trackers import make_record, track, warnings
@@ -230,7 +230,7 @@ class Telling(Tracker):
 
 def test_each_of_several_is_told_everything(tmp_path):
     first, second = Telling(), Telling("id")
-    both = Guarded([first, second])
+    both = TrackerGroup([first, second])
     track(both, make_info(tmp_path), rounds=range(2))
     both.abort()
     assert first.told == second.told == ["start", "round 0", "round 1", "finish"]
@@ -245,7 +245,7 @@ class Failing(Telling):
 
 def test_one_that_has_failed_is_told_nothing_more(tmp_path, caplog):
     first, second = Failing(), Telling()
-    both = Guarded([first, second])
+    both = TrackerGroup([first, second])
     track(both, make_info(tmp_path), rounds=range(2))
     assert first.told == ["start", "round 0"]
     assert second.told == ["start", "round 0", "round 1", "finish"]
@@ -254,7 +254,7 @@ def test_one_that_has_failed_is_told_nothing_more(tmp_path, caplog):
 
 def test_what_is_aborted_is_not_finished(tmp_path):
     tracker = Telling()
-    both = Guarded([tracker])
+    both = TrackerGroup([tracker])
     both.start(make_info(tmp_path))
     both.abort()
     both.finish({}, [], {})
@@ -281,7 +281,7 @@ def test_a_round_that_is_not_evaluated_has_no_accuracies_of_classes():
 
 @pytest.mark.slow
 def test_a_list_of_trackers_is_short_for_several():
-    written = together(["seed=1", "tracker=[wandb,tensorboard]", "tracker.wandb.mode=offline"])
+    written = rewrite_lists(["seed=1", "tracker=[wandb,tensorboard]", "tracker.wandb.mode=offline"])
     assert written == [
         "tracker=several",
         "tracker.members=[wandb,tensorboard]",
@@ -290,7 +290,7 @@ def test_a_list_of_trackers_is_short_for_several():
     ]
     assert parse(["tracker=[wandb,tensorboard]"]).launches == [written[:2]]
     for kept in (["tracker=wandb", "tracker.mode=offline"], ["tracker=none"], ["seed=0"]):
-        assert together(kept) == kept
+        assert rewrite_lists(kept) == kept
     built = build(composed(*written)).tracker
     assert isinstance(built, Several)
     wandb, board = built.members
@@ -331,5 +331,5 @@ def test_a_list_of_trackers_is_short_for_several():
 )
 def test_bad_lists(overrides, message):
     with pytest.raises(ConfigError) as error:
-        build(composed(*together(overrides)))
+        build(composed(*rewrite_lists(overrides)))
     assert message in str(error.value)

@@ -15,7 +15,7 @@ from fedexp.algorithms.label_text import read_matrix
 from fedexp.cli import preview, push
 from fedexp.cli.commands import call
 from fedexp.cli.job import is_finished
-from fedexp.cli.sweeps import NOTES, failed
+from fedexp.cli.sweeps import NOTES, collect_exit_codes
 from fedexp.config.values import resolve
 from fedexp.core import storage
 from fedexp.core.errors import FAILED, ConfigError
@@ -84,7 +84,7 @@ def test_no_command_waits_for_a_pipe(sweep, command, capsys):
             assert "partition.npz: " in capsys.readouterr().err
         case "preview":
             planned = [preview.Planned(hurt, resolve(composed()))]
-            preview.show(planned, preview.known_runs(planned))
+            preview.show_jobs(planned, preview.find_measured_runs(planned))
 
 
 def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
@@ -106,7 +106,7 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     assert origin.read(sweep / "hurt") == {}
     (sweep / NOTES).mkdir()
     os.mkfifo(sweep / NOTES / "1.json")
-    assert failed(sweep, ()) == [FAILED]
+    assert collect_exit_codes(sweep, ()) == [FAILED]
     with pytest.raises(ConfigError, match="cannot be read"):
         load_history(sweep / "hurt")
     for name in ("summary.json", "class_accuracy.csv"):

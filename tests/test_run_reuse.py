@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from fedexp.cli import main
-from fedexp.cli.preview import planned, status
+from fedexp.cli.preview import job_status, plan_jobs
 from fedexp.config.values import resolve
 from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import run_reuse
@@ -195,11 +195,11 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     }
     table = pd.read_csv(tmp_path / "multirun" / "b" / "table.csv")
     assert table["n"].tolist() == [2]
-    jobs = planned([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], [])
-    assert status(jobs[0]) == "completed"
+    jobs = plan_jobs([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], [])
+    assert job_status(jobs[0]) == "completed"
     # Once that run is gone the job is one again.
     (first / "summary.json").unlink()
-    assert status(jobs[0]) == "new"
+    assert job_status(jobs[0]) == "new"
     assert main.main(again) == 0
     assert (job / "summary.json").exists()
     assert not (job / run_reuse.NOTE).exists()

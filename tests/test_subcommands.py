@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedexp.cli import main
-from fedexp.cli.commands import SUBCOMMANDS, is_called
+from fedexp.cli.commands import SUBCOMMANDS, is_subcommand
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
@@ -48,7 +48,7 @@ def test_an_unknown_word_is_refused_with_the_nearest_name(word: str, hint: str, 
 
 @pytest.mark.parametrize("first", ["rounds=1", "--multirun", "~tracker", "+new=1", "a/b", "[", ""])
 def test_what_is_no_word_is_hydras(first: str):
-    assert not is_called([first, "report"])
+    assert not is_subcommand([first, "report"])
 
 
 def test_help_and_completion_know_them(monkeypatch, capsys):

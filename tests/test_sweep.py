@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from fedexp.analysis.sweep import as_written, cell_of, expand, launches, load_sweep, protocol_of
 from fedexp.cli import main, preview
-from fedexp.cli.preview import Planned, planned, seconds_left, status
+from fedexp.cli.preview import Planned, job_status, plan_jobs, seconds_left
 from fedexp.config.build import build
 from fedexp.config.options import list_options, read_sweeps
 from fedexp.core.errors import ConfigError
@@ -310,11 +310,11 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
     assert all(line.split()[2] != "?" for line in lines[1:3])  # the measured round
     assert lines[-2].endswith(" one after the other (from measured rounds)")
-    jobs = planned([["seed=0,1", *small]], [])
+    jobs = plan_jobs([["seed=0,1", *small]], [])
     assert jobs[0].directory.is_dir()
     assert not jobs[1].directory.exists()
     (jobs[0].directory / "summary.json").unlink()
-    assert status(jobs[0]) == "interrupted at 2"
+    assert job_status(jobs[0]) == "interrupted at 2"
 
 
 def test_how_long_a_job_will_take():
@@ -361,20 +361,20 @@ def test_a_preview_names_jobs_by_their_options_in_one_directory(tmp_path, monkey
     """The default directory is named by the time: the first job's, not one for each."""
     monkeypatch.chdir(tmp_path)
     options = ["rounds=2", "alpha=0.1,1", "algorithm=fedavg,fedntd"]
-    jobs = planned([options], [])
+    jobs = plan_jobs([options], [])
     assert len({job.directory.parent for job in jobs}) == 1
-    preview.show(jobs, [])
+    preview.show_jobs(jobs, [])
     shown = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[:4]]
     pairs = [("0.1", "fedavg"), ("0.1", "fedntd"), ("1", "fedavg"), ("1", "fedntd")]
     assert shown == [f"alpha={alpha} algorithm={algorithm}" for alpha, algorithm in pairs]
     later = replace(jobs[0], directory=tmp_path / "multirun" / "later" / "digits_hash")
-    assert preview.names_of([*jobs, later])[-1] == "later alpha=0.1 algorithm=fedavg"
-    assert preview.names_of([later]) == ["digits_hash"]
+    assert preview.name_jobs([*jobs, later])[-1] == "later alpha=0.1 algorithm=fedavg"
+    assert preview.name_jobs([later]) == ["digits_hash"]
 
 
 def test_no_time_is_said_where_no_round_was_measured(tmp_path, capsys):
     jobs = [Planned(tmp_path / name, {"rounds": 2}) for name in "ab"]
-    preview.show(jobs, [])
+    preview.show_jobs(jobs, [])
     *_, left, counts = capsys.readouterr().out.splitlines()
     assert left.startswith("left: ? one after the other")
     assert "2 jobs (?); a run with rounds=1 gives an estimate" in left
@@ -402,7 +402,7 @@ def test_a_run_that_its_options_have_ended_is_done_for_those_options_alone(tmp_p
     (tmp_path / ".hydra" / "overrides.yaml").write_text("[]\n")
 
     def found(minutes):
-        return preview.status(
+        return preview.job_status(
             Planned(tmp_path, composed("tracker=none", f"stop.minutes={json.dumps(minutes)}"))
         )
 

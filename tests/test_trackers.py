@@ -21,8 +21,13 @@ from fedexp.metrics.history import History
 from fedexp.metrics.tasks import TASK_COLUMNS
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
-from fedexp.trackers.several import Guarded
-from fedexp.trackers.wandb_tracker import WandbTracker, bounded, is_logged_in, service
+from fedexp.trackers.several import TrackerGroup
+from fedexp.trackers.wandb_tracker import (
+    WandbTracker,
+    call_with_timeout,
+    is_logged_in,
+    wandb_service,
+)
 from fedexp.training.rows import TAIL as RECORD_TAIL
 from wandb_runs import (  # noqa: F401 (fixtures)
     CONF,
@@ -83,8 +88,8 @@ def warnings(caplog) -> list[str]:
     ]
 
 
-def guarded(**changes) -> Guarded:
-    return Guarded([make_config(**changes).create()])
+def guarded(**changes) -> TrackerGroup:
+    return TrackerGroup([make_config(**changes).create()])
 
 
 def test_a_run_is_logged_with_its_configuration_metrics_and_results(
@@ -328,14 +333,14 @@ def test_credentials_in_netrc(netrc, found, fake_wandb):
 
 
 def test_bounded():
-    assert bounded(lambda: 3, 5) == 3
+    assert call_with_timeout(lambda: 3, 5) == 3
     with pytest.raises(ZeroDivisionError):
-        bounded(lambda: 1 / 0, 5)
+        call_with_timeout(lambda: 1 / 0, 5)
     with pytest.raises(RuntimeError, match="end the process"):
-        bounded(lambda: sys.exit(1), 5)
+        call_with_timeout(lambda: sys.exit(1), 5)
     started = time.monotonic()
     with pytest.raises(TimeoutError):
-        bounded(lambda: time.sleep(10), 0.1)
+        call_with_timeout(lambda: time.sleep(10), 0.1)
     assert time.monotonic() - started < 2
 
 
@@ -343,7 +348,7 @@ def test_wandb_writes_below_the_run_unless_the_user_says_otherwise(
     tmp_path, fake_wandb, monkeypatch
 ):
     monkeypatch.setenv("WANDB_CACHE_DIR", "/elsewhere")
-    with service(tmp_path):
+    with wandb_service(tmp_path):
         assert os.environ["WANDB_CACHE_DIR"] == "/elsewhere"
         assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "data")
     assert os.environ["WANDB_CACHE_DIR"] == "/elsewhere"
@@ -399,9 +404,9 @@ def test_no_key_no_question(tmp_path):
     pty = pytest.importorskip("pty")
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import logging; logging.basicConfig(format='%(message)s')\n"
-        "from pathlib import Path; from wandb_runs import *; from fedexp.trackers.several import Guarded\n"
+        "from pathlib import Path; from wandb_runs import *; from fedexp.trackers.several import TrackerGroup\n"
         "for mode in ('auto', 'online'):\n"
-        "    t = Guarded([make_config(mode=mode).create()]); t.start(make_info(Path(sys.argv[2]) / mode))\n"
+        "    t = TrackerGroup([make_config(mode=mode).create()]); t.start(make_info(Path(sys.argv[2]) / mode))\n"
         "    t.finish({}, [], {}); print('end of', mode)"
     )
     master, slave = pty.openpty()

@@ -19,7 +19,7 @@ import pytest
 from helpers import SMALL, assert_same_run, summary_of
 from kills import Tally, check_all
 
-from fedexp.cli.sweeps import failed, notes_in, write_note
+from fedexp.cli.sweeps import collect_exit_codes, find_notes, write_note
 from fedexp.core import storage
 from fedexp.core.errors import BAD_INPUT, FAILED, StorageError
 from fedexp.rundir import checkpoint
@@ -229,11 +229,11 @@ def test_a_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
 
 def test_only_failures_of_this_command_count(tmp_path):
     write_note(tmp_path, None, FAILED)
-    before = notes_in(tmp_path)
-    assert failed(tmp_path, before) == []
+    before = find_notes(tmp_path)
+    assert collect_exit_codes(tmp_path, before) == []
     write_note(tmp_path, None, BAD_INPUT)
-    assert failed(tmp_path, before) == [BAD_INPUT]
-    assert notes_in(tmp_path) == before
+    assert collect_exit_codes(tmp_path, before) == [BAD_INPUT]
+    assert find_notes(tmp_path) == before
 
 
 @pytest.mark.parametrize(

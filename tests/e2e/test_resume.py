@@ -9,7 +9,7 @@ import pytest
 from helpers import SMALL, assert_same_run, content_of, summary_of
 
 from fedexp.cli.job import record_failure
-from fedexp.cli.sweeps import failed
+from fedexp.cli.sweeps import collect_exit_codes
 from fedexp.core import storage
 from fedexp.training.run import prepare
 
@@ -210,7 +210,7 @@ def test_a_job_whose_directory_is_removed_leaves_a_note_for_the_launching_proces
     sweep.mkdir()
     job = SimpleNamespace(directory=sweep / "gone", choices={})
     record_failure(job, "rounds.csv: it was removed", 1, sweep)
-    assert failed(sweep, (), elsewhere=True) == [1]
+    assert collect_exit_codes(sweep, (), elsewhere=True) == [1]
     assert f"{sweep / 'gone'}: rounds.csv: it was removed" in capsys.readouterr().err
     assert not list(sweep.iterdir())
 

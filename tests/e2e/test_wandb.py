@@ -15,7 +15,7 @@ import yaml
 from helpers import SMALL, summary_of, table
 
 from fedexp.cli.commands import call
-from fedexp.cli.push import last_id, load_finished
+from fedexp.cli.push import last_wandb_id, load_finished
 from fedexp.core.errors import ConfigError
 from fedexp.core.private.of_wandb import service_process
 from fedexp.trackers.wandb_tracker import WandbTracker
@@ -57,7 +57,7 @@ def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
     assert call("push", [str(copy), "--mode", "offline"]) == 0
     (pushed,) = run_folders(copy)
     assert content(pushed) == content(tracked)
-    assert last_id(copy) != last_id(run)
+    assert last_wandb_id(copy) != last_wandb_id(run)
     assert f"wandb sync copy/wandb/{pushed.name}" in capfd.readouterr().err
 
     seen = content(tracked)  # and they are what they are meant to be
@@ -80,7 +80,7 @@ def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
 def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd):
     run = make_run(fedexp, *OFFLINE, "rounds=1", "tracker.log_images_every=0")
     (tmp_path / "empty").mkdir()
-    first = last_id(run)
+    first = last_wandb_id(run)
     assert (
         call(
             "push", ["empty", "run", "--mode", "offline", "--project", "other", "--entity", "team"]

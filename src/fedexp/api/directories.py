@@ -168,7 +168,7 @@ class Run:
         """
         from fedexp.analysis.networks import Classifier, network_of
 
-        with trusting(self.config_dir):
+        with trusted_classes(self.config_dir):
             return Classifier(network_of(self._reader, round, client=client)[0]).eval()
 
     @property
@@ -310,7 +310,7 @@ def load_sweep(
     return Sweep(path, tuple(Run(job, own) for job in jobs))
 
 
-def trusting(config_dir: Path | None) -> Any:
+def trusted_classes(config_dir: Path | None) -> Any:
     """Return a context in which classes that a user's own config directory names may be
     instantiated."""
     from contextlib import nullcontext

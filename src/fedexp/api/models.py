@@ -10,9 +10,9 @@ import torch
 from fedexp import __version__
 from fedexp.analysis.evaluation import Evaluation, evaluate_run
 from fedexp.analysis.networks import network_of
-from fedexp.api.directories import Run, load_run, trusting
-from fedexp.cli.arguments import literal
-from fedexp.cli.evaluate import dataset_of
+from fedexp.api.directories import Run, load_run, trusted_classes
+from fedexp.cli.arguments import quote_literal
+from fedexp.cli.evaluate import read_dataset
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
@@ -55,9 +55,9 @@ def evaluate(
     found = run if isinstance(run, Run) and config_dir is None else load_run(run, config_dir)
     given = [*([f"dataset={dataset}"] if dataset is not None else []), *overrides]
     if data_dir is not None:
-        given.append(f"data_dir={literal(os.fspath(data_dir))}")
-    source, data_dir = dataset_of(given, found.config_dir)
-    with trusting(found.config_dir):
+        given.append(f"data_dir={quote_literal(os.fspath(data_dir))}")
+    source, data_dir = read_dataset(given, found.config_dir)
+    with trusted_classes(found.config_dir):
         return evaluate_run(found._reader, source, round, device, data_dir)
 
 
@@ -77,15 +77,17 @@ def export(
     found, target = run if isinstance(run, Run) else load_run(run), Path(path).expanduser()
     if target.suffix not in (*WITH_TORCH, SAFETENSORS):
         raise ConfigError(f"{target}: must end in {SAFETENSORS}, {' or '.join(WITH_TORCH)}")
-    write = with_safetensors() if target.suffix == SAFETENSORS else with_torch
-    with trusting(found.config_dir):
+    write = safetensors_writer() if target.suffix == SAFETENSORS else to_torch_bytes
+    with trusted_classes(found.config_dir):
         network, kept, parts = network_of(found._reader, round)
     weights = {name: value.contiguous() for name, value in merge(network).state_dict().items()}
-    storage.write_atomically(target, write(weights, facts_of(found, kept.round, parts.dataset)))
+    storage.write_atomically(
+        target, write(weights, export_metadata(found, kept.round, parts.dataset))
+    )
     return target
 
 
-def facts_of(run: Run, round: int, dataset: DataSource) -> dict[str, str]:
+def export_metadata(run: Run, round: int, dataset: DataSource) -> dict[str, str]:
     """Return metadata of an exported model, including how pixels are normalised: (pixel /
     pixel_largest - mean) / std."""
     choices = run.config.get("choices") or {}
@@ -98,7 +100,7 @@ def facts_of(run: Run, round: int, dataset: DataSource) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items()}
 
 
-def with_torch(weights: dict[str, torch.Tensor], facts: dict[str, str]) -> bytes:
+def to_torch_bytes(weights: dict[str, torch.Tensor], facts: dict[str, str]) -> bytes:
     """Return a state dict as bytes written by `torch.save`. The format has no metadata, so `facts`
     is ignored."""
     buffer = io.BytesIO()
@@ -106,7 +108,7 @@ def with_torch(weights: dict[str, torch.Tensor], facts: dict[str, str]) -> bytes
     return buffer.getvalue()
 
 
-def with_safetensors() -> Callable[[dict[str, torch.Tensor], dict[str, str]], bytes]:
+def safetensors_writer() -> Callable[[dict[str, torch.Tensor], dict[str, str]], bytes]:
     """Return safetensors' function (tensors, metadata) -> bytes. Raises ConfigError if safetensors
     is not installed."""
     try:

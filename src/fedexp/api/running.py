@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedexp.api.directories import Run, Sweep, load_sweep
-from fedexp.cli.arguments import literal, parse
-from fedexp.cli.composition import checked, composed, hydra_aside, listed, without_hydra
-from fedexp.cli.job import holds_a_run, log_to_console, make_job, record_failure
+from fedexp.cli.arguments import parse, quote_literal
+from fedexp.cli.composition import (
+    check_config_dir,
+    check_overrides,
+    composed,
+    isolated_hydra,
+    without_hydra,
+)
+from fedexp.cli.job import has_run, log_to_console, make_job, record_failure
 from fedexp.cli.main import run as run_plan
 from fedexp.cli.sweeps import SweepWatch
 from fedexp.config import composing
@@ -48,7 +54,7 @@ def run(
     Raises ConfigError for invalid input and then changes nothing on disk. Any other exception that
     stops the run is written to error.txt and raised unchanged.
     """
-    given = [*listed(overrides), *placed("hydra.run.dir", directory)]
+    given = [*check_overrides(overrides), *directory_override("hydra.run.dir", directory)]
     if overwrite and directory is None:
         raise ConfigError("overwrite=True: goes with directory=<of the run>")
     own = None if config_dir is None else Path(config_dir)
@@ -56,7 +62,7 @@ def run(
     with composed(given, own) as config:
         path = Path(config.hydra.run.dir).absolute()
         job = make_job(without_hydra(config), config.hydra, path, sweep=None)
-        with making_room(job.directory) if overwrite else nullcontext():
+        with replaced_run(job.directory) if overwrite else nullcontext():
             train(job)
     return Run(job.directory, own)
 
@@ -81,13 +87,17 @@ def sweep(
 
     Raises ConfigError for invalid input, or if every job failed and at least one reported why.
     """
-    arguments = ["--multirun", *listed(overrides), *placed("hydra.sweep.dir", directory)]
-    own = None if config_dir is None else checked(Path(config_dir))
+    arguments = [
+        "--multirun",
+        *check_overrides(overrides),
+        *directory_override("hydra.sweep.dir", directory),
+    ]
+    own = None if config_dir is None else check_config_dir(Path(config_dir))
     if own is not None:
         arguments.append(f"--config-dir={own}")
     watch, before = SweepWatch(), sys.argv
     try:
-        with composing.checked(), hydra_aside():
+        with composing.checked(), isolated_hydra():
             run_plan(parse(arguments), watch)
     finally:
         sys.argv = before
@@ -99,21 +109,21 @@ def sweep(
     return found
 
 
-def placed(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
+def directory_override(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
     """Return the override that sets the output directory, or an empty list for None."""
     if directory is None:
         return []
-    return [f"{key}={literal(os.fspath(Path(directory).expanduser().absolute()))}"]
+    return [f"{key}={quote_literal(os.fspath(Path(directory).expanduser().absolute()))}"]
 
 
 @contextmanager
-def making_room(directory: Path) -> Iterator[None]:
+def replaced_run(directory: Path) -> Iterator[None]:
     """Move the run in a directory aside while the block runs.
 
     Afterwards, the old run is deleted if the directory holds a new run, and moved back if it does
     not.
     """
-    if not holds_a_run(directory):
+    if not has_run(directory):
         yield
         return
     if Path.cwd().is_relative_to(directory.resolve()):
@@ -125,7 +135,7 @@ def making_room(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if holds_a_run(directory):
+        if has_run(directory):
             shutil.rmtree(aside)
         else:
             shutil.rmtree(directory, ignore_errors=True)
@@ -136,7 +146,7 @@ def train(job: "Job") -> None:
     """Train the run. If it fails, write the reason to error.txt and raise the exception."""
     from fedexp.training.run import train_run
 
-    new = not holds_a_run(job.directory)
+    new = not has_run(job.directory)
     try:
         train_run(job)
     except ConfigError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from fedexp.cli.messages import unknown_flag
+from fedexp.cli.messages import explain_flag
 from fedexp.config.options import ONE_OPTION, PRESETS, SEVERAL, conf_directory, list_groups
 from fedexp.config.overrides import check_names, key_of, read_stored
 from fedexp.config.spelling import check_values, normalise, quoted
@@ -91,7 +91,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     for text in overrides:
         if text.startswith("-"):
             known = {*FLAGS, *(short for short, _ in FLAGS.values())}
-            raise ConfigError(unknown_flag(text, known, conf_directory()))
+            raise ConfigError(explain_flag(text, known, conf_directory()))
     return {name: value for name, value in vars(found).items() if value is not None}, overrides
 
 
@@ -111,11 +111,11 @@ def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
     Raises ConfigError for errors that can be found before Hydra composes.
     """
     folders = config_folders(flags)
-    check_hidden(folders)
+    check_same_names(folders)
     searched, multirun = [*folders, conf_directory()], "--multirun" in flags
     ours: dict[str, str] = {}
     own = []
-    for text in normalise(resumed(overrides, multirun, searched), searched):
+    for text in normalise(add_stored_overrides(overrides, multirun, searched), searched):
         key, _, value = text.partition("=")
         if key not in OURS:
             own.append(text)
@@ -123,13 +123,13 @@ def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
             ours[key] = value
         else:
             raise ConfigError(f"{text}: needs --multirun")
-    own = together(own)
-    check(own, searched)
+    own = rewrite_lists(own)
+    check_overrides(own, searched)
     preview, budget = read_preview(ours, own), read_budget(ours, own)
     if "sweep" not in ours:
         return Plan(flags, folders, [own], [], preview, budget)
     names = list(dict.fromkeys(ours["sweep"].split(",")))
-    return Plan(flags, folders, launches_of(names, own, searched), names, preview, budget)
+    return Plan(flags, folders, sweep_launches(names, own, searched), names, preview, budget)
 
 
 def read_preview(ours: Mapping[str, str], own: Sequence[str]) -> bool:
@@ -163,7 +163,7 @@ def read_budget(ours: Mapping[str, str], own: Sequence[str]) -> float | None:
     return minutes
 
 
-def check_hidden(directories: Sequence[Path]) -> None:
+def check_same_names(directories: Sequence[Path]) -> None:
     """Raise ConfigError if a user's option has the same name as one of fedexp's.
 
     Hydra would use fedexp's option. Sweeps may share a name, since Hydra does not read them.
@@ -181,7 +181,7 @@ def check_hidden(directories: Sequence[Path]) -> None:
                 )
 
 
-def check(overrides: Sequence[str], folders: list[Path]) -> None:
+def check_overrides(overrides: Sequence[str], folders: list[Path]) -> None:
     """Raise ConfigError for an override that is unsafe or that Hydra would not understand."""
     groups = list_groups(folders)
     for text in overrides:
@@ -199,7 +199,7 @@ def check(overrides: Sequence[str], folders: list[Path]) -> None:
             raise ConfigError(f"{text}: {ONE_OPTION}{every}; groups: {', '.join(groups)}")
 
 
-def launches_of(names: Sequence[str], own: list[str], folders: list[Path]) -> list[list[str]]:
+def sweep_launches(names: Sequence[str], own: list[str], folders: list[Path]) -> list[list[str]]:
     """Return the overrides of each multirun in the named sweeps."""
     from fedexp.analysis.sweep import launches, load_sweep
 
@@ -215,17 +215,17 @@ def launches_of(names: Sequence[str], own: list[str], folders: list[Path]) -> li
     return found
 
 
-def together(overrides: list[str]) -> list[str]:
+def rewrite_lists(overrides: list[str]) -> list[str]:
     """Rewrite `tracker=[a,b]` and `tracker.a.key=value` as overrides of `tracker=several`.
 
     Hydra would merge both options into one node. `analysis=[a,b]` is rewritten in the same way.
     """
     for group in SEVERAL:
-        overrides = several(overrides, group)
-    return [f"++{o}" if adds_to_a_mapping(o, overrides) else o for o in overrides]
+        overrides = rewrite_list(overrides, group)
+    return [f"++{o}" if sets_open_mapping(o, overrides) else o for o in overrides]
 
 
-def adds_to_a_mapping(override: str, overrides: list[str]) -> bool:
+def sets_open_mapping(override: str, overrides: list[str]) -> bool:
     """Return whether an override sets keys of a mapping that is empty in conf/.
 
     Hydra adds such keys only if the override begins with `++`.
@@ -236,8 +236,8 @@ def adds_to_a_mapping(override: str, overrides: list[str]) -> bool:
     )
 
 
-def several(overrides: list[str], group: str) -> list[str]:
-    """Rewrite a group's list of options as overrides of its option `several`."""
+def rewrite_list(overrides: list[str], group: str) -> list[str]:
+    """Rewrite a group's list of options as overrides of its option `rewrite_list`."""
     given = [text for text in overrides if key_of(text) == group]
     found = re.fullmatch(rf"{group}=\[([\w\s,.-]+)\]", given[-1]) if given else None
     if found is None:
@@ -253,7 +253,7 @@ def several(overrides: list[str], group: str) -> list[str]:
     return written
 
 
-def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[str]:
+def add_stored_overrides(overrides: list[str], multirun: bool, folders: list[Path]) -> list[str]:
     """Replace `resume=DIR` by the overrides that DIR was started with, and run in DIR."""
     from fedexp.rundir.links import require_run_directory
 
@@ -281,12 +281,12 @@ def resumed(overrides: list[str], multirun: bool, folders: list[Path]) -> list[s
     # two.
     stored = directory / ".hydra" / "overrides.yaml"
     kept = read_stored(stored, [*list_groups(folders), *PRESETS], typed.keys())
-    path = literal(str(directory))
+    path = quote_literal(str(directory))
     # overrides given now follow resume=, see `typed_now`
     return [*kept, f"resume={path}", *later, f"hydra.run.dir={path}"]
 
 
-def literal(text: str) -> str:
+def quote_literal(text: str) -> str:
     """Quote a value so that Hydra and OmegaConf read it as this text.
 
     The text may contain quotes, backslashes and `${`.

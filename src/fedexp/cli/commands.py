@@ -21,7 +21,7 @@ from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, requi
 WORD = re.compile(r"[A-Za-z][\w-]*")
 
 
-def is_called(arguments: Sequence[str]) -> bool:
+def is_subcommand(arguments: Sequence[str]) -> bool:
     """Return whether a command line calls a subcommand.
 
     Raises ConfigError if the first word looks like a subcommand but is not one.
@@ -52,7 +52,7 @@ def call(name: str, arguments: Sequence[str]) -> int:
         return say(str(error), FAILED)
 
 
-def parsed(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+def parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     """Parse the arguments and release the signals, which are held until the imports are done."""
     interrupts.release()
     return parser.parse_args(arguments)
@@ -82,7 +82,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("--metric", default="", help=f"measures of forgetting between tasks, with commas: {known}")
     add_picture_flags(parser)
     add_layout_flags(parser)
-    options = parsed(parser, arguments)
+    options = parse_arguments(parser, arguments)
     if options.restore is not None and (options.keep or options.out is not None or options.metric):
         raise ConfigError("--restore: works alone, without --keep, --out and --metric")
     if options.out is not None and not options.out.name:
@@ -111,7 +111,7 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     parser.add_argument("directories", nargs="+", type=Path, help=directories)
     parser.add_argument("--out", type=Path, help="the page (default: view.html in the directory)")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
-    options = parsed(parser, arguments)
+    options = parse_arguments(parser, arguments)
     common = os.path.commonpath([path.absolute() for path in options.directories])
     out = options.out or Path(common, "view.html")
     try:
@@ -131,7 +131,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     same classes.
     """
     from fedexp.cli.composition import composed
-    from fedexp.cli.evaluate import dataset_of, table_of
+    from fedexp.cli.evaluate import format_table, read_dataset
     from fedexp.cli.job import log_to_console
     from fedexp.core.storage import display_path, write_atomically
     from fedexp.rundir.reader import require_run
@@ -144,15 +144,15 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     add("--out", type=Path, help="write the table to this csv file too")
     add("--config-dir", type=Path, help="a directory of your own groups")
-    options = parsed(parser, arguments)
+    options = parse_arguments(parser, arguments)
     run = require_run(options.run)
-    source, data_dir = dataset_of(options.overrides, options.config_dir)
+    source, data_dir = read_dataset(options.overrides, options.config_dir)
     log_to_console()
     from fedexp.analysis.evaluation import evaluate_run
 
     with composed([], options.config_dir) if options.config_dir else nullcontext():
         found = evaluate_run(run, source, options.round, options.device, data_dir)
-    print(table_of(found))
+    print(format_table(found))
     if options.out is not None:
         write_atomically(options.out, found.classes.to_csv(index=False).encode())
         print(f"  {display_path(options.out)}")
@@ -168,7 +168,7 @@ def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.cli.analyse import add_arguments, analyse
 
     add_arguments(parser)
-    print("\n".join(analyse(parsed(parser, arguments))))
+    print("\n".join(analyse(parse_arguments(parser, arguments))))
     return 0
 
 
@@ -182,7 +182,7 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
     add_picture_flags(parser)
-    options, code = parsed(parser, arguments), 0
+    options, code = parse_arguments(parser, arguments), 0
     for run_dir in options.run_dir:
         try:
             paths = make_figures(run_dir, look=look_of(run_dir).changed(options))
@@ -212,7 +212,7 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     if a directory is not a finished run. The other directories are pushed in any case.
     """
     from fedexp.cli.job import log_to_console
-    from fedexp.cli.push import UPLOAD_SECONDS, expand, push
+    from fedexp.cli.push import UPLOAD_SECONDS, list_directories, push
 
     add = parser.add_argument
     add("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
@@ -220,12 +220,12 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("--entity", help="user or team")
     add("--mode", choices=("auto", "online", "offline"), default="auto")
     add("--new", action="store_true", help="make a new W&B run also where there is one")
-    options = parsed(parser, arguments)
+    options = parse_arguments(parser, arguments)
     given = {"project": options.project, "entity": options.entity, "mode": options.mode}
     changes = {key: value for key, value in given.items() if value is not None}
     log_to_console()
     codes = []
-    for directory in expand(options.directory):
+    for directory in list_directories(options.directory):
         try:
             done = push(directory, changes | {"finish_timeout": UPLOAD_SECONDS}, options.new)
             codes.append(0 if done else FAILED)
@@ -253,7 +253,7 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     parser.add_argument("--name", default="fedexp", help="of the workspace (default: fedexp)")
     shown = "print the specification, save nothing"
     parser.add_argument("--print", action="store_true", dest="show", help=shown)
-    options = parsed(parser, arguments)
+    options = parse_arguments(parser, arguments)
     made = workspace(options.project, options.name)
     print(json.dumps(specification(made), indent=2) if options.show else save(made))
     return 0
@@ -281,7 +281,7 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     data = "with --status: where data sets lie (default: FEDEXP_DATA, else data/ of the checkout)"
     data += "; may be repeated"
     add("--data-dir", action="append", type=Path, metavar="DIR", help=data)
-    options = parsed(parser, arguments)
+    options = parse_arguments(parser, arguments)
     root = options.root
     if not (root / "docs" / "reproduction").is_dir():
         raise ConfigError(f"no docs/reproduction in {root.absolute()}; --root names a checkout")
@@ -300,7 +300,7 @@ def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.analysis.algorithm_costs import table
     from fedexp.config.options import conf_directory
 
-    parsed(parser, arguments)
+    parse_arguments(parser, arguments)
     print(table(conf_directory() / "algorithm"))
     return 0
 

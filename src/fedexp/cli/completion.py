@@ -12,7 +12,7 @@ from typing import Any
 
 from fedexp.cli.arguments import FLAGS, config_folders, split_flags
 from fedexp.cli.commands import SUBCOMMANDS
-from fedexp.cli.help import defaults
+from fedexp.cli.help import default_options
 from fedexp.config.options import known_keys, list_groups, list_options
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError, require_choice
@@ -80,26 +80,26 @@ def answer_shell(words: list[str], folders: list[Path]) -> str:
     typed = line.split()[1:] + [""] * line.endswith(" ")
     # the script tells bash (nospace) to add no space after a word, so add it here
     whole = " " if shell == "bash" and not is_multirun(typed) else ""
-    found = candidates(typed or [""], folders)
+    found = complete(typed or [""], folders)
     return "\n".join(text if text.endswith(("=", ".", "/")) else text + whole for text in found)
 
 
-def candidates(words: list[str], folders: list[Path]) -> list[str]:
+def complete(words: list[str], folders: list[Path]) -> list[str]:
     """Return the completions of the last word, up to the next `.`, `=` or `/`.
 
     words: the command line after `fedexp`.
     """
     *before, word = words
-    return sorted({text for text in offers(before, word, folders) if text.startswith(word)})
+    return sorted({text for text in suggest(before, word, folders) if text.startswith(word)})
 
 
-def offers(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
+def suggest(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
     """Yield words that may follow `before`. They need not begin with `word`."""
     values = next((FLAGS[name][1] for name in before[-1:] if name in FLAGS), ())
     if before and before[0] in SUBCOMMANDS:
-        yield from ("--help",) if word.startswith("-") else paths(word)
+        yield from ("--help",) if word.startswith("-") else complete_path(word)
     elif values is None:
-        yield from paths(word)
+        yield from complete_path(word)
     elif values:
         yield from values
     elif word.startswith("-"):
@@ -110,7 +110,7 @@ def offers(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
         name = word.lstrip("+~")
         sign = word.removesuffix(name)
         searched = [*config_folders(flags), *folders]
-        for text in overrides(given, name, searched, is_multirun(before)):
+        for text in complete_override(given, name, searched, is_multirun(before)):
             yield sign + text
 
 
@@ -118,13 +118,15 @@ def is_multirun(words: list[str]) -> bool:
     return not {"-m", "--multirun"}.isdisjoint(words)
 
 
-def overrides(before: list[str], word: str, folders: list[Path], multirun: bool) -> Iterator[str]:
+def complete_override(
+    before: list[str], word: str, folders: list[Path], multirun: bool
+) -> Iterator[str]:
     """Yield `group=option` and `key=value`; a key without `=` ends at its next `.`."""
     groups = [*list_groups(folders), "experiment", *(ONLY_SWEEP if multirun else ())]
     key, equals, value = word.partition("=")
     if not equals:
         hydras = (*OF_HYDRA, "hydra.run.dir", "hydra.sweep.dir")
-        for name in (*settable(before, folders), *groups, *hydras):
+        for name in (*settable_keys(before, folders), *groups, *hydras):
             dot = name.find(".", len(word))
             yield f"{name}=" if dot < 0 else name[: dot + 1]
         return
@@ -134,22 +136,22 @@ def overrides(before: list[str], word: str, folders: list[Path], multirun: bool)
     if key in groups:
         found = list_options(key, folders)
     elif key in PATHS:
-        found = paths(last)
+        found = complete_path(last)
     for text in found:
         yield f"{key}={done}{text}"
 
 
-def settable(before: list[str], folders: list[Path]) -> list[str]:
+def settable_keys(before: list[str], folders: list[Path]) -> list[str]:
     """Return the keys that exist with the options chosen in `before`."""
     given = dict(text.lstrip("+~").split("=", 1) for text in before if "=" in text)
-    chosen = defaults(folders[-1])
-    for entry in bases(folders, "experiment", given.get("experiment", "")):
+    chosen = default_options(folders[-1])
+    for entry in defaults_list(folders, "experiment", given.get("experiment", "")):
         if isinstance(entry, dict):
             chosen |= {name.removeprefix("override /"): str(entry[name]) for name in entry}
     chosen |= given
     options = {f"{group}={option}" for group, option in chosen.items()}
     for group, option in chosen.items():
-        options |= {f"{group}={base}" for base in bases(folders, group, option)}
+        options |= {f"{group}={base}" for base in defaults_list(folders, group, option)}
     known = known_keys(folders[-1], folders[:-1])
     nodes = {key.rpartition(".")[0] for key in known}
     return [
@@ -161,7 +163,7 @@ def settable(before: list[str], folders: list[Path]) -> list[str]:
     ]
 
 
-def bases(folders: list[Path], group: str, option: str) -> list[Any]:
+def defaults_list(folders: list[Path], group: str, option: str) -> list[Any]:
     """Return the defaults list of an option's file, which names the options that it extends."""
     files = (folder / group / f"{option}.yaml" for folder in folders)
     path = next((path for path in files if path.is_file()), None)
@@ -169,7 +171,7 @@ def bases(folders: list[Path], group: str, option: str) -> list[Any]:
     return content.get("defaults", []) if isinstance(content, dict) else []
 
 
-def paths(begin: str) -> Iterator[str]:
+def complete_path(begin: str) -> Iterator[str]:
     """Yield the files and directories that complete a path; directories end with a slash.
 
     Hidden names are included only if the name begins with a dot.

@@ -13,14 +13,14 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.cli import launchers
-from fedexp.cli.arguments import literal, parse
+from fedexp.cli.arguments import parse, quote_literal
 from fedexp.cli.messages import explain
 from fedexp.config import composing, run_names
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
 
 # errors of Hydra, OmegaConf and yaml that `explain` turns into messages
-OF_COMPOSING = (
+COMPOSITION_ERRORS = (
     HydraException,
     OmegaConfBaseException,
     ValueError,
@@ -37,22 +37,22 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     are trusted. Hydra's previous state is restored afterwards. Raises ConfigError with the same
     messages as the command line.
     """
-    extra = [] if config_dir is None else [checked(config_dir)]
-    plan = parse([*(f"--config-dir={path}" for path in extra), *listed(overrides)])
+    extra = [] if config_dir is None else [check_config_dir(config_dir)]
+    plan = parse([*(f"--config-dir={path}" for path in extra), *check_overrides(overrides)])
     with ExitStack() as held:
         held.enter_context(composing.checked())
-        held.enter_context(hydra_aside())
+        held.enter_context(isolated_hydra())
         try:
             config = compose_all(plan.launches[0], extra)
         except ConfigError:
             raise
-        except OF_COMPOSING as error:
+        except COMPOSITION_ERRORS as error:
             raise ConfigError(explain(error, conf_directory(), extra)) from error
         HydraConfig.instance().set_config(config)
         yield config
 
 
-def checked(config_dir: Path) -> Path:
+def check_config_dir(config_dir: Path) -> Path:
     """Return the absolute path of a user's config directory.
 
     Raises ConfigError unless the directory can be read safely.
@@ -63,7 +63,7 @@ def checked(config_dir: Path) -> Path:
     return config_dir.expanduser().absolute()
 
 
-def listed(overrides: Sequence[str]) -> list[str]:
+def check_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the overrides as a list.
 
     Raises ConfigError if they are not a list of strings or contain a flag.
@@ -96,12 +96,12 @@ def register() -> None:
 
 def search_path(folders: Sequence[Path]) -> list[str]:
     """Return the override that tells Hydra where the user's config groups are."""
-    places = ",".join(literal(f"file://{folder.resolve()}") for folder in folders)
+    places = ",".join(quote_literal(f"file://{folder.resolve()}") for folder in folders)
     return [f"hydra.searchpath=[{places}]"] if folders else []
 
 
 @contextmanager
-def hydra_aside() -> Iterator[None]:
+def isolated_hydra() -> Iterator[None]:
     """Clear Hydra's global state while the block runs, and restore it afterwards.
 
     The state may belong to another Hydra application or to a notebook.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedexp.data.types import DataSource
 
 
-def dataset_of(
+def read_dataset(
     overrides: Sequence[str], config_dir: Path | None = None
 ) -> "tuple[DataSource | None, str | None]":
     """Return (the data set that the overrides choose, the data directory).
@@ -44,7 +44,7 @@ def dataset_of(
         return make_target(values["dataset"], "dataset", DataSource), None  # type: ignore[type-abstract]
 
 
-def table_of(found: "Evaluation") -> str:
+def format_table(found: "Evaluation") -> str:
     """Return the result as a text table."""
     names = found.classes["name"].astype(str)
     text = found.classes.to_string(

@@ -80,26 +80,26 @@ def groups_text(conf: Path, extra: list[Path]) -> str:
 
     A star marks the default option.
     """
-    chosen, folders = defaults(conf), [*extra, conf]
+    chosen, folders = default_options(conf), [*extra, conf]
     lines = ["Groups (* = default)"]
     for group in list_groups(folders):
-        lines += [f"  {group}", *entries(group, folders, chosen.get(group))]
+        lines += [f"  {group}", *option_lines(group, folders, chosen.get(group))]
     lines += ["", "Settings of the papers: experiment=<name>"]
     experiments = list_options("experiment", folders)
     for paper in dict.fromkeys(name.partition("/")[0] for name in experiments):
-        lines.append(names(name for name in experiments if name.startswith(f"{paper}/")))
+        lines.append(wrap_names(name for name in experiments if name.startswith(f"{paper}/")))
     lines.append(
         "Their tables and figures: fedexp --multirun sweep=<name>; preview=true lists jobs"
     )
-    lines.append(names(list_options("sweep", folders)))
+    lines.append(wrap_names(list_options("sweep", folders)))
     lines.append("Where the jobs of a sweep run: hydra/launcher=<name>; basic: one after the other")
-    lines += entries("launcher", [conf])
+    lines += option_lines("launcher", [conf])
     lines.append("How values are searched for: hydra/sweeper=<name>; basic: all combinations")
-    lines += entries("sweeper", [conf])
+    lines += option_lines("sweeper", [conf])
     return "\n".join(lines) + "\n"
 
 
-def entries(group: str, folders: list[Path], default: str | None = None) -> list[str]:
+def option_lines(group: str, folders: list[Path], default: str | None = None) -> list[str]:
     """Return each option of a group with its description."""
     found = []
     for option in list_options(group, folders):
@@ -110,13 +110,13 @@ def entries(group: str, folders: list[Path], default: str | None = None) -> list
     return found
 
 
-def names(found: Iterable[str]) -> str:
+def wrap_names(found: Iterable[str]) -> str:
     """Wrap names into indented lines."""
     lines = wrap(" ".join(found), WIDTH - 4, break_on_hyphens=False)
     return indent("\n".join(lines), " " * 4)
 
 
-def defaults(conf: Path) -> dict[str, str]:
+def default_options(conf: Path) -> dict[str, str]:
     """Return group -> option from the defaults list. For speed, no yaml parser is used."""
     chosen = {}
     for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
@@ -136,13 +136,17 @@ def description(path: Path) -> str:
 
 def version_text() -> str:
     """Return the versions of fedexp, its main packages, Python and CUDA, one per line."""
-    lines = [f"{name} {installed(name)}" for name in PACKAGES]
+    lines = [f"{name} {installed_version(name)}" for name in PACKAGES]
     return "\n".join(
-        [*lines, f"Python {platform.python_version()} ({platform.platform()})", f"CUDA {cuda()}"]
+        [
+            *lines,
+            f"Python {platform.python_version()} ({platform.platform()})",
+            f"CUDA {cuda_version()}",
+        ]
     )
 
 
-def installed(name: str) -> str:
+def installed_version(name: str) -> str:
     """Return the version of a package.
 
     fedexp's version is read from its code, since it may run from source without installation.
@@ -155,7 +159,7 @@ def installed(name: str) -> str:
         return "(not installed)"
 
 
-def cuda() -> str:
+def cuda_version() -> str:
     """Return torch's CUDA version and the name of the first CUDA device."""
     import torch
 

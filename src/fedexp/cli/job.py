@@ -39,8 +39,8 @@ def run_job(config: Any) -> int:
     console.install()
     log_to_console()
     hydra_config = HydraConfig.get()
-    job = job_of(config, hydra_config)
-    is_new = not holds_a_run(job.directory)
+    job = read_job(config, hydra_config)
+    is_new = not has_run(job.directory)
     try:
         if "torch" not in sys.modules:
             check_first(job.config, job.overrides)
@@ -65,16 +65,16 @@ def run_job(config: Any) -> int:
     return 0
 
 
-def job_of(config: Any, hydra_config: Any) -> "Job":
+def read_job(config: Any, hydra_config: Any) -> "Job":
     """Return a job of the command line; go to the directory where the command was started."""
     from hydra.types import RunMode
 
-    from fedexp.cli.launchers import place_of
+    from fedexp.cli.launchers import read_place
     from fedexp.training.job import Place, deadline_of
     from fedexp.training.stopping import TRIAL
 
-    runtime = plain(hydra_config.runtime)
-    go_to(Path(runtime["cwd"]))
+    runtime = to_plain(hydra_config.runtime)
+    change_directory(Path(runtime["cwd"]))
     in_sweep = hydra_config.mode == RunMode.MULTIRUN
     watch = None
     if TRIAL in (hydra_config.job.get("env_set") or {}):
@@ -86,7 +86,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
         hydra_config,
         Path(runtime["output_dir"]),
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
-        place=place_of(hydra_config.launcher) if in_sweep else Place(),
+        place=read_place(hydra_config.launcher) if in_sweep else Place(),
         deadline=deadline_of(hydra_config),
         watch=watch,
     )
@@ -96,17 +96,17 @@ def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) ->
     """Return the job of a composed configuration."""
     from fedexp.training.job import Job
 
-    choices = plain(hydra_config.runtime.choices)
+    choices = to_plain(hydra_config.runtime.choices)
     return Job(
         config=config,
         directory=directory,
-        overrides=plain(hydra_config.overrides.task),
+        overrides=to_plain(hydra_config.overrides.task),
         choices={key: str(value) for key, value in choices.items() if not key.startswith("hydra/")},
         **options,
     )
 
 
-def plain(node: Any) -> Any:
+def to_plain(node: Any) -> Any:
     """Return a Hydra node as plain values without resolving them.
 
     A path may contain `${`, which would be read as an interpolation.
@@ -116,7 +116,7 @@ def plain(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=False)
 
 
-def go_to(directory: Path) -> None:
+def change_directory(directory: Path) -> None:
     """Change to the directory where the command was started.
 
     Relative paths refer to this directory, but Ray starts jobs in another one.
@@ -171,11 +171,11 @@ def resume_command(job: "Job") -> str:
     return shlex.join(["fedexp", *folders, f"resume={display_path(job.directory)}", *named])
 
 
-def how_to_continue(job: "Job") -> str:
+def continue_hint(job: "Job") -> str:
     """Return a message with the last saved round and the command that continues the run."""
     from fedexp.rundir.checkpoint import kept
 
-    after, same = kept(job.directory), job.sweep is not None or not is_begun(job.directory)
+    after, same = kept(job.directory), job.sweep is not None or not has_started(job.directory)
     command = "the same command" if same else resume_command(job)
     if after is None:
         return f"No state was saved; begin again with:  {command}"
@@ -212,7 +212,7 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool
 
     is_new: whether the directory held no run before.
     """
-    from fedexp.cli.sweeps import is_said
+    from fedexp.cli.sweeps import is_repeated
     from fedexp.rundir.lock import Occupied
 
     sweep = None if job.sweep is None else Path(hydra_config.sweep.dir)
@@ -221,14 +221,14 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool
     if isinstance(error, ConfigError):
         if sweep is not None:
             record_failure(job, str(error), BAD_INPUT, sweep, is_new)
-            return BAD_INPUT if is_said(str(error)) else say(str(error))
+            return BAD_INPUT if is_repeated(str(error)) else say(str(error))
         if not isinstance(error, Occupied):
-            remove_hydras(job.directory, hydra_config)
-            remove_if_empty(job.directory, Path(plain(hydra_config.runtime)["cwd"]))
+            remove_empty_log(job.directory, hydra_config)
+            remove_if_empty(job.directory, Path(to_plain(hydra_config.runtime)["cwd"]))
         return say(str(error))
     if isinstance(error, StorageError):
         record_failure(job, str(error), FAILED, sweep)
-        return say(f"the run failed: {error}\n{how_to_continue(job)}", FAILED)
+        return say(f"the run failed: {error}\n{continue_hint(job)}", FAILED)
     if "fedexp.training.run" not in sys.modules and lacks_memory(error):
         return say_no_memory(error)  # torch could not be imported
     where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, sweep)
@@ -236,7 +236,7 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool
     return FAILED
 
 
-def remove_hydras(directory: Path, hydra_config: Any) -> None:
+def remove_empty_log(directory: Path, hydra_config: Any) -> None:
     """Remove the empty log file that Hydra makes before a job begins (hydra/job_logging)."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
@@ -272,12 +272,12 @@ def record_failure(
     return where or f"The traceback is in {display_path(directory / files.ERROR)}"
 
 
-def holds_a_run(directory: Path) -> bool:
+def has_run(directory: Path) -> bool:
     """Return whether a directory holds a run, which a refused job must not change."""
-    return (directory / files.CONFIG).exists() or is_begun(directory) or is_finished(directory)
+    return (directory / files.CONFIG).exists() or has_started(directory) or is_finished(directory)
 
 
-def is_begun(directory: Path) -> bool:
+def has_started(directory: Path) -> bool:
     """Return whether a run has written its first table to a directory.
 
     If so, a new run in this directory is refused, and `resume=` continues the old one.

@@ -77,7 +77,7 @@ def importable(module: str) -> bool:
         return False
 
 
-def settle(config: DictConfig) -> int:
+def complete_overrides(config: DictConfig) -> int:
     """Add the overrides that only the launching process can know; return the number of jobs.
 
     Each job composes its configuration again from Hydra's overrides. The added overrides are the
@@ -101,7 +101,7 @@ def settle(config: DictConfig) -> int:
     return jobs
 
 
-def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
+def describe_launch(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
     """Return the sentence to print at the start of a sweep."""
     from fedexp.core.storage import display_path
 
@@ -130,7 +130,7 @@ def jobs_at_once(hardware: Mapping[str, Any]) -> int:
     return usable * (per_gpu if isinstance(per_gpu, int) and per_gpu >= 1 else 1)
 
 
-def place_of(launcher: Mapping[str, Any]) -> Place:
+def read_place(launcher: Mapping[str, Any]) -> Place:
     """Return the place where a sweep's job runs. launcher: the job's node `hydra.launcher`."""
     match str(launcher["_target_"]).rpartition(".")[2]:
         case "BasicLauncher":

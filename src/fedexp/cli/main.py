@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedexp.cli.arguments import Plan, config_folders, make_plan, split_flags
-from fedexp.cli.commands import call, is_called
+from fedexp.cli.commands import call, is_subcommand
 from fedexp.config.options import conf_directory
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             check_readable(arguments)
             with distributed() as follower:
-                return answer(arguments) if follower is None else follower()
+                return dispatch(arguments) if follower is None else follower()
         except ConfigError as error:
             return say(str(error))
         except KeyboardInterrupt:
@@ -56,12 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
 
 
-def answer(arguments: Sequence[str]) -> int:
+def dispatch(arguments: Sequence[str]) -> int:
     """Call a subcommand, print information, or run; return the exit code."""
-    if is_called(arguments):
+    if is_subcommand(arguments):
         return call(arguments[0], arguments[1:])
     flags, overrides = split_flags(arguments)
-    if (text := information(flags, overrides)) is not None:
+    if (text := information_text(flags, overrides)) is not None:
         print(text)
         return 0
     return run(make_plan(flags, overrides))
@@ -123,7 +123,7 @@ def check_readable(arguments: Sequence[str]) -> None:
             )
 
 
-def information(flags: Mapping[str, str], words: list[str]) -> str | None:
+def information_text(flags: Mapping[str, str], words: list[str]) -> str | None:
     """Return the text to print, or None if the command line asks for a run."""
     if "--help" in flags:
         from fedexp.cli.help import help_text
@@ -169,7 +169,7 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
             interrupts.release()
             return preview.show_plan(plan)
         if plan.budget is not None:
-            launches = preview.limited(launches, began + 60 * plan.budget)
+            launches = preview.add_deadline(launches, began + 60 * plan.budget)
         application = hydra.main(
             config_path=str(conf_directory()), config_name="config", version_base="1.3"
         )(lambda config: codes.append(run_job(config)))
@@ -177,38 +177,38 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
             launchers.check_installed(overrides)
             sys.argv = [sys.argv[0], *plan.words, *overrides]
             quiet = redirect_stderr(errors) if "--package" in plan.flags else nullcontext()
-            with watch.handed_over(), quiet:
+            with watch.as_current(), quiet:
                 application()
         elsewhere = not codes  # launchers may have used other processes
-        codes += sweeps.finish(watch, plan, elsewhere)
+        codes += sweeps.write_reports(watch, plan, elsewhere)
         if plan.budget is not None:
             preview.show_state(plan)
     except SystemExit as stop:  # how Hydra reports an unknown `--package`
         return say(errors.getvalue().strip()) if stop.code else 0
     except Exception as error:
-        watch.take_back(Path.cwd())
-        return say_error(error, watch, plan)
+        watch.remove_refused(Path.cwd())
+        return report_error(error, watch, plan)
     interrupts.release()
     return max(codes, default=0)
 
 
-def say_error(error: Exception, watch: "SweepWatch", plan: Plan) -> int:
+def report_error(error: Exception, watch: "SweepWatch", plan: Plan) -> int:
     """Print one message for an error of Hydra, a launcher or the system; return its exit code.
 
     Any other error is raised again. `run_job` handles the errors of a job.
     """
-    from fedexp.cli.composition import OF_COMPOSING
+    from fedexp.cli.composition import COMPOSITION_ERRORS
     from fedexp.cli.messages import explain
-    from fedexp.cli.sweeps import broken
+    from fedexp.cli.sweeps import explain_launcher_error
 
     if isinstance(error, ConfigError):
         raise error
-    if isinstance(error, OF_COMPOSING):
+    if isinstance(error, COMPOSITION_ERRORS):
         raise ConfigError(explain(error, conf_directory(), plan.folders)) from error
     if watch.running:
         directory, launcher = watch.running.popitem()
         if launcher != "basic":
-            return say(broken(error, directory, launcher), FAILED)
+            return say(explain_launcher_error(error, directory, launcher), FAILED)
     if lacks_memory(error):
         return say_no_memory(error)
     if isinstance(error, OSError):

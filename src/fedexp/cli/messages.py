@@ -28,14 +28,16 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
         if found := re.search(pattern, text):
             return message(found, conf, extra)
     if override := getattr(error, "override", None):
-        return f"{override}: not of the form key=value{in_words(override, text.splitlines()[0])}"
+        return (
+            f"{override}: not of the form key=value{explain_syntax(override, text.splitlines()[0])}"
+        )
     cause = error.__cause__ or error.__context__ or ""
     lines = dict.fromkeys(line.strip() for line in f"{text}\n{cause}".splitlines())
     ours = [line for line in lines if line and not line.startswith(HYDRAS)]
     return "; ".join(INTERPOLATION.sub("", line) for line in ours[:3])
 
 
-def no_option(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
+def explain_option(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     """Return the message for an option that does not exist in its group.
 
     The options of hydra/ groups are read from Hydra's message.
@@ -51,12 +53,12 @@ def no_option(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     return f"{group}={option}: no such option{hint}; options: {', '.join(options)}"
 
 
-def no_name(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
+def explain_group_value(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     """Return the message for a group whose value is not the name of an option."""
     return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
 
 
-def several_values(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
+def explain_several(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     """Return the message for several values without `--multirun`, possibly meant as a list."""
     override = found[1] or found[2].split(", ")[0]
     key, _, value = override.partition("=")
@@ -69,7 +71,7 @@ def several_values(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     )
 
 
-def in_words(override: str, problem: str) -> str:
+def explain_syntax(override: str, problem: str) -> str:
     """Return why Hydra's parser cannot read an argument.
 
     Hydra's message is returned unless it uses terms of the grammar.
@@ -87,7 +89,7 @@ def in_words(override: str, problem: str) -> str:
     return f" ({problem})"
 
 
-def unknown_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
+def explain_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     """Return the message for a key that is not in the composed configuration."""
     key = found[1].split("@")[0]
     if key == "launcher":
@@ -99,21 +101,21 @@ def unknown_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
         parent = key.rpartition(".")[0]
         hint = "; figures.draw=false draws none" if parent == "figures" else ""
         return f"{key}: goes with the options of {parent}, not with {parent}=<one value>{hint}"
-    meant = meant_by(key, known)
+    meant = find_meant_key(key, known)
     hint = f" (nearest: '{meant}')" if meant else nearest(key, known)
     return f"{key}: no such option or key{hint}; `fedexp --help` lists them"
 
 
-def unknown_flag(written: str, flags: Collection[str], conf: Path) -> str:
+def explain_flag(written: str, flags: Collection[str], conf: Path) -> str:
     """Return the message for an unknown flag, which may be a key with dashes or misspelt."""
     flag, _, value = written.partition("=")
     key, known = flag.lstrip("-").replace("-", "_"), known_keys(conf, [])
-    if found := key if key in known else meant_by(key, known):
+    if found := key if key in known else find_meant_key(key, known):
         return f"{written}: is written without dashes: {found}={value or '<value>'}"
     return f"{flag}: no such flag{nearest(flag, flags)}; `fedexp --hydra-help` lists them"
 
 
-def meant_by(key: str, known: Mapping[str, list[str]]) -> str | None:
+def find_meant_key(key: str, known: Mapping[str, list[str]]) -> str | None:
     """Return the known key that ends with this word (clients: num_clients, lr: local.lr).
 
     Keys that every run has are preferred. Return None if no key matches.
@@ -125,9 +127,9 @@ def meant_by(key: str, known: Mapping[str, list[str]]) -> str | None:
 
 # pattern of Hydra's or OmegaConf's message -> function that returns our message
 MESSAGES: dict[str, Callable[[re.Match[str], Path, list[Path]], str]] = {
-    r"Could not find '((?:hydra/)?[^'/]+)/([^']+)'": no_option,
-    r"Could not override '([^']+)'": unknown_key,
-    r"Key '[^']+' is not in struct\s+full_key: (\S+)": unknown_key,
-    r"^Config group override must be a string": no_name,
-    r"Ambiguous value for argument '(.+?)'\n|Sweep parameters '(.+)' requires": several_values,
+    r"Could not find '((?:hydra/)?[^'/]+)/([^']+)'": explain_option,
+    r"Could not override '([^']+)'": explain_key,
+    r"Key '[^']+' is not in struct\s+full_key: (\S+)": explain_key,
+    r"^Config group override must be a string": explain_group_value,
+    r"Ambiguous value for argument '(.+?)'\n|Sweep parameters '(.+)' requires": explain_several,
 }

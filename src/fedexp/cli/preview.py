@@ -77,8 +77,8 @@ class Measured(NamedTuple):
 
 def show_plan(plan: Plan) -> int:
     """List the jobs of a sweep without running them; return the exit code."""
-    jobs = planned(plan.launches, plan.folders)
-    seconds = show(jobs, known_runs(jobs))
+    jobs = plan_jobs(plan.launches, plan.folders)
+    seconds = show_jobs(jobs, find_measured_runs(jobs))
     if plan.budget is not None:
         show_limit(seconds, plan.budget)
     return 0
@@ -86,8 +86,8 @@ def show_plan(plan: Plan) -> int:
 
 def show_state(plan: Plan) -> None:
     """Print the command's last line: how many jobs are done, and whether some remain."""
-    jobs = planned(plan.launches, plan.folders)
-    found = Counter(kind_of(state) for _, state, _ in states(jobs))
+    jobs = plan_jobs(plan.launches, plan.folders)
+    found = Counter(state_kind(state) for _, state, _ in job_states(jobs))
     begun = found["interrupted"] + found["running"]
     counted = {"begun": begun, "failed": found["failed"]}
     others = [f", {number} {kind}" for kind, number in counted.items() if number]
@@ -95,12 +95,12 @@ def show_state(plan: Plan) -> None:
     print(f"{found['done']} of {len(jobs)} done{''.join(others)}{end}")
 
 
-def limited(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
+def add_deadline(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
     """Return each multirun's overrides plus the override that passes the deadline to its jobs."""
     return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
 
 
-def planned(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[Planned]:
+def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[Planned]:
     """Compose all jobs of these multiruns, with each directory once.
 
     folders: directories with the user's config groups.
@@ -125,14 +125,14 @@ def planned(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[
 # --- the states of jobs
 
 
-def states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
+def job_states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
     """Yield (job, state, note). The note names the run if a run of another sweep is used."""
     finished = cache(finished_by_training)
     kept: dict[tuple[str, Any], list[frozenset[str]]] = {}
     for content in kept_below(folders_of(jobs)):
         kept.setdefault(setting_of(content["config"]), []).append(tests_of(content["config"]))
     for job in jobs:
-        state, note = status(job), ""
+        state, note = job_status(job), ""
         if state == "new" and job.config:
             multirun = job.directory.absolute().parent.parent
             tests = kept.get(setting_of(job.config), ())
@@ -143,7 +143,7 @@ def states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
         yield job, state, note
 
 
-def status(job: Planned) -> str:
+def job_status(job: Planned) -> str:
     """Return the state of a job, read from its directory.
 
     The state is completed, diverged, stopped, failed, damaged, running, `interrupted at <round>` or
@@ -164,7 +164,7 @@ def status(job: Planned) -> str:
     return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
 
 
-def kind_of(state: str) -> str:
+def state_kind(state: str) -> str:
     """Return the word under which a state is counted, such as done or interrupted."""
     return "done" if state in OVER else state.split()[0]
 
@@ -186,7 +186,7 @@ def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
 # --- the time that jobs take
 
 
-def known_runs(jobs: Sequence[Planned]) -> list[Measured]:
+def find_measured_runs(jobs: Sequence[Planned]) -> list[Measured]:
     """Return the runs with at least one round in the directories of `folders_of`.
 
     Run directories come first, then runs from the files of `--keep`, which may be from another
@@ -257,17 +257,17 @@ def seconds_left(
 # --- what is printed
 
 
-def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | None]:
+def show_jobs(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | None]:
     """Print a line for each job, the remaining time, and `N jobs: D done, ...`.
 
     Return the seconds of each unfinished job in order; None if the time is unknown.
     """
     counts: Counter[str] = Counter()
     seconds: list[float | None] = []
-    names = names_of(jobs)
+    names = name_jobs(jobs)
     width = max(map(len, names), default=0)
-    for name, (job, state, note) in zip(names, states(jobs), strict=True):
-        counts[kind_of(state)] += 1
+    for name, (job, state, note) in zip(names, job_states(jobs), strict=True):
+        counts[state_kind(state)] += 1
         if state not in OVER:
             left, about = seconds_left(job, state, measured)
             seconds.append(left)
@@ -283,7 +283,7 @@ def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | 
     return seconds
 
 
-def names_of(jobs: Sequence[Planned]) -> list[str]:
+def name_jobs(jobs: Sequence[Planned]) -> list[str]:
     """Name each job by the overrides that differ between the jobs.
 
     The name starts with the sweep if there are several. A job without such overrides is named by

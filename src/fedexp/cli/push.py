@@ -21,14 +21,14 @@ from fedexp.rundir.analyses import round_means
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables
-from fedexp.trackers.several import Guarded
+from fedexp.trackers.several import TrackerGroup
 from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
 
 TABLES = ("table.csv", "rounds_to_target.csv")  # a sweep's tables
 UPLOAD_SECONDS = 600.0  # longer than in a run, since a push only waits for the upload
 
 
-def expand(directories: Sequence[Path]) -> list[Path]:
+def list_directories(directories: Sequence[Path]) -> list[Path]:
     """Replace each sweep by its runs followed by the sweep."""
     found: list[Path] = []
     for directory in directories:
@@ -52,7 +52,7 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
         return push_tables(directory, changes, new)
     run = load_finished(directory)
     tracker = WandbTracker(make_config(run.config, changes))
-    replay(run, Guarded([tracker]), None if new else last_id(directory))
+    replay(run, TrackerGroup([tracker]), None if new else last_wandb_id(directory))
     return tracker.complete
 
 
@@ -74,12 +74,12 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
         total_rounds=0,
         first_round=0,
         classes=(),
-        wandb_id=None if new else last_id(directory),
+        wandb_id=None if new else last_wandb_id(directory),
     )
     # The user's names for single runs would be wrong for the table.
     changes = {"name": None, "group": None, "job_type": None, **changes}
     tracker = WandbTracker(make_config(config_of_sweep(directory), changes))
-    guarded = Guarded([tracker])
+    guarded = TrackerGroup([tracker])
     guarded.start(info)
     guarded.finish({}, [], tables)
     return tracker.complete
@@ -177,7 +177,7 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
     return Wandb(**known | {"tags": tuple(known["tags"])})
 
 
-def last_id(directory: Path) -> str | None:
+def last_wandb_id(directory: Path) -> str | None:
     """Return the id of the newest W&B run below a directory, or None if there is no W&B run.
 
     The id is read from the name `run-<time>-<id>` or `offline-run-<time>-<id>`.

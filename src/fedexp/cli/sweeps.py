@@ -37,7 +37,7 @@ class SweepWatch:
     said: set[str] = field(default_factory=set)  # messages printed for jobs
 
     @contextmanager
-    def handed_over(self) -> Iterator[None]:
+    def as_current(self) -> Iterator[None]:
         """While the block runs, Hydra's callback reports to this object.
 
         Hydra makes the callback from the class name in conf/config.yaml and plain values, so it
@@ -49,7 +49,7 @@ class SweepWatch:
         finally:
             _current.reset(token)
 
-    def take_back(self, here: Path) -> None:
+    def remove_refused(self, here: Path) -> None:
         """Remove the directories of sweeps that were refused before their first job.
 
         Empty parents are removed too if they are below `here`.
@@ -63,7 +63,7 @@ class SweepWatch:
 _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None)
 
 
-def is_said(message: str) -> bool:
+def is_repeated(message: str) -> bool:
     """Return whether this process has already printed a message for another job of the command."""
     watch = _current.get()
     if watch is None:
@@ -88,16 +88,19 @@ class Sweeps(Callback):
         """Record the notes of earlier failures and print where the jobs run."""
         directory = Path(config.hydra.sweep.dir).absolute()
         launcher = config.hydra.runtime.choices["hydra/launcher"]
-        jobs = launchers.settle(config)
+        jobs = launchers.complete_overrides(config)
         if watch := _current.get():
             if not directory.exists():
                 watch.made.add(directory)
             # a sweep may consist of several multiruns
-            watch.begun.setdefault(directory, notes_in(directory))
+            watch.begun.setdefault(directory, find_notes(directory))
             watch.running[directory] = launcher
         if launcher != "basic":
             interrupts.release()  # this process only waits
-            print(launchers.sentence(launcher, config.hydra.launcher, jobs, directory), flush=True)
+            print(
+                launchers.describe_launch(launcher, config.hydra.launcher, jobs, directory),
+                flush=True,
+            )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Record that the sweep has ended."""
@@ -105,7 +108,7 @@ class Sweeps(Callback):
             watch.running.pop(Path(config.hydra.sweep.dir).absolute(), None)
 
 
-def notes_in(sweep: Path) -> set[Path]:
+def find_notes(sweep: Path) -> set[Path]:
     return set(sweep.glob(f"{NOTES}/*.json"))
 
 
@@ -120,14 +123,14 @@ def write_note(sweep: Path, message: str | None, code: int) -> None:
         write_json(path, {"error": message, "exit_code": code})
 
 
-def failed(sweep: Path, before: Collection[Path], elsewhere: bool = False) -> list[int]:
+def collect_exit_codes(sweep: Path, before: Collection[Path], elsewhere: bool = False) -> list[int]:
     """Return the exit codes of the sweep's jobs that failed in this command.
 
-    before: the value of `notes_in` before the sweep. elsewhere: whether the jobs ran in other
+    before: the value of `find_notes` before the sweep. elsewhere: whether the jobs ran in other
     processes; if so, errors that are not in a job's directory are printed here.
     """
     codes = []
-    for path in sorted(notes_in(sweep).difference(before)):
+    for path in sorted(find_notes(sweep).difference(before)):
         try:
             note = json.loads(regular(path).read_text(encoding="utf-8"))
             code, error = int(note["exit_code"]), note["error"]
@@ -161,18 +164,18 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
             push_tables(directory, {})
 
 
-def finish(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
+def write_reports(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
     """Write the reports of the sweeps that have ended.
 
     Return the exit codes of failed jobs and of reports that cannot be written. elsewhere: see
-    `failed`.
+    `collect_exit_codes`.
     """
     codes = []
     for sweep, before in watch.begun.items():
         if not sweep.is_dir():
             codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
             continue
-        codes += failed(sweep, before, elsewhere)
+        codes += collect_exit_codes(sweep, before, elsewhere)
         try:
             show_report(sweep, plan.sweep_in(sweep), plan.draws)
         except StorageError as error:
@@ -180,7 +183,7 @@ def finish(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
     return codes
 
 
-def broken(error: Exception, directory: Path, launcher: str) -> str:
+def explain_launcher_error(error: Exception, directory: Path, launcher: str) -> str:
     """Return the message for an error of the launcher; `run_job` handles the errors of jobs."""
     reason = (str(error).strip() or "no reason given").splitlines()[0]
     return (

@@ -1,7 +1,7 @@
 """The interface of trackers, which observe a run, and `tracker=none`.
 
 The files of the run directory are the authoritative record; a tracker only displays them. If a
-tracker fails, there is one warning and the run continues (see `Guarded`).
+tracker fails, there is one warning and the run continues (see `TrackerGroup`).
 """
 
 import importlib.util

@@ -32,10 +32,10 @@ class Several(TrackerConfig):
             member.check()
 
     def create(self) -> Tracker:
-        return Guarded([member.create() for member in self.members])
+        return TrackerGroup([member.create() for member in self.members])
 
 
-class Guarded(Tracker):
+class TrackerGroup(Tracker):
     """Several trackers as one. After a tracker's first error, a warning is logged and it is not
     called again."""
 

@@ -88,7 +88,9 @@ class Wandb(TrackerConfig):
     @property
     def stays(self) -> bool:
         try:
-            return self.mode == "disabled" or "online" not in bounded(self.modes, LOCAL_SECONDS)
+            return self.mode == "disabled" or "online" not in call_with_timeout(
+                self.modes, LOCAL_SECONDS
+            )
         except Exception:  # any error of wandb, which may still get online later
             return False
 
@@ -127,7 +129,7 @@ class WandbTracker(Tracker):
 
     def start(self, info: RunInfo) -> None:
         self.info, self._id, self._last_round = info, info.wandb_id or new_id(), info.first_round
-        self._held.enter_context(service(info.directory.absolute() / "wandb"))
+        self._held.enter_context(wandb_service(info.directory.absolute() / "wandb"))
         try:
             self._run = self._open()
         finally:
@@ -169,7 +171,7 @@ class WandbTracker(Tracker):
 
         Return None if W&B is disabled.
         """
-        modes = bounded(self.config.modes, LOCAL_SECONDS)
+        modes = call_with_timeout(self.config.modes, LOCAL_SECONDS)
         if self.config.mode == "online" and "online" not in modes:
             log.warning(
                 "tracker.mode=online, but W&B has no key (`wandb login` stores one): the run"
@@ -178,11 +180,11 @@ class WandbTracker(Tracker):
         if "online" in modes:
             try:
                 seconds = self.config.init_timeout + GRACE_SECONDS
-                return bounded(lambda: self._init("online"), seconds)
+                return call_with_timeout(lambda: self._init("online"), seconds)
             except Exception as error:
                 log.warning("W&B cannot be reached; the run continues offline (%s)", reason(error))
                 end_service()
-        return bounded(lambda: self._init("offline"), LOCAL_SECONDS) if modes else None
+        return call_with_timeout(lambda: self._init("offline"), LOCAL_SECONDS) if modes else None
 
     def _init(self, mode: str) -> Any:
         import wandb
@@ -216,7 +218,7 @@ class WandbTracker(Tracker):
         if run is None:
             return
         try:
-            bounded(lambda: action(run), seconds or LOCAL_SECONDS)
+            call_with_timeout(lambda: action(run), seconds or LOCAL_SECONDS)
         except Exception as error:
             error.add_note(self._hint())
             self._run, self.complete = None, False
@@ -291,7 +293,7 @@ def is_logged_in(settings: Any) -> bool:
     return bool(found or get_netrc_auth(settings.base_url))
 
 
-def bounded(function: Callable[[], T], seconds: float) -> T:
+def call_with_timeout(function: Callable[[], T], seconds: float) -> T:
     """Call a function in a thread and return its result, or raise its exception.
 
     Raises TimeoutError after `seconds`; the thread keeps running then. If the function tries to
@@ -312,7 +314,7 @@ def bounded(function: Callable[[], T], seconds: float) -> T:
 
 
 @contextmanager
-def service(folder: Path) -> Iterator[None]:
+def wandb_service(folder: Path) -> Iterator[None]:
     """Run the block with a silent W&B, and end wandb-core after it.
 
     Inside the block, staged tables and logs are written to `folder`, unless the user's environment
@@ -345,7 +347,7 @@ def end_service() -> None:
 
     process = service_process()
     try:
-        bounded(teardown, GRACE_SECONDS)
+        call_with_timeout(teardown, GRACE_SECONDS)
     except Exception:
         if process is not None:
             process.kill()

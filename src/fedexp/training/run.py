@@ -21,7 +21,7 @@ from fedexp.rundir.lock import occupied
 from fedexp.rundir.repair import remove_attempt
 from fedexp.trackers.base import RunInfo, Tracker, final_tables
 from fedexp.trackers.progress import Progress, result_line, result_table
-from fedexp.trackers.several import Guarded
+from fedexp.trackers.several import TrackerGroup
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.checks import check_used
@@ -134,7 +134,7 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Tracker]
 
     The recorder, the trackers and the engine are closed even if the block fails.
     """
-    tracker: Tracker = Guarded([run.built.tracker.create()])
+    tracker: Tracker = TrackerGroup([run.built.tracker.create()])
     trackers = [Progress(among_others=not run.job.place.alone), tracker]
     lengths = None if run.resumed is None else run.resumed["lengths"]
     recorder = Recorder(run.directory, run.simulation, trackers, lengths)
