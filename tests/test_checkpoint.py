@@ -72,7 +72,7 @@ DAMAGES = {  # what happens, to which file of the latest state, and what is said
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_the_state_before_a_damaged_one_is_gone_on_from(name, undisturbed, tmp_path):
+def test_damaged_checkpoint_falls_back_to_previous(name, undisturbed, tmp_path):
     """One round is run again, to the same result; and the whole state stays while its successor is
     written."""
     damage, where, words = DAMAGES[name]
@@ -93,7 +93,7 @@ def test_the_state_before_a_damaged_one_is_gone_on_from(name, undisturbed, tmp_p
     )
 
 
-def test_without_a_whole_state_all_damages_are_named(undisturbed, tmp_path):
+def test_two_damaged_checkpoints_are_both_named(undisturbed, tmp_path):
     directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     for name in (files.CHECKPOINT, files.PREVIOUS):
         cut(directory / name)
@@ -106,7 +106,7 @@ def test_without_a_whole_state_all_damages_are_named(undisturbed, tmp_path):
     assert checkpoint.load(directory) is None
 
 
-def test_no_turned_bit_goes_unnoticed(tmp_path):
+def test_flipped_bit_is_refused_or_harmless(tmp_path):
     """Wherever it is in the file, it is refused or changes nothing."""
     path, value = (
         tmp_path / "tree.pt",
@@ -127,7 +127,7 @@ def test_no_turned_bit_goes_unnoticed(tmp_path):
     assert refused > len(content) / 6
 
 
-def test_what_a_state_names_is_on_the_disk_before_it(monkeypatch, tmp_path):
+def test_files_are_synced_before_their_checkpoint(monkeypatch, tmp_path):
     """The order of the calls that a loss of power could come between."""
     calls = []
     fsync, replace = os.fsync, os.replace
@@ -170,7 +170,7 @@ def test_what_a_state_names_is_on_the_disk_before_it(monkeypatch, tmp_path):
     assert calls[last + 1] == ("sync", "checkpoint")
 
 
-def test_checkpoints_of_short_rounds_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
+def test_checkpoints_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
     """A round takes 1.5 s and a checkpoint 0.25 s, so that the next is due 5 s later: after four
     rounds."""
     now, saved = [0.0], []
@@ -193,7 +193,7 @@ def test_checkpoints_of_short_rounds_take_a_twentieth_of_the_time(monkeypatch, t
     assert [state["round"] for _, state in saved] == [0, 4, 8, 10]  # the last in any case
 
 
-def test_without_links_the_state_before_is_copied(monkeypatch, tmp_path, undisturbed):
+def test_previous_checkpoint_is_copied_without_hard_links(monkeypatch, tmp_path, undisturbed):
     monkeypatch.setattr(
         os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links here"))
     )
@@ -213,7 +213,7 @@ def rows(count):
     return [{"round": number, "value": number / 3} for number in range(count)]
 
 
-def test_a_file_appears_with_its_rows(tmp_path, monkeypatch):
+def test_csv_file_appears_with_its_rows(tmp_path, monkeypatch):
     """Not empty, be it for a moment."""
     replace = os.replace
 
@@ -233,7 +233,7 @@ def test_a_file_appears_with_its_rows(tmp_path, monkeypatch):
     file.close()
 
 
-def test_rows_that_do_not_fit_are_taken_back(monkeypatch, tmp_path):
+def test_full_disk_leaves_no_partial_row(monkeypatch, tmp_path):
     """The disk is full after some bytes: no part of a line is left, and the rest fits later."""
     file, write = CsvFile(tmp_path / "a.csv"), os.write
     file.append(rows(2))
@@ -259,7 +259,7 @@ def test_rows_that_do_not_fit_are_taken_back(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("remove", [os.unlink, lambda path: path.rename(path.with_name("b.csv"))])
-def test_a_file_that_is_removed_or_moved_is_noticed(remove, tmp_path):
+def test_removed_or_moved_csv_file_raises(remove, tmp_path):
     file = CsvFile(tmp_path / "a.csv")
     file.append(rows(2))
     remove(tmp_path / "a.csv")
@@ -270,7 +270,7 @@ def test_a_file_that_is_removed_or_moved_is_noticed(remove, tmp_path):
     file.close()
 
 
-def test_the_last_round_is_that_of_a_whole_row(tmp_path):
+def test_last_round_ignores_partial_row(tmp_path):
     assert csv_files.last_round(tmp_path) is None
     for text, last in (("round,x\n", None), ("round,x\n0,1\n1,2\n", 1), ("round,x\n0,1\n1,", 0)):
         (tmp_path / files.ROUNDS).write_text(text)
@@ -288,7 +288,7 @@ def give_dos_ends(path):
 
 @pytest.mark.parametrize("name", [files.ROUNDS, files.CLASSES, files.CLIENTS])
 @pytest.mark.parametrize("damage", [insert_a_byte, give_dos_ends, cut])
-def test_a_table_that_was_changed_belongs_to_no_state(damage, name, undisturbed, tmp_path):
+def test_changed_table_matches_no_checkpoint(damage, name, undisturbed, tmp_path):
     """Cut to the length that the checkpoint says, it would end in the middle of a row."""
     directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     damage(directory / name)
@@ -298,7 +298,7 @@ def test_a_table_that_was_changed_belongs_to_no_state(damage, name, undisturbed,
     assert checkpoint.kept(directory) is None
 
 
-def test_checksums_of_a_table_that_grows_are_those_of_its_file(tmp_path):
+def test_running_checksum_equals_checksum_of_file(tmp_path):
     """zlib.crc32 over the whole file is the independent computation; a file that is gone on with
     has the same."""
     path = tmp_path / "a.csv"
@@ -376,7 +376,7 @@ STRANGE = {  # a checkpoint that loads, and what is said of it
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_a_checkpoint_that_loads_but_is_not_of_this_run_is_damaged(name, undisturbed, tmp_path):
+def test_checkpoint_of_another_run_counts_as_damaged(name, undisturbed, tmp_path):
     """The one before it is used; where that is no better, both are named."""
     change, words = STRANGE[name]
     directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
@@ -392,7 +392,7 @@ def test_a_checkpoint_that_loads_but_is_not_of_this_run_is_damaged(name, undistu
         checkpoint.load(directory, check)
 
 
-def test_a_client_state_of_another_model_is_damage(undisturbed, tmp_path):
+def test_client_state_of_another_model_counts_as_damaged(undisturbed, tmp_path):
     directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     path = next(directory.glob("checkpoint/clients/*.4.pt"))
     storage.save_tree(path, {"c": {"weight": torch.ones(2)}})

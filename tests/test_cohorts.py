@@ -27,7 +27,7 @@ GOOD = {"1": [3, 0, 1, 2], "2": [4, 3, 2, 1], "3": [0, 1, 2, 4], "4": [9]}
 ASCENDING = {1: [0, 1, 2, 3], 2: [1, 2, 3, 4], 3: [0, 1, 2, 4]}
 
 
-def test_all_forms_say_the_same(tmp_path):
+def test_cohort_file_formats_agree(tmp_path):
     rows = [
         "round,client,examples",
         *(f"{r},{c},7" for r, clients in GOOD.items() for c in clients),
@@ -38,7 +38,7 @@ def test_all_forms_say_the_same(tmp_path):
     assert Cohorts(path=None).read(3, 5, 4) is None
 
 
-def test_the_draw_by_the_number_of_the_round():
+def test_draw_by_round_number_equals_numpy():
     """numpy's global generator, seeded before every draw with the number of the round from 0:
     whatever the seed."""
     expected = {}
@@ -61,7 +61,7 @@ def test_the_draw_by_the_number_of_the_round():
         Cohorts(path=None, draw="dice")
 
 
-def test_the_named_clients_train(tmp_path):
+def test_clients_of_the_file_train(tmp_path):
     """Another run's seed, its clients.csv: the same clients in every round, and the losses of both
     are its own."""
     simulation = make_simulation(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
@@ -102,7 +102,7 @@ FOUR = [0, 1, 2, 3]
         ),
     ],
 )
-def test_a_wrong_file_is_refused(tmp_path, name, content, words):
+def test_invalid_cohort_file_is_refused(tmp_path, name, content, words):
     if content is not None:
         write(tmp_path / name, content)
     with pytest.raises(ConfigError, match=words) as error:
@@ -110,7 +110,7 @@ def test_a_wrong_file_is_refused(tmp_path, name, content, words):
     assert "\n" not in str(error.value)
 
 
-def test_a_resumed_run_keeps_its_cohorts(tmp_path):
+def test_resumed_run_keeps_cohorts(tmp_path):
     table = "round,client,examples\n" + "".join(
         f"{r},{c},7\n" for r in (1, 2) for c in ASCENDING[r]
     )

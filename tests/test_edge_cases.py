@@ -77,7 +77,7 @@ class Breaking(Engine):
     "factor", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str
 )
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "finish", "public")
-def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp_path, caplog):
+def test_non_finite_client_ends_run_and_is_named(name, factor, tmp_path, caplog):
     whole = simulation(name, participation=1.0)
     broken = replace(whole, engine=Breaking(whole.engine, 2, factor))
     with caplog.at_level(logging.WARNING, logger="fedexp"):
@@ -123,7 +123,7 @@ READ = Noise.read
     *LOSSES,
     "public",
 )
-def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_clients(
+def test_one_class_per_client_with_missing_classes(
     name, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Noise, "read", lacking_noise)
@@ -159,7 +159,7 @@ def test_one_client(name, tmp_path):
 
 
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "adapt", "public")
-def test_the_same_run_twice_has_the_same_files(name, tmp_path):
+def test_same_run_twice_has_same_files(name, tmp_path):
     """Of an algorithm's state, too, not a bit differs."""
     states = [record(simulation(name, rounds=2), tmp_path / each, resume=False) for each in "ab"]
     assert tables(tmp_path / "a") == tables(tmp_path / "b")
@@ -169,7 +169,7 @@ def test_the_same_run_twice_has_the_same_files(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
-def test_a_client_whose_weights_explode(name, tmp_path):
+def test_client_with_exploding_weights(name, tmp_path):
     """Finite, so the round counts; the run then completes or diverges, and its files are whole in
     either case."""
     whole = simulation(name, participation=1.0)
@@ -180,7 +180,7 @@ def test_a_client_whose_weights_explode(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
-def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
+def test_client_with_non_finite_data(name, tmp_path, monkeypatch):
     """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes
     of them."""
     whole = simulation(name, participation=1.0)

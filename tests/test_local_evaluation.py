@@ -30,7 +30,7 @@ def make(every=None, examples=None, **options):
     return make_simulation(local_evaluation=chosen, **metric | options)
 
 
-def test_the_standard_error_by_hand():
+def test_standard_error_by_hand():
     """Two of four examples of which two are answered rightly: of the six draws one has none right,
     four have one and one has two, so the accuracy has the variance (1 / 6) 2 (1 / 2)^2 = 1 / 12.
     By the formula sqrt(1/4 / 2 * 2/3), which of several classes the largest counts."""
@@ -43,7 +43,7 @@ def test_the_standard_error_by_hand():
     assert standard_error(whole, whole) == 0
 
 
-def test_the_examples_are_of_each_class_as_many_and_the_same_in_every_run():
+def test_chosen_examples_are_balanced_and_fixed():
     first = make(examples=8, test_views=BOTH).runtime
     numbers = first.local_examples["plain"]
     assert torch.bincount(first.data.y_test[numbers]).tolist() == [2, 2, 2, 2]
@@ -53,7 +53,7 @@ def test_the_examples_are_of_each_class_as_many_and_the_same_in_every_run():
     assert len(make(examples=4).runtime.local_examples["plain"]) == 4
 
 
-def test_each_view_shows_its_own_examples():
+def test_views_use_their_own_examples():
     runtime = make(examples=8, test_views=BOTH).runtime
     _, draws = runtime.local_test("augmented", 2)
     assert torch.equal(draws, runtime.test_draws("augmented", 2)[runtime.local_examples["plain"]])
@@ -69,7 +69,7 @@ def test_each_view_shows_its_own_examples():
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_engines_test_local_models_on_these_examples(engine):
+def test_engines_test_local_models_on_chosen_examples(engine):
     """Each by itself, with the draw of its round."""
     simulation = make(examples=9, test_views=BOTH)
     state, runtime = play(simulation, 1), simulation.runtime
@@ -91,7 +91,7 @@ def columns(directory):
     return table[[name for name in table if "seconds" not in name and "per_second" not in name]]
 
 
-def test_in_every_second_round_and_the_last(tmp_path):
+def test_local_evaluation_every_second_round(tmp_path):
     """The numbers of these rounds are those of a run that tests local models in every round."""
     whole = record(make(rounds=5), tmp_path / "whole")
     simulation = make(every=2, rounds=5)
@@ -109,7 +109,7 @@ def test_in_every_second_round_and_the_last(tmp_path):
     assert "local_evaluation" not in summary_of(make(rounds=5), whole)
 
 
-def test_the_model_before_is_tested_where_the_round_before_was_not(tmp_path):
+def test_distributed_model_is_tested_if_previous_round_was_not(tmp_path):
     """Rounds 2, 4 and 5 are evaluated; 1, 3 and 4 were before them."""
     whole = record(make(rounds=5), tmp_path / "whole").history
     state = record(make(rounds=5, eval_interval=2), tmp_path / "some")
@@ -124,7 +124,7 @@ def test_the_model_before_is_tested_where_the_round_before_was_not(tmp_path):
     np.testing.assert_array_equal(picture[[0, -1]], whole.class_accuracy[3:5])
 
 
-def test_all_examples_are_a_part_that_changes_nothing(tmp_path):
+def test_choosing_all_examples_changes_nothing(tmp_path):
     metric = RoundDrop(local=True)
     whole = record(make(forgetting_metric=metric), tmp_path / "whole")
     simulation = make(examples=20, forgetting_metric=metric)
@@ -136,7 +136,7 @@ def test_all_examples_are_a_part_that_changes_nothing(tmp_path):
     np.testing.assert_array_equal(state.history.distributed(2), whole.history.distributed(2))
 
 
-def test_local_models_are_compared_with_the_model_before_on_the_same_examples(tmp_path):
+def test_distributed_model_is_tested_on_same_examples(tmp_path):
     simulation = make(examples=8, rounds=2)
     state = record(simulation, tmp_path)
     before = play(make(rounds=2), 1).server
@@ -154,7 +154,7 @@ def test_local_models_are_compared_with_the_model_before_on_the_same_examples(tm
     assert found == {"examples": 8, "standard_error": pytest.approx(0.3061862, abs=1e-7)}
 
 
-def test_it_is_kept_in_checkpoints_and_files(tmp_path):
+def test_resume_keeps_local_evaluation(tmp_path):
     """A run that goes on after round 2 ends as one that was never stopped."""
     options = {"every": 2, "examples": 8, "eval_interval": 2, "test_views": BOTH}
     whole = record(make(rounds=4, **options), tmp_path / "whole")
@@ -190,6 +190,6 @@ def test_it_is_kept_in_checkpoints_and_files(tmp_path):
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(options, words):
+def test_invalid_local_evaluation_is_refused(options, words):
     with pytest.raises(ConfigError, match=rf"^local_evaluation\.{words}"):
         make(**options)

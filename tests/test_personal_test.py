@@ -68,7 +68,7 @@ def slow_accuracy(simulation, model, counts):
 # --- the measures
 
 
-def test_the_weighted_mean_is_the_accuracy_on_the_client_s_distribution():
+def test_personal_accuracy_is_weighted_by_client_distribution():
     simulation = make_simulation(participation=1.0)
     state = play(simulation, 2)
     counts = simulation.stages[0].partition.counts
@@ -82,7 +82,7 @@ def test_the_weighted_mean_is_the_accuracy_on_the_client_s_distribution():
     assert (weights * (labels == found)).sum(1) == pytest.approx(slow, abs=1e-12)
 
 
-def test_drawing_from_the_test_set_comes_to_the_same_in_the_mean():
+def test_sampled_client_test_sets_have_same_mean_accuracy():
     """Clients' test sets drawn by their label distributions: 200,000 draws, standard error below
     0.0012."""
     simulation = make_simulation(participation=1.0)
@@ -97,7 +97,7 @@ def test_drawing_from_the_test_set_comes_to_the_same_in_the_mean():
         assert right[drawn, images].mean() == pytest.approx(exact, abs=0.006)
 
 
-def test_forgetting_by_hand():
+def test_personal_forgetting_by_hand():
     """Two classes, three rounds; drops: 0.8 - 0.5 = 0.3 and 0.6 - 0.4 = 0.2. Client 0 has 3 and 1
     examples: 0.75 * 0.3 + 0.25 * 0.2 = 0.275, accuracy 0.75 * 0.5 + 0.25 * 0.4 = 0.475; client 1
     the second class alone: 0.2 and 0.4."""
@@ -139,7 +139,7 @@ def test_forgetting_of_personal_models_by_hand():
     assert "personal_peak" not in History(history.counts).to_tree()
 
 
-def test_the_worst_tenth():
+def test_worst_tenth_by_hand():
     values = np.arange(25) / 25
     assert spread(values, True)[2] == pytest.approx((0 + 1 + 2) / 75)  # ceil(2.5) = 3 clients
     assert spread(values, False)[2] == pytest.approx((22 + 23 + 24) / 75)
@@ -148,7 +148,7 @@ def test_the_worst_tenth():
     assert all(np.isnan(spread(np.array([np.nan]), True)))
 
 
-def test_a_class_that_the_test_set_lacks_is_left_out():
+def test_class_without_test_examples_is_left_out():
     accuracy, counts = np.array([0.5, np.nan, 1.0]), np.array([[1, 2, 1], [0, 3, 0]])
     assert personal_accuracy(accuracy, counts)[0] == pytest.approx(0.75)
     assert np.isnan(personal_accuracy(accuracy, counts)[1])
@@ -182,7 +182,7 @@ def own_model(name, simulation, state, client):
 
 
 @pytest.mark.parametrize("name", [name for name in PERSONAL if name != "fedproto"])
-def test_every_client_s_own_model_is_tested(name, monkeypatch):
+def test_every_personal_model_is_tested(name, monkeypatch):
     """Two rounds of two of five clients: whose models are tested, and each client's accuracy
     against its own test set, image after image."""
     tested, right = [], ModelTest.right
@@ -204,7 +204,7 @@ def test_every_client_s_own_model_is_tested(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fedrod", "fedfomo"])
-def test_each_view_tests_own_models_on_its_own_examples(name):
+def test_views_test_personal_models_on_their_examples(name):
     """The accuracies in the validation view are the right answers on the validation examples over
     their numbers n_c, and those in the plain view the same on the test examples. 11 of the 40
     training examples are held out, so n_c differs from the 5 test examples that each class has."""
@@ -234,7 +234,7 @@ def test_each_view_tests_own_models_on_its_own_examples(name):
             np.testing.assert_allclose(found[view][client], slow, rtol=0, atol=1e-12)
 
 
-def test_fedproto_answers_with_the_nearest_prototype():
+def test_fedproto_predicts_nearest_prototype():
     """argmin_c ||f(x) - C^c||, by the features of the client's own model (the initial one before it
     first takes part), among the classes that have a prototype."""
     simulation = make_simulation(PERSONAL["fedproto"], participation=0.4, evaluate=BOTH)
@@ -259,7 +259,7 @@ def test_fedproto_answers_with_the_nearest_prototype():
         assert np.array_equal(found[client], np.where(counts[client] > 0, right, np.nan), True)
 
 
-def test_fedrod_s_own_model_adds_its_two_classifiers():
+def test_fedrod_personal_model_adds_two_classifiers():
     """The paper's h(x) = generic + personal logits, from the outputs of the two."""
     simulation = make_simulation(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
     state = play(simulation, 2)
@@ -274,7 +274,7 @@ def test_fedrod_s_own_model_adds_its_two_classifiers():
     assert float((wanted - out.logits).abs().max()) > 1e-3
 
 
-def test_features_that_are_shared_give_the_same_answers():
+def test_shared_features_give_same_predictions():
     simulation = make_simulation(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
     state = play(simulation, 2)
     test = ModelTest(simulation.runtime, state.server, None)
@@ -286,7 +286,7 @@ def test_features_that_are_shared_give_the_same_answers():
     assert torch.equal(test.right(model, everything), test.right(apart, everything))
 
 
-def test_a_model_with_running_statistics_is_tested_with_its_own():
+def test_personal_model_is_tested_with_its_running_statistics():
     """FedFOMO keeps those of each client: with batch norm the answers differ from those under the
     server's."""
     simulation = make_simulation(
@@ -302,7 +302,7 @@ def test_a_model_with_running_statistics_is_tested_with_its_own():
     )
 
 
-def test_a_model_that_normalises_by_the_batch_is_tested_in_the_same_batches_as_the_global_one():
+def test_batch_statistics_use_batches_of_global_test():
     """The answers depend on the other images of a batch. A client whose own model is a copy of the
     global one has its right answers for every class that the client holds, and none for the others;
     batches of 7 cut the 20 test images unevenly. Each image alone, or a client's classes alone, has
@@ -330,7 +330,7 @@ def test_a_model_that_normalises_by_the_batch_is_tested_in_the_same_batches_as_t
 # --- in a run
 
 
-def test_a_run_without_it_has_the_same_numbers(tmp_path):
+def test_personal_test_does_not_change_other_results(tmp_path):
     """Columns are added, none is changed; of FedAvg they follow from class accuracies and
     partition."""
     one, one_summary = full_run(make_simulation(), tmp_path / "one")
@@ -354,7 +354,7 @@ def test_a_run_without_it_has_the_same_numbers(tmp_path):
     assert two[1]["personal_forgetting"] == ""
 
 
-def test_local_models_where_they_are_evaluated(tmp_path):
+def test_personal_columns_of_local_models(tmp_path):
     simulation = make_simulation(
         evaluate=BOTH, forgetting_metric=RoundDrop(local=True), participation=1.0
     )
@@ -375,7 +375,7 @@ def test_local_models_where_they_are_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize("views", [["plain"], ["plain", "augmented"]])
-def test_a_run_goes_on_as_if_it_had_never_stopped(views, tmp_path):
+def test_resume_continues_bit_for_bit(views, tmp_path):
     def make(subjects=BOTH):
         return make_simulation(PERSONAL["fedrod"], rounds=4, evaluate=subjects, test_views=views)
 
@@ -394,7 +394,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(views, tmp_path):
     assert whole[4]["personal_accuracy"] != whole[4]["personal_global_accuracy"]
 
 
-def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
+def test_personal_accuracy_weights_all_tasks_so_far(tmp_path):
     """Two tasks of two classes: in the first only its classes count, in the second those of
     both."""
     simulation = make_simulation(
@@ -427,14 +427,14 @@ def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
         (["global", "global"], ["twice"]),
     ],
 )
-def test_a_wrong_list_is_refused(subjects, words):
+def test_invalid_evaluate_list_is_refused(subjects, words):
     with pytest.raises(ConfigError) as error:
         require_subjects(subjects)
     assert all(word in str(error.value) for word in words), error.value
 
 
 @pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])
-def test_one_word_is_a_list(word, listed):
+def test_single_word_equals_list(word, listed):
     """The same configuration, and so the same fingerprint, as with the list."""
     one, other = (
         resolve(composed(f"evaluate={value}")) for value in (word, f"[{','.join(listed)}]")
@@ -445,7 +445,7 @@ def test_one_word_is_a_list(word, listed):
         build(composed("evaluate=personel"))
 
 
-def test_names_in_wandb():
+def test_wandb_names_of_personal_metrics():
     assert metric_name("personal_accuracy") == "personal/accuracy"
     assert (
         metric_name("personal_global_forgetting_worst_augmented")

@@ -70,7 +70,7 @@ def test_set() -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy(images)[:, None], digits.target[test]
 
 
-def test_importing_it_is_quick():
+def test_import_is_lazy():
     """Neither torch nor pandas nor Hydra is imported before a name is used."""
     text = (
         "import sys, fedexp; print([m for m in ('torch', 'pandas', 'hydra', 'numpy') if m in"
@@ -80,7 +80,7 @@ def test_importing_it_is_quick():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_names_are_there():
+def test_public_names():
     assert set(fedexp.__all__) <= set(dir(fedexp))
     assert all(getattr(fedexp, name).__doc__ for name in fedexp.__all__)
     assert fedexp.__all__ == [
@@ -104,7 +104,7 @@ def test_the_names_are_there():
 # --- a run
 
 
-def test_a_run_holds_what_its_files_say(run):
+def test_run_object_equals_files(run):
     again = fedexp.load_run(run.directory)
     assert again.status == "completed"
     assert again.summary == json.loads((run.directory / "summary.json").read_text())
@@ -121,14 +121,14 @@ def test_a_run_holds_what_its_files_say(run):
     assert len(again.clients) == 4 * 4
 
 
-def test_a_changed_table_does_not_change_the_run(run):
+def test_changing_a_table_does_not_change_the_run(run):
     table = run.rounds
     table["test_accuracy"] = 0.0
     assert run.rounds["test_accuracy"].iloc[-1] == run.summary["accuracy"]
 
 
 @pytest.mark.parametrize("number", [None, 2, 3, 4])
-def test_the_model_of_a_round_gets_right_what_the_run_says(run, test_set, number):
+def test_model_has_accuracy_of_its_round(run, test_set, number):
     """In fp64: its accuracy class by class, computed here with torch alone, is that of
     class_accuracy.csv."""
     images, labels = test_set
@@ -145,7 +145,7 @@ def test_the_model_of_a_round_gets_right_what_the_run_says(run, test_set, number
     )
 
 
-def test_which_models_are_kept(run):
+def test_kept_models(run):
     """Every second one by keep_models=2, the last and the one before it by the checkpoints."""
     assert run.kept_rounds == [2, 3, 4]
     with pytest.raises(
@@ -154,7 +154,7 @@ def test_which_models_are_kept(run):
         run.model(1)
 
 
-def test_the_local_models_of_a_round_are_kept(run):
+def test_kept_local_models(run):
     """Their mean by examples (FedNTD Eq. 2) is the global model after the round, which is kept too,
     as is the one before it; a file is as large as one model."""
     clients = run.kept_clients(3)
@@ -189,14 +189,14 @@ def test_the_local_models_of_a_round_are_kept(run):
         (None, None, []),
     ],
 )
-def test_rounds_whose_global_model_is_kept(kept, local, rounds):
+def test_rounds_with_kept_global_model(kept, local, rounds):
     """Those of keep_models, and before and after each of keep_local_models."""
     settings = replace(SETTINGS, keep_models=kept, keep_local_models=local)
     assert [number for number in range(5) if settings.keeps_model(number)] == rounds
 
 
 @pytest.mark.parametrize("wrong", [0, "all", True, [], [0], [1, "2"]])
-def test_what_chooses_no_rounds(wrong):
+def test_invalid_keep_local_models_is_refused(wrong):
     with pytest.raises(
         ConfigError,
         match=r"keep_local_models=.*must be n for every n-th round, a list of rounds from 1",
@@ -205,7 +205,7 @@ def test_what_chooses_no_rounds(wrong):
 
 
 @pytest.mark.parametrize("key", ["keep_models", "keep_local_models"])
-def test_models_after_the_last_round_are_refused(key):
+def test_keeping_models_after_last_round_is_refused(key):
     """The last of all tasks; every n-th round may be none."""
     with pytest.raises(ConfigError, match=rf"{key}: round 99 is after the last one \(rounds=3\)"):
         make_simulation(**{key: [1, 99]})
@@ -215,7 +215,7 @@ def test_models_after_the_last_round_are_refused(key):
         make_simulation(scenario=TWO_TASKS, rounds=2, **{key: [5]})
 
 
-def test_a_directory_without_a_run(tmp_path):
+def test_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no run is there"):
         fedexp.load_run(tmp_path)
     with pytest.raises(ConfigError, match="no run is in it"):
@@ -224,7 +224,7 @@ def test_a_directory_without_a_run(tmp_path):
         fedexp.load_sweep(tmp_path / "nowhere")
 
 
-def test_a_missing_or_damaged_file_is_named(run, tmp_path):
+def test_missing_or_damaged_file_is_named(run, tmp_path):
     (tmp_path / files.CONFIG).write_text((run.directory / files.CONFIG).read_text())
     (tmp_path / files.ROUNDS).write_text("no table")
     other = fedexp.load_run(tmp_path)
@@ -240,7 +240,7 @@ def test_a_missing_or_damaged_file_is_named(run, tmp_path):
 # --- run
 
 
-def test_a_run_of_python_is_that_of_the_command_line(run, tmp_path, monkeypatch):
+def test_python_run_equals_command_line_run(run, tmp_path, monkeypatch):
     """The same tidy files but for the clock, and the same fingerprint."""
     monkeypatch.setattr(sys, "argv", ["fedexp"])
     arguments = [*SMALL, "rounds=4", "algorithm=fedntd", f"hydra.run.dir={tmp_path / 'other'}"]
@@ -268,7 +268,7 @@ def test_a_run_of_python_is_that_of_the_command_line(run, tmp_path, monkeypatch)
         ([5], ["must be a text"]),
     ],
 )
-def test_bad_input_is_one_error_and_leaves_nothing(overrides, words, tmp_path, monkeypatch):
+def test_bad_input_is_one_error_and_leaves_no_files(overrides, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = overrides if isinstance(overrides, str) else ["tracker=none", *overrides]
     with pytest.raises(ConfigError) as error:
@@ -277,7 +277,7 @@ def test_bad_input_is_one_error_and_leaves_nothing(overrides, words, tmp_path, m
     assert os.listdir(tmp_path) == []
 
 
-def test_the_directory_of_another_run_is_left_alone(run, tmp_path):
+def test_directory_of_another_run_is_not_overwritten(run, tmp_path):
     before = (run.directory / "rounds.csv").read_bytes()
     with pytest.raises(ConfigError, match="already holds a run"):
         train(run.directory, "rounds=4")
@@ -285,7 +285,7 @@ def test_the_directory_of_another_run_is_left_alone(run, tmp_path):
     assert run.status == "completed"
 
 
-def test_a_cell_of_a_notebook_can_run_twice(tmp_path):
+def test_overwrite_replaces_finished_run(tmp_path):
     """overwrite=True removes the run there only once another has begun."""
     there = tmp_path / "run"
     first = train(there, "rounds=1")
@@ -304,7 +304,7 @@ def test_a_cell_of_a_notebook_can_run_twice(tmp_path):
     assert new.summary["accuracy"] == before
 
 
-def test_what_is_not_overwritten(run, monkeypatch):
+def test_overwrite_conflicts_are_refused(run, monkeypatch):
     with pytest.raises(ConfigError, match=r"overwrite=True: goes with directory="):
         fedexp.run(SMALL, overwrite=True)
     monkeypatch.chdir(run.directory / "checkpoint")
@@ -313,14 +313,14 @@ def test_what_is_not_overwritten(run, monkeypatch):
     assert run.status == "completed"
 
 
-def test_a_finished_run_is_resumed_as_it_is(run):
+def test_resuming_finished_run_changes_nothing(run):
     again = fedexp.run([f"resume={run.directory}"])
     assert again.directory == run.directory.absolute()
     assert again.summary == run.summary
 
 
 @pytest.mark.slow
-def test_what_hydra_held_before_is_there_again(tmp_path):
+def test_hydra_state_is_restored(tmp_path):
     """An application's own Hydra, its configuration and its loader."""
     import hydra
     from hydra._internal import hydra as application
@@ -336,7 +336,7 @@ def test_what_hydra_held_before_is_there_again(tmp_path):
         assert hydra.compose("config") == {"x": 1}
 
 
-def test_a_run_that_fails_says_so_in_its_directory(tmp_path):
+def test_failed_run_records_error(tmp_path):
     """A class of the user's whose aggregation raises: the exception comes through, and error.txt
     has it too."""
     (tmp_path / "conf" / "algorithm").mkdir(parents=True)
@@ -369,7 +369,7 @@ def test_a_run_that_fails_says_so_in_its_directory(tmp_path):
 # --- evaluate and export
 
 
-def test_evaluate_with_data_and_groups_of_ones_own(run, tmp_path):
+def test_evaluate_with_user_config_directory(run, tmp_path):
     (tmp_path / "dataset").mkdir()
     text = (CONF / "dataset" / "digits.yaml").read_text()
     (tmp_path / "dataset" / "my_digits.yaml").write_text(text)
@@ -379,7 +379,7 @@ def test_evaluate_with_data_and_groups_of_ones_own(run, tmp_path):
     assert found.accuracy == pytest.approx(run.summary["accuracy"], abs=1e-12)
 
 
-def test_evaluate_finds_the_numbers_of_the_run(run, capsys, tmp_path):
+def test_evaluate_equals_results_of_run(run, capsys, tmp_path):
     found = fedexp.evaluate(run)
     assert (found.dataset, found.round, found.examples) == ("digits", 4, 360)
     assert found.accuracy == pytest.approx(run.summary["accuracy"], abs=1e-12)
@@ -445,7 +445,7 @@ def test_evaluate_on_another_test_set(run, tmp_path):
     assert found.accuracy == pytest.approx(right.mean(), abs=0.15)
 
 
-def test_classes_are_matched_by_name(run, tmp_path):
+def test_evaluate_matches_classes_by_name(run, tmp_path):
     """The same images in folders whose sorted order is another one than the labels' (10 before 3 as
     texts would be): each counts for the class of its name; and names that nobody knows are refused
     where their number differs."""
@@ -468,7 +468,7 @@ def test_classes_are_matched_by_name(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stream_whose_algorithm_has_a_head_for_each_task(tmp_path):
+def test_evaluate_run_with_task_heads(tmp_path):
     """The heads of randomly drawn tasks, from the directory alone; on another test set the task
     follows from the class, whose 360 images are all of the digits' own test part."""
     stream = [
@@ -494,7 +494,7 @@ def test_a_stream_whose_algorithm_has_a_head_for_each_task(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_on_texts(tmp_path):
+def test_evaluate_run_on_texts(tmp_path):
     """Its own vocabulary is that of another set of texts too, also where that set would make
     another one."""
     rng = np.random.default_rng(0)
@@ -529,7 +529,7 @@ def test_a_run_on_texts(tmp_path):
 
 
 @pytest.mark.slow
-def test_data_that_have_moved(tmp_path):
+def test_evaluate_with_moved_data(tmp_path):
     """The run's own data lie elsewhere now: data_dir says where."""
     digits = load_digits()
     chosen = np.arange(200)
@@ -592,7 +592,7 @@ def test_export_as_safetensors(run, tmp_path):
         )
 
 
-def test_export_refuses_another_suffix_and_says_what_is_missing(run, tmp_path, monkeypatch):
+def test_export_refuses_other_suffix_and_names_missing_package(run, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"must end in \.safetensors, \.pt or \.pth"):
         fedexp.export(run, tmp_path / "model.onnx")
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
@@ -613,7 +613,7 @@ def copied(run: fedexp.Run, target: Path, **changes: object) -> Path:
     return target
 
 
-def test_a_class_in_a_configuration_is_not_called(run, tmp_path):
+def test_foreign_class_is_not_called(run, tmp_path):
     other = copied(
         run, tmp_path / "a", model={"_target_": "subprocess.Popen", "args": ["touch", "x"]}
     )
@@ -623,7 +623,7 @@ def test_a_class_in_a_configuration_is_not_called(run, tmp_path):
         fedexp.load_run(other).model()
 
 
-def test_a_pickle_is_not_loaded(run, tmp_path):
+def test_pickle_is_not_loaded(run, tmp_path):
     class Thief:
         def __reduce__(self):
             return os.system, (f"touch {tmp_path / 'stolen'}",)
@@ -638,7 +638,7 @@ def test_a_pickle_is_not_loaded(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", [files.PARTITION, files.CHECKPOINT, "fingerprint.json"])
-def test_a_pipe_in_the_place_of_a_file_hangs_nobody(name, run, tmp_path):
+def test_named_pipe_is_refused(name, run, tmp_path):
     other = copied(run, tmp_path / "a")
     (other / name).unlink()
     os.mkfifo(other / name)
@@ -646,7 +646,7 @@ def test_a_pipe_in_the_place_of_a_file_hangs_nobody(name, run, tmp_path):
         fedexp.load_run(other).model()
 
 
-def test_a_model_of_another_shape_or_size_is_refused(run, tmp_path):
+def test_model_of_other_shape_is_refused(run, tmp_path):
     small = copied(run, tmp_path / "a", model={**run.config["model"], "hidden": [7]})
     with pytest.raises(ConfigError, match=r"round 4 is not that of its config\.yaml"):
         fedexp.load_run(small).model()
@@ -672,7 +672,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_sweep_as_tables(sweep):
+def test_sweep_tables(sweep):
     found = fedexp.load_sweep(sweep)
     assert found.names == ["fedavg_0", "fedavg_1", "fedntd_0", "fedntd_1", "gone"]
     runs = found.runs
@@ -695,7 +695,7 @@ def test_a_sweep_as_tables(sweep):
 
 
 @pytest.mark.slow
-def test_the_reports_of_a_sweep_have_the_personalised_test(sweep, capsys, tmp_path):
+def test_sweep_reports_have_personal_accuracy(sweep, capsys, tmp_path):
     runs = fedexp.load_sweep(sweep).runs.dropna(subset=["personal_accuracy"])
     finished = [str(sweep / f"{name}_{seed}") for name in ("fedavg", "fedntd") for seed in (0, 1)]
     assert main.main(["report", *finished, "--out", str(tmp_path / "table")]) == 0
@@ -712,7 +712,7 @@ def test_the_reports_of_a_sweep_have_the_personalised_test(sweep, capsys, tmp_pa
             )
 
 
-def test_runs_of_a_sweep_by_their_options(sweep):
+def test_select_runs_by_options(sweep):
     found = fedexp.load_sweep(sweep)
     assert found.select(algorithm="fedntd", seed=1).names == ["fedntd_1"]
     assert found.select({"local.epochs": 1}, seed=0).names == ["fedavg_0", "fedntd_0"]
@@ -722,14 +722,14 @@ def test_runs_of_a_sweep_by_their_options(sweep):
         found.select(algoritm="fedavg")
 
 
-def test_objects_are_shown_in_one_line(sweep, monkeypatch):
+def test_repr_is_one_line(sweep, monkeypatch):
     monkeypatch.chdir(sweep.parent)
     found = fedexp.load_sweep(sweep)
     assert repr(found) == f"Sweep('{sweep.name}', 5 runs)"
     assert repr(found["fedavg_0"]) == f"Run('{sweep.name}/fedavg_0')"
 
 
-def test_a_sweep_of_python_is_that_of_the_command_line(sweep, tmp_path, monkeypatch):
+def test_python_sweep_equals_command_line_sweep(sweep, tmp_path, monkeypatch):
     """The same runs as those made one by one, also where a job fails; bad input is an exception."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["a notebook"])
@@ -753,12 +753,12 @@ def test_a_sweep_of_python_is_that_of_the_command_line(sweep, tmp_path, monkeypa
             fedexp.sweep([*SMALL, *wrong])
 
 
-def test_load_run_of_a_sweep_points_to_load_sweep(sweep):
+def test_load_run_of_sweep_suggests_load_sweep(sweep):
     with pytest.raises(ConfigError, match="it holds 5 runs: load_sweep"):
         fedexp.load_run(sweep)
 
 
-def test_which_options_vary():
+def test_varying_options():
     """alpha is shown once; beta is FedNTD's own and equal in its runs; tau differs between two of
     them; what is free (figures) and what all share (rounds) is left out."""
 

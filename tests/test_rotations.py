@@ -21,12 +21,12 @@ def rotations(angles, **changes):
 
 
 @pytest.mark.parametrize("quarters", [0, 1, 2, 3])
-def test_quarter_turns_move_every_pixel_to_its_place(quarters):
+def test_quarter_turns_equal_rot90(quarters):
     x = torch.randint(0, 256, (3, 5, 5, 2), dtype=torch.uint8)
     assert torch.equal(rotate_images(x, 90.0 * quarters), torch.rot90(x, quarters, (1, 2)))
 
 
-def test_what_turns_in_from_outside_is_black():
+def test_pixels_from_outside_are_black():
     """By 45 degrees, of 3 x 3: the corner (0, 0) lies at (y, x) = (-1, -1) from the centre, its
     source at (sin x + cos y, cos x - sin y) = (-sqrt(2), 0) from there, which is (-0.41, 1),
     nearest pixel (0, 1). Of 9 x 9 it is (-5.66, 0), and outside."""
@@ -38,7 +38,7 @@ def test_what_turns_in_from_outside_is_black():
     assert large[4, 4] == 7
 
 
-def test_an_image_is_for_training_or_for_testing_in_all_tasks():
+def test_image_is_in_same_set_in_all_tasks():
     data = images(train=40, test=10)
     for split, trained in ((None, 40), ([0.6, 0.0, 0.4], 30)):
         found = rotations([0.0, 90.0], split=split).sequence(Loads(data), np.random.default_rng(0))
@@ -52,7 +52,7 @@ def test_an_image_is_for_training_or_for_testing_in_all_tasks():
 
 
 @pytest.mark.parametrize("withheld", [(), ("surrogate.fraction=0.2", "public.fraction=0.1")])
-def test_a_validation_image_is_trained_on_at_no_angle(withheld):
+def test_validation_image_is_never_trained_on(withheld):
     """Of 1,437 images 143, the same in all three tasks; neither clients nor server have them at
     another angle."""
     data, parts = divide(
@@ -75,7 +75,7 @@ def test_a_validation_image_is_trained_on_at_no_angle(withheld):
         assert not held & set((np.concatenate(used) % size).tolist())
 
 
-def test_clients_cannot_hold_out_images_of_their_own():
+def test_rotations_refuse_validation_per_client():
     lines = "scenario=rotations", "validation.fraction=0.1", "validation.per_client=true"
     with pytest.raises(ConfigError, match="per_client=true: with scenario=rotations"):
         prepare(build(composed(*lines)))
@@ -88,7 +88,7 @@ def test_angles_must_differ():
         rotations([0.0, 360.0])
 
 
-def test_texts_are_refused():
+def test_rotations_refuse_texts():
     loads = Loads(images())
     loads.data = type("Text", (), {"name": "novels"})()
     with pytest.raises(ConfigError, match="scenario=rotations: novels has texts"):

@@ -26,7 +26,7 @@ from test_continual import TWO_TASKS
 from toy_federation import LOCAL, SIZES, Normed, assert_close, make_simulation, play
 
 
-def test_two_results_add_up_in_the_state():
+def test_state_accumulates_rounds():
     """Rounds of 10 and 7 examples, 1 + 2 and 0.5 + 4 seconds: 17 examples, 1.5 seconds of training
     and 7.5 in all."""
     simulation = make_simulation(rounds=3)
@@ -44,7 +44,7 @@ def test_two_results_add_up_in_the_state():
     assert (state.examples, state.train_seconds, state.seconds) == (17, 1.5, 7.5)
 
 
-def test_what_the_last_round_alone_measures_is_not_kept_for_later_ones():
+def test_later_rounds_discard_alignment():
     """A run that is given more rounds and stops among them has no alignment of neurons."""
     simulation = make_simulation(rounds=3)
     state = simulation.initial_state()
@@ -53,7 +53,7 @@ def test_what_the_last_round_alone_measures_is_not_kept_for_later_ones():
     assert state.alignment == []
 
 
-def test_what_a_round_took_by_hand():
+def test_seconds_and_speed_of_a_round_by_hand():
     """12 examples in 2 seconds of training; the 4 of evaluation count in the whole alone."""
     simulation = make_simulation()
     result = play_round(simulation, simulation.initial_state())
@@ -63,7 +63,7 @@ def test_what_a_round_took_by_hand():
     assert values["aggregation_seconds"] == 0
 
 
-def test_a_client_s_row_has_the_examples_that_it_holds():
+def test_client_rows_have_examples_and_steps():
     """However many passes it makes over them: two here, in batches of four."""
     simulation = make_simulation(participation=1.0)
     state = simulation.initial_state()
@@ -73,7 +73,7 @@ def test_a_client_s_row_has_the_examples_that_it_holds():
     assert [row["steps"] for row in rows] == [2, 2, 4, 4, 4]
 
 
-def test_a_client_s_row_has_the_role_that_it_played():
+def test_client_rows_have_roles():
     simulation = make_simulation(scenario=TWO_TASKS)
     state = simulation.initial_state()
     result = play_round(simulation, state)
@@ -98,7 +98,7 @@ class Twice(MultiExchange):
         return {"params": params}, {"trained": ctx.client["trained"] + 1}
 
 
-def test_a_round_of_two_exchanges():
+def test_round_with_two_exchanges():
     """The second begins with the server's model and the clients' states after the first; examples
     and bytes are those of both, local models are tested as they are after the second."""
     metric = RoundDrop(local=True)
@@ -125,13 +125,13 @@ class Doubled(OwnTraining):
         return 2 * lr
 
 
-def test_clients_train_at_the_rate_of_their_role():
+def test_role_changes_learning_rate():
     found = play(make_simulation(Doubled())).server["params"]
     expected = play(make_simulation(local=replace(LOCAL, lr=2 * LOCAL.lr))).server["params"]
     assert_close(found, expected, 0)
 
 
-def test_who_is_not_finite():
+def test_find_clients_that_are_not_finite():
     """By the loss, the message, or the running statistics alone."""
     simulation = make_simulation(model=Normed(), participation=1.0)
     server = simulation.initial_state().server
@@ -155,7 +155,7 @@ class Looks(ServerTraining):
 IMAGE = torch.ones(1, 1, 6, 6, dtype=torch.float64)
 
 
-def test_the_server_refines_with_the_new_running_statistics():
+def test_server_refines_with_new_running_statistics():
     simulation = make_simulation(Looks(), model=Normed())
     server = play_round(simulation, simulation.initial_state()).server
     with torch.no_grad():
@@ -171,7 +171,7 @@ def state_after(simulation, *accuracies):
     return state
 
 
-def test_the_initial_model_is_not_the_best_one():
+def test_initial_model_is_never_the_best():
     """Nor is a target reached by it."""
     simulation = make_simulation(targets=[0.4, 0.5])
     summary = summary_of(simulation, state_after(simulation, 0.9, 0.3, 0.4, 0.2))
@@ -185,7 +185,7 @@ class Advised(FedAvg):
     hint = "a smaller rate"
 
 
-def test_advice_for_a_run_that_failed():
+def test_failed_run_gets_hint():
     """It diverged, or was never twice as good as chance: that is 0.25 with four classes."""
     simulation = make_simulation(Advised())
     for accuracies, said in [((0.3, 0.4, 0.3), True), ((0.3, 0.5, 0.3), False), ((0.3,), False)]:
@@ -196,13 +196,13 @@ def test_advice_for_a_run_that_failed():
     assert summary_of(simulation, diverged)["hint"] == "a smaller rate"
 
 
-def test_values_for_json():
+def test_plain_values_for_json():
     given = [0.5, np.float64(2), np.int64(3), math.nan, math.inf, -math.inf, None, "a"]
     assert [plain(value) for value in given] == [0.5, 2, 3, None, None, None, None, "a"]
     assert [type(plain(value)) for value in given[1:3]] == [float, int]
 
 
-def test_a_run_that_diverges_in_its_last_round_is_not_complete():
+def test_run_that_diverges_in_last_round_is_not_completed():
     simulation = make_simulation(rounds=1)
     state = simulation.initial_state()
     result = play_round(simulation, state)
@@ -211,7 +211,7 @@ def test_a_run_that_diverges_in_its_last_round_is_not_complete():
     assert (state.status, state.not_finite) == ("diverged", [2])
 
 
-def test_an_interrupt_waits_until_a_round_is_written():
+def test_interrupt_waits_until_round_is_written():
     written = []
     # a process that a shell has put into the background ignores it
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -229,7 +229,7 @@ def test_an_interrupt_waits_until_a_round_is_written():
     assert written == [1]
 
 
-def test_before_the_initial_model_is_tested_nothing_is_saved(tmp_path):
+def test_no_checkpoint_before_initial_model_is_tested(tmp_path):
     simulation = make_simulation()
     recorder = Recorder(tmp_path, simulation, [], None)
     recorder.save_checkpoint(simulation.initial_state())
@@ -237,7 +237,7 @@ def test_before_the_initial_model_is_tested_nothing_is_saved(tmp_path):
     assert not (tmp_path / files.CHECKPOINT).exists()
 
 
-def test_trackers_are_not_told_of_a_test_set_that_is_not_used(tmp_path):
+def test_trackers_do_not_see_unused_test_set(tmp_path):
     simulation = make_simulation(validation=Validation(fraction=0.25, per_client=False), sizes=(9,))
     tracker = Tracker()
     tracker.log_round = lambda record: setattr(tracker, "record", record)
@@ -249,7 +249,7 @@ def test_trackers_are_not_told_of_a_test_set_that_is_not_used(tmp_path):
     assert tracker.record.others["validation"].rounds == [0]
 
 
-def test_a_round_that_is_not_evaluated_has_no_test_values(tmp_path):
+def test_round_without_evaluation_has_no_test_values(tmp_path):
     simulation = make_simulation(rounds=4, eval_interval=2)
     recorder = Recorder(tmp_path, simulation, [], None)
     run_rounds(simulation, simulation.initial_state(), recorder)

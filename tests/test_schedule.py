@@ -33,7 +33,7 @@ def schedule(partition=(), classes=(), clients=None):
 # --- what a change is
 
 
-def test_a_share_of_a_class_by_hand():
+def test_reduced_class_by_hand():
     """Client 0 has ten examples of class 0 and five of class 1: shares 0.25 and 0.5 keep floor(3.0)
     = 3 and floor(3.0) = 3; client 1 keeps floor(0.25 * 3 + 0.5) = 1 of its three."""
     found = reduce_classes(TWO, {0: 0.25, 1: 0.5}, None, LABELS, 3, seed=1)
@@ -43,7 +43,7 @@ def test_a_share_of_a_class_by_hand():
     assert own.counts.tolist() == [[3, 5, 0], [3, 0, 0]]
 
 
-def test_a_smaller_share_keeps_a_part_of_a_larger_one():
+def test_smaller_share_keeps_subset_of_larger_share():
     kept = [
         set(reduce_classes(TWO, {0: share}, [0], LABELS, 3, seed=1).parts[0])
         for share in (1, 0.7, 0.2, 0)
@@ -61,12 +61,12 @@ def test_a_smaller_share_keeps_a_part_of_a_larger_one():
         ({0: 0.0}, None, "leaves client 1 without examples"),
     ],
 )
-def test_shares_that_cannot_be(shares, clients, message):
+def test_impossible_shares_are_refused(shares, clients, message):
     with pytest.raises(ConfigError, match=message):
         reduce_classes(TWO, shares, clients, LABELS, 3, seed=1)
 
 
-def test_what_holds_in_a_round():
+def test_latest_change_applies():
     """A share stays until the next one of its class; a partition until the next one."""
     first, second = IID(), Sharding(shards_per_client=2)
     found = schedule([(9, second), (3, first)], [(5, {1: 0.5}), (7, {2: 0.1}), (9, {1: 0.2})])
@@ -84,7 +84,7 @@ def test_what_holds_in_a_round():
 # --- in a simulation
 
 
-def test_stages_of_a_simulation():
+def test_stages_follow_schedule():
     """Clients of 1, 3, 7, 12 and 10 examples until round 1; equal ones in round 2, and in round 3
     without class 0."""
     simulation = make_simulation(
@@ -105,7 +105,7 @@ def test_stages_of_a_simulation():
     play(simulation, 3)
 
 
-def test_metrics_use_the_data_of_the_round():
+def test_metrics_use_data_of_the_round():
     """Round 2 has other counts than round 1, in the run and in what is read back from a
     checkpoint."""
     simulation = make_simulation(
@@ -120,7 +120,7 @@ def test_metrics_use_the_data_of_the_round():
         np.testing.assert_array_equal(each.counts_until(0), each.counts_in(1))
 
 
-def test_a_run_until_the_change_is_that_without_one():
+def test_schedule_changes_nothing_before_first_change():
     one, other = (make_simulation(schedule=each) for each in (schedule([(3, IID())]), schedule()))
     for rounds, equal in ((2, True), (3, False)):
         found, expected = play(one, rounds).server["params"], play(other, rounds).server["params"]
@@ -130,7 +130,7 @@ def test_a_run_until_the_change_is_that_without_one():
 # --- what a user writes
 
 
-def test_options_become_partitions():
+def test_schedule_options_become_partitions():
     written = [
         "schedule.partition={101:{name:dirichlet,alpha:0.3},11:iid}",
         "schedule.classes={50:{3:0.1,4:0}}",
@@ -179,14 +179,14 @@ def test_options_become_partitions():
         ),
     ],
 )
-def test_bad_values(override, message):
+def test_invalid_schedule_is_refused(override, message):
     with pytest.raises(ConfigError) as error:
         build(composed(override))
     assert message in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_what_a_run_cannot_change(monkeypatch, capsys):
+def test_schedule_conflicts_are_refused(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fedexp"])
     for overrides, message in (
         (
@@ -213,7 +213,7 @@ def test_what_a_run_cannot_change(monkeypatch, capsys):
 # --- in a run
 
 
-def test_a_resumed_run_changes_too(tmp_path, monkeypatch):
+def test_resumed_run_follows_schedule(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = [

@@ -98,7 +98,7 @@ def test_fednova_with_equal_clients_is_fedavg(optimizer):
     assert_close(nova, average)
 
 
-def test_fednova_equals_the_paper_s_formula():
+def test_fednova_equals_formula_of_paper():
     """w - lr * tau_eff * sum_k p_k d_k with d_k = (w - w_k) / (lr a_k), client by client."""
     simulation, state, cohort, trained, about = one_round(FedNova(variant="plain"))
     start, lr = flat(state.server["params"]), about.lr
@@ -274,7 +274,7 @@ def distances(algorithm, sizes, *weights, rounds=45):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_which_methods_reach_the_optimum(algorithm, reaches, rounds):
+def test_methods_that_reach_the_optimum(algorithm, reaches, rounds):
     (found,) = distances(algorithm, EQUAL, [1] * 4, rounds=rounds)
     assert found < 1e-7 if reaches else found > 1e-4
 
@@ -306,7 +306,7 @@ def test_feddyn_clipping_equals_torch():
         assert_close(list(clipped(values, bound).values()), [p.grad for p in parameters])
 
 
-def test_feddyn_equals_the_paper_s_algorithm():
+def test_feddyn_equals_algorithm_of_paper():
     """Algorithm 1 with h_k: L + -<h_k, w> + alpha/2 ||w - w_t||^2; h <- h - alpha/K sum (w_k -
     w_t); w = mean - h/alpha."""
     alpha, algorithm = 0.3, FedDyn(alpha=0.3, clip=0.0, per_client_alpha=False)

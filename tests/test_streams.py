@@ -26,7 +26,7 @@ from toy_federation import TWO_TASKS, composed, make_simulation, play, play_roun
 TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(3)]
 
 
-def test_blurring_deals_a_share_of_each_task_to_the_others():
+def test_blur_moves_share_of_each_task_to_others():
     """0.3 of 20: six leave each task, three to each of the others; sizes stay, and no example is
     lost or doubled."""
     found = blur_tasks(TASKS, 0.3, np.random.default_rng(0))
@@ -41,7 +41,7 @@ def test_blurring_deals_a_share_of_each_task_to_the_others():
     assert sorted(np.concatenate([task.train for task in found])) == list(range(60))
 
 
-def test_a_single_task_is_not_blurred():
+def test_blur_needs_several_tasks():
     """0.3 of its examples would go to nobody."""
     with pytest.raises(
         ConfigError, match=r"scenario\.blur=0\.3: must be 0 where there is only one task"
@@ -49,7 +49,7 @@ def test_a_single_task_is_not_blurred():
         blur_tasks(TASKS[:1], 0.3, np.random.default_rng(0))
 
 
-def test_orders_are_balanced():
+def test_task_orders_are_balanced():
     """Of eight clients and three tasks, every task is met by two or three clients at every
     stage."""
     orders = draw_orders(8, 3, np.random.default_rng(1))
@@ -58,7 +58,7 @@ def test_orders_are_balanced():
     assert len(np.unique(orders, axis=0)) > 3
 
 
-def test_values_of_clients_with_orders_of_their_own_by_hand():
+def test_task_metrics_with_client_orders_by_hand():
     """Accuracies after stages 1 and 2: (0.9, 0.1), (0.5, 0.8). Client 0 meets task 1 first: it
     forgets 0.9 - 0.5 = 0.4, client 1, the other way round, 0.1 - 0.8 = -0.7. New tasks: 0.9 and
     0.1, then 0.8 and 0.5."""
@@ -88,7 +88,7 @@ def stages(*overrides):
     return divide(build(composed(*given)))[1]
 
 
-def test_clients_meet_the_same_examples_in_their_own_order():
+def test_clients_learn_same_examples_in_different_orders():
     shared, own = stages(), stages("scenario.order=per_client")
     orders = []
     for client in range(5):
@@ -105,7 +105,7 @@ def test_clients_meet_the_same_examples_in_their_own_order():
     assert [part.partition.hash for part in other] != [part.partition.hash for part in own]
 
 
-def test_a_task_of_a_blurred_stream_has_classes_of_others():
+def test_blurred_task_has_classes_of_other_tasks():
     plain, mixed = stages(), stages("scenario.blur=0.2")
     for part, (low, high) in zip(mixed, ((0, 3), (3, 6), (6, 10)), strict=True):
         counts = part.federation.counts.sum(0)
@@ -118,7 +118,7 @@ def test_a_task_of_a_blurred_stream_has_classes_of_others():
 
 
 @pytest.mark.parametrize("per_client", ["true", "false"])
-def test_a_validation_example_counts_for_its_own_task(per_client):
+def test_validation_example_counts_for_its_original_task(per_client):
     """As the test examples do, of which those of a task have its classes alone; a fifth was dealt
     to other tasks."""
     lines = (
@@ -139,7 +139,7 @@ def test_a_validation_example_counts_for_its_own_task(per_client):
     assert 0.1 < (stage != of_validation).mean() < 0.3
 
 
-def test_a_run_with_orders_of_clients(tmp_path):
+def test_run_with_client_orders(tmp_path):
     """Two tasks, five clients: the values from tasks.csv, client by client; the report of the run
     has the same."""
     scenario = replace(TWO_TASKS, order="per_client", blur=0.1)
@@ -168,13 +168,13 @@ DMC = FedDMC(
 
 @pytest.mark.parametrize("changed", [{"blur": 0.1}, {"order": "per_client"}])
 @pytest.mark.parametrize("algorithm", [DMC, FedMultiHead()], ids=["FedDMC", "FedMultiHead"])
-def test_methods_of_separate_tasks_refuse_mixed_ones(algorithm, changed):
+def test_methods_for_separate_tasks_refuse_mixed_tasks(algorithm, changed):
     (option,) = changed
     with pytest.raises(ConfigError, match=rf"scenario\.{option}=.*one task at a time"):
         make_simulation(algorithm, scenario=replace(TWO_TASKS, **changed), surrogate=0.2)
 
 
-def test_methods_of_separate_tasks_refuse_a_replay_buffer():
+def test_methods_for_separate_tasks_refuse_replay_buffer():
     """The loss of an old example is infinite under FedMultiHead's head of the present task, and
     1e30 under TARGET's (finite, so that a run would go on). GLFC, which keeps examples itself, and
     FedLwF train on a buffer."""
@@ -195,6 +195,6 @@ def test_methods_of_separate_tasks_refuse_a_replay_buffer():
     ("changed", "key"),
     [({"blur": 1.0}, "scenario.blur"), ({"blur": -0.1}, "blur"), ({"order": "own"}, "per_client")],
 )
-def test_wrong_values_are_refused(changed, key):
+def test_invalid_stream_options_are_refused(changed, key):
     with pytest.raises(ConfigError, match=key):
         replace(TWO_TASKS, **changed)

@@ -97,7 +97,7 @@ def test_class_incremental_tasks():
     assert np.concatenate([task.train for task in sequence.tasks]).tolist() == list(range(350))
 
 
-def test_validation_instead_of_test():
+def test_evaluate_on_validation_part():
     """The three parts are the same whichever of the last two is evaluated on."""
     test, validation = (
         class_incremental(evaluate_on=on).sequence(Loads(images()), rng()).data
@@ -108,7 +108,7 @@ def test_validation_instead_of_test():
     assert len(set(number(test.x_train) + number(test.x_test) + number(validation.x_test))) == 500
 
 
-def test_own_split_of_the_data_set():
+def test_split_of_the_data_set():
     data = images()
     sequence = class_incremental(split=None).sequence(Loads(data), rng())
     assert sorted(number(sequence.data.x_train)) == sorted(number(data.x_train))
@@ -123,7 +123,7 @@ def test_own_split_of_the_data_set():
         ({"classes": [[9, 0], [4]]}, [(0, 9), (4,)]),
     ],
 )
-def test_classes_of_the_tasks(changes, expected):
+def test_classes_of_tasks(changes, expected):
     assert [
         t.classes for t in class_incremental(**changes).sequence(Loads(images()), rng()).tasks
     ] == expected
@@ -164,7 +164,7 @@ def test_domain_incremental_tasks():
     assert sequence.data.test_tasks.bincount().tolist() == [3 * 10, 3 * 6]
 
 
-def test_test_examples_are_no_surrogate_examples():
+def test_surrogate_set_excludes_test_examples():
     """Of 359 test images of digits divided anew, 286 are among its own training images."""
     lines = "scenario=class_incremental", "surrogate.dataset=digits"
     (problem,) = surrogate_problems(build(composed(*lines)))
@@ -174,7 +174,7 @@ def test_test_examples_are_no_surrogate_examples():
     assert not list(surrogate_problems(build(composed("surrogate.dataset=digits"))))
 
 
-def test_a_class_has_one_label_in_all_domains():
+def test_class_has_same_label_in_all_domains():
     """c0 and c1 have changed places in the second data set. Of labels 2 to 9 alone, or under other
     names, nothing is wrong."""
     first, names = images("a"), ("c1", "c0", *(f"c{c}" for c in range(2, 10)))
@@ -193,7 +193,7 @@ def test_a_class_has_one_label_in_all_domains():
         assert len(run(classes, others).tasks) == 2
 
 
-def test_domains_must_share_their_labels():
+def test_domains_must_have_same_number_of_classes():
     scenario = DomainIncremental(
         rounds_per_task=1, domains=[Loads(images("b", classes=5))], classes=None, **SPLIT
     )
@@ -218,7 +218,7 @@ def test_domains_must_share_their_labels():
         ({"evaluate_on": "tset"}, "nearest: 'test'"),
     ],
 )
-def test_bad_scenarios(changes, message):
+def test_invalid_scenario_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         class_incremental(**changes)
 
@@ -227,7 +227,7 @@ def test_bad_scenarios(changes, message):
     ("changes", "message"),
     [({"num_tasks": 11}, "at most 10"), ({"classes": [[0], [12]]}, "from 0 to 9")],
 )
-def test_scenarios_that_do_not_fit_the_data(changes, message):
+def test_scenario_must_fit_the_data(changes, message):
     with pytest.raises(ConfigError, match=message):
         class_incremental(**changes).sequence(Loads(images()), rng())
 
@@ -235,7 +235,7 @@ def test_scenarios_that_do_not_fit_the_data(changes, message):
 # --- CFeD's protocol as released
 
 
-def test_the_image_experiment_has_the_released_rate_and_raw_pixels():
+def test_cfed_image_experiment_uses_released_rate_and_raw_pixels():
     config = resolve(composed("experiment=cfed/image_class", "model.weights=somewhere.pth"))
     assert config["local"]["lr"] == 5e-5
     assert config["model"]["weights"] == "somewhere.pth"
@@ -262,7 +262,7 @@ def surrogate(**changes):
     return Surrogate(**live | changes)
 
 
-def test_a_withheld_part_is_unlabelled_and_nobody_s():
+def test_withheld_examples_are_unlabelled_and_unassigned():
     data = images()
     tasks = (
         Task("first", tuple(range(10)), np.arange(200)),
@@ -277,7 +277,7 @@ def test_a_withheld_part_is_unlabelled_and_nobody_s():
     assert torch.equal(attached.y_train[kept], data.y_train[kept])
 
 
-def test_another_data_set_is_put_behind():
+def test_surrogate_data_set_is_appended():
     data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
     tasks = (Task("all", tuple(range(10)), np.arange(400)),)
     attached, left, numbers = surrogate(dataset=Loads(other)).attach(data, tasks, rng())
@@ -287,7 +287,7 @@ def test_another_data_set_is_put_behind():
     assert attached.y_train[400:].tolist() == [-1] * 60
 
 
-def test_a_surrogate_set_without_official_split_is_all_of_it():
+def test_surrogate_set_without_official_split_is_used_whole():
     """Caltech-256, whose test part is drawn here; not where it is the data set that is tested
     on."""
     data, other = images(), images("other", train=60, test=15, seed=3)
@@ -304,7 +304,7 @@ def test_a_surrogate_set_without_official_split_is_all_of_it():
     assert len(surrogate(dataset=loads).attach(data, (), rng())[2]) == 60
 
 
-def test_only_some_classes_of_a_withheld_part():
+def test_withheld_examples_of_some_classes():
     """Half of the examples of classes 3 and 7 is withheld, and nothing of the others."""
     data, tasks = images(), (Task("all", tuple(range(10)), np.arange(400)),)
     attached, left, numbers = surrogate(fraction=0.5, classes=[7, 3]).attach(data, tasks, rng())
@@ -314,7 +314,7 @@ def test_only_some_classes_of_a_withheld_part():
     assert sorted([*left[0].train.tolist(), *numbers.tolist()]) == list(range(400))
 
 
-def test_only_some_classes_of_another_data_set():
+def test_surrogate_data_set_with_some_classes():
     data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
     kept = other.x_train[other.y_train == 5]
     attached, _, numbers = surrogate(dataset=Loads(other), classes=[5]).attach(data, (), rng())
@@ -323,7 +323,7 @@ def test_only_some_classes_of_another_data_set():
     assert len(numbers) == len(kept)
 
 
-def test_only_some_examples_of_another_data_set():
+def test_surrogate_data_set_with_some_examples():
     """20 of 60 different images, in their order; other ones with another seed, and all of them with
     their number."""
     data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
@@ -365,7 +365,7 @@ def test_only_some_examples_of_another_data_set():
         ),
     ],
 )
-def test_classes_that_surrogate_examples_cannot_have(changes, message):
+def test_invalid_surrogate_classes_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         surrogate(**changes).attach(
             images(), (Task("all", tuple(range(10)), np.arange(400)),), rng()
@@ -375,7 +375,7 @@ def test_classes_that_surrogate_examples_cannot_have(changes, message):
 @pytest.mark.parametrize(
     ("shards", "clients", "total"), [(2, 100, None), (4, 100, None), (1, 7, 9), (40, 100, 200)]
 )
-def test_dealing_shards(shards, clients, total):
+def test_surrogate_shards_are_disjoint_if_possible(shards, clients, total):
     """Everybody has `shards` different shards of about equal size; disjoint while they last."""
     numbers = np.arange(1000, 3305)
     dealt = surrogate(shards=shards, total_shards=total).draw_shards(numbers, clients, rng())
@@ -391,7 +391,7 @@ def test_dealing_shards(shards, clients, total):
 
 
 @pytest.mark.parametrize("clients", [2, 3])
-def test_everybody_draws_shards_of_their_own(clients):
+def test_clients_and_server_draw_shards_independently(clients):
     """Two of four shards of one example each, over 180 seeds. The draw of the server and, with
     three clients, for whom there are too few, that of another client are independent of the first
     client's: of the six pairs of shards one has no shard in common with it, four have one, one has
@@ -413,7 +413,7 @@ def test_everybody_draws_shards_of_their_own(clients):
     assert clients == 3 or set(second) == {0}
 
 
-def test_shards_are_cut_from_a_random_order():
+def test_surrogate_shards_are_random():
     """Two shards of two of four examples, one for each client: six halves, 30 of 180 each with a
     deviation of 5."""
     deal = surrogate(shards=1, server_shards=1, total_shards=2).draw_shards
@@ -425,14 +425,14 @@ def test_shards_are_cut_from_a_random_order():
     assert all(abs(halves.count(half) - 30) <= 20 for half in set(halves))
 
 
-def test_dealing_what_is_not_there():
+def test_too_few_surrogate_examples_are_refused():
     with pytest.raises(ConfigError, match="150 examples cannot be cut into 200 shards"):
         surrogate().draw_shards(np.arange(150), 100, rng())
     with pytest.raises(ConfigError, match=r"surrogate.shards=5: must be at most the 4 shards"):
         surrogate(shards=5).draw_shards(np.arange(150), 2, rng())
 
 
-def test_images_of_another_form():
+def test_images_are_converted_to_other_size_and_channels():
     """Size, channels and scale of the first: a constant colour stays what its luma says."""
     like = replace(images(shape=(6, 6, 1)), max_value=16)
     colour = torch.tensor([255, 0, 0], dtype=torch.uint8).expand(3, 12, 12, 3)
@@ -450,7 +450,7 @@ def test_images_of_another_form():
     assert halved[0].tolist() == [0, 25, 175, 200]
 
 
-def test_domains_of_texts_after_images_name_the_option():
+def test_text_domains_after_images_are_refused():
     """sina2019 and sogoucs are the default, which nobody has typed."""
     built = build(composed("scenario=domain_incremental"))
     (problem,) = domain_problems(built.dataset, built.scenario)
@@ -459,7 +459,7 @@ def test_domains_of_texts_after_images_name_the_option():
     assert not list(domain_problems(built.dataset, built.scenario))
 
 
-def test_texts_and_images_do_not_mix():
+def test_texts_and_images_cannot_be_combined():
     tokens, none = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
     texts = TextData("t", tokens, none, tokens, none, ("a",), vocabulary=("x",))
     for pair in ((images(), texts), (texts, images())):
@@ -471,7 +471,7 @@ def test_texts_and_images_do_not_mix():
 
 
 @pytest.mark.parametrize("sort_by_label", [False, True])
-def test_shards_partition(sort_by_label):
+def test_equal_shards_partition(sort_by_label):
     """s shards of equal size each; sorted, a client's two shards hold at most four classes, mostly
     two."""
     labels = np.repeat(np.arange(10), 100)
@@ -490,7 +490,7 @@ def test_shards_partition(sort_by_label):
 # --- metrics
 
 
-def test_metrics_by_hand():
+def test_task_metrics_by_hand():
     """Three tasks of two rounds. After task 1: .9; task 2: .5, .8; task 3: .3, .4, .7."""
     rows = [
         (0, [0.1, 0.1, 0.1]),
@@ -518,7 +518,7 @@ def test_metrics_by_hand():
     assert (start["average_accuracy"], start["new_task_accuracy"]) == (None, None)
 
 
-def test_metrics_are_defined_at_the_edges():
+def test_task_metrics_of_first_round():
     values = np.array([0.5, 0.2])
     assert np.isnan(average_accuracy(values, 0))
     assert np.isnan(new_task_accuracy(values, 0))
@@ -529,7 +529,7 @@ def test_metrics_are_defined_at_the_edges():
 # --- from a configuration
 
 
-def test_named_data_sets_are_filled_in():
+def test_named_data_sets_are_resolved():
     config = composed(
         "scenario=domain_incremental",
         "scenario.domains=[mnist]",
@@ -557,7 +557,7 @@ def test_named_data_sets_are_filled_in():
         ("scenario.domains=[minst]", "scenario.domains=minst: no such data set (nearest: 'mnist')"),
     ],
 )
-def test_bad_names(override, message):
+def test_unknown_data_set_is_refused(override, message):
     base = ["scenario=domain_incremental", "surrogate.dataset=image_folder"]
     given = [o for o in base if not override.startswith(o.split("=")[0] + "=")]
     with pytest.raises(ConfigError) as error:
@@ -586,13 +586,13 @@ def test_bad_names(override, message):
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides, message):
+def test_incompatible_options_are_refused(overrides, message):
     with pytest.raises(ConfigError) as error:
         prepare(build(composed(*overrides)))
     assert message in str(error.value)
 
 
-def test_one_place_holds_everything():
+def test_centralized_run_has_one_client():
     """The centralised twin: one client with all of the task, whatever the partition says."""
     built = build(composed("algorithm=lwf", "scenario=class_incremental", "surrogate.fraction=0.1"))
     simulation = prepare(built).simulation
@@ -608,7 +608,7 @@ def test_one_place_holds_everything():
 
 
 @pytest.mark.parametrize("partition", ["equal_shards", "iid", "lda", "sharding"])
-def test_every_partition_divides_a_task(partition):
+def test_partitions_divide_a_task(partition):
     """A partition sees the task's classes alone: all of its examples (but the rest of a division),
     of its labels."""
     extra = ["min_size=1", "alpha=1"] if partition == "lda" else []
@@ -646,7 +646,7 @@ def run_once(directory, *overrides):
     return train_run(Job(config, directory, [], choices, None))
 
 
-def test_files_of_a_sequence(tmp_path):
+def test_files_of_a_task_sequence(tmp_path):
     """tasks.csv, the columns of rounds.csv and the summary agree; one partition file for each task;
     roles are named."""
     summary = run_once(
@@ -685,7 +685,7 @@ def test_files_of_a_sequence(tmp_path):
 
 
 @pytest.mark.slow
-def test_local_metrics_know_the_task(tmp_path):
+def test_local_metrics_use_label_counts_of_the_task(tmp_path):
     """In-local accuracy needs the label counts of the round's own task: with those of task 1 it
     would be undefined."""
     run_once(tmp_path, "forgetting_metric=in_out_local", "algorithm=fedlwf")

@@ -87,7 +87,7 @@ def recorded(directory, **options):
 # --- who holds what
 
 
-def test_central_the_set_is_drawn_before_the_clients_and_the_public_set_get_theirs():
+def test_central_validation_set_is_drawn_first():
     simulation = make(public=0.2, sizes=(1, 3, 7, 9))
     partition, numbers = simulation.stages[0].partition, simulation.runtime.data.validation.numpy()
     assert len(numbers) == 10  # a quarter of 40
@@ -99,7 +99,7 @@ def test_central_the_set_is_drawn_before_the_clients_and_the_public_set_get_thei
     assert partition.info["validation_counts"] == np.bincount(numbers % 4, minlength=4).tolist()
 
 
-def test_per_client_each_gives_a_quarter_of_what_it_would_have_held():
+def test_each_client_holds_out_a_quarter():
     before = make_simulation(sizes=(1, 3, 7, 12, 10)).stages[0].partition
     simulation = make(OWN, sizes=(1, 3, 7, 12, 10))
     partition, numbers = (
@@ -115,7 +115,7 @@ def test_per_client_each_gives_a_quarter_of_what_it_would_have_held():
     np.testing.assert_array_equal(partition.counts, counts)
 
 
-def test_the_draw_follows_the_seed_of_the_partition():
+def test_validation_set_depends_on_partition_seed():
     first, again = (make().runtime.data.validation for _ in range(2))
     assert torch.equal(first, again)
     other = make(seeds=Seeds(partition=1, sampling=0, training=0)).runtime.data.validation
@@ -123,7 +123,7 @@ def test_the_draw_follows_the_seed_of_the_partition():
 
 
 @pytest.mark.parametrize("validation", [CENTRAL, OWN])
-def test_the_partition_is_kept_with_the_set(validation, tmp_path):
+def test_partition_file_has_validation_set(validation, tmp_path):
     simulation = make(validation)
     partition = simulation.stages[0].partition
     partition.save(tmp_path / "partition.npz", simulation.runtime.data.classes)
@@ -136,7 +136,7 @@ def test_the_partition_is_kept_with_the_set(validation, tmp_path):
     assert "validation" not in np.load(tmp_path / "without.npz").files
 
 
-def test_of_each_task_the_set_has_its_part():
+def test_validation_set_has_examples_of_each_task():
     simulation = make(
         Validation(fraction=0.5, per_client=False), scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1
     )
@@ -155,7 +155,7 @@ def test_of_each_task_the_set_has_its_part():
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_every_engine_evaluates_the_set_example_by_example(engine):
+def test_engines_evaluate_validation_set(engine):
     simulation = make(evaluate_on="both")
     state = play(simulation, 2)
     server = {name: state.server[name] for name in ("params", "buffers")}
@@ -177,7 +177,7 @@ def test_every_engine_evaluates_the_set_example_by_example(engine):
         )
 
 
-def test_by_default_test_data_are_not_used_where_there_is_a_validation_set():
+def test_validation_set_replaces_test_set_by_default():
     assert evaluation_views(["plain"], None, False) == ("plain",)
     assert evaluation_views(["plain", "augmented"], None, True) == ("validation",)
     assert evaluation_views(["plain", "augmented"], "both", True) == (
@@ -190,7 +190,7 @@ def test_by_default_test_data_are_not_used_where_there_is_a_validation_set():
     assert configured_views({"validation": "damaged"}) == ("plain",)
 
 
-def test_columns_say_on_which_set_they_were_measured():
+def test_column_names_of_views():
     names = ("test_accuracy", "test_loss", "forgetting", "best_accuracy")
     expected = [
         "validation_accuracy",
@@ -204,7 +204,7 @@ def test_columns_say_on_which_set_they_were_measured():
     assert shown == ["validation/accuracy", "validation/loss", "forgetting/F_validation"]
 
 
-def test_the_files_of_both_and_that_the_other_set_changes_none(tmp_path):
+def test_views_do_not_change_each_other(tmp_path):
     tables, summaries = {}, {}
     for on in ("test", "validation", "both"):
         _, _, summaries[on] = recorded(tmp_path / on, evaluate_on=on)
@@ -220,7 +220,7 @@ def test_the_files_of_both_and_that_the_other_set_changes_none(tmp_path):
     assert "validation_accuracy" not in summaries["test"]
 
 
-def test_the_validation_set_chooses_the_round_and_says_when_a_target_is_reached(tmp_path):
+def test_validation_accuracy_decides_best_round_and_targets(tmp_path):
     _, _, summary = recorded(tmp_path / "run", evaluate_on="both", rounds=6, targets=[0.2])
     table = pd.read_csv(tmp_path / "run" / "rounds.csv").set_index("round")
     chosen = table["validation_accuracy"].loc[1:]
@@ -234,7 +234,7 @@ def test_the_validation_set_chooses_the_round_and_says_when_a_target_is_reached(
     assert rounds_to(RunDirectory(tmp_path / "run"), float(chosen.max())) == best
 
 
-def test_a_run_on_the_validation_set_alone_is_read_and_drawn(tmp_path):
+def test_run_without_test_set_is_read_and_drawn(tmp_path):
     recorded(tmp_path / "run", rounds=3, forgetting_metric=RoundDrop(local=True))
     (tmp_path / "run" / "config.yaml").write_text("validation: {fraction: 0.25}\nchoices: {}\n")
     (tmp_path / "run" / ".hydra").mkdir()
@@ -250,7 +250,7 @@ def test_a_run_on_the_validation_set_alone_is_read_and_drawn(tmp_path):
     assert "class_accuracy" not in names
 
 
-def test_a_run_resumes_with_its_validation_history(tmp_path):
+def test_resume_restores_validation_history(tmp_path):
     _, state, _ = recorded(tmp_path / "run", rounds=3)
     saved = checkpoint.load(tmp_path / "run")
     loaded = State.from_tree(saved.state, torch.device("cpu"), tmp_path / "run")
@@ -260,7 +260,7 @@ def test_a_run_resumes_with_its_validation_history(tmp_path):
     np.testing.assert_array_equal(loaded.history.matrix, state.history.matrix)
 
 
-def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
+def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):
     half = Validation(fraction=0.5, per_client=False)
     simulation, state, summary = recorded(
         tmp_path / "run",
@@ -297,7 +297,7 @@ def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
         ({"validation": replace(OWN, fraction=0.05)}, "less than one of each client's examples"),
     ],
 )
-def test_a_set_that_cannot_be_is_refused(options, words):
+def test_impossible_validation_set_is_refused(options, words):
     with pytest.raises(ConfigError, match=words):
         make(**options)
 

@@ -71,7 +71,7 @@ def slow_test(simulation, model, round):
     ],
     ids=ENGINES,
 )
-def test_the_augmented_view_is_the_training_transform_of_every_test_image(engine):
+def test_augmented_view_transforms_every_test_image(engine):
     simulation = make_simulation(test_views=BOTH)
     state = play(simulation, 2)
     server = {name: state.server[name] for name in ("params", "buffers")}
@@ -85,7 +85,7 @@ def test_the_augmented_view_is_the_training_transform_of_every_test_image(engine
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_local_models_are_tested_with_the_draw_of_their_round(engine):
+def test_local_models_use_random_numbers_of_their_round(engine):
     simulation = make_simulation(test_views=BOTH)
     state = play(simulation, 1)
     cohort = assemble(simulation, state, 2)
@@ -103,7 +103,7 @@ def test_local_models_are_tested_with_the_draw_of_their_round(engine):
         )
 
 
-def test_every_round_and_seed_has_a_draw_of_its_own():
+def test_augmented_test_changes_every_round():
     runtime = make_simulation(test_views=BOTH).runtime
     assert runtime.test_draws("plain", 1) is None
     first, again, second = (runtime.test_draws("augmented", round) for round in (1, 1, 2))
@@ -152,7 +152,7 @@ def with_local(**changes):
     return make_simulation(forgetting_metric=RoundDrop(local=True), rounds=4, **changes)
 
 
-def test_the_plain_numbers_are_those_of_a_run_without_the_second_view(tmp_path):
+def test_second_view_does_not_change_plain_results(tmp_path):
     one, one_summary = full_run(with_local(), tmp_path / "one")
     two, two_summary = full_run(with_local(test_views=BOTH), tmp_path / "two")
     assert [{name: row[name] for name in one[0]} for row in two] == one
@@ -171,7 +171,7 @@ def test_the_plain_numbers_are_those_of_a_run_without_the_second_view(tmp_path):
     assert not list((tmp_path / "one").glob("*augmented*"))
 
 
-def test_the_second_view_has_histories_of_its_own(tmp_path):
+def test_augmented_view_has_separate_history(tmp_path):
     """Metrics follow from the class accuracies of the view: round forgetting by hand, F and
     accuracy from the file."""
     simulation = with_local(test_views=BOTH)
@@ -196,7 +196,7 @@ def test_the_second_view_has_histories_of_its_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path):
+def test_resume_continues_bit_for_bit(tmp_path):
     whole, summary = full_run(with_local(test_views=BOTH), tmp_path / "whole")
     full_run(with_local(test_views=BOTH), tmp_path / "parts", rounds=2)
     again, resumed = full_run(with_local(test_views=BOTH), tmp_path / "parts")
@@ -219,18 +219,18 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path):
         (["plain", "plain"], ["test_views=[plain,plain]", "twice"]),
     ],
 )
-def test_a_wrong_list_of_views_is_refused(views, words):
+def test_invalid_views_are_refused(views, words):
     with pytest.raises(ConfigError) as error:
         require_views(views)
     assert all(word in str(error.value) for word in words), error.value
 
 
-def test_without_augmentation_there_is_no_second_view():
+def test_augmented_view_needs_augmentation():
     with pytest.raises(ConfigError, match=r"test_views=\[plain,augmented\].*augment=false"):
         make_simulation(test_views=BOTH, augment=False)
 
 
-def test_the_second_view_has_names_of_its_own_in_wandb():
+def test_wandb_names_of_augmented_view():
     assert metric_name("test_accuracy_augmented") == "test/accuracy_augmented"
     assert metric_name("forgetting_augmented") == "forgetting/F_augmented"
     assert class_metric("cat", "augmented") == "class_augmented/cat"
@@ -238,7 +238,7 @@ def test_the_second_view_has_names_of_its_own_in_wandb():
     assert flat_summary(summary) == {"rounds_to_50pct": 7, "rounds_to_50pct_augmented": None}
 
 
-def test_the_second_view_of_a_stream_of_tasks(tmp_path):
+def test_augmented_view_of_tasks(tmp_path):
     """Two tasks of two classes and two rounds each: of every round and task tasks.csv has the
     accuracy in both views, here against a model tested image after image; the columns of the tasks
     follow from them, by hand."""
@@ -287,7 +287,7 @@ def test_the_second_view_of_a_stream_of_tasks(tmp_path):
     assert summary["tasks"][1]["accuracies"] == [float(row["accuracy"]) for row in found[-2:]]
 
 
-def test_pictures_of_both_views(tmp_path):
+def test_figures_of_both_views(tmp_path):
     simulation = with_local(test_views=BOTH)
     full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)

@@ -19,7 +19,7 @@ from fedexp.training import resuming, stopping
 RUN = ("algorithm=scaffold", *SMALL)
 
 
-def test_more_rounds_are_those_of_a_run_with_as_many_from_the_start(fedexp, tmp_path):
+def test_extended_run_equals_longer_run(fedexp, tmp_path):
     fedexp.done(*RUN, "rounds=4", "hydra.run.dir=whole")
     fedexp.done(*RUN, "rounds=2", "hydra.run.dir=run")
     answer = fedexp.done("resume=run", "rounds=4")
@@ -63,7 +63,7 @@ def odd(tmp_path, monkeypatch):
     return "--config-dir", "own", "forgetting_metric=odd"
 
 
-def test_what_is_wrong_with_a_run_that_has_begun_is_its_failure(fedexp, tmp_path, odd):
+def test_error_after_first_round_is_recorded_as_failure(fedexp, tmp_path, odd):
     answer = fedexp(*odd, *SMALL, "rounds=4", "hydra.run.dir=run")
     assert answer.code == 1, answer.err
     assert "rounds.csv: its columns must be the same in every round; changed: late" in answer.err
@@ -73,7 +73,7 @@ def test_what_is_wrong_with_a_run_that_has_begun_is_its_failure(fedexp, tmp_path
     assert pd.read_csv(tmp_path / "run/rounds.csv")["round"].tolist() == [0, 1, 2]
 
 
-def test_a_complete_run_whose_further_rounds_fail_is_put_back(fedexp, tmp_path, odd):
+def test_failed_extension_restores_complete_run(fedexp, tmp_path, odd):
     fedexp.done(*odd, *SMALL, "rounds=2", "hydra.run.dir=run")
     names = "summary.json config.yaml .hydra/overrides.yaml fingerprint.json rounds.csv clients.csv"
     before = {name: (tmp_path / "run" / name).read_bytes() for name in names.split()}
@@ -85,7 +85,7 @@ def test_a_complete_run_whose_further_rounds_fail_is_put_back(fedexp, tmp_path, 
     assert "complete (2 rounds); nothing to do" in again.err
 
 
-def test_a_run_killed_while_it_is_given_more_rounds_is_resumed(fedexp, tmp_path, monkeypatch):
+def test_killed_extension_can_be_resumed(fedexp, tmp_path, monkeypatch):
     """The directory as a kill before each write leaves it: a plain `resume=` runs the rounds that
     overrides.yaml asks for."""
     fedexp.done(*RUN, "rounds=1", "hydra.run.dir=run")
@@ -115,7 +115,7 @@ def test_extended_run_keeps_evaluation_of_old_last_round(fedexp, tmp_path):
     assert pd.read_csv(tmp_path / "run/rounds.csv")["test_accuracy"].notna().all()
 
 
-def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
+def test_cosine_schedule_refuses_more_rounds(fedexp, tmp_path):
     """The rates of two rounds there are 0.05 and 0.025; the first two of four rounds would be 0.05
     and 0.0427."""
     fedexp.done(*RUN, "rounds=2", "local.schedule=cosine", "hydra.run.dir=run")
@@ -130,7 +130,7 @@ def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
     assert (tmp_path / "run/config.yaml").read_bytes() == before
 
 
-def test_an_interrupted_run_is_not_given_the_rounds_that_it_has(tmp_path):
+def test_extension_needs_more_rounds_than_finished(tmp_path):
     """It was to have nine and is at two: with rounds=2 there would be nothing to go on with."""
     (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.2\n2,0.3\n")
     with pytest.raises(ConfigError, match="rounds=2: the run is at round 2 already; must be more"):
@@ -138,7 +138,7 @@ def test_an_interrupted_run_is_not_given_the_rounds_that_it_has(tmp_path):
     resuming.check_extension(tmp_path, {"rounds": 9}, {"rounds": 3})
 
 
-def test_a_job_of_a_sweep_is_given_more_rounds_where_it_is(fedexp, tmp_path):
+def test_extended_job_stays_in_its_sweep(fedexp, tmp_path):
     """The sweep's command counts it as it is, and with these rounds finds it; so does another
     sweep, whose note of the run with fewer rounds no longer holds."""
     seeds = (*RUN, "seed=0,1")
@@ -166,7 +166,7 @@ def test_a_job_of_a_sweep_is_given_more_rounds_where_it_is(fedexp, tmp_path):
     assert summary_of(in_b)["rounds"] == 1  # run anew
 
 
-def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_path):
+def test_patience_stops_run_and_resume_continues_it(fedexp, tmp_path):
     # A rate with which no accuracy rises.
     held_out = ("validation.fraction=0.2", "evaluate_on=both", "local.lr=1e-9")
     fedexp.done(*RUN, *held_out, "rounds=5", "hydra.run.dir=whole")
@@ -193,7 +193,7 @@ def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_pat
     )
 
 
-def test_patience_uses_test_data_only_when_asked(fedexp):
+def test_patience_uses_test_data_only_on_request(fedexp):
     answer = fedexp.refused(*RUN, "rounds=3", "stop.patience=1", "hydra.run.dir=run")
     assert (
         "needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy" in answer.err
@@ -203,7 +203,7 @@ def test_patience_uses_test_data_only_when_asked(fedexp):
     )
 
 
-def test_a_round_that_would_end_after_the_minutes_is_not_begun(monkeypatch):
+def test_round_that_exceeds_minutes_is_not_started(monkeypatch):
     """One minute from second 100 on; at second 150 there are 10 seconds left."""
     clock, stop = [100.0], Stop(patience=None, metric=None, minutes=1.0)
     monkeypatch.setattr(stopping, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
@@ -215,7 +215,7 @@ def test_a_round_that_would_end_after_the_minutes_is_not_begun(monkeypatch):
 
 
 @pytest.mark.slow
-def test_minutes_end_a_run_after_a_round_and_it_goes_on_bit_for_bit(fedexp, tmp_path):
+def test_run_stopped_by_minutes_resumes_bit_for_bit(fedexp, tmp_path):
     fedexp.done(*RUN, "rounds=3", "hydra.run.dir=whole")
     fedexp.done(*RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run")
     found = summary_of(tmp_path / "run")
@@ -227,7 +227,7 @@ def test_minutes_end_a_run_after_a_round_and_it_goes_on_bit_for_bit(fedexp, tmp_
 
 
 @pytest.mark.slow
-def test_in_a_sweep_a_stopped_run_counts_and_more_time_goes_on(fedexp, tmp_path):
+def test_stopped_job_counts_and_continues_with_more_time(fedexp, tmp_path):
     sweep = ("--multirun", *RUN, "rounds=2", "hydra.sweep.dir=sweep")
     fedexp.done(*sweep, "stop.minutes=1e-6")
     (path,) = (tmp_path / "sweep").glob("*/summary.json")
@@ -242,7 +242,7 @@ def test_in_a_sweep_a_stopped_run_counts_and_more_time_goes_on(fedexp, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_hint_to_resume_repeats_the_users_own_groups(fedexp, tmp_path):
+def test_resume_command_repeats_config_directory(fedexp, tmp_path):
     (tmp_path / "mine dir").mkdir()
     answer = fedexp.done(
         "--config-dir=mine dir", *RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run"

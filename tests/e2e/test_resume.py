@@ -29,7 +29,7 @@ def run(fedexp, shelf, tmp_path) -> Path:
     return Path(shutil.copytree(shelf / "run", tmp_path / "run"))
 
 
-def test_a_complete_run_is_left_alone(fedexp, run):
+def test_resuming_complete_run_changes_nothing(fedexp, run):
     """Also when its checkpoints are damaged, since it needs none."""
     for name in ("latest.pt", "previous.pt"):
         (run / "checkpoint" / name).write_bytes(b"no checkpoint")
@@ -40,7 +40,7 @@ def test_a_complete_run_is_left_alone(fedexp, run):
 
 
 @pytest.mark.slow
-def test_a_run_that_died_over_its_figures_is_not_complete(fedexp, tmp_path, monkeypatch):
+def test_run_interrupted_while_drawing_is_not_complete(fedexp, tmp_path, monkeypatch):
     """summary.json comes last."""
     figures = ("rounds=1", *SMALL, "figures=true", "hydra.run.dir=run")
 
@@ -80,7 +80,7 @@ IN_A_SWEEP = ("--multirun", *OTHER, "hydra.sweep.dir=.")
         ("0", (*IN_A_SWEEP, "hydra.sweep.subdir=${hydra.job.num}"), "another configuration"),
     ],
 )
-def test_a_run_of_another_configuration_is_left_alone(fedexp, run, name, arguments, words):
+def test_run_with_other_configuration_is_not_changed(fedexp, run, name, arguments, words):
     """Hydra itself would write over its files in .hydra, before anything can be refused."""
     target = run.rename(run.with_name(name))
     before = content_of(target)
@@ -90,7 +90,7 @@ def test_a_run_of_another_configuration_is_left_alone(fedexp, run, name, argumen
     assert not Path(".failed").exists()
 
 
-def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it(fedexp, run, shelf):
+def test_resume_from_previous_checkpoint_if_latest_is_damaged(fedexp, run, shelf):
     """What is lost is said; tests/test_checkpoint.py has more damages."""
     (run / "summary.json").unlink()
     latest = bytearray((run / "checkpoint/latest.pt").read_bytes())
@@ -104,7 +104,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it(fedexp, run, shel
     assert_same_run(run, shelf / "run")
 
 
-def test_without_a_whole_checkpoint_a_run_is_refused_and_without_any_it_begins_anew(
+def test_resume_without_valid_checkpoint(
     fedexp, run, shelf, monkeypatch
 ):
     (run / "summary.json").unlink()
@@ -129,13 +129,13 @@ def test_without_a_whole_checkpoint_a_run_is_refused_and_without_any_it_begins_a
     assert before == [None]
 
 
-def test_no_run_directory(fedexp, tmp_path):
+def test_resume_needs_run_directory(fedexp, tmp_path):
     (tmp_path / "empty").mkdir()
     for directory in ("empty", "nowhere"):
         assert "not a run directory" in fedexp.refused(f"resume={directory}").err
 
 
-def test_data_that_changed_since_are_noticed(fedexp, run):
+def test_changed_partition_is_refused(fedexp, run):
     (run / "summary.json").unlink()
     arrays = dict(np.load(run / "partition.npz"))
     order = np.argsort(arrays["sizes"])
@@ -144,7 +144,7 @@ def test_data_that_changed_since_are_noticed(fedexp, run):
     assert "partition" in answer.err
 
 
-def test_a_run_whose_table_was_changed_begins_again(fedexp, run, shelf):
+def test_run_with_changed_table_starts_again(fedexp, run, shelf):
     """As by an editor that writes CRLF. What was there is kept, and nothing ends in the middle of a
     row."""
     (run / "summary.json").unlink()
@@ -166,7 +166,7 @@ def test_a_run_whose_table_was_changed_begins_again(fedexp, run, shelf):
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("${seed}", "a\\b", "end\\")),
     ],
 )
-def test_a_run_directory_of_any_name_can_be_resumed(name, fedexp, run, tmp_path):
+def test_resume_with_special_characters_in_directory(name, fedexp, run, tmp_path):
     (run / "summary.json").unlink()
     odd = run.rename(tmp_path / name)
     fedexp.done(f"resume={name}")
@@ -175,7 +175,7 @@ def test_a_run_directory_of_any_name_can_be_resumed(name, fedexp, run, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_job_of_a_sweep_that_is_resumed_keeps_its_sweep(fedexp, tmp_path):
+def test_resumed_job_keeps_sweep_name(fedexp, tmp_path):
     fedexp.done("--multirun", "rounds=1", "seed=0", *SMALL, "hydra.sweep.dir=many")
     (job,) = tmp_path.glob("many/digits_*")
     before = summary_of(job)
@@ -185,7 +185,7 @@ def test_a_job_of_a_sweep_that_is_resumed_keeps_its_sweep(fedexp, tmp_path):
     assert before["sweep"] == after["sweep"] == "many"
 
 
-def test_each_span_of_rounds_is_listed_with_its_setting(fedexp, tmp_path, monkeypatch):
+def test_spans_list_settings_of_resumed_run(fedexp, tmp_path, monkeypatch):
     """A run that is resumed with another engine is not equal bit for bit to one with either of
     them."""
     with monkeypatch.context() as patched:
@@ -204,7 +204,7 @@ def test_each_span_of_rounds_is_listed_with_its_setting(fedexp, tmp_path, monkey
     assert said["threads"] == first["threads"] == second["threads"] == 1
 
 
-def test_a_job_whose_directory_is_removed_leaves_a_note_for_the_launching_process(tmp_path, capsys):
+def test_removed_job_directory_is_reported_to_launcher(tmp_path, capsys):
     """joblib's processes have no other way to tell; the note is said, counted and removed."""
     sweep = tmp_path / "many"
     sweep.mkdir()
@@ -218,7 +218,7 @@ def test_a_job_whose_directory_is_removed_leaves_a_note_for_the_launching_proces
 @pytest.mark.parametrize(
     ("algorithm", "words"), [("fedewc", "SGD diverges where"), ("fedalign", "batch norm")]
 )
-def test_a_method_says_what_to_change_where_it_fails(algorithm, words, fedexp, tmp_path):
+def test_failing_method_shows_hint(algorithm, words, fedexp, tmp_path):
     """In the console, run.log and summary; a rate of 1e6 makes any run diverge."""
     scenario = ("scenario=class_incremental",) if algorithm == "fedewc" else ()
     answer = fedexp.done(

@@ -109,7 +109,7 @@ def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
+def test_partition_file_can_be_reused(fedexp, tmp_path):
     fedexp.done("rounds=1", "hydra.run.dir=first", *SMALL)
     small = [option for option in SMALL if not option.startswith("min_size")]
     again = (
@@ -122,7 +122,7 @@ def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
     assert_same_run(tmp_path / "first", tmp_path / "second")
 
 
-def test_divergence_is_a_result(fedexp, tmp_path):
+def test_diverged_run_has_results(fedexp, tmp_path):
     answer = fedexp.done("rounds=5", "local.lr=1e30", "hydra.run.dir=run", *SMALL, "figures=true")
     summary = summary_of(tmp_path / "run")
     assert summary["status"] == "diverged"
@@ -175,7 +175,7 @@ def test_seven_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
+def test_closed_pipe_does_not_stop_the_run(tmp_path):
     """As in `fedexp | head -1`."""
     command = [
         sys.executable,
