@@ -1,4 +1,4 @@
-"""What is on the disk of a run: whole, in the right order, and noticed where it is not."""
+"""Files of a run: whole, written in the right order, and checked for damage."""
 
 import os
 import re
@@ -26,7 +26,7 @@ ROUNDS = 4
 
 
 def simulation():
-    """Its clients keep something."""
+    """Clients keep a state."""
     return make_simulation(
         Scaffold(divisor="steps", variates="uniform"), rounds=ROUNDS, participation=0.4
     )
@@ -50,7 +50,7 @@ def turn_a_bit(path):
 
 
 def turn_the_last_digit(path):
-    """The digits are those of a time: any fixed ones in their place would sometimes be the same."""
+    """Change a digit of a time. A fixed digit would sometimes equal the old one."""
     content = path.read_bytes().rstrip()
     path.write_bytes(content[:-1] + (b"1" if content[-1:] != b"1" else b"2") + b"\n")
 
@@ -73,7 +73,7 @@ DAMAGES = {  # what happens, to which file of the latest state, and what is said
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_checkpoint_falls_back_to_previous(name, undisturbed, tmp_path):
-    """One round is run again, to the same result; and the whole state stays while its successor is
+    """One round runs again with the same result. The valid checkpoint is kept until the next one is
     written."""
     damage, where, words = DAMAGES[name]
     directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
@@ -107,7 +107,6 @@ def test_two_damaged_checkpoints_are_both_named(undisturbed, tmp_path):
 
 
 def test_flipped_bit_is_refused_or_harmless(tmp_path):
-    """Wherever it is in the file, it is refused or changes nothing."""
     path, value = (
         tmp_path / "tree.pt",
         {"a": torch.arange(9.0), "b": {"c": 3, "d": 0.5}, "e": torch.tensor([1, 2])},
@@ -128,7 +127,7 @@ def test_flipped_bit_is_refused_or_harmless(tmp_path):
 
 
 def test_files_are_synced_before_their_checkpoint(monkeypatch, tmp_path):
-    """The order of the calls that a loss of power could come between."""
+    """A power failure may happen between any two of these calls."""
     calls = []
     fsync, replace = os.fsync, os.replace
 
@@ -171,8 +170,8 @@ def test_files_are_synced_before_their_checkpoint(monkeypatch, tmp_path):
 
 
 def test_checkpoints_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
-    """A round takes 1.5 s and a checkpoint 0.25 s, so that the next is due 5 s later: after four
-    rounds."""
+    """A round takes 1.5 s and a checkpoint 0.25 s, so the next checkpoint is due 5 s later, after
+    four rounds."""
     now, saved = [0.0], []
     monkeypatch.setattr(
         "fedexp.training.recorder.time", SimpleNamespace(perf_counter=lambda: now[0])
@@ -214,7 +213,7 @@ def rows(count):
 
 
 def test_csv_file_appears_with_its_rows(tmp_path, monkeypatch):
-    """Not empty, be it for a moment."""
+    """It is never empty."""
     replace = os.replace
 
     def moved(source, target):
@@ -234,7 +233,7 @@ def test_csv_file_appears_with_its_rows(tmp_path, monkeypatch):
 
 
 def test_full_disk_leaves_no_partial_row(monkeypatch, tmp_path):
-    """The disk is full after some bytes: no part of a line is left, and the rest fits later."""
+    """After some bytes the disk is full. The partial row is removed, and the row fits later."""
     file, write = CsvFile(tmp_path / "a.csv"), os.write
     file.append(rows(2))
     before = (tmp_path / "a.csv").read_bytes()
@@ -289,7 +288,7 @@ def give_dos_ends(path):
 @pytest.mark.parametrize("name", [files.ROUNDS, files.CLASSES, files.CLIENTS])
 @pytest.mark.parametrize("damage", [insert_a_byte, give_dos_ends, cut])
 def test_changed_table_matches_no_checkpoint(damage, name, undisturbed, tmp_path):
-    """Cut to the length that the checkpoint says, it would end in the middle of a row."""
+    """Truncated to the length in the checkpoint, it would end within a row."""
     directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     damage(directory / name)
     saved = checkpoint.load(directory)
@@ -299,8 +298,7 @@ def test_changed_table_matches_no_checkpoint(damage, name, undisturbed, tmp_path
 
 
 def test_running_checksum_equals_checksum_of_file(tmp_path):
-    """zlib.crc32 over the whole file is the independent computation; a file that is gone on with
-    has the same."""
+    """The independent computation is zlib.crc32 over the whole file, also for a resumed file."""
     path = tmp_path / "a.csv"
     file = CsvFile(path)
     for number in range(3):
@@ -377,7 +375,7 @@ STRANGE = {  # a checkpoint that loads, and what is said of it
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_checkpoint_of_another_run_counts_as_damaged(name, undisturbed, tmp_path):
-    """The one before it is used; where that is no better, both are named."""
+    """The previous checkpoint is used. If it does not fit either, both are named."""
     change, words = STRANGE[name]
     directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     state = storage.load_tree(directory / files.CHECKPOINT)

@@ -1,5 +1,4 @@
-"""Cohorts from a file: the clients that it names take part, and every mistake in it is one
-message."""
+"""Cohorts from a file: its clients take part, and every error in the file gives one message."""
 
 import json
 
@@ -39,8 +38,8 @@ def test_cohort_file_formats_agree(tmp_path):
 
 
 def test_draw_by_round_number_equals_numpy():
-    """numpy's global generator, seeded before every draw with the number of the round from 0:
-    whatever the seed."""
+    """Before every draw, numpy's global generator is seeded with the round number from 0. The run's
+    seed does not matter."""
     expected = {}
     for number in (1, 2, 3):
         np.random.seed(number - 1)  # noqa: NPY002
@@ -62,8 +61,6 @@ def test_draw_by_round_number_equals_numpy():
 
 
 def test_clients_of_the_file_train(tmp_path):
-    """Another run's seed, its clients.csv: the same clients in every round, and the losses of both
-    are its own."""
     simulation = make_simulation(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
     state = simulation.initial_state()
     for number in (1, 2, 3):

@@ -1,8 +1,4 @@
-"""Odd data and broken clients, for every algorithm: what happens is defined, and a client that
-breaks is named.
-
-And determinism: the same experiment twice leaves the same files, byte for byte.
-"""
+"""Unusual data and failing clients for every algorithm, and equal files of equal runs."""
 
 import logging
 import math
@@ -51,8 +47,7 @@ def simulation(name, **settings):
 
 @dataclass(frozen=True)
 class Breaking(Engine):
-    """An engine under which what one client sends is scaled, by NaN, Inf or a number that is far
-    too large."""
+    """An engine that multiplies the messages of one client by NaN, Inf or a very large number."""
 
     engine: Engine
     client: int
@@ -97,15 +92,16 @@ def test_non_finite_client_ends_run_and_is_named(name, factor, tmp_path, caplog)
 
 @dataclass(frozen=True, kw_only=True)
 class OneClassEach(Partitioner):
-    """Client k has examples of class k alone: one of class 0, four of each other; nobody has the
-    last class."""
+    """Client k has only class k: one example of class 0, four of the others. No client has the last
+    class."""
 
     def assign(self, labels, num_classes, num_clients, rng, owners):
         return [np.flatnonzero(labels == k)[: 4 if k else 1] for k in range(num_clients)], {}
 
 
 def lacking_noise(self: Noise) -> dict[str, Any]:
-    """The training set has no example of the last class, the test set none of the one before it."""
+    """Return data without training examples of the last class and test examples of the
+    one before."""
     data = READ(self)
     data["y_train"] = np.where(data["y_train"] == UNDEFINED_CLASS, 0, data["y_train"])
     keep = data["y_test"] != UNTESTED_CLASS
@@ -123,9 +119,7 @@ READ = Noise.read
     *LOSSES,
     "public",
 )
-def test_one_class_per_client_with_missing_classes(
-    name, tmp_path, monkeypatch
-):
+def test_one_class_per_client_with_missing_classes(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Noise, "read", lacking_noise)
     monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
     clients = CLASSES - 1
@@ -160,7 +154,7 @@ def test_one_client(name, tmp_path):
 
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "adapt", "public")
 def test_same_run_twice_has_same_files(name, tmp_path):
-    """Of an algorithm's state, too, not a bit differs."""
+    """The algorithm's state is bit for bit the same too."""
     states = [record(simulation(name, rounds=2), tmp_path / each, resume=False) for each in "ab"]
     assert tables(tmp_path / "a") == tables(tmp_path / "b")
     torch.testing.assert_close(states[0].server, states[1].server, rtol=0, atol=0)
@@ -170,8 +164,8 @@ def test_same_run_twice_has_same_files(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_client_with_exploding_weights(name, tmp_path):
-    """Finite, so the round counts; the run then completes or diverges, and its files are whole in
-    either case."""
+    """The weights are finite, so the round counts. The run completes or diverges later, with whole
+    files."""
     whole = simulation(name, participation=1.0)
     state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
     assert state.status in ("completed", "diverged")
@@ -181,8 +175,7 @@ def test_client_with_exploding_weights(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_client_with_non_finite_data(name, tmp_path, monkeypatch):
-    """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes
-    of them."""
+    """Pixels and words are integers, but a user's data set may return NaN."""
     whole = simulation(name, participation=1.0)
     own = torch.from_numpy(whole.stages[0].federation.parts[2])
     inputs = ImageData.inputs

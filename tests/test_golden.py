@@ -1,9 +1,6 @@
-"""Golden trajectories: short runs in float64 on real digits give the numbers that are committed in
-golden/.
-
-A change that moves them changes what every user measures: it has to be meant. Renew with
-`python tests/test_golden.py --write` and say why in the changelog.
-"""
+"""Golden trajectories: short runs in float64 on digits equal the committed numbers in golden/. If a
+change alters them, it changes what users measure. `python tests/test_golden.py --write` renews the
+files; explain why in the changelog."""
 
 import csv
 import sys
@@ -46,7 +43,7 @@ RUNS = {
 
 
 def trajectory(simulation: Simulation) -> list[dict[str, float]]:
-    """One row a round, from the initial model on."""
+    """Return one row per round, starting with the initial model."""
     totals = torch.bincount(simulation.runtime.data.y_test).numpy()
     state, rows = simulation.initial_state(), []
     scores = evaluate(simulation, state.server, 0)
@@ -84,7 +81,7 @@ def read(name: str) -> list[dict[str, float]]:
 
 @pytest.fixture(autouse=True)
 def _threads():
-    """Gives the process its threads back: `prepare` sets them."""
+    """Restore the number of threads, which `prepare` sets."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -104,7 +101,7 @@ def _threads():
     ],
 )
 def test_golden_trajectory(name, engine):
-    """Accuracies exactly; losses to 1e-9, which leaves room for another order of summation, not for
+    """Accuracies are equal; losses agree to 1e-9, which allows another order of summation but not
     another method."""
     actual, expected = compute(name, f"hardware.engine={engine}"), read(name)
     assert [list(row) for row in actual] == [list(row) for row in expected]
@@ -117,7 +114,7 @@ def test_golden_trajectory(name, engine):
 
 
 def test_golden_runs_differ_and_learn():
-    """Guards against files written from something that does not train."""
+    """The files were written by runs that train."""
     last = {name: read(name)[-1] for name in RUNS}
     assert len({row["test_loss"] for row in last.values()}) == len(RUNS)
     assert all(row["test_loss"] < read(name)[0]["test_loss"] for name, row in last.items())

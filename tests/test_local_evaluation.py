@@ -31,9 +31,10 @@ def make(every=None, examples=None, **options):
 
 
 def test_standard_error_by_hand():
-    """Two of four examples of which two are answered rightly: of the six draws one has none right,
-    four have one and one has two, so the accuracy has the variance (1 / 6) 2 (1 / 2)^2 = 1 / 12.
-    By the formula sqrt(1/4 / 2 * 2/3), which of several classes the largest counts."""
+    """Two of four examples are predicted correctly, and two are drawn. Of the six draws, one has
+    none of the correct ones, four have one and one has two, so the variance of the accuracy is (1 /
+    6) 2 (1 / 2)^2 = 1 / 12. The formula gives sqrt(1/4 / 2 * 2/3). With several classes, the
+    largest value counts."""
     means = [np.mean(pair) for pair in combinations([0, 0, 1, 1], 2)]
     assert standard_error(np.array([2]), np.array([4])) == pytest.approx(np.std(means), abs=1e-15)
     # 100 of 1,000: sqrt(0.25 / 100 * 900 / 999); 10 of 20: sqrt(0.025 * 10 / 19)
@@ -70,7 +71,7 @@ def test_views_use_their_own_examples():
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_engines_test_local_models_on_chosen_examples(engine):
-    """Each by itself, with the draw of its round."""
+    """Each model is tested separately, with the random numbers of the round."""
     simulation = make(examples=9, test_views=BOTH)
     state, runtime = play(simulation, 1), simulation.runtime
     numbers = runtime.local_examples["plain"]
@@ -92,7 +93,7 @@ def columns(directory):
 
 
 def test_local_evaluation_every_second_round(tmp_path):
-    """The numbers of these rounds are those of a run that tests local models in every round."""
+    """The values of these rounds equal those of a run that tests local models in every round."""
     whole = record(make(rounds=5), tmp_path / "whole")
     simulation = make(every=2, rounds=5)
     state = record(simulation, tmp_path / "some")
@@ -110,7 +111,7 @@ def test_local_evaluation_every_second_round(tmp_path):
 
 
 def test_distributed_model_is_tested_if_previous_round_was_not(tmp_path):
-    """Rounds 2, 4 and 5 are evaluated; 1, 3 and 4 were before them."""
+    """Rounds 2, 4 and 5 are evaluated, so the models after rounds 1, 3 and 4 are needed."""
     whole = record(make(rounds=5), tmp_path / "whole").history
     state = record(make(rounds=5, eval_interval=2), tmp_path / "some")
     history = state.history
@@ -155,7 +156,7 @@ def test_distributed_model_is_tested_on_same_examples(tmp_path):
 
 
 def test_resume_keeps_local_evaluation(tmp_path):
-    """A run that goes on after round 2 ends as one that was never stopped."""
+    """A run that resumes after round 2 equals an uninterrupted run."""
     options = {"every": 2, "examples": 8, "eval_interval": 2, "test_views": BOTH}
     whole = record(make(rounds=4, **options), tmp_path / "whole")
     record(make(rounds=2, **options), tmp_path / "parts")

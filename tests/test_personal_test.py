@@ -1,5 +1,5 @@
-"""The personalised test: weighted class accuracies against a slow test of weighted examples; whose
-models they are."""
+"""The personalised test: weighted class accuracies equal a slow test of weighted examples, and the
+right models are tested."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,8 @@ NAMES = [f"{name}{end}" for name in ("accuracy", "forgetting") for end in ("", "
 
 
 def answers(simulation, model):
-    """(labels, answers) of a model on the test set, image after image, in eval mode."""
+    """Return (labels, predictions) of a model on the test set, one image at a time, in
+    eval mode."""
     data = simulation.runtime.data
     found = []
     for i in range(len(data.y_test)):
@@ -58,8 +59,8 @@ def answers(simulation, model):
 
 
 def slow_accuracy(simulation, model, counts):
-    """Accuracy on a test set in which every image stands as often as the client has training
-    examples of its class; the toy's test set has as many of each class."""
+    """Return the accuracy on a test set that repeats each image as often as the client has training
+    examples of its class. The toy's test set is balanced."""
     labels, found = answers(simulation, model)
     rows = np.concatenate([np.repeat(i, counts[label]) for i, label in enumerate(labels)])
     return float((labels[rows] == found[rows]).mean())
@@ -83,7 +84,7 @@ def test_personal_accuracy_is_weighted_by_client_distribution():
 
 
 def test_sampled_client_test_sets_have_same_mean_accuracy():
-    """Clients' test sets drawn by their label distributions: 200,000 draws, standard error below
+    """Clients' test sets drawn from their label distributions: 200,000 draws, standard error below
     0.0012."""
     simulation = make_simulation(participation=1.0)
     params, counts = play(simulation, 2).server["params"], simulation.stages[0].partition.counts
@@ -98,9 +99,9 @@ def test_sampled_client_test_sets_have_same_mean_accuracy():
 
 
 def test_personal_forgetting_by_hand():
-    """Two classes, three rounds; drops: 0.8 - 0.5 = 0.3 and 0.6 - 0.4 = 0.2. Client 0 has 3 and 1
-    examples: 0.75 * 0.3 + 0.25 * 0.2 = 0.275, accuracy 0.75 * 0.5 + 0.25 * 0.4 = 0.475; client 1
-    the second class alone: 0.2 and 0.4."""
+    """Two classes and three rounds. Drops: 0.8 - 0.5 = 0.3 and 0.6 - 0.4 = 0.2. Client 0 has 3 and
+    1 examples: forgetting 0.75 * 0.3 + 0.25 * 0.2 = 0.275, accuracy 0.75 * 0.5 + 0.25 * 0.4 =
+    0.475. Client 1 has only the second class: 0.2 and 0.4."""
     history = History(np.array([[3, 1], [0, 2]]))
     for round, row in enumerate([[1.0, 1.0], [0.8, 0.2], [0.4, 0.6], [0.5, 0.4]]):
         history.add(round, np.array(row))
@@ -118,9 +119,8 @@ def test_personal_forgetting_by_hand():
 
 
 def test_forgetting_of_personal_models_by_hand():
-    """Client 0: class accuracies 0.9, 0.5, 0.6 of its one class: 0.9 - 0.6 = 0.3. Client 1: 0.2,
-    0.4, 0.8, so -0.4. The initial model (1.0) does not count; before the second round there is
-    nothing to forget."""
+    """Client 0 has one class with accuracies 0.9, 0.5, 0.6: 0.9 - 0.6 = 0.3. Client 1: 0.2, 0.4,
+    0.8, so -0.4. The initial model (1.0) does not count; forgetting is defined from round 2 on."""
     history = History(np.array([[2, 0], [0, 2]]))
     metric = Personal(own=True, local=False)
     for round, (one, two) in enumerate([(1.0, 1.0), (0.9, 0.2), (0.5, 0.4), (0.6, 0.8)]):
@@ -159,8 +159,9 @@ def test_class_without_test_examples_is_left_out():
 
 
 def own_model(name, simulation, state, client):
-    """A client's own model after some rounds, written out. Before it first takes part: the global
-    model of FedRoD and FedALA, and the initial model in place of what the others never send."""
+    """Return a client's personal model after some rounds, written out. Before a client first takes
+    part, it is the global model (FedRoD, FedALA), or the initial model for the part that is never
+    sent."""
     params, kept = state.server["params"], state.clients.get(client)
     if name == "fedpac":
         return params | tree.row(state.server["heads"], client)
@@ -183,8 +184,8 @@ def own_model(name, simulation, state, client):
 
 @pytest.mark.parametrize("name", [name for name in PERSONAL if name != "fedproto"])
 def test_every_personal_model_is_tested(name, monkeypatch):
-    """Two rounds of two of five clients: whose models are tested, and each client's accuracy
-    against its own test set, image after image."""
+    """Two of five clients take part in each of two rounds. Each client's accuracy is compared with
+    a test of its model, one image at a time."""
     tested, right = [], ModelTest.right
     monkeypatch.setattr(
         ModelTest, "right", lambda self, *given: tested.append(given[0]) or right(self, *given)
@@ -205,9 +206,9 @@ def test_every_personal_model_is_tested(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["fedrod", "fedfomo"])
 def test_views_test_personal_models_on_their_examples(name):
-    """The accuracies in the validation view are the right answers on the validation examples over
-    their numbers n_c, and those in the plain view the same on the test examples. 11 of the 40
-    training examples are held out, so n_c differs from the 5 test examples that each class has."""
+    """The accuracy of a class is the number of correct predictions in the view over the view's
+    number of examples n_c. 11 of the 40 training examples are held out, so n_c differs from the 5
+    test examples of each class."""
     held_out = Validation(fraction=0.275, per_client=False)
     simulation = make_simulation(
         PERSONAL[name], participation=0.4, evaluate=BOTH, evaluate_on="both", validation=held_out
@@ -235,8 +236,8 @@ def test_views_test_personal_models_on_their_examples(name):
 
 
 def test_fedproto_predicts_nearest_prototype():
-    """argmin_c ||f(x) - C^c||, by the features of the client's own model (the initial one before it
-    first takes part), among the classes that have a prototype."""
+    """argmin_c ||f(x) - C^c|| over the classes with a prototype, with the features of the client's
+    model (the initial model before the client first takes part)."""
     simulation = make_simulation(PERSONAL["fedproto"], participation=0.4, evaluate=BOTH)
     state = play(simulation, 1)
     known, mean = (state.server["prototypes"][k] for k in ("known", "mean"))
@@ -260,7 +261,7 @@ def test_fedproto_predicts_nearest_prototype():
 
 
 def test_fedrod_personal_model_adds_two_classifiers():
-    """The paper's h(x) = generic + personal logits, from the outputs of the two."""
+    """h(x) = generic + personal logits, as in the paper."""
     simulation = make_simulation(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
     state = play(simulation, 2)
     x, _ = simulation.runtime.load_test(torch.arange(20))
@@ -287,8 +288,8 @@ def test_shared_features_give_same_predictions():
 
 
 def test_personal_model_is_tested_with_its_running_statistics():
-    """FedFOMO keeps those of each client: with batch norm the answers differ from those under the
-    server's."""
+    """FedFOMO keeps running statistics for each client. With batch norm, the server's statistics
+    would give other predictions."""
     simulation = make_simulation(
         PERSONAL["fedfomo"], model=Normed(), participation=1.0, evaluate=BOTH
     )
@@ -303,10 +304,9 @@ def test_personal_model_is_tested_with_its_running_statistics():
 
 
 def test_batch_statistics_use_batches_of_global_test():
-    """The answers depend on the other images of a batch. A client whose own model is a copy of the
-    global one has its right answers for every class that the client holds, and none for the others;
-    batches of 7 cut the 20 test images unevenly. Each image alone, or a client's classes alone, has
-    other answers."""
+    """Predictions depend on the other images of a batch. A copy of the global model has its correct
+    predictions for the client's classes. Batches of 7 split the 20 test images unevenly. Testing
+    each class separately gives other predictions."""
 
     class SmallBatches(ClientRuntime):
         evaluation_batch = 7
@@ -331,8 +331,7 @@ def test_batch_statistics_use_batches_of_global_test():
 
 
 def test_personal_test_does_not_change_other_results(tmp_path):
-    """Columns are added, none is changed; of FedAvg they follow from class accuracies and
-    partition."""
+    """Columns are only added. FedAvg's follow from class accuracies and partition."""
     one, one_summary = full_run(make_simulation(), tmp_path / "one")
     simulation = make_simulation(evaluate=BOTH)
     two, two_summary = full_run(simulation, tmp_path / "two")
@@ -395,8 +394,8 @@ def test_resume_continues_bit_for_bit(views, tmp_path):
 
 
 def test_personal_accuracy_weights_all_tasks_so_far(tmp_path):
-    """Two tasks of two classes: in the first only its classes count, in the second those of
-    both."""
+    """Two tasks of two classes: in the first task only its classes count, in the second
+    all four."""
     simulation = make_simulation(
         scenario=TWO_TASKS, sizes=(3, 4, 5), rounds=2, participation=1.0, evaluate=BOTH
     )
@@ -435,7 +434,7 @@ def test_invalid_evaluate_list_is_refused(subjects, words):
 
 @pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])
 def test_single_word_equals_list(word, listed):
-    """The same configuration, and so the same fingerprint, as with the list."""
+    """The configuration and the fingerprint are the same."""
     one, other = (
         resolve(composed(f"evaluate={value}")) for value in (word, f"[{','.join(listed)}]")
     )

@@ -1,4 +1,4 @@
-"""Domains that are one data set turned by several angles."""
+"""Domains made by rotating one data set."""
 
 import numpy as np
 import pytest
@@ -27,9 +27,9 @@ def test_quarter_turns_equal_rot90(quarters):
 
 
 def test_pixels_from_outside_are_black():
-    """By 45 degrees, of 3 x 3: the corner (0, 0) lies at (y, x) = (-1, -1) from the centre, its
-    source at (sin x + cos y, cos x - sin y) = (-sqrt(2), 0) from there, which is (-0.41, 1),
-    nearest pixel (0, 1). Of 9 x 9 it is (-5.66, 0), and outside."""
+    """Rotation of 3 x 3 pixels by 45 degrees: the corner (0, 0) is at (y, x) = (-1, -1) from the
+    centre. Its source is at (sin x + cos y, cos x - sin y) = (-sqrt(2), 0), that is (-0.41, 1),
+    with nearest pixel (0, 1). For 9 x 9 pixels it is at (-5.66, 0), which is outside."""
     x = torch.arange(1, 10, dtype=torch.uint8).view(1, 3, 3, 1)
     found = rotate_images(x, 45.0)[0, :, :, 0]
     assert (found[1, 1], found[0, 0]) == (5, 2)
@@ -53,8 +53,8 @@ def test_image_is_in_same_set_in_all_tasks():
 
 @pytest.mark.parametrize("withheld", [(), ("surrogate.fraction=0.2", "public.fraction=0.1")])
 def test_validation_image_is_never_trained_on(withheld):
-    """Of 1,437 images 143, the same in all three tasks; neither clients nor server have them at
-    another angle."""
+    """143 of 1,437 images are held out in all three tasks. Neither clients nor the server have them
+    at another angle."""
     data, parts = divide(
         build(composed("scenario=rotations", "validation.fraction=0.1", *withheld))
     )

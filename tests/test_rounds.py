@@ -1,4 +1,4 @@
-"""How a round moves the state, and which cells of rounds.csv a round fills."""
+"""How a round changes the state, and the values of its rows in rounds.csv and clients.csv."""
 
 import csv
 import math
@@ -45,7 +45,7 @@ def test_state_accumulates_rounds():
 
 
 def test_later_rounds_discard_alignment():
-    """A run that is given more rounds and stops among them has no alignment of neurons."""
+    """If a run is extended and stops before its new last round, it has no alignment of neurons."""
     simulation = make_simulation(rounds=3)
     state = simulation.initial_state()
     state.alignment = [{"layer": 1}]
@@ -54,7 +54,7 @@ def test_later_rounds_discard_alignment():
 
 
 def test_seconds_and_speed_of_a_round_by_hand():
-    """12 examples in 2 seconds of training; the 4 of evaluation count in the whole alone."""
+    """12 examples in 2 seconds of training; the 4 seconds of evaluation count only in the total."""
     simulation = make_simulation()
     result = play_round(simulation, simulation.initial_state())
     values = training_values(replace(result, examples=12, seconds={"train": 2.0, "evaluation": 4}))
@@ -64,7 +64,7 @@ def test_seconds_and_speed_of_a_round_by_hand():
 
 
 def test_client_rows_have_examples_and_steps():
-    """However many passes it makes over them: two here, in batches of four."""
+    """`examples` counts each example once, although clients train for two epochs."""
     simulation = make_simulation(participation=1.0)
     state = simulation.initial_state()
     result = play_round(simulation, state)
@@ -99,8 +99,8 @@ class Twice(MultiExchange):
 
 
 def test_round_with_two_exchanges():
-    """The second begins with the server's model and the clients' states after the first; examples
-    and bytes are those of both, local models are tested as they are after the second."""
+    """The second exchange starts from the server's model and the client states after the first.
+    Examples and bytes are summed; local models are tested after the second."""
     metric = RoundDrop(local=True)
     once = make_simulation(forgetting_metric=metric)
     first = play_round(once, once.initial_state())
@@ -132,7 +132,7 @@ def test_role_changes_learning_rate():
 
 
 def test_find_clients_that_are_not_finite():
-    """By the loss, the message, or the running statistics alone."""
+    """The loss, the message or the running statistics may contain the value."""
     simulation = make_simulation(model=Normed(), participation=1.0)
     server = simulation.initial_state().server
     answers = Exchange(simulation, FedAvg(), server, {}, 1).run(range(5), Clock())
@@ -145,7 +145,7 @@ def test_find_clients_that_are_not_finite():
 
 @dataclass(frozen=True, kw_only=True)
 class Looks(ServerTraining):
-    """Notes the answers of the new model to an image of ones."""
+    """Keeps the logits of the new model for an image of ones."""
 
     def refine(self, net, server, messages, round):
         with torch.no_grad():
@@ -164,7 +164,7 @@ def test_server_refines_with_new_running_statistics():
 
 
 def state_after(simulation, *accuracies):
-    """The state after rounds 0, 1, ... with these accuracies in each class."""
+    """Return the state after rounds 0, 1, ... with these accuracies in each class."""
     state = simulation.initial_state()
     for number, value in enumerate(accuracies):
         state.add_scores(number, {"plain": Scores(np.full(4, value), value, [], 1.0)})
@@ -172,7 +172,7 @@ def state_after(simulation, *accuracies):
 
 
 def test_initial_model_is_never_the_best():
-    """Nor is a target reached by it."""
+    """It does not reach a target either."""
     simulation = make_simulation(targets=[0.4, 0.5])
     summary = summary_of(simulation, state_after(simulation, 0.9, 0.3, 0.4, 0.2))
     assert (summary["accuracy"], summary["best_accuracy"]) == (0.2, 0.4)
@@ -186,7 +186,8 @@ class Advised(FedAvg):
 
 
 def test_failed_run_gets_hint():
-    """It diverged, or was never twice as good as chance: that is 0.25 with four classes."""
+    """A run fails if it diverges or never reaches twice the accuracy of chance, 0.25 for four
+    classes."""
     simulation = make_simulation(Advised())
     for accuracies, said in [((0.3, 0.4, 0.3), True), ((0.3, 0.5, 0.3), False), ((0.3,), False)]:
         summary = summary_of(simulation, state_after(simulation, *accuracies))

@@ -1,5 +1,4 @@
-"""Changes of the clients' data within a run: what they are, when they come, and that a resumed run
-has them too."""
+"""Changes of the clients' data within a run: their values, their rounds, and resume."""
 
 import json
 
@@ -67,7 +66,7 @@ def test_impossible_shares_are_refused(shares, clients, message):
 
 
 def test_latest_change_applies():
-    """A share stays until the next one of its class; a partition until the next one."""
+    """A share applies until the next one of its class, a partition until the next partition."""
     first, second = IID(), Sharding(shards_per_client=2)
     found = schedule([(9, second), (3, first)], [(5, {1: 0.5}), (7, {2: 0.1}), (9, {1: 0.2})])
     assert found.rounds == [3, 5, 7, 9]
@@ -85,8 +84,8 @@ def test_latest_change_applies():
 
 
 def test_stages_follow_schedule():
-    """Clients of 1, 3, 7, 12 and 10 examples until round 1; equal ones in round 2, and in round 3
-    without class 0."""
+    """Clients have 1, 3, 7, 12 and 10 examples in round 1, equal numbers in round 2, and none of
+    class 0 in round 3."""
     simulation = make_simulation(
         schedule=schedule([(2, IID())], [(3, {0: 0.0})]), public=0.1, rounds=4, sizes=LARGER
     )
@@ -106,8 +105,7 @@ def test_stages_follow_schedule():
 
 
 def test_metrics_use_data_of_the_round():
-    """Round 2 has other counts than round 1, in the run and in what is read back from a
-    checkpoint."""
+    """Round 2 has other counts than round 1, in the run and after a checkpoint is loaded."""
     simulation = make_simulation(
         schedule=schedule([(2, Ragged(sizes=(8,) * 5))]), forgetting_metric=InOutLocal()
     )

@@ -1,4 +1,4 @@
-"""Streams with blurred boundaries, and with clients that meet the tasks in different orders."""
+"""Tasks with blurred boundaries, and clients that learn the tasks in different orders."""
 
 import functools
 from collections import Counter
@@ -27,8 +27,8 @@ TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(
 
 
 def test_blur_moves_share_of_each_task_to_others():
-    """0.3 of 20: six leave each task, three to each of the others; sizes stay, and no example is
-    lost or doubled."""
+    """With a share of 0.3, six of 20 examples leave each task, three to each other task. Sizes stay
+    equal, and no example is lost or duplicated."""
     found = blur_tasks(TASKS, 0.3, np.random.default_rng(0))
     assert [(task.name, task.classes) for task in found] == [
         (task.name, task.classes) for task in TASKS
@@ -42,7 +42,6 @@ def test_blur_moves_share_of_each_task_to_others():
 
 
 def test_blur_needs_several_tasks():
-    """0.3 of its examples would go to nobody."""
     with pytest.raises(
         ConfigError, match=r"scenario\.blur=0\.3: must be 0 where there is only one task"
     ):
@@ -50,8 +49,7 @@ def test_blur_needs_several_tasks():
 
 
 def test_task_orders_are_balanced():
-    """Of eight clients and three tasks, every task is met by two or three clients at every
-    stage."""
+    """With eight clients and three tasks, two or three clients learn each task at every stage."""
     orders = draw_orders(8, 3, np.random.default_rng(1))
     assert all(sorted(order) == [0, 1, 2] for order in orders.tolist())
     assert all(sorted(np.bincount(stage)) == [2, 3, 3] for stage in orders.T)
@@ -59,9 +57,9 @@ def test_task_orders_are_balanced():
 
 
 def test_task_metrics_with_client_orders_by_hand():
-    """Accuracies after stages 1 and 2: (0.9, 0.1), (0.5, 0.8). Client 0 meets task 1 first: it
-    forgets 0.9 - 0.5 = 0.4, client 1, the other way round, 0.1 - 0.8 = -0.7. New tasks: 0.9 and
-    0.1, then 0.8 and 0.5."""
+    """Accuracies after stages 1 and 2: (0.9, 0.1), (0.5, 0.8). Client 0 learns task 1 first and
+    forgets 0.9 - 0.5 = 0.4; client 1 learns task 2 first: 0.1 - 0.8 = -0.7. New tasks: 0.9 and 0.1,
+    then 0.8 and 0.5."""
     rows = [(0, [0.2, 0.2]), (1, [0.9, 0.1]), (2, [0.5, 0.8])]
     summary = TaskHistory.of(rows, 1, np.array([[0, 1], [1, 0]])).summary()
     assert summary["task_forgetting"] == pytest.approx((0.4 - 0.7) / 2)
@@ -119,8 +117,8 @@ def test_blurred_task_has_classes_of_other_tasks():
 
 @pytest.mark.parametrize("per_client", ["true", "false"])
 def test_validation_example_counts_for_its_original_task(per_client):
-    """As the test examples do, of which those of a task have its classes alone; a fifth was dealt
-    to other tasks."""
+    """The test examples of a task have only its classes, and so must the validation examples; a
+    fifth of the training examples was moved to other tasks."""
     lines = (
         "scenario=class_incremental",
         "partition=lda",
@@ -140,8 +138,8 @@ def test_validation_example_counts_for_its_original_task(per_client):
 
 
 def test_run_with_client_orders(tmp_path):
-    """Two tasks, five clients: the values from tasks.csv, client by client; the report of the run
-    has the same."""
+    """Two tasks and five clients: the values follow from tasks.csv for each client, and the report
+    has the same values."""
     scenario = replace(TWO_TASKS, order="per_client", blur=0.1)
     simulation = make_simulation(scenario=scenario, sizes=(3, 4, 5), participation=1.0)
     _, summary = full_run(simulation, tmp_path)
@@ -175,8 +173,8 @@ def test_methods_for_separate_tasks_refuse_mixed_tasks(algorithm, changed):
 
 
 def test_methods_for_separate_tasks_refuse_replay_buffer():
-    """The loss of an old example is infinite under FedMultiHead's head of the present task, and
-    1e30 under TARGET's (finite, so that a run would go on). GLFC, which keeps examples itself, and
+    """The loss of an old example is infinite under FedMultiHead's current head and 1e30 under
+    TARGET's, which is finite, so that a run would continue. GLFC, which keeps exemplars itself, and
     FedLwF train on a buffer."""
     made = dict(batches=2, batch_size=4, steps=3, width=3, lr_generator=0.05, temperature=2.0)
     target = TARGET(kd=5.0, **made)

@@ -1,5 +1,5 @@
-"""The validation set: who holds what, what is evaluated on it, and that without one nothing
-changes."""
+"""The validation set: how it is drawn, what is evaluated on it, and that other results do not
+change."""
 
 import json
 from dataclasses import replace
@@ -53,8 +53,8 @@ def make(validation=CENTRAL, **options):
 
 
 def slow_test(simulation, model):
-    """(right answers per class [C], mean loss) of a model on the validation set, example after
-    example."""
+    """Return (correct predictions per class [C], mean loss) of a model on the validation set, one
+    example at a time."""
     data = simulation.runtime.data
     correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
     for number in data.validation.tolist():
@@ -66,7 +66,7 @@ def slow_test(simulation, model):
 
 
 def recorded(directory, **options):
-    """A run of the small federation, with its files."""
+    """Run the small federation with its files."""
     simulation = make(**options)
     directory.mkdir()
     recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()

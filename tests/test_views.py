@@ -1,4 +1,4 @@
-"""The test views: the augmented one against an obvious loop, and that it changes nothing else."""
+"""Test views: the augmented view equals an obvious loop and does not change other results."""
 
 import csv
 from itertools import pairwise
@@ -31,8 +31,8 @@ BOTH = ["plain", "augmented"]
 
 
 def shown(image: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """One image [6, 6, 1] as float64 [1, 6, 6] after crop with zero padding 1, flip, normalisation
-    and a hole of side 2 (AUGMENTATION), pixel by pixel."""
+    """Return an image [6, 6, 1] as float64 [1, 6, 6] after crop with zero padding 1, flip,
+    normalisation and a hole of side 2 (AUGMENTATION), pixel by pixel."""
     dy, dx, flip, cy, cx = draw[:5]
     padded = np.zeros((8, 8))
     padded[1:7, 1:7] = image[..., 0] / 255
@@ -48,7 +48,8 @@ def shown(image: np.ndarray, draw: np.ndarray) -> np.ndarray:
 
 
 def slow_test(simulation, model, round):
-    """(right answers per class [C], mean loss) of a model in a round, image after image."""
+    """Return (correct predictions per class [C], mean loss) of a model in a round, one image at a
+    time."""
     data = simulation.runtime.data
     draws = AUGMENTATION.draw(
         generator_for(simulation.seeds.training, "augmented test", round), len(data.y_test), 6, 6
@@ -112,8 +113,8 @@ def test_augmented_test_changes_every_round():
 
 
 def full_run(simulation, directory, rounds=None):
-    """Runs to the end, or is left after some rounds as by a kill; the rows of rounds.csv without
-    the times."""
+    """Run to the end, or stop after some rounds as if killed. Return the rows of rounds.csv without
+    times, and the summary."""
     saved = checkpoint.load(directory) if checkpoint.exists(directory) else None
     start = simulation.initial_state()
     state = (
@@ -172,8 +173,8 @@ def test_second_view_does_not_change_plain_results(tmp_path):
 
 
 def test_augmented_view_has_separate_history(tmp_path):
-    """Metrics follow from the class accuracies of the view: round forgetting by hand, F and
-    accuracy from the file."""
+    """Its metrics follow from its class accuracies: round forgetting by hand, F and accuracy from
+    the file."""
     simulation = with_local(test_views=BOTH)
     rows, summary = full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
@@ -239,9 +240,8 @@ def test_wandb_names_of_augmented_view():
 
 
 def test_augmented_view_of_tasks(tmp_path):
-    """Two tasks of two classes and two rounds each: of every round and task tasks.csv has the
-    accuracy in both views, here against a model tested image after image; the columns of the tasks
-    follow from them, by hand."""
+    """Two tasks of two classes with two rounds each. The accuracies in tasks.csv equal those of a
+    model that is tested one image at a time; the task columns follow from them by hand."""
     stream_ = {"shuffle_classes": False, "classes": None, "split": None, "evaluate_on": "test"}
     tasks = {
         "scenario": ClassIncremental(rounds_per_task=2, num_tasks=2, **stream_),

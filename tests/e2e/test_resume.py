@@ -104,9 +104,7 @@ def test_resume_from_previous_checkpoint_if_latest_is_damaged(fedexp, run, shelf
     assert_same_run(run, shelf / "run")
 
 
-def test_resume_without_valid_checkpoint(
-    fedexp, run, shelf, monkeypatch
-):
+def test_resume_without_valid_checkpoint(fedexp, run, shelf, monkeypatch):
     (run / "summary.json").unlink()
     for name in ("latest.pt", "previous.pt"):
         (run / "checkpoint" / name).write_bytes(b"no checkpoint")
