@@ -55,13 +55,13 @@ def fedexp(*arguments: str) -> int:
         ),
     ],
 )
-def test_bad_budgets(arguments, message, capsys, here):
+def test_invalid_budgets_are_refused(arguments, message, capsys, here):
     assert main.main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(here.iterdir())
 
 
-def test_the_deadline_reaches_a_job_with_its_overrides():
+def test_deadline_is_an_override_of_each_job():
     """1e9 seconds after the epoch. The multiruns stay in their order."""
     moment = "+hydra.job.env_set.FEDEXP_DEADLINE='1000000000.000'"
     launches = preview.add_deadline([["seed=0,1"], ["seed=2"]], 1e9)
@@ -105,7 +105,7 @@ def test_a_round_starts_only_if_it_can_be_saved_by_the_deadline(monkeypatch, tmp
     assert asked == [1000, 1005, 1005, 1005, 1001]
 
 
-def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, monkeypatch):
+def test_budget_stops_a_job_and_the_same_command_continues(here, capsys, monkeypatch):
     """Rounds are made to look as if they took most of the time: the job stops after round 2 of 4,
     the other does not begin; then both are made whole."""
     checked = []
@@ -141,7 +141,7 @@ def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, mo
 
 
 @pytest.mark.slow
-def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
+def test_run_of_another_sweep_is_reused(here, capsys):
     """The same job in two directories: one is run, the other names it; and so the preview says
     before."""
     assert fedexp("rounds=1", "hydra.sweep.dir=multirun/a", "budget=60") == 0
@@ -158,7 +158,7 @@ def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
 
 
 @pytest.mark.slow
-def test_several_sweeps_in_one_command(here, capsys):
+def test_budget_covers_several_sweeps(here, capsys):
     """Sweep x has fedavg, y fedavg and fedprox: two runs for three jobs, each in the directory of
     its sweep."""
     (here / "own" / "sweep").mkdir(parents=True)
@@ -179,13 +179,13 @@ def test_several_sweeps_in_one_command(here, capsys):
     assert (folder / "y" / "multirun.yaml").exists()
 
 
-def test_a_spent_budget_begins_nothing(here, capsys):
+def test_spent_budget_starts_no_job(here, capsys):
     assert fedexp("seed=0", "rounds=1", "hydra.sweep.dir=multirun/a", "budget=1e-6") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "0 of 1 done; the same command continues"
     assert not list((here / "multirun" / "a").glob("digits_*"))
 
 
-def test_preview_says_how_far_the_budget_goes(capsys):
+def test_preview_counts_jobs_within_the_budget(capsys):
     """30 s a job: the minute is enough for two. A job that takes longer is not passed over."""
     preview.show_limit([30.0, 30.0, 30.0], 1)
     preview.show_limit([30.0, None, 40.0], 1)
@@ -198,7 +198,7 @@ def test_preview_says_how_far_the_budget_goes(capsys):
     ]
 
 
-def test_what_is_kept_says_how_long_a_round_takes(here, capsys):
+def test_kept_run_gives_a_time_estimate(here, capsys):
     """Seed 0 was run and only its file is left: seed 1 has an estimate from that file."""
     assert fedexp("seed=0", "rounds=2", "hydra.sweep.dir=multirun/a") == 0
     assert main.main(["report", "multirun/a", "--keep", "--no-figures"]) == 0
@@ -218,7 +218,7 @@ def test_what_is_kept_says_how_long_a_round_takes(here, capsys):
     assert counts == "2 jobs: 0 done, 1 kept, 1 new"
 
 
-def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here, monkeypatch):
+def test_kept_run_covers_jobs_with_the_same_or_fewer_tests(here, monkeypatch):
     """Plain views alone are not enough for a job with both; another rate is another run, other
     hardware is not."""
 
@@ -245,7 +245,7 @@ def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here, monkeypa
     assert not is_kept(plain, jobs("seed=1"))
 
 
-def test_own_options_in_a_folder_with_commas_and_brackets(here):
+def test_config_dir_may_contain_commas_and_brackets(here):
     folder = here / "my conf, (x) [y]"
     (folder / "algorithm").mkdir(parents=True)
     (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
@@ -253,7 +253,7 @@ def test_own_options_in_a_folder_with_commas_and_brackets(here):
     assert job.config["algorithm"]["_target_"].endswith("FedAvg")
 
 
-def test_tables_that_cannot_be_written_fail_the_command_and_nothing_else(here, capsys):
+def test_unwritable_tables_fail_only_the_command(here, capsys):
     (here / "multirun/a/table.md").mkdir(parents=True)
     assert fedexp("rounds=1", "seed=0", "hydra.sweep.dir=multirun/a", "budget=10") == 1
     answer = capsys.readouterr()

@@ -33,7 +33,7 @@ def offered(line: str) -> list[str]:
     ],
     ids=lambda overrides: " ".join(overrides) or "defaults",
 )
-def test_offers_the_keys_of_the_composed_configuration(overrides):
+def test_completes_the_keys_of_the_configuration(overrides):
     config = flatten(OmegaConf.to_container(composed(*overrides), resolve=False))
     expected = {
         key for key in config if not key.endswith("_target_") and not key.startswith("hydra.")
@@ -42,7 +42,7 @@ def test_offers_the_keys_of_the_composed_configuration(overrides):
     assert set(settable_keys(overrides, [CONF])) == expected | empty
 
 
-def test_groups_and_their_options():
+def test_completes_groups_and_options():
     assert offered("al") == ["algorithm.", "algorithm=", "alpha="]
     assert offered("partition=sharding al") == ["algorithm.", "algorithm="]
     assert offered("algorithm=fedn") == ["algorithm=fednova", "algorithm=fedntd"]
@@ -53,7 +53,7 @@ def test_groups_and_their_options():
     assert offered("experiment=fedntd/mnist_s2 partition=iid shards") == []
 
 
-def test_keys_are_completed_up_to_the_next_dot():
+def test_completes_keys_up_to_the_next_dot():
     assert offered("loc") == ["local.", "local_evaluation."]
     assert "local.epochs=" in offered("local.")
     assert all(text.startswith("local.") for text in offered("local."))
@@ -62,7 +62,7 @@ def test_keys_are_completed_up_to_the_next_dot():
     assert offered("nothing_like_it") == []
 
 
-def test_sweeps_and_lists_only_with_multirun():
+def test_completes_sweeps_and_lists_only_with_multirun():
     assert offered("sweep=") == []
     tables = ["cfed_table1", "cfed_table1_lr1e-6", "cfed_table1_titles", "cfed_table2"]
     assert offered("--multirun sweep=cfed_t") == [f"sweep={name}" for name in tables]
@@ -75,12 +75,12 @@ def test_sweeps_and_lists_only_with_multirun():
     assert offered("algorithm=fedavg,fedn") == []
 
 
-def test_flags():
+def test_completes_flags():
     assert offered("--m") == ["--multirun"]
     assert offered("--cfg ") == ["all", "hydra", "job"]
 
 
-def test_paths(tmp_path, monkeypatch):
+def test_completes_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs/day/run").mkdir(parents=True)
     (tmp_path / "own.json").touch()
@@ -92,7 +92,7 @@ def test_paths(tmp_path, monkeypatch):
     assert offered("resume=nowhere/") == []
 
 
-def test_own_groups(tmp_path):
+def test_completes_user_groups(tmp_path):
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm/mine.yaml").write_text(
         "# A method of my own.\n_target_: mine.Mine\nsharpness: 2\n"
@@ -113,13 +113,13 @@ def test_own_groups(tmp_path):
         ),
     ],
 )
-def test_bad_questions(arguments, message):
+def test_invalid_requests_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         answer_shell(arguments, [CONF])
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
-def test_answers_of_each_shell(shell, monkeypatch, capsys):
+def test_output_for_each_shell(shell, monkeypatch, capsys):
     monkeypatch.setenv("COMP_LINE", "fedexp model=cnn")
     assert main.main(["--shell-completion", f"query={shell}"]) == 0
     end = " " if shell == "bash" else ""
@@ -147,7 +147,7 @@ complete -p fedexp
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
-def test_a_real_bash(tmp_path):
+def test_completion_in_bash(tmp_path):
     program = tmp_path / "bin/fedexp"
     program.parent.mkdir()
     program.write_text(

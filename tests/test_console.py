@@ -30,7 +30,7 @@ def terminal(monkeypatch):
     assert sys.stdout is before
 
 
-def test_a_closed_terminal_is_noted_once(monkeypatch, terminal):
+def test_closed_terminal_is_noted_once(monkeypatch, terminal):
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", Broken())
         with console.views():
@@ -42,7 +42,7 @@ def test_a_closed_terminal_is_noted_once(monkeypatch, terminal):
         )
 
 
-def test_letters_that_an_encoding_lacks_are_escaped(monkeypatch, terminal):
+def test_unencodable_letters_are_escaped(monkeypatch, terminal):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="latin-1")
     with monkeypatch.context() as patched:
@@ -53,7 +53,7 @@ def test_letters_that_an_encoding_lacks_are_escaped(monkeypatch, terminal):
     assert "codec can't encode" in console.problem
 
 
-def test_a_reader_that_leaves_is_nothing_to_note(monkeypatch, terminal):
+def test_broken_pipe_is_ignored(monkeypatch, terminal):
     def leave(*text):
         raise BrokenPipeError
 
@@ -66,7 +66,7 @@ def test_a_reader_that_leaves_is_nothing_to_note(monkeypatch, terminal):
     assert console.problem is None
 
 
-def test_no_console_at_all(monkeypatch, terminal):
+def test_missing_stdout_is_ignored(monkeypatch, terminal):
     """As after `>&-`."""
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", None)
@@ -90,7 +90,7 @@ def log():
     return logger
 
 
-def test_run_log_begins_with_what_was_logged_before_it_was_opened(tmp_path, log, terminal):
+def test_run_log_starts_with_earlier_lines(tmp_path, log, terminal):
     """Of its own run alone: not of the run before in the same process, nor of one in another
     thread."""
     runs = [tmp_path / "first", tmp_path / "second"]
@@ -111,7 +111,7 @@ def test_run_log_begins_with_what_was_logged_before_it_was_opened(tmp_path, log,
     assert not log.handlers
 
 
-def test_a_run_that_waits_for_long_keeps_few_lines(tmp_path, log):
+def test_earlier_lines_are_limited(tmp_path, log):
     with early_lines() as early:
         for number in range(EARLY_LINES + 5):
             log.info("%d", number)

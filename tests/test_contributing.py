@@ -102,14 +102,14 @@ def test_algorithms_with_state(workplace: Path, reference: pd.DataFrame, name: s
     assert (found["train_loss"][1:] != reference["train_loss"][1:]).all()
 
 
-def test_the_check_of_the_page(workplace: Path):
+def test_check_of_the_page(workplace: Path):
     page = PAGE.read_text(encoding="utf-8")
     code = page.partition("### Check it\n\n```python\n")[2].partition("```\n")[0]
     environment = os.environ | {"PYTHONPATH": f".{os.pathsep}{Path(trust.__file__).parents[2]}"}
     subprocess.run([sys.executable, "-c", code], cwd=workplace, env=environment, check=True)
 
 
-def test_metric_and_the_zero_limit_of_the_algorithm(workplace: Path, reference: pd.DataFrame):
+def test_metric_and_algorithm_without_smoothing(workplace: Path, reference: pd.DataFrame):
     # One run for both claims: the metric adds a column, and smoothing=0 computes exactly what
     # FedAvg does.
     done = follow(
@@ -202,7 +202,7 @@ def test_tracker(workplace: Path):
     assert list((workplace / "lines" / "wandb").glob("offline-run-*"))
 
 
-def test_own_options_are_in_the_help_and_checked_like_ours(workplace: Path):
+def test_user_options_are_in_the_help_and_checked(workplace: Path):
     shown = fedexp(workplace, "--help", "--config-dir", "conf_mine")
     assert "FedAvg with label smoothing on the clients" in shown.stdout
     wrong = follow(workplace, "algorithm", "algorithm.smoothing=1.5", "hydra.run.dir=wrong")

@@ -14,7 +14,7 @@ from wandb_runs import clean_home, make_fake_wandb  # noqa: F401 (fixtures)
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
 @pytest.mark.filterwarnings("ignore:Pydantic V1")
-def test_print_is_the_specification_that_would_be_sent(capsys):
+def test_print_shows_the_specification(capsys):
     pytest.importorskip("wandb_workspaces")
     assert call("dashboard", ["team/project", "--print", "--name", "mine"]) == 0
     sent = json.loads(capsys.readouterr().out)
@@ -54,13 +54,13 @@ def test_print_is_the_specification_that_would_be_sent(capsys):
     )
 
 
-def test_targets_are_those_of_the_summary():
+def test_panels_use_target_names_of_the_summary():
     summary = {"rounds_to_target": {f"{part}*best": 3 for part in (0.75, 0.9, 1.0)}}
     assert set(dashboard.TARGETS) == set(flat_summary(summary))
 
 
 @pytest.mark.parametrize("project", ["fedexp", "a/b/c", "/fedexp", "team/"])
-def test_bad_project(project, capsys):
+def test_invalid_project_is_refused(project, capsys):
     assert call("dashboard", [project, "--print"]) == 2
     assert (
         capsys.readouterr().err
@@ -68,14 +68,14 @@ def test_bad_project(project, capsys):
     )
 
 
-def test_without_the_package(monkeypatch, capsys):
+def test_dashboard_needs_wandb_workspaces(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     assert call("dashboard", ["team/project", "--print"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "pip install -e '.[dashboard]'" in line
 
 
-def test_without_a_key(fake_wandb, monkeypatch, capsys):
+def test_dashboard_needs_a_key(fake_wandb, monkeypatch, capsys):
     pytest.importorskip("wandb_workspaces")
     fake_wandb.settings.api_key = None
     monkeypatch.setattr(dashboard, "end_service", lambda: None)

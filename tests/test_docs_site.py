@@ -17,7 +17,7 @@ QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_chromium() is None, reason="no chromium here (apt-get install chromium)")
-def test_the_search_works_from_the_disk(tmp_path):
+def test_search_of_the_site_works_offline(tmp_path):
     for package in ("material", "mkdocs_gen_files", "mkdocs_literate_nav"):
         pytest.importorskip(package)
     build = [

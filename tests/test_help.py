@@ -45,7 +45,7 @@ def test_every_option_has_a_description(group: str, option: str):
     assert len(line[4:].split()) > 3, line
 
 
-def test_the_stars_are_the_defaults():
+def test_stars_mark_the_defaults():
     starred = {
         group: line.split()[0].lstrip("*")
         for group in list_groups([CONF])
@@ -63,7 +63,7 @@ def test_lines_fit_into_100_columns():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("knob", KNOB.findall(KNOBS), ids="=".join)
-def test_every_knob_exists_and_takes_its_value(knob: tuple[str, str]):
+def test_every_knob_accepts_its_value(knob: tuple[str, str]):
     key, value = knob
     if key.startswith("hydra."):
         pytest.skip("Hydra's own")
@@ -76,7 +76,7 @@ def test_seed_knobs_exist():
     check([f"{name}=7" for name in names])
 
 
-def test_five_examples_that_are_valid():
+def test_examples_are_valid():
     commands = re.findall(r"^  fedexp ?(.*?)(?:  .*)?$", EXAMPLES, re.MULTILINE)
     assert len(commands) == 5
     for command in commands:
@@ -84,7 +84,7 @@ def test_five_examples_that_are_valid():
         check(normalise([word.split(",")[0] for word in words], [CONF]))
 
 
-def test_own_groups_are_listed(tmp_path: Path):
+def test_user_groups_are_listed(tmp_path: Path):
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm" / "mine.yaml").write_text(
         "# A method of my own.\n_target_: mine.Mine\n"
@@ -109,7 +109,7 @@ def test_own_groups_are_listed(tmp_path: Path):
     ],
     ids=" ".join,
 )
-def test_answers_without_importing_anything_heavy(arguments: list[str], tmp_path: Path):
+def test_help_imports_no_heavy_modules(arguments: list[str], tmp_path: Path):
     """What makes the start slow is torch and its kin; a clock would measure the machine instead."""
     code = (
         f"import sys\nsys.argv = ['fedexp', *{arguments!r}]\nfrom fedexp.cli.main import main\ncode"

@@ -77,9 +77,7 @@ def test_jobs_at_once(monkeypatch, gpus, changes, expected):
 
 
 @pytest.mark.parametrize(("seeds", "given", "expected"), [(3, "-1", 3), (20, "-1", 8), (3, "2", 2)])
-def test_what_the_launching_process_decides_reaches_the_jobs(
-    monkeypatch, tmp_path, seeds, given, expected
-):
+def test_launch_options_reach_the_jobs(monkeypatch, tmp_path, seeds, given, expected):
     """Jobs compose anew from the overrides of Hydra, in which it must stand."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     monkeypatch.setattr(hardware, "cores", lambda: 8)
@@ -125,7 +123,7 @@ def test_quoted(text):
         ),
     ],
 )
-def test_place_of(overrides, expected):
+def test_read_place(overrides, expected):
     assert read_place(launching(*overrides).hydra.launcher) == expected
 
 
@@ -141,7 +139,7 @@ def test_place_of(overrides, expected):
         (1, {"workers": 3}, ("workers", 3, 1)),  # as asked for
     ],
 )
-def test_jobs_that_share_cores_do_not_take_all_of_them(monkeypatch, share, changes, expected):
+def test_jobs_share_the_cores(monkeypatch, share, changes, expected):
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     chosen = hardware.Hardware(**HARDWARE | changes).resolve(
@@ -151,7 +149,7 @@ def test_jobs_that_share_cores_do_not_take_all_of_them(monkeypatch, share, chang
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_checked_composition_takes_every_launcher_and_no_class_behind_its_references(name):
+def test_checked_composition_accepts_launchers_but_no_other_classes(name):
     with composing.checked():
         launching(f"hydra/launcher={name}")
         if name != "ray":

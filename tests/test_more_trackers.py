@@ -40,7 +40,7 @@ def events(folder: Path):
     return found
 
 
-def test_tensorboard_reads_back(tmp_path, caplog):
+def test_tensorboard_has_the_metrics_of_a_run(tmp_path, caplog):
     pytest.importorskip("tensorboard")
     track(TensorBoard(logdir=None).create(), make_info(tmp_path))
     found = events(tmp_path / "tensorboard")
@@ -63,7 +63,7 @@ def test_tensorboard_reads_back(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("saved", [0, 1])
-def test_a_resumed_run_takes_the_place_of_what_it_repeats_in_tensorboard(saved, tmp_path):
+def test_resumed_run_replaces_repeated_rounds_in_tensorboard(saved, tmp_path):
     """Rounds 0 to 3 were written, the checkpoint is of round 0 or 1; the configuration stands there
     once."""
     pytest.importorskip("tensorboard")
@@ -79,9 +79,7 @@ def test_a_resumed_run_takes_the_place_of_what_it_repeats_in_tensorboard(saved, 
     assert len(found.Tensors("config/text_summary")) == 1
 
 
-def test_a_run_that_was_interrupted_in_its_first_round_is_resumed_for_its_trackers(
-    tmp_path, monkeypatch
-):
+def test_run_resumed_from_round_0_continues_its_tensorboard_log(tmp_path, monkeypatch):
     """Its checkpoint is of round 0. TensorBoard has its configuration once: the second part is not
     another run."""
     pytest.importorskip("tensorboard")
@@ -107,7 +105,7 @@ def interrupted(simulation, state):
     raise KeyboardInterrupt
 
 
-def test_one_folder_for_all_runs(tmp_path):
+def test_tensorboard_logdir_collects_all_runs(tmp_path):
     pytest.importorskip("tensorboard")
     track(TensorBoard(logdir=str(tmp_path / "all")).create(), make_info(made(tmp_path / "run")))
     assert events(tmp_path / "all" / "run").Scalars("test/accuracy")
@@ -132,7 +130,7 @@ def runs_of(client):
     return client.search_runs([client.get_experiment_by_name("trials").experiment_id])
 
 
-def test_mlflow_reads_back(tmp_path, client, caplog):
+def test_mlflow_has_the_metrics_of_a_run(tmp_path, client, caplog):
     info = make_info(made(tmp_path / "run"))
     track(mlflow_config(tmp_path).create(), info)
     assert warnings(caplog) == []
@@ -158,7 +156,7 @@ def test_mlflow_reads_back(tmp_path, client, caplog):
 
 
 @pytest.mark.parametrize("saved", [0, 1])
-def test_a_resumed_run_goes_on_in_mlflow(saved, tmp_path, client):
+def test_resumed_run_continues_its_mlflow_run(saved, tmp_path, client):
     """One run, no round twice; a run that begins anew in the same directory is another."""
     info = make_info(tmp_path)
     timed = [
@@ -191,7 +189,7 @@ def test_a_resumed_run_goes_on_in_mlflow(saved, tmp_path, client):
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_what_is_not_installed_is_one_sentence(name, monkeypatch):
+def test_missing_package_is_one_message(name, monkeypatch):
     config = build(composed(f"tracker={name}")).tracker
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(
@@ -228,7 +226,7 @@ class Telling(Tracker):
         self.told.append("abort")
 
 
-def test_each_of_several_is_told_everything(tmp_path):
+def test_group_calls_each_tracker(tmp_path):
     first, second = Telling(), Telling("id")
     both = TrackerGroup([first, second])
     track(both, make_info(tmp_path), rounds=range(2))
@@ -243,7 +241,7 @@ class Failing(Telling):
         raise OSError("full")
 
 
-def test_one_that_has_failed_is_told_nothing_more(tmp_path, caplog):
+def test_group_stops_calling_a_failed_tracker(tmp_path, caplog):
     first, second = Failing(), Telling()
     both = TrackerGroup([first, second])
     track(both, make_info(tmp_path), rounds=range(2))
@@ -252,7 +250,7 @@ def test_one_that_has_failed_is_told_nothing_more(tmp_path, caplog):
     assert len(warnings(caplog)) == 1
 
 
-def test_what_is_aborted_is_not_finished(tmp_path):
+def test_aborted_tracker_is_not_finished(tmp_path):
     tracker = Telling()
     both = TrackerGroup([tracker])
     both.start(make_info(tmp_path))
@@ -261,13 +259,13 @@ def test_what_is_aborted_is_not_finished(tmp_path):
     assert tracker.told == ["start", "abort"]
 
 
-def test_several_stay_in_the_run_directory_where_all_do():
+def test_group_is_local_if_all_members_are():
     away = TensorBoard(logdir="/home")
     assert Several(members=[NoTracker()]).stays
     assert not Several(members=[NoTracker(), away]).stays
 
 
-def test_a_round_that_is_not_evaluated_has_no_accuracies_of_classes():
+def test_unevaluated_round_has_no_class_accuracy():
     """Those of a view's last test are of an earlier round; nan and None are left out."""
     history = History(np.ones((1, 2), dtype=np.int64))
     history.add(2, np.array([0.25, math.nan]))
@@ -280,7 +278,7 @@ def test_a_round_that_is_not_evaluated_has_no_accuracies_of_classes():
 
 
 @pytest.mark.slow
-def test_a_list_of_trackers_is_short_for_several():
+def test_list_of_trackers_is_rewritten_to_several():
     written = rewrite_lists(["seed=1", "tracker=[wandb,tensorboard]", "tracker.wandb.mode=offline"])
     assert written == [
         "tracker=several",
@@ -329,7 +327,7 @@ def test_a_list_of_trackers_is_short_for_several():
         (["tracker=[wandb,several]"], "several is itself a list of trackers"),
     ],
 )
-def test_bad_lists(overrides, message):
+def test_invalid_lists_of_trackers_are_refused(overrides, message):
     with pytest.raises(ConfigError) as error:
         build(composed(*rewrite_lists(overrides)))
     assert message in str(error.value)

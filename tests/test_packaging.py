@@ -66,7 +66,7 @@ def environment(built: Path) -> Iterator[Path]:
         yield binaries
 
 
-def test_contents(built: Path):
+def test_wheel_and_sdist_contents(built: Path):
     (sdist,), (from_sdist,), (direct,) = (
         built.glob("*.tar.gz"),
         built.glob("*.whl"),
@@ -95,7 +95,7 @@ def test_contents(built: Path):
     assert {name.split("/")[0].split("-")[0] for name in names(direct)} == {"fedexp"}
 
 
-def test_runs_from_another_directory(environment: Path, tmp_path: Path):
+def test_wheel_runs_from_another_directory(environment: Path, tmp_path: Path):
     where = "import fedexp.cli.arguments as c; print(c.__file__, c.conf_directory(), sep='\\n')"
     for line in call(environment / "python", "-c", where, cwd=tmp_path).splitlines():
         assert Path(line).is_relative_to(environment.parent.resolve()), (

@@ -68,7 +68,7 @@ def rows(heading: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in lines[1:]}
 
 
-def test_the_table_of_groups_is_complete():
+def test_table_of_groups_is_complete():
     table = rows("Groups")
     assert set(table) == {f"`{path.name}`" for path in CONF.iterdir() if path.is_dir()} - {
         f"`{name}`" for name in ("launcher", "sweep", "sweeper", "tuned")
@@ -83,7 +83,7 @@ def test_the_table_of_groups_is_complete():
         assert line[0] in table
 
 
-def test_the_table_of_keys_has_all_with_their_defaults():
+def test_table_of_keys_has_all_defaults():
     config, digits = (
         OmegaConf.load(CONF / "config.yaml"),
         OmegaConf.load(CONF / "dataset" / "digits.yaml"),
@@ -113,14 +113,14 @@ def plain(value):
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def test_columns_of_every_run_are_explained_and_have_names_in_trackers():
+def test_columns_are_documented_and_have_tracker_names():
     page = (ROOT / "docs/guide/run_directory.md").read_text(encoding="utf-8")
     for column in TAIL:
         assert re.search(rf"[`, ]{column}[`, ]", page), column
         assert column in names.NAMES or column.endswith("_seconds"), column
 
 
-def test_what_these_tests_find(tmp_path):
+def test_wrong_links_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "# A `b` page\n\n[one](#a-b-page) [two](page.md#other) [three](nowhere.md)"

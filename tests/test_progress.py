@@ -76,7 +76,7 @@ def plain_output(total: int, first: int = 0) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_plain_lines_say_everything():
+def test_plain_line_shows_metrics_and_time():
     lines = plain_output(12)
     assert len(lines) == 13
     # 10 rounds to go at 2 s each
@@ -89,7 +89,7 @@ def test_plain_lines_say_everything():
 
 
 @pytest.mark.parametrize("total", [1, 2, 49, 50, 51, 99, 200, 1000, 4001])
-def test_plain_output_is_bounded_and_has_first_and_last(total):
+def test_plain_output_has_at_most_52_lines(total):
     lines = plain_output(total)
     assert len(lines) <= 52
     assert lines[0].split()[1].startswith("0/")
@@ -97,13 +97,13 @@ def test_plain_output_is_bounded_and_has_first_and_last(total):
     assert all("\x1b" not in line for line in lines)
 
 
-def test_resumed_run_begins_with_its_first_round():
+def test_resumed_run_starts_with_its_first_round():
     lines = plain_output(200, first=101)
     assert lines[0].startswith("round 102/200")
     assert lines[-1].startswith("round 200/200")
 
 
-def test_time_left_follows_recent_rounds():
+def test_time_left_uses_recent_rounds():
     progress = Progress(Console(file=io.StringIO()))
     progress.start(make_info(100))
     assert progress.seconds_left is None
@@ -115,7 +115,7 @@ def test_time_left_follows_recent_rounds():
     assert progress.seconds_left == pytest.approx(70 * 3.0)
 
 
-def test_best_and_last_known_values_stay_when_a_round_is_not_evaluated():
+def test_unevaluated_round_keeps_the_last_values():
     console = Console(file=io.StringIO())
     progress = Progress(console)
     progress.start(make_info(3))
@@ -126,7 +126,7 @@ def test_best_and_last_known_values_stay_when_a_round_is_not_evaluated():
     assert "accuracy 0.6000  best 0.8000" in lines[-1]
 
 
-def test_a_stream_of_tasks_shows_the_average_over_the_learned_ones():
+def test_continual_learning_shows_average_accuracy():
     console = Console(file=io.StringIO())
     progress = Progress(console)
     progress.start(make_info(2))
@@ -144,7 +144,7 @@ def test_a_stream_of_tasks_shows_the_average_over_the_learned_ones():
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("status", ["completed", "diverged"])
-def test_live_display_fits_and_ends_with_the_status(width, status):
+def test_live_display_fits_and_shows_the_status(width, status):
     console = terminal(width)
     progress = Progress(console)
     progress.start(make_info(200))
@@ -161,7 +161,7 @@ def test_live_display_fits_and_ends_with_the_status(width, status):
     assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is back
 
 
-def test_terminal_is_restored_when_a_run_is_aborted():
+def test_abort_restores_the_terminal():
     console = terminal()
     stdout = sys.stdout
     progress = Progress(console)
@@ -212,7 +212,7 @@ def test_result_as_plain_text(tmp_path, monkeypatch):
     assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
 
 
-def test_result_of_a_stream_of_tasks():
+def test_result_of_personal_and_task_measures():
     console = Console(file=io.StringIO(), width=80)
     # after its first task
     tasks = {"average_accuracy": 0.31935, "new_task_accuracy": 0.958, "task_forgetting": None}
@@ -231,7 +231,7 @@ def test_result_of_a_stream_of_tasks():
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_result_in_a_terminal_is_as_wide_as_it(width):
+def test_result_fits_the_terminal(width):
     console = terminal(width)
     targets = {f"0.{n}": n for n in range(1, 40)}  # more than fits into a line
     result_table(SUMMARY | {"rounds_to_target": targets}, [], console)
@@ -240,7 +240,7 @@ def test_result_in_a_terminal_is_as_wide_as_it(width):
     assert "0.39: 39" in "".join(lines)
 
 
-def test_result_of_a_run_that_failed_early():
+def test_result_of_a_failed_run():
     console = Console(file=io.StringIO(), width=80)
     result_table({"status": "failed"}, [], console)
     assert "status            failed" in console.file.getvalue()
@@ -260,7 +260,7 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_line_says_whose_loss_it_is():
+def test_line_shows_test_loss_before_the_first_training():
     """Nobody has trained before round 1, so that the test loss stands there; afterwards that of
     training."""
     console = Console(file=io.StringIO())

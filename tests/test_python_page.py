@@ -48,34 +48,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "blocks", [blocks_of_the_page(), cells_of_the_notebook()], ids=["page", "notebook"]
 )
-def test_the_code_runs(blocks: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_the_page_runs(
+    blocks: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, f"{here.name}: {block.splitlines()[0]}", "exec"), names)
     assert "algorithm=fedntdd: no such option (nearest: 'fedntd')" in capsys.readouterr().out
     assert (here / "model.pt").stat().st_size > 100_000
     assert "fedexp" in sys.modules
-
-
-def test_the_notebook_is_one_and_has_no_outputs() -> None:
-    notebook = json.loads((GUIDE / "python.ipynb").read_text(encoding="utf-8"))
-    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
-    for cell in notebook["cells"]:
-        assert cell.keys() >= {"cell_type", "id", "metadata", "source"}
-        assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == (
-            [],
-            None,
-        )
-
-
-def test_what_the_page_says_of_shapes() -> None:
-    """The comments behind the model's blocks are true of the digits' model."""
-    import torch
-
-    from fedexp.models.cnn import CNN
-
-    network = CNN(channels=(32, 64), kernel=5, padding=2, hidden=(512,)).build((1, 8, 8), 10)
-    found = network(torch.zeros(1, 1, 8, 8))
-    text = (GUIDE / "python.md").read_text(encoding="utf-8")
-    assert f"# {list(found.logits.shape)}: logits" in text
-    assert f"# {list(found.features.shape)}" in text

@@ -29,7 +29,7 @@ OPTIONS |= {"warmup_rounds": 1}
 # --- the objective
 
 
-def test_without_an_objective_test_data_are_not_used():
+def test_default_objective_never_uses_test_data():
     assert objective_name({"validation": {"fraction": 0.1}}) == "validation_accuracy"
     assert objective_name({"validation": {"fraction": 0.1}, "evaluate_on": "test"}) is None
     assert objective_name({"validation": {"fraction": 0.0}}) is None
@@ -46,12 +46,12 @@ def test_without_an_objective_test_data_are_not_used():
         ("train_samples_per_second", "max"),
     ],
 )
-def test_the_direction_follows_from_the_name(name, expected):
+def test_direction_depends_on_the_objectives_name(name, expected):
     assert direction_of(name, None) == expected
     assert direction_of(name, "min") == "min"
 
 
-def test_an_objective_is_a_finite_number_of_the_summary():
+def test_objective_must_be_a_finite_number():
     summary = {"accuracy": 0.5, "rounds": 3, "forgetting": None, "status": "completed"}
     assert [
         value_of(summary, name) for name in ("accuracy", "rounds", "forgetting", "status", "none")
@@ -70,7 +70,7 @@ def test_an_objective_is_a_finite_number_of_the_summary():
         ),
     ],
 )
-def test_an_objective_that_a_run_will_not_have_is_refused(name, views, words):
+def test_unknown_objective_is_refused(name, views, words):
     with pytest.raises(ConfigError, match=words):
         check_objective(name, views, ())
     check_objective("validation_consistency", ("validation",), ("consistency",))
@@ -104,7 +104,7 @@ def test_sweeps_of_hydra_become_distributions():
     }
 
 
-def test_an_interval_that_cannot_be_is_refused():
+def test_invalid_interval_is_refused():
     with pytest.raises(ConfigError, match=r"local\.lr=interval\(2\.0,1\.0\)"):
         space_of(["local.lr=interval(2.0,1.0)"])
 
@@ -130,7 +130,7 @@ def opened(directory, *overrides, space=("local.lr",), objective="accuracy"):
     return open_study(config, objective, dict.fromkeys(space))
 
 
-def test_the_median_of_the_others_decides_over_a_trial(tmp_path):
+def test_trial_below_the_median_is_pruned(tmp_path):
     """Of two finished trials with 0.5 and 0.7 after round 2 the median is 0.6: 0.55 is pruned, 0.65
     is not, and a round that was reported before a resume counts once."""
     study = opened(tmp_path)
@@ -149,7 +149,7 @@ def test_the_median_of_the_others_decides_over_a_trial(tmp_path):
         assert not again(2, {"accuracy": 0.0})
 
 
-def test_optuna_is_imported_by_a_search_alone():
+def test_optuna_is_only_imported_for_a_search():
     """A run without one must not need it."""
     program = "import fedexp.cli.job, fedexp.training.run, sys; sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -158,7 +158,7 @@ def test_optuna_is_imported_by_a_search_alone():
 # --- the end before the last round
 
 
-def test_patience_counts_evaluated_rounds_since_the_first_best():
+def test_patience_counts_rounds_since_the_best():
     assert rounds_without_improvement([(0, 0.9)]) == 0
     assert rounds_without_improvement([(0, 0.9), (1, 0.1)]) == 0
     assert rounds_without_improvement([(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2)]) == 2
@@ -171,7 +171,7 @@ def seen(*accuracy):
     return SimpleNamespace(accuracy=rounds, round=len(accuracy), tested=tested)
 
 
-def test_patience_is_over_after_as_many_rounds_without_a_better_one():
+def test_patience_ends_a_run_without_improvement():
     """Patience 2: one round after the best it goes on, two after it ends; an equal accuracy is no
     better one."""
     stop = Stop(patience=2, metric=None, minutes=None)
@@ -186,7 +186,7 @@ def test_patience_is_over_after_as_many_rounds_without_a_better_one():
     )
 
 
-def test_minutes_are_over_where_the_next_round_would_end_after_them(monkeypatch):
+def test_time_limit_ends_a_run_before_a_round_that_exceeds_it(monkeypatch):
     """Two minutes from second 1,000 on end at 1,120. At 1,100 a round of 19 seconds is begun, one
     of 20 is not."""
     now = [1000.0]
@@ -206,7 +206,7 @@ def test_minutes_are_over_where_the_next_round_would_end_after_them(monkeypatch)
     assert stopping.reason(seen(0.5), 0.0) == ended
 
 
-def test_what_a_stopped_run_has_left_to_do():
+def test_stopped_run_is_over_for_the_same_options():
     patient = {"status": "stopped", "stopped": {"by": "patience", "patience": 3}}
     timed = {"status": "stopped", "stopped": {"by": "minutes", "minutes": 5.0}}
     pruned = {"status": "stopped", "stopped": {"by": "search"}}
@@ -224,7 +224,7 @@ def test_what_a_stopped_run_has_left_to_do():
     assert not is_finished(pruned, NO_STOP, True)
 
 
-def test_a_study_is_about_one_experiment(tmp_path):
+def test_study_of_another_experiment_is_refused(tmp_path):
     """The same command with another tracker or on other hardware continues it; another number of
     rounds, method, searched key or objective is refused."""
     opened(tmp_path)

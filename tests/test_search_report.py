@@ -10,7 +10,7 @@ from toy_federation import CONF
 CIFAR = "experiment=fedka/cifar10"
 
 
-def test_the_best_value_of_each_method(tmp_path):
+def test_report_names_the_best_value_of_each_method(tmp_path):
     """FedKA: beta 0.1 has 50 and 60 % (mean 55), 0.01 has 57, 0.5 diverged at a higher accuracy;
     FedProx one value."""
     for i, (beta, accuracy) in enumerate(
@@ -28,13 +28,13 @@ def test_the_best_value_of_each_method(tmp_path):
     assert "| FedProx | mu=1 | 40.00 |" in text
 
 
-def test_which_sweeps_are_searches():
+def test_only_one_sweep_is_a_search():
     found = [name for name in list_options("sweep", [CONF]) if load_sweep(name, [CONF]).choose]
     assert found == ["fedka_search"]
     assert not load_sweep("fedntd_fig15", [CONF]).choose
 
 
-def test_a_search_has_one_key_and_one_setting():
+def test_search_varies_one_key_in_one_setting():
     for block in load_sweep("fedka_search", [CONF]).blocks:
         assert len(block.axes) == 2
         assert len([key for key in block.axes if "." in key]) == 1

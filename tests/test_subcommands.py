@@ -9,14 +9,14 @@ from fedexp.cli.commands import SUBCOMMANDS, is_subcommand
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_each_has_a_help_under_the_name_that_it_was_called_by(name: str, capsys):
+def test_each_subcommand_has_help(name: str, capsys):
     with pytest.raises(SystemExit) as stop:
         main.main([name, "--help"])
     assert stop.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: fedexp {name} [-h]")
 
 
-def test_arguments_and_exit_codes_are_passed_on(tmp_path: Path, monkeypatch, capsys):
+def test_subcommands_return_exit_codes(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "multirun").mkdir()
     for command in (
@@ -37,7 +37,7 @@ def test_arguments_and_exit_codes_are_passed_on(tmp_path: Path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("word", "hint"), [("reprot", " (nearest: 'report')"), ("Dashbord", " (nearest: 'dashboard')")]
 )
-def test_an_unknown_word_is_refused_with_the_nearest_name(word: str, hint: str, capsys):
+def test_unknown_subcommand_is_refused_with_a_hint(word: str, hint: str, capsys):
     assert main.main([word, "multirun/x"]) == 2
     assert (
         capsys.readouterr().err
@@ -47,11 +47,11 @@ def test_an_unknown_word_is_refused_with_the_nearest_name(word: str, hint: str, 
 
 
 @pytest.mark.parametrize("first", ["rounds=1", "--multirun", "~tracker", "+new=1", "a/b", "[", ""])
-def test_what_is_no_word_is_hydras(first: str):
+def test_other_first_arguments_are_overrides(first: str):
     assert not is_subcommand([first, "report"])
 
 
-def test_help_and_completion_know_them(monkeypatch, capsys):
+def test_help_and_completion_list_subcommands(monkeypatch, capsys):
     assert main.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"\n  fedexp {name}" in text for name in SUBCOMMANDS)
@@ -65,7 +65,7 @@ def test_help_and_completion_know_them(monkeypatch, capsys):
         assert capsys.readouterr().out == found
 
 
-def test_completion_of_a_directory(tmp_path: Path, monkeypatch, capsys):
+def test_subcommands_complete_directories(tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "multirun/fedntd").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COMP_LINE", "fedexp report multirun/f")

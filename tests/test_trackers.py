@@ -129,7 +129,7 @@ def test_a_run_is_logged_with_its_configuration_metrics_and_results(
     assert capfd.readouterr() == ("", "")
 
 
-def test_steps_leave_room_for_results_of_runs_that_are_given_more_rounds(tmp_path, fake_wandb):
+def test_results_do_not_use_the_step_of_the_next_round(tmp_path, fake_wandb):
     """W&B drops rows whose step is not greater than the last one. The results get the step after
     the last round's, so the next round needs a greater one."""
     track(guarded(), make_info(tmp_path), range(3))
@@ -166,7 +166,9 @@ def raising(error: BaseException):
         ("finish", OSError("no"), "W&B could not finish; the run continues without it (OSError: n"),
     ],
 )
-def test_a_failure_is_one_warning(tmp_path, fake_wandb, monkeypatch, caplog, call, error, message):
+def test_a_failing_call_logs_one_warning(
+    tmp_path, fake_wandb, monkeypatch, caplog, call, error, message
+):
     if call == "init":
         monkeypatch.setattr("wandb.init", raising(error))
     else:
@@ -179,7 +181,7 @@ def test_a_failure_is_one_warning(tmp_path, fake_wandb, monkeypatch, caplog, cal
     assert dict(os.environ) == environment
 
 
-def test_a_hanging_finish_is_given_up(tmp_path, fake_wandb, caplog, monkeypatch):
+def test_finish_gives_up_after_its_timeout(tmp_path, fake_wandb, caplog, monkeypatch):
     monkeypatch.setattr(FakeRun, "finish", lambda *_: time.sleep(60))
     started = time.monotonic()
     track(guarded(finish_timeout=0.1), make_info(tmp_path))
@@ -188,7 +190,7 @@ def test_a_hanging_finish_is_given_up(tmp_path, fake_wandb, caplog, monkeypatch)
     assert "could not finish; the run continues without it (no answer in time)" in warning
 
 
-def test_a_server_that_does_not_answer_makes_the_run_offline(
+def test_run_is_logged_offline_without_an_answer_from_the_server(
     tmp_path, fake_wandb, caplog, monkeypatch
 ):
     begin = wandb.init
@@ -217,21 +219,21 @@ def test_a_server_that_does_not_answer_makes_the_run_offline(
         ("offline", "online", "key", ("offline",)),
     ],
 )
-def test_where_a_run_is_logged(fake_wandb, mode, of_wandb, key, tried):
+def test_modes_follow_settings_and_login(fake_wandb, mode, of_wandb, key, tried):
     fake_wandb.settings.mode, fake_wandb.settings.api_key = of_wandb, key
     config = make_config(mode=mode)
     assert config.modes() == tried
     assert config.stays == ("online" not in tried)
 
 
-def test_nothing_is_logged_where_wandb_is_disabled(tmp_path, fake_wandb, caplog):
+def test_disabled_wandb_logs_nothing(tmp_path, fake_wandb, caplog):
     fake_wandb.settings.mode = "disabled"
     track(guarded(), make_info(tmp_path))
     assert fake_wandb.runs == []
     assert warnings(caplog) == []
 
 
-def test_asking_for_online_without_a_key_is_a_warning(tmp_path, fake_wandb, caplog):
+def test_online_without_a_key_logs_a_warning(tmp_path, fake_wandb, caplog):
     fake_wandb.settings.api_key = None
     track(guarded(mode="online"), make_info(tmp_path))
     assert fake_wandb.runs[0].offline
@@ -239,7 +241,7 @@ def test_asking_for_online_without_a_key_is_a_warning(tmp_path, fake_wandb, capl
     assert "W&B has no key" in warning
 
 
-def test_images_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
+def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
     from PIL import Image
 
     picture = io.BytesIO()
@@ -260,11 +262,11 @@ def test_images_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
     ("every", "rounds", "interval"),
     [(0, 200, None), (7, 200, 7), (0.1, 200, 20), (0.1, 30, 10), (0.25, 3000, 750)],
 )
-def test_interval_of_images(every, rounds, interval):
+def test_image_interval(every, rounds, interval):
     assert make_config(log_images_every=every).image_interval(rounds) == interval
 
 
-def test_names_are_in_sections():
+def test_each_column_has_a_unique_name_in_a_section():
     """Every column that a run can have is in one of the six sections, and no two share a name."""
     columns = {
         *RECORD_TAIL,
@@ -302,7 +304,7 @@ def metric_columns() -> set[str]:
     return set(All(xi=0.01).round_values(history))
 
 
-def test_targets_in_the_summary():
+def test_flat_summary_has_one_number_per_target():
     summary = {
         "accuracy": 0.5,
         "rounds_to_target": {"0.5": 7, "0.375": 3, "0.9*best": 12, "1.0*best": None},
@@ -325,14 +327,14 @@ def test_targets_in_the_summary():
         ("machine machine machine", False),
     ],
 )
-def test_credentials_in_netrc(netrc, found, fake_wandb):
+def test_login_is_read_from_netrc(netrc, found, fake_wandb):
     fake_wandb.settings.api_key = None
     assert not is_logged_in(fake_wandb.settings)
     Path(os.environ["NETRC"]).write_text(netrc)
     assert is_logged_in(fake_wandb.settings) == found
 
 
-def test_bounded():
+def test_call_with_timeout():
     assert call_with_timeout(lambda: 3, 5) == 3
     with pytest.raises(ZeroDivisionError):
         call_with_timeout(lambda: 1 / 0, 5)
@@ -344,9 +346,7 @@ def test_bounded():
     assert time.monotonic() - started < 2
 
 
-def test_wandb_writes_below_the_run_unless_the_user_says_otherwise(
-    tmp_path, fake_wandb, monkeypatch
-):
+def test_wandb_writes_into_the_run_directory_by_default(tmp_path, fake_wandb, monkeypatch):
     monkeypatch.setenv("WANDB_CACHE_DIR", "/elsewhere")
     with wandb_service(tmp_path):
         assert os.environ["WANDB_CACHE_DIR"] == "/elsewhere"
@@ -371,7 +371,7 @@ def test_bad_settings(change, message):
         make_config(**change)
 
 
-def test_none_does_nothing_and_disabled_is_none(tmp_path):
+def test_no_tracker_does_nothing(tmp_path):
     for tracker in (NoTracker().create(), make_config(mode="disabled").create()):
         assert type(tracker) is Tracker
         track(tracker, make_info(tmp_path))
@@ -385,7 +385,7 @@ def test_none_does_nothing_and_disabled_is_none(tmp_path):
 
 
 @pytest.mark.slow
-def test_log_names_no_path_of_the_machine(tmp_path):
+def test_log_contains_no_paths_of_the_machine(tmp_path):
     tracker = guarded(mode="offline")
     tracker.start(make_info(tmp_path / "run"))
     tracker.log_round(make_record(1))
@@ -399,7 +399,7 @@ def test_log_names_no_path_of_the_machine(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_key_no_question(tmp_path):
+def test_wandb_never_prompts_for_a_key(tmp_path):
     """In a process of its own with a terminal for wandb to ask in: it does not; only `online` is worth a warning."""
     pty = pytest.importorskip("pty")
     program = (

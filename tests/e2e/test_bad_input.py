@@ -85,7 +85,7 @@ def cases(text, *marks):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [*cases(CASES), *cases(MORE, pytest.mark.slow)])
-def test_one_message_and_nothing_left(fedexp, tmp_path, arguments, words):
+def test_bad_input_is_one_message_and_writes_nothing(fedexp, tmp_path, arguments, words):
     answer = fedexp.refused(*arguments)
     assert "Error executing job" not in answer.err
     for word in words:
@@ -107,7 +107,7 @@ def test_one_message_and_nothing_left(fedexp, tmp_path, arguments, words):
         ({"0": [0, 10**400], "1": [1]}, "client 0 object"),
     ],
 )
-def test_partition_files(fedexp, tmp_path, parts, word):
+def test_invalid_partition_files_are_refused(fedexp, tmp_path, parts, word):
     (tmp_path / "parts.json").write_text(json.dumps(parts))
     answer = fedexp.refused("partition=file", "partition.path=parts.json", "num_clients=2")
     assert "parts.json" in answer.err
@@ -115,18 +115,18 @@ def test_partition_files(fedexp, tmp_path, parts, word):
     assert [path.name for path in tmp_path.iterdir()] == ["parts.json"]
 
 
-def test_a_partition_that_cannot_be_drawn(fedexp):
+def test_impossible_partition_is_refused(fedexp):
     answer = fedexp.refused("alpha=0.01", "num_clients=100", "partition.max_draws=50")
     assert "min_size=" in answer.err
     assert "larger alpha" in answer.err
 
 
-def test_output_that_cannot_be_written(fedexp, tmp_path):
+def test_unwritable_output_is_refused(fedexp, tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert "file" in fedexp.refused("rounds=1", "hydra.run.dir=file/run").err
 
 
-def test_missing_and_corrupt_data(fedexp, tmp_path):
+def test_missing_and_corrupt_data_are_refused(fedexp, tmp_path):
     pictures = ("dataset=image_folder", "dataset.root=pictures")
     assert "pictures" in fedexp.refused(*pictures).err
     for split in ("train", "test"):
@@ -158,7 +158,7 @@ def test_missing_and_corrupt_data(fedexp, tmp_path):
         ("sweep", b"\xb6\xeb", "mine.yaml: not a sweep"),
     ],
 )
-def test_options_of_ones_own_that_cannot_be_read(fedexp, tmp_path, kind, content, word):
+def test_unreadable_user_options_are_refused(fedexp, tmp_path, kind, content, word):
     option = tmp_path / "conf_mine" / kind / "mine.yaml"
     option.parent.mkdir(parents=True)
     option.write_bytes(content)
@@ -170,7 +170,7 @@ def test_options_of_ones_own_that_cannot_be_read(fedexp, tmp_path, kind, content
 @pytest.mark.parametrize(
     "arguments", [["algorithm=fedavg"], ["--multirun", "seed=0,1"], ["--cfg", "job"]]
 )
-def test_an_option_of_ones_own_with_the_name_of_another_is_refused(fedexp, tmp_path, arguments):
+def test_user_option_with_a_name_of_fedexp_is_refused(fedexp, tmp_path, arguments):
     """Hydra would take that of fedexp without a word."""
     for name in ("algorithm/fedavg.yaml", "sweep/benchmark.yaml"):  # a sweep is read from there
         (tmp_path / "conf_mine" / name).parent.mkdir(parents=True)
@@ -209,7 +209,7 @@ def test_an_option_of_ones_own_with_the_name_of_another_is_refused(fedexp, tmp_p
         (b"[]\n", b"- " * 1000, "config.yaml: is not yaml (it is nested too deeply)"),
     ],
 )
-def test_run_directories_that_are_not_ours(fedexp, tmp_path, overrides, config, word):
+def test_invalid_run_directories_are_refused(fedexp, tmp_path, overrides, config, word):
     """What somebody else wrote there names no code and no directory with configurations."""
     (tmp_path / "run" / ".hydra").mkdir(parents=True)
     (tmp_path / "run" / ".hydra" / "overrides.yaml").write_bytes(overrides)
@@ -221,14 +221,14 @@ def test_run_directories_that_are_not_ours(fedexp, tmp_path, overrides, config, 
 
 
 @pytest.mark.slow
-def test_a_batch_larger_than_the_data_is_all_of_them(fedexp, tmp_path):
+def test_batch_size_may_exceed_the_data(fedexp, tmp_path):
     """Batches are padded to their size, which once asked for 16 GB here."""
     for name, size in (("all", 1437), ("more", 2**31)):
         fedexp.done(*SMALL, "rounds=1", f"local.batch_size={size}", f"hydra.run.dir={name}")
     assert_same_run(tmp_path / "all", tmp_path / "more")
 
 
-def test_a_refused_sweep_leaves_a_directory_that_was_there(fedexp, tmp_path):
+def test_refused_sweep_keeps_an_existing_directory(fedexp, tmp_path):
     """Also where it holds the same as one that this command has made."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "multirun.yaml").write_text("")
@@ -243,14 +243,14 @@ def test_a_refused_sweep_leaves_a_directory_that_was_there(fedexp, tmp_path):
         (["seed=0,1", "algorithm=fedavg,fedxx"], "algorithm=fedxx"),
     ],
 )
-def test_a_refused_sweep_leaves_nothing(fedexp, tmp_path, overrides, message):
+def test_refused_sweep_writes_nothing(fedexp, tmp_path, overrides, message):
     answer = fedexp("--multirun", *overrides)
     assert (answer.code, answer.err.count("fedexp:")) == (2, 1)
     assert message in answer.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_working_directory_stays(fedexp, tmp_path):
+def test_empty_working_directory_is_kept(fedexp, tmp_path):
     """Also when it is empty and the run directory would have been in it."""
     assert fedexp("rounds=0", "hydra.run.dir=run").code == 2
     assert tmp_path.exists()

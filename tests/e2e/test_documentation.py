@@ -205,7 +205,7 @@ def small_pictures() -> list[str]:
 
 @cache
 def commands() -> dict[str, str]:
-    """Command -> the first page that has it, but for those that test_errors_of_the_faq runs."""
+    """Command -> the first page that has it, except the commands of test_faq_messages."""
     found: dict[str, str] = {}
     for page, text in texts().items():
         for command in commands_of(text) if page != FAQ else ():
@@ -290,13 +290,13 @@ def check_options(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in commands_of(README) if arguments_of(c)])
-def test_options_in_commands_of_the_readme(command):
+def test_commands_of_the_readme_are_valid(command):
     check_options(command)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # all in one test
-def test_options_in_commands_that_are_not_run():
+def test_commands_that_are_not_run_are_valid():
     """Those of the algorithms' pages and of NOT_EXECUTED."""
     for command, page in commands().items():
         if page.startswith("docs/algorithms/") or not is_executed(command):
@@ -307,11 +307,11 @@ def test_options_in_commands_that_are_not_run():
                 raise
 
 
-def test_every_page_of_the_repository_is_read():
+def test_every_page_is_checked():
     assert set(WRITTEN) <= texts().keys()
 
 
-def test_no_command_is_left_out_silently():
+def test_every_skipped_command_has_a_reason():
     """A command that is not run has a reason."""
     left_out = [c for c in commands() if not ours(c) and is_executed(c)]
     assert not left_out, "run it, or say in NOT_EXECUTED why not"
@@ -320,7 +320,7 @@ def test_no_command_is_left_out_silently():
 FOREIGN = "smooth|--shell-completion|allow_pickle|train_transform"  # of others, or of an example
 
 
-def test_options_in_running_text():
+def test_options_in_text_exist():
     """`key=value` in a sentence: the key exists, and so does the value where it names an option."""
     known = {*known_keys(CONF, []), *(path.name for path in CONF.iterdir() if path.is_dir())}
     # on the page of a group its keys go without its name
@@ -351,7 +351,7 @@ def program_of(path: Path) -> Path:
     return ROOT / "src" / f"{found[1].replace('.', '/')}.py" if found else path
 
 
-def test_make_pip_and_python_commands_name_what_there_is():
+def test_make_pip_and_python_commands_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
@@ -526,7 +526,7 @@ def execute(command, fedexp, monkeypatch) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("command", ["fedexp algorithm=cfed", "fedexp local.lr=quick"])
-def test_a_wrong_option_is_found(command):
+def test_wrong_option_is_found(command):
     """The checks above can fail."""
     with pytest.raises(ConfigError):
         check_options(command)
@@ -542,7 +542,7 @@ ENTRY = re.compile(
 ENTRIES = ENTRY.findall((ROOT / FAQ).read_text(encoding="utf-8"))
 
 
-def test_every_command_of_the_faq_has_its_message():
+def test_every_faq_command_has_a_message():
     assert len(ENTRIES) == (ROOT / FAQ).read_text(encoding="utf-8").count("```sh") > 0
 
 
@@ -550,7 +550,7 @@ def test_every_command_of_the_faq_has_its_message():
 @pytest.mark.parametrize(
     ("lines", "message"), [entry[1:] for entry in ENTRIES], ids=[entry[0] for entry in ENTRIES]
 )
-def test_errors_of_the_faq(lines, message, fedexp, monkeypatch):
+def test_faq_messages(lines, message, fedexp, monkeypatch):
     """Each command prints the message below it, to the letter but for `...`."""
     monkeypatch.setenv("FEDEXP_DATA", "data")
     for line in lines.splitlines():

@@ -15,7 +15,7 @@ from fedexp.cli import launchers
 from fedexp.core.packages import how_to_install
 
 
-def test_without_the_extra_it_says_what_to_install(fedexp, monkeypatch, tmp_path):
+def test_missing_launcher_names_its_extra(fedexp, monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "importable", lambda module: False)
     for name, extra in (
         ("joblib", "joblib"),
@@ -87,7 +87,7 @@ GRID = ("algorithm=fedavg,scaffold", "seed=0,1")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_joblib_and_submitit_local(sweep):
+def test_joblib_and_submitit_equal_the_basic_launcher(sweep):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     assert sweep("basic", *GRID).code == 0
@@ -97,7 +97,7 @@ def test_joblib_and_submitit_local(sweep):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_process_of_joblib_and_the_same_command_again(sweep, tmp_path):
+def test_sweep_continues_after_a_killed_joblib_process(sweep, tmp_path):
     """joblib gives all jobs up when one process is killed; nothing that they had is lost."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     arguments = ("seed=0,1", "rounds=30", "hydra.launcher.n_jobs=2")
@@ -121,7 +121,7 @@ def test_a_killed_process_of_joblib_and_the_same_command_again(sweep, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_removed_directory_of_a_job_of_joblib(sweep, tmp_path):
+def test_removed_job_directory_fails_the_sweep(sweep, tmp_path):
     """The job is told of and counts as failed; the others and the table are whole; the same command
     mends it."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -169,7 +169,7 @@ def remove_one(sweep: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ray(sweep):
+def test_ray_equals_the_basic_launcher(sweep):
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedexp[ray]'")
     assert sweep("basic", *GRID).code == 0
     try:

@@ -33,7 +33,7 @@ def failed(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
+def test_job_of_a_sweep_equals_a_single_run(fedexp, tmp_path):
     fedexp.done("--multirun", "algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL)
     names = [directory.name.rpartition("_")[0] for directory in jobs(tmp_path)]
     assert names == [
@@ -54,7 +54,7 @@ def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
     assert_same_run(jobs(tmp_path)[2], tmp_path / "alone")
 
 
-def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, monkeypatch):
+def test_failing_job_does_not_stop_the_others(fedexp, tmp_path, monkeypatch):
     add_class(tmp_path, "algorithm", "broken", ALGORITHM)
     monkeypatch.syspath_prepend(tmp_path)
     answer = fedexp(
@@ -72,7 +72,7 @@ def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
+def test_invalid_job_writes_error_txt(fedexp, tmp_path):
     fedexp.refused("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
     (good,), (bad,) = jobs(tmp_path), failed(tmp_path)
     assert summary_of(good)["status"] == "completed"
@@ -81,7 +81,7 @@ def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
+def test_each_job_is_a_wandb_run(fedexp, tmp_path):
     pytest.importorskip("wandb")
     answer = fedexp.done(
         "--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL
@@ -125,7 +125,7 @@ SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", *SMALL)
 
 
 @pytest.mark.slow
-def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
+def test_same_command_runs_only_incomplete_jobs(fedexp, tmp_path):
     """What is complete stays as it is; a seed that is added runs; a job that failed is tried
     again."""
     fedexp.done(*SWEEP, "seed=0,1")
@@ -142,7 +142,7 @@ def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_all_jobs_is_said_once(fedexp, tmp_path):
+def test_shared_error_is_printed_once(fedexp, tmp_path):
     answer = fedexp.refused(
         "--multirun", *SMALL, "seed=0,1,2", "local.epochs=0", "hydra.sweep.dir=sweep"
     )

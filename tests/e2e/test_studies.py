@@ -13,7 +13,7 @@ SEARCH = ("--multirun", "hydra/sweeper=optuna", *SMALL, "rounds=2", "hydra.sweep
 VALIDATED = (*SEARCH, "validation.fraction=0.2", "local.lr=tag(log,interval(0.0001,0.1))")
 
 
-def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
+def test_study_finds_the_best_trial_and_continues(fedexp, tmp_path):
     answer = fedexp.done(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=2")
     trials = pd.read_csv(tmp_path / "study/trials.csv")
     assert trials["state"].tolist() == ["complete"] * 2
@@ -48,7 +48,7 @@ def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trial_that_was_interrupted_goes_on_from_its_checkpoint(fedexp, tmp_path, monkeypatch):
+def test_interrupted_trial_resumes(fedexp, tmp_path, monkeypatch):
     from fedexp.training import rounds
 
     played, play = [], rounds.play_round
@@ -79,7 +79,7 @@ def draws(seed):
 
 
 @pytest.mark.slow
-def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
+def test_worse_trial_is_pruned(fedexp, tmp_path):
     """A rate of 1e-9 learns nothing: it is worse than the one trial before it, with 0.05."""
     seed = next(seed for seed in range(100) if draws(seed) == ["0.05", "1e-9"])
     pruning = (
@@ -126,14 +126,14 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
         ((*SEARCH[:1], "hydra/sweeper=optnua", *SEARCH[2:]), "no such option (nearest: 'optuna')"),
     ],
 )
-def test_a_search_that_cannot_be_is_refused_and_leaves_nothing(fedexp, tmp_path, options, words):
+def test_invalid_search_is_refused_and_writes_nothing(fedexp, tmp_path, options, words):
     answer = fedexp.refused(*options)
     assert words in answer.err
     assert "Traceback" not in answer.err
     assert not (tmp_path / "study").exists()
 
 
-def test_a_study_keeps_its_objective(fedexp, tmp_path):
+def test_study_with_another_objective_is_refused(fedexp, tmp_path):
     fedexp.done(*VALIDATED, "rounds=1", "hydra.sweeper.n_trials=1")
     answer = fedexp.refused(
         *VALIDATED, "rounds=1", "hydra.sweeper.n_trials=2", "objective=validation_best_accuracy"
@@ -146,7 +146,7 @@ def test_a_study_keeps_its_objective(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_trials_of_several_processes_belong_to_one_study(fedexp, tmp_path, fresh_processes):
+def test_parallel_trials_share_a_study(fedexp, tmp_path, fresh_processes):
     fedexp.done(
         *VALIDATED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=4"
     )

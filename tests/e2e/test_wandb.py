@@ -49,7 +49,7 @@ def make_run(fedexp, *options: str) -> Path:
 
 
 @pytest.mark.slow
-def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
+def test_pushed_run_equals_the_tracked_run(fedexp, tmp_path, capfd):
     images = ("tracker.log_images_every=2", "forgetting_metric=all")
     run = make_run(fedexp, *OFFLINE, "rounds=3", "tracker.tags=[mine]", *images)
     (tracked,) = run_folders(run)
@@ -77,7 +77,7 @@ def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd):
+def test_push_keeps_the_id_and_skips_unfinished_runs(fedexp, tmp_path, capfd):
     run = make_run(fedexp, *OFFLINE, "rounds=1", "tracker.log_images_every=0")
     (tmp_path / "empty").mkdir()
     first = last_wandb_id(run)
@@ -142,7 +142,7 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
         ("local.lr=1e9", "rounds=6"),  # diverges
     ],
 )
-def test_pushed_runs_of_every_kind_equal_the_tracked_ones(fedexp, tmp_path, options):
+def test_pushed_run_equals_the_tracked_run_with_options(fedexp, tmp_path, options):
     """With the pictures of the end, drawn anew."""
     run = make_run(fedexp, *OFFLINE, *options, "figures=true")
     copy = bare_copy(run, tmp_path / "copy")
@@ -223,7 +223,7 @@ SERVERS = {"unreachable": None, "invalid key": 401, "slow server": None}
     "fault",
     ["invalid key", "slow disk", "unreachable", "slow server", "killed", "stopped", "no place"],
 )
-def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault):
+def test_run_finishes_if_wandb_fails(fedexp, tmp_path, monkeypatch, fault):
     """Exit code 0, complete tidy files, equal to those of an untracked run, and exactly one
     warning."""
     # A key is refused at once: there is time for wandb-core to start on a busy machine, where 1 s
