@@ -13,9 +13,9 @@ import torch
 
 import fedexp
 from fedexp.analysis.posthoc import features, loss_plane, vectors
-from fedexp.analysis.posthoc.hessian import largest, loss_hessian, spectrum_of
-from fedexp.analysis.posthoc.noise import noise_curve
-from fedexp.analysis.posthoc.pictures import picture_of
+from fedexp.analysis.posthoc.hessian import lanczos, largest_eigenvalues, loss_hessian
+from fedexp.analysis.posthoc.noise import measure_noise
+from fedexp.analysis.posthoc.pictures import make_picture
 from fedexp.analysis.posthoc.subject import Subject, load_subject
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.cli import main
@@ -71,10 +71,10 @@ def test_plane_through_three_models_by_hand():
     np.testing.assert_allclose(positions, [[0, 0], [5, 0], [3, 160**0.5]], rtol=1e-12)
     for point, (x, y) in zip(points, positions.tolist(), strict=True):
         torch.testing.assert_close(
-            vectors.flatten(vectors.moved(points[0], [(x, u), (y, v)])), vectors.flatten(point)
+            vectors.flatten(vectors.move(points[0], [(x, u), (y, v)])), vectors.flatten(point)
         )
     with pytest.raises(ValueError, match="on a line"):
-        vectors.plane_through([points[0], points[1], vectors.moved(points[0], [(2.0, u)])])
+        vectors.plane_through([points[0], points[1], vectors.move(points[0], [(2.0, u)])])
     with pytest.raises(ValueError, match="equal"):
         vectors.plane_through([points[0], points[0], points[2]])
 
@@ -114,7 +114,7 @@ def test_eigenvalues_equal_those_of_the_dense_hessian(toy):
     torch.testing.assert_close(
         loss_hessian(toy, params)(vector), dense @ vector, rtol=1e-9, atol=1e-12
     )
-    found = spectrum_of(toy, 4, tolerance=1e-10)
+    found = largest_eigenvalues(toy, 4, tolerance=1e-10)
     wanted, directions = np.linalg.eigh(dense.numpy())
     np.testing.assert_allclose(found.values, wanted[::-1][:4], rtol=1e-8)
     overlaps = abs(np.sum(found.vectors * directions[:, ::-1][:, :4], 0))
@@ -126,20 +126,20 @@ def test_eigenvalues_of_a_known_matrix():
     """diag(-90, 1, 2, ..., 30): the algebraically largest are 30 and 29, although -90 has the
     largest absolute value."""
     diagonal = torch.tensor([-90.0, *range(1, 31)], dtype=torch.float64)
-    found = largest(lambda v: diagonal * v, diagonal, 2, tolerance=1e-8)
+    found = lanczos(lambda v: diagonal * v, diagonal, 2, tolerance=1e-8)
     np.testing.assert_allclose(found.values, [30, 29], rtol=1e-7)
     with pytest.raises(
         ConfigError, match="--eigenvalues 31: must be at least 1 and less than the 31 parameters"
     ):
-        largest(lambda v: diagonal * v, diagonal, 31)
+        lanczos(lambda v: diagonal * v, diagonal, 31)
     with pytest.raises(ConfigError, match="not finite"):
-        largest(lambda v: v * torch.nan, diagonal, 2)
+        lanczos(lambda v: v * torch.nan, diagonal, 2)
 
 
 def test_surface_equals_the_loss_at_each_point(toy):
     """The middle is the model itself; a corner is the model moved along both directions."""
     plane = loss_plane.plane_around(toy, "random", points=3, span=0.5, seed=3)
-    surface = loss_plane.surface_of(toy, plane)
+    surface = loss_plane.measure_surface(toy, plane)
     params = toy.load(toy.model)
     middle = toy.runtime.evaluate(params)
     assert surface.loss[1, 1] == pytest.approx(float(middle.loss), rel=1e-12)
@@ -156,7 +156,7 @@ def test_model_plane_contains_the_models(toy):
         models.append(replace(toy.model, params=params))
     plane = loss_plane.model_plane(toy, models, points=4)
     for model, (x, y) in zip(models, plane.positions.tolist(), strict=True):
-        at = toy.runtime.evaluate(vectors.moved(plane.origin, [(x, plane.u), (y, plane.v)]))
+        at = toy.runtime.evaluate(vectors.move(plane.origin, [(x, plane.u), (y, plane.v)]))
         assert float(at.loss) == pytest.approx(
             float(toy.runtime.evaluate(model.params).loss), rel=1e-9
         )
@@ -170,7 +170,7 @@ def test_noise_is_added_to_all_parameters(toy):
     the same e at all strengths."""
     params = toy.load(toy.model)
     own = toy.runtime.evaluate(params)
-    found = noise_curve(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
+    found = measure_noise(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
     assert found.loss.shape == found.accuracy.shape == (2, 3)
     assert (found.loss[:, 0] == float(own.loss)).all()
     assert (found.accuracy[:, 0] == int(own.class_correct.sum()) / 20).all()
@@ -183,9 +183,9 @@ def test_noise_is_added_to_all_parameters(toy):
             )
     assert len(np.unique(found.loss)) == 5
     np.testing.assert_array_equal(
-        noise_curve(toy, [0.3], 2, "absolute", seed=3).loss, found.loss[:, 2:]
+        measure_noise(toy, [0.3], 2, "absolute", seed=3).loss, found.loss[:, 2:]
     )
-    assert not np.isin(noise_curve(toy, [0.3], 2, "absolute", seed=4).loss, found.loss).any()
+    assert not np.isin(measure_noise(toy, [0.3], 2, "absolute", seed=4).loss, found.loss).any()
 
 
 def test_scale_of_noise_by_hand(toy):
@@ -201,9 +201,9 @@ def test_scale_of_noise_by_hand(toy):
     params = toy.load(toy.model)
     e = vectors.relative_to(params, vectors.gaussian(params, 0, 0))
     at = {name: value + 0.2 * e[name] for name, value in params.items()}
-    found = noise_curve(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
+    found = measure_noise(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
     assert found == pytest.approx(float(toy.runtime.evaluate(at).loss), rel=1e-12)
-    default = noise_curve(toy, draws=1, scale="relative").strengths
+    default = measure_noise(toy, draws=1, scale="relative").strengths
     np.testing.assert_allclose(default, np.arange(11) / 20)
 
 
@@ -368,7 +368,7 @@ def test_noise_figure_of_a_sweep(run, others):
     settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
     same = draw_one(small, settings, "FedNTD Fig. 14").axes[0].lines
     assert same[0].get_label() == "A"
-    wanted = noise_curve(subject, [0.0, 0.2], 2, "absolute", 0).loss.mean(0)
+    wanted = measure_noise(subject, [0.0, 0.2], 2, "absolute", 0).loss.mean(0)
     for line in same:
         np.testing.assert_allclose(line.get_xydata().T, [[0, 0.2], wanted], rtol=1e-12)
     local = draw_one(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].lines
@@ -389,7 +389,7 @@ def test_figures_of_a_sweep_write_no_files(run):
         ("hypersphere", {"clients": 2}),
         ("tsne", {"perplexity": 5.0}),
     ):
-        assert picture_of(RunDirectory(run.directory), kind, small | options)().axes
+        assert make_picture(RunDirectory(run.directory), kind, small | options)().axes
     assert sorted(run.directory.rglob("*")) == before
 
 

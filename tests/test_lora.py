@@ -51,7 +51,7 @@ def test_linear_layer_adds_its_low_rank_product():
         torch.tensor([[4.0]]),
     )
     assert adapted(torch.tensor([1.0, 5.0])).item() == 6
-    assert adapted.merged().weight.tolist() == [[3.0, 0.0]]  # 1 + 0.5 * 4 * 1, 2 - 0.5 * 4 * 1
+    assert adapted.merge().weight.tolist() == [[3.0, 0.0]]  # 1 + 0.5 * 4 * 1, 2 - 0.5 * 4 * 1
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_merged_convolution_equals_adapted_one(places):
     x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
     expected = adapted(x)
     assert not torch.allclose(expected, adapted.base(x))
-    torch.testing.assert_close(adapted.merged()(x), expected)
+    torch.testing.assert_close(adapted.merge()(x), expected)
 
 
 def test_merged_network_has_plain_names_and_equal_outputs():

@@ -49,7 +49,7 @@ class Weighted(Fixed):
 
 def test_a_model_for_other_channels_is_refused_with_both_shapes():
     said = (
-        r"model: its network cannot read images of 1 x 6 x 6 \(channels x height x width\):"
+        r"model: its network cannot process images of 1 x 6 x 6 \(channels x height x width\):"
         r" .*expected input"
     )
     with pytest.raises(ConfigError, match=said):

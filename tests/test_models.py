@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedexp.core.errors import ConfigError
-from fedexp.models.cnn import CNN, pooled
+from fedexp.models.cnn import CNN, pool
 from fedexp.models.resnet import CifarResNet, TorchvisionResNet
 from toy_federation import random
 
@@ -197,7 +197,7 @@ def test_weights_file_sets_all_but_the_last_layer(tmp_path):
         # how much room it takes is asked without reading
         assert spec.build(CIFAR, 10).classifier.weight.is_meta
     with pytest.raises(
-        ConfigError, match=r"model.weights=.*conv1.weight does not fit.*images in colour"
+        ConfigError, match=r"model.weights=.*conv1.weight does not fit.*colour images"
     ):
         spec.build(MNIST, 10)
     torch.save(resnet34(weights=None).state_dict(), path)
@@ -206,7 +206,7 @@ def test_weights_file_sets_all_but_the_last_layer(tmp_path):
     ):
         spec.build(CIFAR, 10)
     path.write_bytes(b"no weights")
-    with pytest.raises(ConfigError, match=r"model.weights=.*: is not a file of weights"):
+    with pytest.raises(ConfigError, match=r"model.weights=.*: is not a weights file"):
         spec.build(CIFAR, 10)
 
 
@@ -240,10 +240,10 @@ def test_resnet56_initialisation_matches_fedalign():
 @pytest.mark.parametrize(
     ("spec", "shape", "message"),
     [
-        ("t_cnn", DIGITS, "at least 16 x 16 pixels; these are 8 x 8"),
-        ("t_cnn", (3, 32, 15), "these are 32 x 15"),
-        ("cnn", (1, 3, 8), "at least 4 x 4 pixels; these are 3 x 8"),
-        ("resnet10", DIGITS, "at least 9 x 9 pixels; these are 8 x 8"),
+        ("t_cnn", DIGITS, "at least 16 x 16 pixels; the images have 8 x 8"),
+        ("t_cnn", (3, 32, 15), "the images have 32 x 15"),
+        ("cnn", (1, 3, 8), "at least 4 x 4 pixels; the images have 3 x 8"),
+        ("resnet10", DIGITS, "at least 9 x 9 pixels; the images have 8 x 8"),
     ],
 )
 def test_too_small_images_are_refused(spec, shape, message):
@@ -281,8 +281,8 @@ def test_pooling_without_gradient_equals_pytorch(size, layout):
     x[0, 0, 0, 0] = torch.nan
     x = x.to(memory_format=layout)
     with torch.no_grad():
-        actual = pooled(x)
-    expected = pooled(x.requires_grad_()).detach()
+        actual = pool(x)
+    expected = pool(x.requires_grad_()).detach()
     assert expected.isnan().sum() == 1
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 

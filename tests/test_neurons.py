@@ -12,7 +12,7 @@ from fedexp.engine.measures import class_means
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.metrics.neurons import alignment, dead, preferences
 from fedexp.models.cnn import CNN
-from fedexp.training.analysing import measure, trained_models
+from fedexp.training.analysing import alignment_rows, trained_models
 
 # Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.
 H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
@@ -67,7 +67,7 @@ def test_class_means_by_hand():
 def test_alignment_of_a_round_by_hand():
     """One example per class, so rows are class means. The local models agree in 2 and 4 of 4
     neurons: 0.75 on average, standard deviation 0.25; the new global model agrees in 2."""
-    (row,) = measure(runtime([0, 1, 2]), model(H), model(OTHER), [model(OTHER), model(H)])
+    (row,) = alignment_rows(runtime([0, 1, 2]), model(H), model(OTHER), [model(OTHER), model(H)])
     expected = {
         "layer": 1,
         "neurons": 4,
@@ -77,7 +77,7 @@ def test_alignment_of_a_round_by_hand():
         "aggregated": 0.5,
     }
     assert row == expected
-    (row,) = measure(runtime([0, 1, 2]), model(H), model(H), [])
+    (row,) = alignment_rows(runtime([0, 1, 2]), model(H), model(H), [])
     assert (row["local"], row["local_std"], row["aggregated"]) == (None, None, 1.0)
 
 

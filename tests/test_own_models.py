@@ -301,13 +301,13 @@ class FastOf(Of):
             Own(head="fcc"),
             r"model.head=fcc: must be the name of the last layer.*nearest: 'fc'.*layers: inner, fc",
         ),
-        (Own(head="stem"), r"model.head=stem: must be the name of the last layer, a linear one"),
+        (Own(head="stem"), r"model.head=stem: must be the name of the last layer, a linear layer"),
         (Own(head="inner"), r"model.head=inner: has 6 outputs; must have 4, one per class"),
         (Of(make=Scaled, head="fc"), r"model.head=fc: is not the last layer"),
         (Of(make=Tuple), r"model: its network must return logits \[examples, classes\], got tuple"),
         (
             Of(make=Net, channels=3, head="fc"),
-            r"model: its network cannot read images of 1 x 6 x 6 .*3 channels",
+            r"model: its network cannot process images of 1 x 6 x 6 .*3 channels",
         ),
         (
             Own(freeze=("stemm",)),
@@ -365,7 +365,7 @@ def test_torchvision_weights_get_normalised_images(weights):
         warnings.simplefilter("error")
         built = torchvision(weights=str(path)).build((3, 32, 32), 10).eval()
     mean, std = (0.49, 0.48, 0.44), (0.2, 0.3, 0.25)
-    built.reading.normalised_as(mean, std)
+    built.reading.set_data_normalisation(mean, std)
     pixels = torch.rand(2, 3, 32, 32)
     network.fc = nn.Identity()
     expected = network(normalised(pixels, IMAGENET_MEAN, IMAGENET_STD))
@@ -413,7 +413,7 @@ def test_grey_images_are_repeated_and_resized():
     [
         (
             {"name": "resnet81"},
-            r"model.name=resnet81: no classification network of torchvision \(nearest: 'resnet",
+            r"model.name=resnet81: torchvision has no .* of this name \(nearest: 'resnet",
         ),
         (
             {"weights": "nowhere.pth"},
@@ -432,7 +432,7 @@ def test_weights_of_another_network_are_refused(weights):
     ):
         torchvision(name="resnet34", weights=str(weights[1])).build((3, 32, 32), 10)
     with pytest.raises(
-        ConfigError, match=r"model.name=resnet18: reads 3 channels, or grey images; these have 4"
+        ConfigError, match=r"model.name=resnet18: needs images with 1 or 3 channels; these have 4"
     ):
         torchvision().build((4, 32, 32), 10)
 
@@ -455,7 +455,8 @@ def test_published_weights_are_loaded_or_reported_missing(weights, monkeypatch):
 
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", offline)
     with pytest.raises(
-        ConfigError, match=r"model.weights=DEFAULT: those of resnet18 cannot be downloaded .*<file>"
+        ConfigError,
+        match=r"model.weights=DEFAULT: the weights of resnet18 cannot be downloaded .*<file>",
     ):
         torchvision(weights="DEFAULT").build((3, 32, 32), 10)
 
@@ -476,7 +477,7 @@ def test_timm_networks_get_resized_normalised_images():
         built = vit(image_size=None).build((3, 32, 32), 4).eval()
     wants = timm.data.resolve_model_data_config(network)
     assert built.reading.size == wants["input_size"][1:]
-    built.reading.normalised_as((0.5,) * 3, (0.25,) * 3)
+    built.reading.set_data_normalisation((0.5,) * 3, (0.25,) * 3)
     pixels = torch.rand(2, 3, *wants["input_size"][1:])
     mean, std = (torch.tensor(wants[key]).view(3, 1, 1) for key in ("mean", "std"))
     expected = network((pixels - mean) / std)
@@ -498,6 +499,7 @@ def test_timm_weights_from_a_file(tmp_path):
     ):
         vit(weights=str(tmp_path / "other.pth")).build((3, 32, 32), 4)
     with pytest.raises(
-        ConfigError, match=r"model.name=test_vitt: no network of timm \(nearest: 'test_vit"
+        ConfigError,
+        match=r"model.name=test_vitt: timm has no network of this name \(nearest: 'test_vit",
     ):
         vit(name="test_vitt").build((3, 32, 32), 4)

@@ -648,7 +648,7 @@ def test_named_pipe_is_refused(name, run, tmp_path):
 
 def test_model_of_other_shape_is_refused(run, tmp_path):
     small = copied(run, tmp_path / "a", model={**run.config["model"], "hidden": [7]})
-    with pytest.raises(ConfigError, match=r"round 4 is not that of its config\.yaml"):
+    with pytest.raises(ConfigError, match=r"round 4 does not match config\.yaml"):
         fedexp.load_run(small).model()
     huge = copied(run, tmp_path / "b", model={**run.config["model"], "hidden": [2**40]})
     with pytest.raises(ConfigError, match="of memory are free"):

@@ -31,7 +31,7 @@ from fedexp.data.types import TextShape
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.vectorised.clients import ClientNetwork
-from fedexp.models.textcnn import TextCNN, kept
+from fedexp.models.textcnn import TextCNN, dropout_mask
 from fedexp.training.division import PublicSet
 from toy_federation import composed
 
@@ -500,7 +500,7 @@ def test_kept_units_are_those_of_the_integer_hash():
             [(splitmix(key, unit) + 2**63) % 2**64 >= round(p * 2**64) for unit in range(50)]
             for key in keys
         ]
-        assert kept(torch.tensor(keys)[:, None], 50, p).tolist() == expected
+        assert dropout_mask(torch.tensor(keys)[:, None], 50, p).tolist() == expected
 
 
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -513,7 +513,7 @@ def test_masks_are_uniform_and_independent(p, kind):
     """Rates and correlations of 2000 x 768 units lie within 5 standard deviations."""
     drawn = torch.from_numpy(DropoutKeys().draw(np.random.default_rng(5), 2000))
     keys = drawn if kind == "random" else torch.arange(-1000, 1000)[:, None]
-    mask = kept(keys, 768, p)
+    mask = dropout_mask(keys, 768, p)
     deviation = (p * (1 - p)) ** 0.5
     for share, n in (
         (mask.double().mean(), mask.numel()),
@@ -541,7 +541,7 @@ def test_dropout_scales_what_it_keeps_and_repeats():
     model = small_model(filters=6).train()
     x = keyed(torch.randint(9, (5, 6)))
     maps = model._convolved(model.embedding(x[:, :6]))
-    scaled = maps * kept(x[:, 6:], 12, 0.25) / 0.75
+    scaled = maps * dropout_mask(x[:, 6:], 12, 0.25) / 0.75
     out = model(x)
     torch.testing.assert_close(out.features, model.hidden(scaled), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(out.logits, model.classifier(out.features), rtol=1e-12, atol=1e-12)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from fedexp.models import textcnn as module
-from fedexp.models.textcnn import maxima
+from fedexp.models.textcnn import max_over_windows
 
 SHAPE = (5, 7, 6, 11)  # texts, windows, numbers of a window, filters
 
@@ -42,7 +42,7 @@ def test_values_and_gradients_by_hand():
         torch.tensor([[2.0]], requires_grad=True),
         torch.tensor([0.5], requires_grad=True),
     )
-    values = maxima(windows, weight, bias)
+    values = max_over_windows(windows, weight, bias)
     assert values.tolist() == [[6.5], [0.5]]
     values.sum().backward()
     assert windows.grad.tolist() == [[[0.0], [2.0]], [[0.0], [2.0]]]
@@ -51,13 +51,15 @@ def test_values_and_gradients_by_hand():
 
 def test_values_and_gradients_equal_all_products(tensors):
     upstream = torch.randn(SHAPE[0], SHAPE[3], dtype=torch.float64)
-    torch.testing.assert_close(maxima(*tensors), expected_maxima(*tensors), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        max_over_windows(*tensors), expected_maxima(*tensors), rtol=1e-13, atol=1e-13
+    )
     with torch.no_grad():
         torch.testing.assert_close(
-            maxima(*tensors), expected_maxima(*tensors), rtol=1e-13, atol=1e-13
+            max_over_windows(*tensors), expected_maxima(*tensors), rtol=1e-13, atol=1e-13
         )
     torch.testing.assert_close(
-        gradients(maxima, tensors, upstream),
+        gradients(max_over_windows, tensors, upstream),
         gradients(expected_maxima, tensors, upstream),
         rtol=1e-13,
         atol=1e-13,
@@ -68,7 +70,7 @@ def test_one_of_equal_windows_has_the_gradient(tensors):
     windows, weight, bias = tensors
     equal = windows[:, :1].expand(-1, 7, -1).detach().requires_grad_()
     upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
-    of_ours, *_ = gradients(maxima, (equal, weight, bias), upstream)
+    of_ours, *_ = gradients(max_over_windows, (equal, weight, bias), upstream)
     of_torch, *_ = gradients(lambda *t: F.linear(*t).max(1).values, (equal, weight, bias), upstream)
     torch.testing.assert_close(of_ours, of_torch, rtol=1e-13, atol=1e-13)
 
@@ -76,7 +78,7 @@ def test_one_of_equal_windows_has_the_gradient(tensors):
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 1), (1, 2)])
 def test_frozen_tensors_have_no_gradient(tensors, frozen):
     parts = [t.detach() if i in frozen else t for i, t in enumerate(tensors)]
-    maxima(*parts).sum().backward()
+    max_over_windows(*parts).sum().backward()
     expected = gradients(
         expected_maxima, tensors, torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
     )
@@ -88,7 +90,7 @@ def test_frozen_tensors_have_no_gradient(tensors, frozen):
 
 
 def test_second_derivatives(tensors):
-    assert torch.autograd.gradgradcheck(maxima, tensors)
+    assert torch.autograd.gradgradcheck(max_over_windows, tensors)
 
 
 def test_transforms_use_torch_operations(tensors, monkeypatch):
@@ -96,7 +98,7 @@ def test_transforms_use_torch_operations(tensors, monkeypatch):
     monkeypatch.setattr(module, "_Maxima", None)
     upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
     detached = [t.detach() for t in tensors]
-    stacked = vmap(grad(lambda *t: maxima(*t).sum(), argnums=1))(
+    stacked = vmap(grad(lambda *t: max_over_windows(*t).sum(), argnums=1))(
         *(torch.stack([t, 2 * t]) for t in detached)
     )
     for scale, found in zip((1, 2), stacked, strict=True):
@@ -113,7 +115,7 @@ def test_bf16_rounds_products_but_not_gradients(tensors):
         (16 * t.detach()).round().float().div(16).requires_grad_() for t in tensors
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        values = maxima(windows, weight, bias)
+        values = max_over_windows(windows, weight, bias)
     exact = expected_maxima(windows, weight, bias)
     assert values.dtype == torch.float32
     assert not torch.equal(values, exact)

@@ -69,7 +69,7 @@ targets=[é] => the character é needs quotes
 model=torchvision model.name=resnet81 => model.name=resnet81 | nearest: 'resnet18'
 model=torchvision model.weights=nowhere.pth => model.weights=nowhere.pth | a file that exists
 model=torchvision model.freeze=[layer9] => model.freeze=layer9 | nearest: 'layer
-model=torchvision model.name=vit_b_32 => cannot read images of 1 x 8 x 8 | 224
+model=torchvision model.name=vit_b_32 => cannot process images of 1 x 8 x 8 | 224
 algorithm=feddyn server.optimizer=adam => server.optimizer=adam: not with FedDyn
 local.warmup=30 => local.warmup=30 | less than the 30 rounds
 tracker=[tensorboard,mflow] => tracker.members=mflow | nearest: 'mlflow'

@@ -230,9 +230,9 @@ class Changed(LowRank):
         return super().forward(x) + self.scale * F.linear(x, self.change)
 
     @torch.no_grad()
-    def merged(self) -> nn.Module:
+    def merge(self) -> nn.Module:
         self.base.weight += self.scale * self.change
-        return super().merged()
+        return super().merge()
 
 
 class Watched(Headed):

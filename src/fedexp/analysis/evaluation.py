@@ -13,7 +13,7 @@ from torch import nn
 
 from fedexp.algorithms.families import heads_of
 from fedexp.algorithms.local_training import LocalTraining
-from fedexp.analysis.networks import Parts, network_of
+from fedexp.analysis.networks import Parts, load_network
 from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
@@ -56,9 +56,9 @@ def evaluate_run(
     the run's data are in now; None if they have not moved. Raises ConfigError if the model and the
     data do not fit together.
     """
-    module, kept, parts = network_of(run, number, data_dir)
-    data = own_data(parts) if dataset is None else data_like(dataset, run, parts)
-    runtime = runtime_of(run, module, parts, data, hardware_of(run, device))
+    module, kept, parts = load_network(run, number, data_dir)
+    data = load_own_data(parts) if dataset is None else convert_dataset(dataset, run, parts)
+    runtime = make_runtime(run, module, parts, data, choose_hardware(run, device))
     params = {name: value.to(runtime.device) for name, value in kept.params.items()}
     outcome = runtime.evaluate(params)
     correct = outcome.class_correct.cpu().numpy()
@@ -70,14 +70,14 @@ def evaluate_run(
     return Evaluation(data.name, kept.round, len(data.y_test), accuracy, float(outcome.loss), table)
 
 
-def runtime_of(
+def make_runtime(
     run: RunDirectory, module: nn.Module, parts: Parts, data: Data, hardware: Resolved
 ) -> ClientRuntime:
     """Return a runtime with a run's network on a device and the data to test on."""
     module = module.to(device=hardware.device, memory_format=LAYOUT)  # type: ignore[call-overload]
     heads = heads_of(parts.algorithm, parts.tasks)
     if heads is not None and data.test_tasks is None:
-        data = replace(data, test_tasks=tasks_of_examples(data, parts))
+        data = replace(data, test_tasks=infer_tasks(data, parts))
     return ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
@@ -88,21 +88,21 @@ def runtime_of(
     )
 
 
-def own_data(parts: Parts, whole: bool = False) -> Data:
+def load_own_data(parts: Parts, whole: bool = False) -> Data:
     """Return the run's own data with all its tasks. The test part is complete.
 
     whole: also return the complete training part, instead of one example.
     """
     found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds.partition, "tasks"))
-    return found.data if whole else only_test_part(found.data)
+    return found.data if whole else drop_training_part(found.data)
 
 
-def only_test_part(data: Data) -> Data:
+def drop_training_part(data: Data) -> Data:
     """Return the data with a single training example, which defines the shape of the inputs."""
     return replace(data, x_train=data.x_train[:1], y_train=data.y_train[:1], owners=None)
 
 
-def data_like(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
+def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
     """Convert another data set to the form of the run's data.
 
     The result has the run's classes, the size, channels and normalisation of its images, and the
@@ -111,15 +111,16 @@ def data_like(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
     """
     if dataset.kind != parts.dataset.kind:
         raise ConfigError(
-            f"dataset={dataset.name} has {dataset.kind}, and the run was trained on"
+            f"dataset={dataset.name} has {dataset.kind}, but the run was trained on"
             f" {parts.dataset.kind} ({parts.dataset.name})"
         )
-    like = (
-        only_test_part(parts.dataset.load()) if dataset.kind == "text" else images_like(run, parts)
-    )
+    if dataset.kind == "text":
+        like = drop_training_part(parts.dataset.load())
+    else:
+        like = image_template(run, parts)
     data = load_like(dataset, like)
     classes = run.class_names or []
-    labels, keeps = matched(data, classes, run.config.get("dataset", {}).get("name", ""))
+    labels, keeps = match_classes(data, classes, run.config.get("dataset", {}).get("name", ""))
     x = inputs_like(data, like, "test")[keeps]
     before, after = list(data.x_test.shape[1:]), list(x.shape[1:])
     if isinstance(data, ImageData) and before != after:
@@ -136,7 +137,7 @@ def data_like(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
     )
 
 
-def images_like(run: RunDirectory, parts: Parts) -> ImageData:
+def image_template(run: RunDirectory, parts: Parts) -> ImageData:
     """Return data in the form of the run's images: one black image of their size, with their
     normalisation."""
     from fedexp.data.datasets import Dataset
@@ -145,7 +146,7 @@ def images_like(run: RunDirectory, parts: Parts) -> ImageData:
     shape = origin.mapping_of(origin.read(run.directory), "data").get("shape")
     source = parts.dataset
     if not isinstance(source, Dataset) or not isinstance(shape, list) or len(shape) != 3:
-        found = only_test_part(source.load())
+        found = drop_training_part(source.load())
         assert isinstance(found, ImageData)
         return found
     black, label = torch.zeros((1, *shape), dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
@@ -163,7 +164,9 @@ def images_like(run: RunDirectory, parts: Parts) -> ImageData:
     )
 
 
-def matched(data: Data, classes: Sequence[str], own: str) -> tuple[torch.Tensor, torch.Tensor]:
+def match_classes(
+    data: Data, classes: Sequence[str], own: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (labels in the run's numbering, int64 [M]; whether each example has one, bool [M]).
 
     Classes are matched by name if all names of the data set, or all names of the run, occur in the
@@ -199,7 +202,7 @@ def matched(data: Data, classes: Sequence[str], own: str) -> tuple[torch.Tensor,
     return labels, keeps
 
 
-def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:
+def infer_tasks(data: Data, parts: Parts) -> torch.Tensor:
     """Return the task of each test example, derived from its class, int64 [M].
 
     It is needed by algorithms that are given the task at test time. Raises ConfigError if a class
@@ -215,7 +218,7 @@ def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:
     return torch.tensor([task_of.get(label, 0) for label in data.y_test.tolist()])
 
 
-def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
+def choose_hardware(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
     """Return the hardware to evaluate on: one process, in the precision of the run.
 
     exact: use fp32 (fp64 if the run used it).

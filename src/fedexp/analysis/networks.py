@@ -62,7 +62,7 @@ class Parts:
     seeds: Seeds
 
 
-def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
+def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     """Read the parts of a run's configuration.
 
     data_dir: the directory that the data sets are in now; None if they have not moved. Raises
@@ -70,9 +70,9 @@ def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
     """
     config, where = run.config, run.directory / "config.yaml"
     if not config:
-        raise ConfigError(f"{where}: {problem_of(run, 'config.yaml')}")
+        raise ConfigError(f"{where}: {read_problem(run, 'config.yaml')}")
     if data_dir is not None:
-        config = moved(config, str(config.get("data_dir", "")), data_dir)
+        config = move_data_dir(config, str(config.get("data_dir", "")), data_dir)
     try:
         model = make_target(config.get("model"), "model", Model)  # type: ignore[type-abstract]
         algorithm = make_target(config.get("algorithm"), "algorithm", FedAvg)
@@ -86,13 +86,13 @@ def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
     return Parts(model, algorithm, scenario, dataset, tasks, classes, seeds)
 
 
-def moved(node: Any, before: str, now: str) -> Any:
+def move_data_dir(node: Any, before: str, now: str) -> Any:
     """Return a configuration whose data sets are in another directory."""
     if isinstance(node, list):
-        return [moved(item, before, now) for item in node]
+        return [move_data_dir(item, before, now) for item in node]
     if not isinstance(node, dict):
         return node
-    found = {key: moved(value, before, now) for key, value in node.items()}
+    found = {key: move_data_dir(value, before, now) for key, value in node.items()}
     for key in ("data_dir", "root"):
         value = found.get(key)
         if before and isinstance(value, str) and f"{value}/".startswith(f"{before}/"):
@@ -100,7 +100,7 @@ def moved(node: Any, before: str, now: str) -> Any:
     return found
 
 
-def problem_of(run: RunDirectory, name: str) -> str:
+def read_problem(run: RunDirectory, name: str) -> str:
     """Return the reason that a file of a run has no content."""
     return next(
         (problem.reason for problem in run.unreadable if problem.file == name), "is missing"
@@ -111,7 +111,7 @@ def number_of_classes(run: RunDirectory) -> int:
     """Return the number of classes C, from partition.npz."""
     names = run.class_names
     if not names:
-        raise ConfigError(f"{run.directory}/partition.npz: {problem_of(run, 'partition.npz')}")
+        raise ConfigError(f"{run.directory}/partition.npz: {read_problem(run, 'partition.npz')}")
     return len(names)
 
 
@@ -140,7 +140,7 @@ def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
     return parts.dataset.load().shape
 
 
-def network_of(
+def load_network(
     run: RunDirectory,
     number: int | None = None,
     data_dir: str | None = None,
@@ -148,15 +148,15 @@ def network_of(
 ) -> tuple[nn.Module, KeptModel, Parts]:
     """Return (network, kept model, parts) of a run. The network is in eval mode, on the CPU.
 
-    number: the round of the weights; None for the last kept round. data_dir: see `parts_of`.
+    number: the round of the weights; None for the last kept round. data_dir: see `read_parts`.
     client: the client whose local model is returned; None for the global model. Raises ConfigError
     if the run did not keep the model, or if the model does not fit the configuration.
     """
     require_files(run.directory)
     kept = kept_models.load(run.directory, number, client)
-    parts = parts_of(run, data_dir)
+    parts = read_parts(run, data_dir)
     shape = input_shape(run, parts, kept)
-    federation = federation_of(parts)
+    federation = make_federation(parts)
     try:
 
         def build() -> nn.Module:
@@ -182,7 +182,7 @@ def require_files(directory: Path) -> None:
             raise ConfigError(f"{directory / name}: is not a file")
 
 
-def federation_of(parts: Parts) -> Federation:
+def make_federation(parts: Parts) -> Federation:
     """Return the federation that an algorithm adapts a model for: the tasks and the number of
     classes."""
     return Federation(
@@ -213,8 +213,8 @@ def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
     wrong |= {name for name in kept.buffers if name not in wanted}
     if wrong:
         raise ConfigError(
-            f"{run.directory}: the model after round {kept.round} is not that of its config.yaml"
-            f" ({min(wrong)})"
+            f"{run.directory}: the model of round {kept.round} does not match config.yaml"
+            f" (parameter {min(wrong)})"
         )
     for name, leaf in wanted.items():
         leaf.copy_(found[name])

@@ -166,10 +166,10 @@ class Run:
         training, to logits [B, C]. Its attribute `network` is fedexp's module: its output also has
         `features`, and its parameters have the same names as in the run.
         """
-        from fedexp.analysis.networks import Classifier, network_of
+        from fedexp.analysis.networks import Classifier, load_network
 
         with trusted_classes(self.config_dir):
-            return Classifier(network_of(self._reader, round, client=client)[0]).eval()
+            return Classifier(load_network(self._reader, round, client=client)[0]).eval()
 
     @property
     def _options(self) -> dict[str, Any]:

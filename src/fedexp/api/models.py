@@ -9,7 +9,7 @@ import torch
 
 from fedexp import __version__
 from fedexp.analysis.evaluation import Evaluation, evaluate_run
-from fedexp.analysis.networks import network_of
+from fedexp.analysis.networks import load_network
 from fedexp.api.directories import Run, load_run, trusted_classes
 from fedexp.cli.arguments import quote_literal
 from fedexp.cli.evaluate import read_dataset
@@ -79,7 +79,7 @@ def export(
         raise ConfigError(f"{target}: must end in {SAFETENSORS}, {' or '.join(WITH_TORCH)}")
     write = safetensors_writer() if target.suffix == SAFETENSORS else to_torch_bytes
     with trusted_classes(found.config_dir):
-        network, kept, parts = network_of(found._reader, round)
+        network, kept, parts = load_network(found._reader, round)
     weights = {name: value.contiguous() for name, value in merge(network).state_dict().items()}
     storage.write_atomically(
         target, write(weights, export_metadata(found, kept.round, parts.dataset))

@@ -238,7 +238,7 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
     try:
         check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(rounds))
     except (ValueError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{local}: has rounds that no run has ({error})") from None
+        raise ConfigError(f"{local}: has impossible round numbers ({error})") from None
     history.local_rounds = saved["rounds"].tolist()
     for name in LOCAL.keys() & saved.keys() - {"rounds"}:
         setattr(history, LOCAL[name], list(saved[name]))
@@ -263,7 +263,8 @@ def _read_class_accuracy(path: Path, classes: int) -> tuple[list[int], list[np.n
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(
-            f"{path}: not a table round,class,accuracy of {classes} classes ({error!r})"
+            f"{path}: must have the columns round, class and accuracy for {classes} classes"
+            f" ({error!r})"
         ) from None
     rounds = sorted(table)
     return rounds, [table[number] for number in rounds]

@@ -67,7 +67,7 @@ class CNN(Model):
             raise ConfigError(
                 f"model: {len(self.channels)} convolutions of kernel {self.kernel} and padding"
                 f" {self.padding}, each with pooling, need images of at least {self.smallest_image}"
-                f" x {self.smallest_image} pixels; these are {height} x {width}"
+                f" x {self.smallest_image} pixels; the images have {height} x {width}"
             )
         return CNNModule(self, shape, num_classes)
 
@@ -112,7 +112,7 @@ class CNNModule(nn.Module):
         """Return the input and output of the last convolution with its pooling and ReLU."""
         before = x
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            before, x = x, pooled(norm(convolution(x)))
+            before, x = x, pool(norm(convolution(x)))
         return before, x
 
     def _connected(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -127,7 +127,7 @@ class CNNModule(nn.Module):
         """Apply the last convolution with fewer channels (see `fedexp.models.Staged`)."""
         last = len(self.convolutions) - 1
         name, norm = f"convolutions.{last}", f"norms.{last}"
-        return pooled(slim_convolution(params, name, norm, x, width, padding=self.padding))
+        return pool(slim_convolution(params, name, norm, x, width, padding=self.padding))
 
     def forward(self, x: Tensor) -> Output:
         maps = self._convolved(x)
@@ -137,7 +137,7 @@ class CNNModule(nn.Module):
         return Output(features, self.classifier(features), maps if self.keeps_maps else ())
 
 
-def pooled(x: Tensor) -> Tensor:
+def pool(x: Tensor) -> Tensor:
     """Return the ReLU of the 2x2 max-pooling of x [N, C, H, W].
 
     ReLU is monotone and commutes with max, so pooling first leaves 4 times fewer values for ReLU.

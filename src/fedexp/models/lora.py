@@ -132,7 +132,7 @@ class LowRank(nn.Module):
         return self.base(x) + self.scale * self.up(self.down(x))
 
     @torch.no_grad()
-    def merged(self) -> nn.Module:
+    def merge(self) -> nn.Module:
         """Return the layer without its adapter, with weights W + scale B A."""
         change = torch.einsum("or,r...->o...", self.up.weight.flatten(1), self.down.weight)
         self.base.weight += self.scale * change
@@ -147,5 +147,5 @@ def merge(network: nn.Module) -> nn.Module:
     for name, module in list(network.named_modules()):
         if isinstance(module, LowRank):
             parent, _, own = name.rpartition(".")
-            setattr(network.get_submodule(parent), own, module.merged())
+            setattr(network.get_submodule(parent), own, module.merge())
     return network

@@ -49,9 +49,9 @@ class OwnModel(Model):
 
         Raises ConfigError if the head is not the last layer or a part to freeze does not exist.
         """
-        return self.finished(self.network(shape, num_classes), self.head, shape, num_classes)
+        return self.finish(self.network(shape, num_classes), self.head, shape, num_classes)
 
-    def finished(
+    def finish(
         self,
         network: nn.Module,
         head: str | None,
@@ -70,17 +70,17 @@ class OwnModel(Model):
             return LogitsOnly(network, reading)
         layer = dict(network.named_modules()).get(head)
         if not isinstance(layer, nn.Linear):
-            raise ConfigError(f"model.head={head}: {must_be_linear(network, head)}")
+            raise ConfigError(f"model.head={head}: {describe_head(network, head)}")
         if layer.out_features != num_classes:
             raise ConfigError(
                 f"model.head={head}: has {layer.out_features} outputs; must have {num_classes}, one"
                 " per class"
             )
         if layer.weight.is_meta or not is_image(shape):
-            return headed(network, head, reading)
+            return split_head(network, head, reading)
         x = torch.ones(2, *shape)
         expected = logits_of(network, x, reading)
-        split = headed(network, head, reading)
+        split = split_head(network, head, reading)
         if not returns(split, x, expected):
             raise ConfigError(
                 f"model.head={head}: is not the last layer; the network changes the output of this"
@@ -89,7 +89,7 @@ class OwnModel(Model):
         return split
 
 
-def headed(network: nn.Module, head: str, reading: "Reading | None" = None) -> "Headed":
+def split_head(network: nn.Module, head: str, reading: "Reading | None" = None) -> "Headed":
     """Separate the last layer from a network."""
     layer = network.get_submodule(head)
     assert isinstance(layer, nn.Linear)
@@ -112,7 +112,7 @@ def logits_of(network: nn.Module, x: Tensor, reading: "Reading | None") -> Any:
     try:
         return network(x if reading is None else reading(x))
     except Exception as error:
-        raise cannot_read(x, error) from error
+        raise unreadable_input(x, error) from error
     finally:
         network.train()
 
@@ -131,20 +131,20 @@ def returns(split: "Headed", x: Tensor, expected: Any) -> bool:
     return isinstance(expected, Tensor) and torch.equal(expected, logits) and features.dim() == 2
 
 
-def cannot_read(x: Tensor, error: Exception) -> ConfigError:
+def unreadable_input(x: Tensor, error: Exception) -> ConfigError:
     """Return the error for a network that fails on examples x [B, ...]."""
     size = " x ".join(map(str, x.shape[1:]))
     kind = "images of {} (channels x height x width)" if x.dim() == 4 else "examples of {} numbers"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ConfigError(f"model: its network cannot read {kind.format(size)}: {reason}")
+    return ConfigError(f"model: its network cannot process {kind.format(size)}: {reason}")
 
 
-def must_be_linear(network: nn.Module, head: str | None) -> str:
+def describe_head(network: nn.Module, head: str | None) -> str:
     """Return a description of a valid head, with the network's candidates."""
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     shown = ", ".join(names[-8:]) or "none"
     hint = nearest(head, names) if head is not None else ""
-    return f"must be the name of the last layer, a linear one{hint}; linear layers: {shown}"
+    return f"must be the name of the last layer, a linear layer{hint}; linear layers: {shown}"
 
 
 def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> None:
@@ -189,7 +189,7 @@ class Reading(nn.Module):
         self.scale: list[float] | None = None
         self.shift: list[float] = []
 
-    def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def set_data_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Store the data set's normalisation, (pixel - mean) / std, of one channel or three."""
         if self.mean is None or self.std is None:
             return

@@ -65,8 +65,7 @@ class Pretrained(OwnModel):
     def require_colours(self, shape: Any) -> None:
         if shape[0] not in (1, 3):
             raise ConfigError(
-                f"model.name={self.name}: reads 3 channels, or grey images; these have {shape[0]}"
-                " channels"
+                f"model.name={self.name}: needs images with 1 or 3 channels; these have {shape[0]}"
             )
 
 
@@ -88,7 +87,7 @@ class Torchvision(Pretrained):
             reading = Reading(self.resized(), *self.normalisation())
             if not next(network.parameters()).is_meta:
                 self.load(network, head)
-        return self.finished(network, head, shape, num_classes, reading)
+        return self.finish(network, head, shape, num_classes, reading)
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the mean and standard deviation per channel used in the training of the published
@@ -101,8 +100,8 @@ class Torchvision(Pretrained):
         known = models.list_models(module=models)
         if self.name not in known:
             raise ConfigError(
-                f"model.name={self.name}: no classification network of"
-                f" torchvision{nearest(self.name, known)}"
+                f"model.name={self.name}: torchvision has no classification network of this"
+                f" name{nearest(self.name, known)}"
             )
         extra = {"aux_logits": False, "init_weights": True} if self.name in WITHOUT_BRANCHES else {}
         with warnings.catch_warnings():
@@ -143,7 +142,7 @@ class Timm(Pretrained):
         interpolation = wants["interpolation"] if known else "bilinear"
         reading = Reading(size, wants["mean"], wants["std"], interpolation)
         head = self.head or last_linear(network, num_classes)
-        return self.finished(network, head, shape, num_classes, reading)
+        return self.finish(network, head, shape, num_classes, reading)
 
     @weights_only()
     def network(self, shape: Any, num_classes: int) -> nn.Module:
@@ -155,8 +154,8 @@ class Timm(Pretrained):
             ) from None
         if not timm.is_model(self.name.partition(".")[0]):
             raise ConfigError(
-                f"model.name={self.name}: no network of"
-                f" timm{nearest(self.name, timm.list_models())}"
+                f"model.name={self.name}: timm has no network of this"
+                f" name{nearest(self.name, timm.list_models())}"
             )
         # on the meta device, only the network's size matters
         pretrained = self.weights is not None and not torch.empty(0).is_meta
@@ -178,7 +177,7 @@ class Timm(Pretrained):
                 raise not_downloaded(self.name, error) from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
             where = f"model.weights={self.weights}" if self.weights else f"model.name={self.name}"
-            raise ConfigError(f"{where}: cannot be made into {self.name} ({reason})") from error
+            raise ConfigError(f"{where}: timm cannot create {self.name} ({reason})") from error
 
     def require_all(self, network: nn.Module, num_classes: int) -> None:
         """Raise ConfigError unless the file of weights contains all parameters except those of the
@@ -222,6 +221,6 @@ def last_linear(network: nn.Module, num_classes: int) -> str | None:
 def not_downloaded(name: str, error: Exception) -> ConfigError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ConfigError(
-        f"model.weights={DEFAULT}: those of {name} cannot be downloaded ({reason});"
-        " model.weights=<file> reads a file"
+        f"model.weights={DEFAULT}: the weights of {name} cannot be downloaded ({reason}); download"
+        " them elsewhere and set model.weights=<file>"
     )

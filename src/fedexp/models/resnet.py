@@ -12,7 +12,7 @@ from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.limits import Count, Counts
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_convolution
-from fedexp.models.own import headed
+from fedexp.models.own import split_head
 
 DEPTHS = (18, 34, 50, 101, 152)
 
@@ -61,7 +61,7 @@ class CifarResNet(Model):
         if max(height, width) < smallest:
             raise ConfigError(
                 f"model: a ResNet of {len(self.widths)} stages needs images of at least {smallest}"
-                f" x {smallest} pixels; these are {height} x {width} (model=cnn works)"
+                f" x {smallest} pixels; the images have {height} x {width} (model=cnn works)"
             )
         return CifarResNetModule(self.widths, shape[0], num_classes)
 
@@ -136,8 +136,8 @@ class TorchvisionResNet(Model):
             # the same initialisation as in torchvision
             nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         if self.weights is not None and not network.conv1.weight.is_meta:
-            load_weights(network, self.weights, "fc", "torchvision's network of this model.depth")
-        return headed(network, "fc")
+            load_weights(network, self.weights, "fc", "torchvision's network with this model.depth")
+        return split_head(network, "fc")
 
 
 def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any = None) -> None:
@@ -151,7 +151,7 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
         found = torch.load(path, map_location="cpu", weights_only=True) if found is None else found
     except Exception as error:  # torch raises many types for an invalid file
         raise ConfigError(
-            f"model.weights={path}: is not a file of weights ({type(error).__name__})"
+            f"model.weights={path}: is not a weights file ({type(error).__name__})"
         ) from error
     # also skip auxiliary outputs, which no network here has
     left_out = (f"{head}.", "aux1.", "aux2.", "AuxLogits.")
@@ -165,8 +165,8 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
         name = sorted(map(str, missing or wrong))[0]
         problem = "is missing" if missing else "does not fit"
         raise ConfigError(
-            f"model.weights={path}: {name} {problem}; must be the state dict of {of}, for images in"
-            " colour"
+            f"model.weights={path}: {name} {problem}; must be the state dict of {of}, which reads"
+            " colour images"
         )
     network.load_state_dict(given, strict=False)
 

@@ -45,7 +45,7 @@ class TextCNN(Model):
         if shape.length < max(self.heights):
             raise ConfigError(
                 f"model.heights={list(self.heights)}: needs texts of at least {max(self.heights)}"
-                f" characters; these have {shape.length} (dataset.length)"
+                f" characters; the texts have {shape.length} (dataset.length)"
             )
         return TextCNNModule(self, shape, num_classes)
 
@@ -79,7 +79,7 @@ class TextCNNModule(nn.Module):
         words, keys = x[:, : self.length], x[:, self.length :]
         maps = self._convolved(self.embedding(words))
         if self.training and self.dropout and keys.shape[1]:
-            maps = maps * kept(keys, maps.shape[1], self.dropout) / (1 - self.dropout)
+            maps = maps * dropout_mask(keys, maps.shape[1], self.dropout) / (1 - self.dropout)
         features = self.hidden(maps)
         return Output(features, self.classifier(features))
 
@@ -97,11 +97,11 @@ class TextCNNModule(nn.Module):
             last = self.length - height + 1
             # [B, last, height * D]
             windows = torch.cat([vectors[:, k : k + last] for k in range(height)], 2)
-            best.append(maxima(windows, convolution.weight.flatten(1), convolution.bias))
+            best.append(max_over_windows(windows, convolution.weight.flatten(1), convolution.bias))
         return F.relu(torch.cat(best, 1))
 
 
-def maxima(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def max_over_windows(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the maximum over the windows for each filter, [B, F].
 
     windows: [B, W, K], the W windows of each text with K numbers each; weight: [F, K]; bias: [F].
@@ -164,7 +164,7 @@ def _by_row(rows: Tensor, grad: Tensor, weight: Tensor, number: int) -> Tensor:
     )
 
 
-def kept(keys: Tensor, units: int, dropout: float) -> Tensor:
+def dropout_mask(keys: Tensor, units: int, dropout: float) -> Tensor:
     """Return which units dropout keeps, bool [..., units].
 
     The result is a pure function of the key, int64 [..., 1], and the unit's number. A unit is kept
@@ -172,22 +172,22 @@ def kept(keys: Tensor, units: int, dropout: float) -> Tensor:
     Flood, OOPSLA 2014) at the unit's position in the sequence that starts at the hash of the key.
     """
     numbers = torch.arange(1, units + 1, device=keys.device)
-    hashed = _mixed(_mixed(keys) + numbers * _signed(0x9E3779B97F4A7C15))
+    hashed = _mix(_mix(keys) + numbers * _to_signed(0x9E3779B97F4A7C15))
     return hashed >= round(dropout * 2**64) - 2**63
 
 
-def _mixed(z: Tensor) -> Tensor:
+def _mix(z: Tensor) -> Tensor:
     """Apply the finaliser of SplitMix64 to 64-bit integers; products wrap around."""
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
-    return z ^ _shifted(z, 31)
+    z = (z ^ _shift_right(z, 30)) * _to_signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift_right(z, 27)) * _to_signed(0x94D049BB133111EB)
+    return z ^ _shift_right(z, 31)
 
 
-def _shifted(z: Tensor, bits: int) -> Tensor:
+def _shift_right(z: Tensor, bits: int) -> Tensor:
     """Shift signed integers logically to the right."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(number: int) -> int:
+def _to_signed(number: int) -> int:
     """Return the signed 64-bit number with the same bits as an unsigned one."""
     return number - (number >> 63 << 64)

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedexp.analysis.posthoc import draw
-from fedexp.analysis.posthoc.pictures import joint_clouds, noise_of
+from fedexp.analysis.posthoc.pictures import joint_embedding, noise_result
 from fedexp.analysis.sweep_figures import Setting
 from fedexp.core.errors import ConfigError
 from fedexp.papers.draw_paper import flat, said_of
@@ -19,7 +19,7 @@ LINE = 90  # letters of a title
 def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
     """Draw loss and accuracy of a model of each run under Gaussian noise on its parameters (FedNTD
     Fig. 14). options: flags of `fedexp analyse <run> noise`."""
-    found = [(m.name, *noise_of(m.runs[0], options)) for m in flat(settings)]
+    found = [(m.name, *noise_result(m.runs[0], options)) for m in flat(settings)]
     curves = [(label, curve) for label, curve, _ in found]
     models = list(dict.fromkeys(model for _, _, model in found))
     of = (
@@ -40,7 +40,7 @@ def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figur
     for setting in settings:
         if len(setting.methods) > 1:
             runs = {method.name: method.runs[0] for method in setting.methods}
-            clouds, subject = joint_clouds(runs, options)
+            clouds, subject = joint_embedding(runs, options)
             rows.append((setting.name, clouds))
             subjects.append(subject)
     if not rows:

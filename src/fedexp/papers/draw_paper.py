@@ -77,7 +77,7 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
         history = history_of(method)
         count = history.matrix.shape[1]
         for c, values in enumerate(history.matrix.T):
-            style = draw_models.class_look(c, count) | {"linewidth": stroke(0.5), "alpha": 0.8}
+            style = draw_models.class_style(c, count) | {"linewidth": stroke(0.5), "alpha": 0.8}
             axes.plot(history.rounds, values, **style)
         mean, style = np.nanmean(history.matrix, 1), {"color": "black", "linewidth": stroke(1.6)}
         axes.plot(history.rounds, mean, **style, label="mean of the classes")
@@ -86,7 +86,7 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     every[0].set_ylabel("test accuracy")
     every[0].legend(loc="lower right")
     classes = shown[0].files[0].classes
-    draw_models.class_key(figure, every, np.arange(len(classes)), classes)
+    draw_models.draw_class_legend(figure, every, np.arange(len(classes)), classes)
     return figure
 
 
@@ -164,7 +164,7 @@ def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> 
     subject = f"Forgetting degree of each class, client {client}"
     figure, (axes,) = panels_of(f"{subject}\n{said_of(settings, title)}: {method.label}")
     for c, kind in enumerate(kinds):
-        style = draw_models.class_look(c, len(kinds)) | {"color": KINDS[kind]}
+        style = draw_models.class_style(c, len(kinds)) | {"color": KINDS[kind]}
         share = f"{run.classes[c]} ({kind})" if len(kinds) <= 20 else None
         thick = stroke(1.3 if kind == "dominant" else 0.6)
         axes.plot(rounds, degree[:, c], **style, linewidth=thick, label=share)

@@ -53,14 +53,14 @@ def pictures_of_runs(
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield (name, call that draws it) of an analysis of kept models, a picture for each setting
     and method."""
-    from fedexp.analysis.posthoc.pictures import picture_of
+    from fedexp.analysis.posthoc.pictures import make_picture
 
     options = {key: value for key, value in node.items() if key not in ("kind", "name")}
     for setting in settings:
         for method in setting.methods:
             each = slug("_".join([name, setting.name, method.name]))
             try:
-                yield each, picture_of(method.runs[0], str(node["kind"]), options)
+                yield each, make_picture(method.runs[0], str(node["kind"]), options)
             except ConfigError as error:
                 log.warning("%s: not drawn (%s)", each, error)
 

@@ -16,7 +16,7 @@ from fedexp.engine.measures import class_means
 from fedexp.metrics import neurons
 from fedexp.metrics.accuracy import class_accuracy
 from fedexp.metrics.analysis import CKA, Analysed, Epochs, GradientDiversity
-from fedexp.models.own import LogitsOnly, must_be_linear
+from fedexp.models.own import LogitsOnly, describe_head
 from fedexp.training.exchange import CohortResult
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
@@ -166,7 +166,7 @@ def check_analyses(simulation: Simulation) -> None:
         if isinstance(part, CKA) and isinstance(module, LogitsOnly):
             raise ConfigError(
                 "analysis=cka: needs the model's features, the input of its last layer; set"
-                f" model.head, which {must_be_linear(module.network, None)}"
+                f" model.head, which {describe_head(module.network, None)}"
             )
         if isinstance(part, GradientDiversity) and simulation.runtime.heads is not None:
             raise ConfigError(
@@ -175,7 +175,7 @@ def check_analyses(simulation: Simulation) -> None:
             )
 
 
-def measure(
+def alignment_rows(
     runtime: ClientRuntime,
     before: Mapping[str, Params],
     after: Mapping[str, Params],

@@ -17,7 +17,7 @@ from fedexp.engine.network import trainable
 from fedexp.engine.schedule import left_out
 from fedexp.engine.vectorised.graphs import is_out_of_memory
 from fedexp.models import Model
-from fedexp.models.own import LogitsOnly, Reading, cannot_read, must_be_linear
+from fedexp.models.own import LogitsOnly, Reading, describe_head, unreadable_input
 
 log = logging.getLogger("fedexp")
 
@@ -50,7 +50,7 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
     except Exception as error:  # the network may be a user's
         if lacks_memory(error) or is_out_of_memory(error):
             raise
-        raise cannot_read(x, error) from error
+        raise unreadable_input(x, error) from error
     logits = getattr(output, "logits", output)
     if not isinstance(logits, torch.Tensor):
         raise ConfigError(
@@ -79,7 +79,7 @@ def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
     elif algorithm.must_train and getattr(classifier, "bias", None) is None:
         raise ConfigError(f"model: its last layer has no bias, which {name} needs")
     if what:
-        known = must_be_linear(getattr(module, "network", module), None)
+        known = describe_head(getattr(module, "network", module), None)
         raise ConfigError(
             f"model: {name} needs {what}: name it in the yaml of the model, such as head: fc"
             f" (model.head {known})"
@@ -90,7 +90,7 @@ def pass_normalisation(module: torch.nn.Module, data: Data) -> None:
     """Pass the data set's normalisation to a model that normalises its input again."""
     reading = getattr(module, "reading", None)
     if isinstance(reading, Reading) and isinstance(data, ImageData):
-        reading.normalised_as(data.mean, data.std)
+        reading.set_data_normalisation(data.mean, data.std)
 
 
 def name_of(model: Model) -> str:

@@ -32,7 +32,7 @@ from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
-from fedexp.training.analysing import analyse, measure, trained_models
+from fedexp.training.analysing import alignment_rows, analyse, trained_models
 from fedexp.training.exchange import (
     Clock,
     CohortResult,
@@ -334,7 +334,7 @@ def measure_alignment(
     if not simulation.metrics.needs_neurons:
         return []
     runtime = simulation.runtime.tested_on(simulation.runtime.views[0])
-    return measure(runtime, model_of(before), model_of(after), trained_models(done))
+    return alignment_rows(runtime, model_of(before), model_of(after), trained_models(done))
 
 
 def model_of(server: Tree) -> Tree:

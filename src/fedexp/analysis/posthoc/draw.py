@@ -144,13 +144,13 @@ def circle(
         above.set_title(name)
         for label in np.unique(labels):
             curve = circle_density(found[labels == label], GRID)
-            below.plot(GRID, curve, **class_look(label, len(classes)), linewidth=stroke(0.7))
+            below.plot(GRID, curve, **class_style(label, len(classes)), linewidth=stroke(0.7))
         below.set_xticks([-np.pi, 0, np.pi], ["-π", "0", "π"])
     rows[1, 0].set_ylabel("density of the angle")
     rows[1, len(names) // 2].set_xlabel("arctan2(y, x)")
     bar = figure.colorbar(image, ax=list(rows[0]), pad=0.02)
     bar.set_label("density in the plane", fontsize=label_size())
-    class_key(figure, list(rows[1]), np.unique(labels), classes)
+    draw_class_legend(figure, list(rows[1]), np.unique(labels), classes)
     return figure
 
 
@@ -211,7 +211,7 @@ def embedding(
         places = np.stack([each.places for each in clouds])  # [models, n, 2]
         for label in np.unique(labels):
             points = places[:, labels == label].reshape(-1, 2)
-            left.plot(*points.T, **class_look(label, len(classes), points=True))
+            left.plot(*points.T, **class_style(label, len(classes), points=True))
         left.set_title(f"{name}, by class")
         several = len({each.run for each in clouds}) > 1
         if several:
@@ -223,7 +223,7 @@ def embedding(
             axes.set_xticks([])
             axes.set_yticks([])
         right.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, markerscale=2)
-    class_key(figure, list(grid[:, 0]), np.unique(labels), classes, points=True)
+    draw_class_legend(figure, list(grid[:, 0]), np.unique(labels), classes, points=True)
     return figure
 
 
@@ -252,7 +252,7 @@ def draw_runs(axes: Axes, clouds: Sequence[Cloud]) -> None:
             axes.plot(*points.T, **POINTS, color=colour, marker=marker, label=label)
 
 
-def class_look(label: int, count: int, points: bool = False) -> dict[str, Any]:
+def class_style(label: int, count: int, points: bool = False) -> dict[str, Any]:
     """Return the colour and the line style of a class among `count` classes.
 
     Colours are taken from the style's cycle or, if there are many classes, from its colour map.
@@ -266,7 +266,7 @@ def class_look(label: int, count: int, points: bool = False) -> dict[str, Any]:
     return {"color": colour} | style
 
 
-def class_key(
+def draw_class_legend(
     figure: Figure,
     panels: Sequence[Axes],
     labels: np.ndarray,
@@ -283,7 +283,7 @@ def class_key(
     shown, families = drawable(classes)
     handles = []
     for label in labels:
-        look = class_look(label, len(classes), points)
+        look = class_style(label, len(classes), points)
         handles += panels[0].plot([], [], **look, label=shown[label])
     figure.legend(
         handles=handles,

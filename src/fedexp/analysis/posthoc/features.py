@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedexp.analysis.posthoc.subject import Subject, models_of_round, name_of
+from fedexp.analysis.posthoc.subject import Subject, model_name, models_of_round
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
@@ -139,7 +139,7 @@ def embed_models(
         )
     places = embed(features, seed, perplexity)
     return [
-        Cloud(label, name_of(model), each)
+        Cloud(label, model_name(model), each)
         for (label, model), each in zip(models, places, strict=True)
     ]
 

@@ -55,7 +55,7 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
     return product
 
 
-def largest(
+def lanczos(
     product: Product, like: Tensor, count: int, seed: int = 0, tolerance: float = 1e-3
 ) -> Spectrum:
     """Return the `count` largest eigenvalues of a symmetric matrix, given only its products with
@@ -96,7 +96,9 @@ def largest(
     return Spectrum(values, vectors, np.linalg.norm(products - values * vectors, axis=0))
 
 
-def spectrum_of(subject: Subject, count: int, seed: int = 0, tolerance: float = 1e-3) -> Spectrum:
+def largest_eigenvalues(
+    subject: Subject, count: int, seed: int = 0, tolerance: float = 1e-3
+) -> Spectrum:
     """Return the largest eigenvalues of the Hessian for the subject's model."""
     params = subject.load(subject.model)
-    return largest(loss_hessian(subject, params), flatten(params), count, seed, tolerance)
+    return lanczos(loss_hessian(subject, params), flatten(params), count, seed, tolerance)

@@ -13,15 +13,15 @@ from matplotlib.figure import Figure
 
 from fedexp.analysis.posthoc import draw, features
 from fedexp.analysis.posthoc import loss_plane as planes
-from fedexp.analysis.posthoc.hessian import spectrum_of
+from fedexp.analysis.posthoc.hessian import largest_eigenvalues
 from fedexp.analysis.posthoc.neurons import preferred_classes
-from fedexp.analysis.posthoc.noise import NoiseCurve, noise_curve
+from fedexp.analysis.posthoc.noise import NoiseCurve, measure_noise
 from fedexp.analysis.posthoc.subject import (
     Subject,
     last_local_round,
     load_subject,
+    model_name,
     models_of_round,
-    name_of,
     rounds_to_show,
 )
 from fedexp.core import storage
@@ -104,7 +104,7 @@ def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
         plane = planes.plane_around(
             subject, options.directions, options.points, options.span, options.seed
         )
-    surface = planes.surface_of(subject, plane)
+    surface = planes.measure_surface(subject, plane)
     x, y = np.meshgrid(plane.x, plane.y)
     columns = {"x": x, "y": y, "loss": surface.loss, "accuracy": surface.accuracy}
     table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
@@ -160,7 +160,7 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     The columns are draw, strength, loss, accuracy.
     """
     subject = subject_of(run, options, options.round, options.client)
-    found = measure_noise(subject, options)
+    found = selected_noise(subject, options)
     draws, strengths = np.indices(found.loss.shape)
     columns = {"draw": draws, "strength": found.strengths[strengths]}
     columns |= {"loss": found.loss, "accuracy": found.accuracy}
@@ -179,9 +179,9 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     )
 
 
-def measure_noise(subject: Subject, options: Namespace) -> NoiseCurve:
+def selected_noise(subject: Subject, options: Namespace) -> NoiseCurve:
     """Return loss and accuracy of the subject's model under the noise that the options select."""
-    return noise_curve(subject, options.strengths, options.draws, options.scale, options.seed)
+    return measure_noise(subject, options.strengths, options.draws, options.scale, options.seed)
 
 
 def hessian(run: RunDirectory, options: Namespace) -> Iterator[Result]:
@@ -190,7 +190,7 @@ def hessian(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     The columns are number, eigenvalue, residual.
     """
     subject = subject_of(run, options, options.round, options.client)
-    found = spectrum_of(subject, options.eigenvalues, options.seed, options.tolerance)
+    found = largest_eigenvalues(subject, options.eigenvalues, options.seed, options.tolerance)
     numbers = np.arange(1, len(found.values) + 1)
     table = pd.DataFrame(
         {"number": numbers, "eigenvalue": found.values, "residual": found.residuals}
@@ -213,7 +213,7 @@ def hypersphere(run: RunDirectory, options: Namespace) -> Iterator[Result]:
         subject = subject_of(run, options, number)
         models = models_of_round(run, number, options.clients)
         angles, labels = features.circle_angles(subject, models), subject.labels
-        names = [name_of(model) for model in models]
+        names = [model_name(model) for model in models]
         frames = []
         for name, found in zip(names, angles, strict=True):
             for label in np.unique(labels):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedexp.analysis.posthoc.hessian import spectrum_of
-from fedexp.analysis.posthoc.subject import Subject, name_of
+from fedexp.analysis.posthoc.hessian import largest_eigenvalues
+from fedexp.analysis.posthoc.subject import Subject, model_name
 from fedexp.analysis.posthoc.vectors import (
     filter_normalised,
     gaussian,
-    moved,
+    move,
     plane_through,
     unflatten,
 )
@@ -62,11 +62,11 @@ def plane_around(
         u, v = (filter_normalised(gaussian(origin, seed, i), origin) for i in (0, 1))
         side, unit = span or 1.0, "filter-normalised random directions"
     else:
-        vectors = torch.from_numpy(spectrum_of(subject, 2, seed).vectors)
+        vectors = torch.from_numpy(largest_eigenvalues(subject, 2, seed).vectors)
         u, v = (unflatten(vector, origin) for vector in vectors.T)
         side, unit = span or 0.5, "eigenvectors of the Hessian, L2 distance"
     axis = np.linspace(-side, side, points)
-    return Plane(origin, u, v, axis, axis, [name_of(subject.model)], np.zeros((1, 2)), unit)
+    return Plane(origin, u, v, axis, axis, [model_name(subject.model)], np.zeros((1, 2)), unit)
 
 
 def model_plane(subject: Subject, models: Sequence[KeptModel], points: int) -> Plane:
@@ -75,7 +75,7 @@ def model_plane(subject: Subject, models: Sequence[KeptModel], points: int) -> P
     Running statistics are those of the subject's model at every point. Raises ConfigError if the
     models lie on a line.
     """
-    params, names = [subject.load(each) for each in models], [name_of(each) for each in models]
+    params, names = [subject.load(each) for each in models], [model_name(each) for each in models]
     subject.load(subject.model)
     try:
         u, v, places = plane_through(params)
@@ -88,12 +88,12 @@ def model_plane(subject: Subject, models: Sequence[KeptModel], points: int) -> P
     return Plane(params[0], u, v, x, y, names, positions, "L2 distance")
 
 
-def surface_of(subject: Subject, plane: Plane) -> Surface:
+def measure_surface(subject: Subject, plane: Plane) -> Surface:
     """Measure loss and accuracy on the subject's examples at every grid point."""
     log.info("%d tests of %d examples", len(plane.x) * len(plane.y), len(subject.labels))
     loss, accuracy = (np.empty((len(plane.y), len(plane.x))) for _ in range(2))
     for i, y in enumerate(plane.y.tolist()):
         for j, x in enumerate(plane.x.tolist()):
-            point = moved(plane.origin, [(x, plane.u), (y, plane.v)])
+            point = move(plane.origin, [(x, plane.u), (y, plane.v)])
             loss[i, j], accuracy[i, j] = subject.measure(point)
     return Surface(plane, loss, accuracy)

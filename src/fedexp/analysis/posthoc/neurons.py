@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedexp.analysis.posthoc.subject import Subject, models_of_round, name_of
+from fedexp.analysis.posthoc.subject import Subject, model_name, models_of_round
 from fedexp.core.errors import ConfigError
 from fedexp.engine.measures import class_means
 from fedexp.metrics.neurons import preferences
@@ -53,4 +53,4 @@ def preferred_classes(subject: Subject) -> Preferences:
             subject.runtime, {"params": subject.load(model), "buffers": model.buffers}
         )
         found.append(preferences(means[-1]))
-    return Preferences([name_of(model) for model in models], np.stack(found))
+    return Preferences([model_name(model) for model in models], np.stack(found))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedexp.analysis.posthoc.subject import Subject
-from fedexp.analysis.posthoc.vectors import gaussian, moved, relative_to
+from fedexp.analysis.posthoc.vectors import gaussian, move, relative_to
 
 log = logging.getLogger("fedexp")
 UNITS = {
@@ -28,7 +28,7 @@ class NoiseCurve:
     examples: int
 
 
-def noise_curve(
+def measure_noise(
     subject: Subject,
     strengths: Sequence[float] | None = None,
     draws: int = 5,
@@ -55,6 +55,6 @@ def noise_curve(
         if scale == "relative":
             direction = relative_to(origin, direction)
         for j, strength in enumerate(strengths):
-            point = moved(origin, [(strength, direction)])
+            point = move(origin, [(strength, direction)])
             loss[i, j], accuracy[i, j] = subject.measure(point)
     return NoiseCurve(scale, np.array(strengths), loss, accuracy, len(subject.labels))

@@ -10,33 +10,33 @@ from fedexp.analysis.posthoc import kinds
 from fedexp.analysis.posthoc.defaults import COMMON, OF_KIND
 from fedexp.analysis.posthoc.features import Cloud, embed_models
 from fedexp.analysis.posthoc.noise import NoiseCurve
-from fedexp.analysis.posthoc.subject import Subject, last_local_round, name_of
+from fedexp.analysis.posthoc.subject import Subject, last_local_round, model_name
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import kept_models
 from fedexp.rundir.reader import RunDirectory
 
 
-def picture_of(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Callable[[], Figure]:
+def make_picture(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Callable[[], Figure]:
     """Return a function that draws the figure of a kind of `fedexp analyse`.
 
     kind: loss_plane, hypersphere or tsne. options: its flags, as on the command line. Raises
     ConfigError if the run did not keep the models that the figure shows.
     """
     require_local_models(run)
-    return next(kinds.KINDS[kind](run, namespace_of(run, kind, options))).draw
+    return next(kinds.KINDS[kind](run, with_defaults(run, kind, options))).draw
 
 
-def noise_of(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCurve, str]:
+def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCurve, str]:
     """Return (result of `fedexp analyse <run> noise` with these flags, name of the model).
 
     Raises ConfigError if the model was not kept.
     """
-    given = namespace_of(run, "noise", options)
+    given = with_defaults(run, "noise", options)
     subject = kinds.subject_of(run, given, given.round, given.client)
-    return kinds.measure_noise(subject, given), name_of(subject.model)
+    return kinds.selected_noise(subject, given), model_name(subject.model)
 
 
-def joint_clouds(
+def joint_embedding(
     runs: Mapping[str, RunDirectory], options: Mapping[str, Any]
 ) -> tuple[list[Cloud], Subject]:
     """Return (result of `fedexp analyse <run> tsne --with <run>`, subject of the first run).
@@ -44,7 +44,7 @@ def joint_clouds(
     The round is the last one with kept local models. Raises ConfigError if a run keeps none.
     """
     number, *_ = [require_local_models(run) for run in runs.values()]
-    given = namespace_of(next(iter(runs.values())), "tsne", options)
+    given = with_defaults(next(iter(runs.values())), "tsne", options)
     subjects = kinds.comparable_subjects(runs, given, number)
     clouds = embed_models(subjects, number, given.clients, given.seed, given.perplexity)
     return clouds, next(iter(subjects.values()))
@@ -58,7 +58,7 @@ def require_local_models(run: RunDirectory) -> int:
     return number
 
 
-def namespace_of(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Namespace:
+def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Namespace:
     """Return flags with the defaults of the kind.
 
     `client: first` selects the first client with a kept model of the last round with local models.

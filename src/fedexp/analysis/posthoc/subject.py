@@ -6,8 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedexp.analysis.evaluation import hardware_of, only_test_part, own_data, runtime_of
-from fedexp.analysis.networks import Parts, network_of
+from fedexp.analysis.evaluation import (
+    choose_hardware,
+    drop_training_part,
+    load_own_data,
+    make_runtime,
+)
+from fedexp.analysis.networks import Parts, load_network
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
@@ -99,9 +104,9 @@ def load_subject(
     there are more, a random subset is drawn with `seed`. data_dir: the directory that contains the
     run's data now. Raises ConfigError if the model or the data are missing.
     """
-    module, model, parts = network_of(run, number, data_dir, client)
+    module, model, parts = load_network(run, number, data_dir, client)
     data = select_examples(run, parts, source, most, seed)
-    runtime = runtime_of(run, module, parts, data, hardware_of(run, device, exact=True))
+    runtime = make_runtime(run, module, parts, data, choose_hardware(run, device, exact=True))
     kind = SOURCES.get(source)
     examples = f"{kind} examples" if kind else f"training examples of client {source}"
     title = describe(run.config, run.summary)
@@ -110,7 +115,7 @@ def load_subject(
 
 def select_examples(run: RunDirectory, parts: Parts, source: str, most: int, seed: int) -> Data:
     """Return the run's data with the chosen examples as the test set."""
-    data = own_data(parts, whole=source != "test")
+    data = load_own_data(parts, whole=source != "test")
     x, y, tasks = data.x_test, data.y_test, data.test_tasks
     if source != "test":
         numbers = torch.from_numpy(training_examples(run, source))
@@ -124,7 +129,7 @@ def select_examples(run: RunDirectory, parts: Parts, source: str, most: int, see
         rng = generator_for(seed, "examples of an analysis")
         chosen = torch.from_numpy(np.sort(rng.choice(len(y), most, replace=False)))
         x, y, tasks = x[chosen], y[chosen], None if tasks is None else tasks[chosen]
-    return replace(only_test_part(data), x_test=x, y_test=y, test_tasks=tasks)
+    return replace(drop_training_part(data), x_test=x, y_test=y, test_tasks=tasks)
 
 
 def training_examples(run: RunDirectory, source: str) -> np.ndarray:
@@ -144,7 +149,7 @@ def training_examples(run: RunDirectory, source: str) -> np.ndarray:
     return np.unique(np.concatenate([parts[int(source)] for parts in tasks]))
 
 
-def name_of(model: KeptModel) -> str:
+def model_name(model: KeptModel) -> str:
     """Return a model's name in tables and figures."""
     return f"global, round {model.round}" if model.client is None else f"client {model.client}"
 
