@@ -486,12 +486,9 @@ SMOKE = [
     *("rounds=1", "local.epochs=1", "num_clients=10", "participation=0.2", "local.lr=0.01"),
     *("tracker=none", "figures=false", "hardware.engine=sequential", "hardware.threads=1"),
 ]
-IMAGES = [
-    *("dataset=digits", "model=cnn", "dataset.mean=[0.3]", "dataset.std=[0.4]"),
-    "surrogate.total_shards=20",
-]
+IMAGES = ["dataset=digits", "model=cnn", "dataset.mean=[0.3]", "dataset.std=[0.4]"]
 TEXTS = [
-    *("dataset.vocabulary=null", "dataset.vectors=null", "surrogate.total_shards=20"),
+    *("dataset.vocabulary=null", "dataset.vectors=null"),
     *("model.dimension=8", "model.filters=4", "model.heights=[1,2]"),
 ]
 
@@ -513,6 +510,8 @@ def test_the_first_job_of_every_sweep_runs_small(name, tmp_path, monkeypatch):
         changes += ["alpha=10", "min_size=1"]
     if not texts:
         changes += ["test_views=[plain]"]  # digits are not augmented
+    if config.surrogate.dataset or config.surrogate.fraction:
+        changes += ["surrogate.total_shards=20"]
     if "train_splits" in config.dataset:
         changes += ["~dataset.train_splits"]  # of CINIC-10 alone
     keys = {override.partition("=")[0] for override in changes}
